@@ -23,10 +23,10 @@ demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
 # Three workers on two cores, because many tests wait for timers and processes. Beside them run the tests that wait for
-# one large process: Spark's JVM, or the build of a package. Tests that need the machine for themselves come last.
+# one large process: Spark's JVM, or the build of a package. Tests that need a core of their own come last, two at a time.
 test: $(STAMP)
 	$(MAKE) --jobs 2 --output-sync=target test-parallel test-apart
-	$(BIN)/python -m pytest -m serial
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m serial
 
 test-parallel: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not serial and not spark and not packaging and not long"

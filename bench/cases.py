@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench import edge, fair, far, herd, memory, near, restart, schedule, steady, written
+from bench import cancels, edge, fair, far, herd, keys, memory, near, restart, schedule, steady, written
 from bench.figures import Figures
+from bench.messages import BATCH_ROWS, UNDER_WAY
 
 DELAYD, REDIS, REDIS_PY = "delayd", "redis", "redis_py"
 
@@ -34,6 +35,8 @@ class Sizes:
 
     batches: int
     singles: int
+    cancels: int  # In columns; a quarter of them one by one.
+    keys_pending: int
     herds: tuple[int, ...]
     steady_s: int
     settle_s: int  # The longest delay less the shortest one; 0 in a tiny run.
@@ -54,6 +57,8 @@ SIZES = {
     "tiny": Sizes(
         batches=20_000,
         singles=2_000,
+        cancels=4_000,
+        keys_pending=4_000,
         herds=(5_000,),
         steady_s=1,
         settle_s=0,
@@ -72,6 +77,8 @@ SIZES = {
     "quick": Sizes(
         batches=1_000_000,
         singles=50_000,
+        cancels=200_000,
+        keys_pending=200_000,
         herds=(200_000,),
         steady_s=2,
         settle_s=4,
@@ -90,6 +97,8 @@ SIZES = {
     "full": Sizes(
         batches=2_000_000,
         singles=200_000,
+        cancels=400_000,
+        keys_pending=1_000_000,
         herds=(200_000, 1_000_000),
         steady_s=10,
         settle_s=4,
@@ -111,7 +120,7 @@ SIZES = {
 def cases(size: str) -> list[Case]:
     """All cases in a size; where time runs out, the last ones run once."""
     of = SIZES[size]
-    return [*_schedule(of), *_herds(of), *_steady(of), *_near(of), *_stored(of), *_fair(of)]
+    return [*_schedule(of), *_cancels(of), *_herds(of), *_steady(of), *_near(of), *_stored(of), *_fair(of)]
 
 
 def _fair(of: Sizes) -> list[Case]:
@@ -148,6 +157,42 @@ def _schedule(of: Sizes) -> list[Case]:
                 REDIS: partial(schedule.redis_singles, of.singles),
                 REDIS_PY: partial(schedule.redis_py_singles, of.singles),
             },
+            "messages_s",
+        ),
+    ]
+
+
+def _cancels(of: Sizes) -> list[Case]:
+    singles = of.cancels // 4
+    return [
+        Case(
+            "cancels",
+            "cancel by receipt, 1,000 in flight",
+            {
+                DELAYD: partial(cancels.cancel_by_receipt, singles),
+                REDIS: partial(cancels.redis_cancel, singles, 1, schedule.SENDERS),
+            },
+            "messages_s",
+        ),
+        Case(
+            "cancels-500",
+            "cancel by receipt, columns of 500",
+            {
+                DELAYD: partial(cancels.cancel_receipts_in_columns, of.cancels),
+                REDIS: partial(cancels.redis_cancel, of.cancels, BATCH_ROWS, UNDER_WAY),
+            },
+            "messages_s",
+        ),
+        Case(
+            "keys-500",
+            f"send with new keys, columns of 500, {of.keys_pending:,} keys pending",
+            {DELAYD: partial(keys.send_keys_in_columns, of.cancels, of.keys_pending)},
+            "messages_s",
+        ),
+        Case(
+            "cancel-keys-500",
+            f"cancel by key, columns of 500, {of.keys_pending:,} other keys pending",
+            {DELAYD: partial(keys.cancel_keys_in_columns, of.cancels, of.keys_pending)},
             "messages_s",
         ),
     ]

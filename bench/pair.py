@@ -21,7 +21,9 @@ from delayd.state import LmdbState
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import ANSWER, MORE, Frame, HeadValue
+from delayd.wire.slots import SlotOwners
 from realtime.core import Core, Executors
+from realtime.core import Surroundings as RealtimeSurroundings
 from realtime.recovery import recover
 
 STATE = "state.lmdb"
@@ -40,15 +42,9 @@ class Pair:
         self._states = [LmdbState(self._state_path(config)) for config in (delay, realtime)]
         draw = partial(secrets.randbits, 64)
         recovered = recover(realtime, self._disk, self._states[1], self.clock, draw, self._state_path(realtime))
-        self.realtime = Core(
-            config=realtime,
-            disk=self._disk,
-            state=self._states[1],
-            clock=self.clock,
-            executors=Executors(*self._threads[:3]),
-            recovered=recovered,
-            on_failure=_fail,
-        )
+        executors = Executors(*self._threads[:3])
+        around = RealtimeSurroundings(self._disk, self._states[1], self.clock, executors)
+        self.realtime = Core(realtime, around, recovered, _fail)
         self.delay = DelayCore(
             disk=self._disk,
             state=self._states[0],
@@ -58,6 +54,7 @@ class Pair:
                 clock=self.clock,
                 dial=self._dial,
                 ask_routes=self._route,
+                ask_slots=lambda wanted, answer: answer(SlotOwners.nobody()),
                 random_id=draw,
                 evidence=self.clock.restart_evidence,
                 rest=_rest,

@@ -5,16 +5,21 @@ A map. A command lives in the file of its name; `main` gathers them.
     main, programs      the command ``delayd``, and the programs that it may start but must not import
     options, exits, times   options that commands share, exit codes, instants and durations as people write them
 Messages
-    send, consume       send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
+    send, consume, message   send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
 Servers
     up, supervisor, child, serve, lines   start one server or all of them, and show what they write
     ask, states         ask servers, and put what they answer together
-    status, servers, subjects, groups, clock   what serves, who has what, how far consumers are
-    server, route, target, quarantine   an operator's word
+    status, top, servers, subjects, groups, clock   what serves, who has what, how far consumers are
+    server, route, slots, target, quarantine, quotas   an operator's word
 Files
     log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
     schedule, dispatch, hour_schedule, hour_range   messages hour by hour, and what became of them
+    find                messages by what they say
+    forecast            what falls due in each period ahead
+    trace               one message through all logs
+    backup              copies of servers, and putting them back
     audit, seals, export, progress   the books, the seals, and tables for other engines
 What is shown
+    completion, offers, known_names   what a shell offers while a command line is typed
     listing, table      one renderer for every listing
 """

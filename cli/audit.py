@@ -29,6 +29,7 @@ from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
 from .listing import show
+from .offers import offer_instants
 from .options import data_option, examples, format_option
 from .programs import Programs
 from .progress import progress
@@ -65,7 +66,14 @@ FINDING_COLUMNS = (
 
 _TERMS = (
     data_option,
-    click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC."),
+    click.option(
+        "--from",
+        "from_ms",
+        type=instant,
+        metavar="INSTANT",
+        shell_complete=offer_instants,
+        help="From the hour that holds this, in UTC.",
+    ),
     click.option(
         "--to",
         "to_ms",

@@ -16,6 +16,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .exits import NOT_BALANCED, USAGE
@@ -41,6 +42,16 @@ class Ready(NamedTuple):
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class OnChild:
+    """What the supervisor does when a child prints a line, serves, is held, or is down for good with an exit code."""
+
+    line: Callable[[str], None]
+    ready: Callable[[Child], None]
+    held: Callable[[Child], None]
+    down: Callable[[Child, int], None]
+
+
 class Child:
     """Keeps one server running. Each start calls ``command`` again, with the port that the server had before."""
 
@@ -48,24 +59,17 @@ class Child:
         self,
         role: str,
         command: Callable[[int | None], Sequence[str]],
-        *,
         say: Callable[[str], None],
-        on_line: Callable[[str], None],
         errors: LineWriter,
-        on_ready: Callable[[Child], None],
-        on_held: Callable[[Child], None],
-        on_down: Callable[[Child, int], None],
+        on_child: OnChild,
     ) -> None:
         self.role = role
         self.ready: Ready | None = None  # The ready line of its first start; later starts keep the port.
         self.held = False  # A damaged file keeps it from serving; it serves as soon as the file is mended.
         self._command = command
         self._say = say
-        self._on_line = on_line
         self._errors = errors
-        self._on_ready = on_ready
-        self._on_held = on_held
-        self._on_down = on_down
+        self._on = on_child
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self._killed = False
@@ -82,7 +86,7 @@ class Child:
                 failures = 0
             failures += 1
             if self._is_final(code, failures):
-                self._on_down(self, code)
+                self._on.down(self, code)
                 return code
             wait_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (failures - 1))
             self._say(f"the {self.role} server {_how_it_ended(code)}; it is started again in {wait_s:g} s")
@@ -151,15 +155,15 @@ class Child:
             raise AssertionError("its stdout is a pipe")
         async for data in lines_of(process.stdout):
             line = data.decode("utf-8", "replace")
-            self._on_line(line)
+            self._on.line(line)
             ready = parse_ready(line)
             if ready is not None and ready.role == self.role:
                 self._served_from = self._time()
                 self.ready, self.held = ready, False
-                self._on_ready(self)
+                self._on.ready(self)
             elif line.startswith(f"held {self.role} "):
                 self.held = True
-                self._on_held(self)
+                self._on.held(self)
 
     async def _relay_errors(self, process: Process) -> None:
         """Pass its log lines on, each behind the name of the server."""

@@ -17,6 +17,7 @@ from delayd.errors import BadHeaders, RetryLater
 
 from .interrupt import Interrupts
 from .listing import printable
+from .offers import offer_groups, offer_subjects
 from .options import examples, meta_option
 from .times import duration, duration_text, instant_text
 
@@ -36,8 +37,14 @@ _MS = timedelta(milliseconds=1)
         "delayd consume orders.cancel --group look --max 5 --no-ack",
     )
 )
-@click.argument("subject")
-@click.option("--group", required=True, metavar="NAME", help="Consumers of one group share the messages.")
+@click.argument("subject", shell_complete=offer_subjects)
+@click.option(
+    "--group",
+    required=True,
+    metavar="NAME",
+    shell_complete=offer_groups,
+    help="Consumers of one group share the messages.",
+)
 @click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
 @click.option("--wait", type=duration, default="5s", show_default=True, help="End when none came for so long.")
 @click.option("--follow", is_flag=True, help="Do not end; wait for more until Ctrl-C.")

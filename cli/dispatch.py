@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import click
 import numpy as np
 
-from delayd.disk import RealDisk
-from delayd.log.dispatch import Outcome
+from delayd.log.dispatch import Outcome, reason_name
+from delayd.reading.scheduled import NONE, Hour
 
-from .hour_schedule import NONE, Hour, Listing, Window, in_chunks, schedules
+from .hour_schedule import Listing, Window, in_chunks
 from .listing import show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .table import Cell, Column, Kind
@@ -18,6 +18,7 @@ COLUMNS = (
     Column("subject"),
     Column("deliver_at_ms", Kind.INSTANT),
     Column("outcome"),
+    Column("reason", spare=True),
     Column("late_ms", Kind.DURATION),
     Column("claimed_at_ms", Kind.INSTANT, detail=True),
     Column("appended_at_ms", Kind.INSTANT, spare=True),
@@ -65,7 +66,7 @@ def show_outcomes(
     """
     kind = None if outcome is None else Outcome[outcome.upper()]
     window = Window(from_ms, to_ms, subject)
-    listing = Listing(schedules(RealDisk(), data), window)
+    listing = Listing(data, window)
     show(COLUMNS, _rows(listing, window, kind), form, limit)
     return listing.end()
 
@@ -100,12 +101,13 @@ def _hour_rows(hour: Hour, window: Window, kind: Outcome | None, log_id: str) ->
                 None if row == NONE else rows.subjects[rows.subject[row]],
                 deliver_ms,
                 Outcome(int(part["outcome"])).name.lower(),
+                reason_name(int(part["reason"])) if part["reason"] else None,
                 int(part["target_appended_at_ms"]) - due if handed_over else None,
                 int(part["claimed_at_ms"]) or None,
-                int(part["target_appended_at_ms"]) or None,
+                int(part["target_appended_at_ms"]) or None if handed_over else None,
                 int(part["attempt"]),
                 int(part["epoch"]),
-                int(part["batch_id"]),
+                int(part["batch_id"]) if handed_over else None,
                 f"{int(part['target_log_id']):016x}" if handed_over else None,
                 int(part["target_offset"]) if handed_over else None,
                 log_id,

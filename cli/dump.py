@@ -13,7 +13,8 @@ from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
 from delayd.hours import hour_name
 from delayd.log.control import Record, decode_records
-from delayd.log.dispatch import Outcome, decode_outcomes
+from delayd.log.dispatch import Outcome, decode_outcomes, reason_name
+from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import decode_entries
 from delayd.log.seal import decode_seals
@@ -113,6 +114,9 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
     match batch.kind:
         case BatchKind.CONTROL:
             for record in decode_records(batch):
+                if record.get("type") == "ended":
+                    yield from _ended(record)
+                    continue
                 facts = " ".join(_fact(name, value) for name, value in record.items() if name != "subject")
                 yield None, _subject(record), None, facts
         case BatchKind.PULL:
@@ -143,12 +147,26 @@ def _outcomes(batch: Batch) -> Iterator[tuple[Cell, ...]]:
     for sequence, due, part_of in zip(outcomes.sequences.tolist(), due_ms, outcomes.part_of.tolist(), strict=True):
         part = outcomes.parts[part_of]
         content = Outcome(int(part["outcome"])).name.lower()
+        if part["reason"]:
+            content += f" reason={reason_name(int(part['reason']))} decided_at_ms={part['claimed_at_ms']}"
+            if part["batch_id"]:
+                content += f" other={part['batch_id']} other_at_ms={part['target_appended_at_ms']}"
         if part["outcome"] == Outcome.DISPATCHED:
             content += (
                 f" claimed_at_ms={part['claimed_at_ms']} appended_at_ms={part['target_appended_at_ms']}"
                 f" target={int(part['target_log_id']):016x} offset={part['target_offset']}"
             )
         yield sequence, None, due, content
+
+
+def _ended(record: Record) -> Iterator[tuple[Cell, ...]]:
+    """One row for each row that a decision has ended."""
+    rows = record.get("rows")
+    for row in decode_ended(rows if isinstance(rows, bytes) else b"?"):
+        content = f"type=ended reason={reason_name(int(row['reason']))} hour={hour_name(int(row['hour']))}"
+        if row["other"]:
+            content += f" other={row['other']} other_at_ms={row['other_at_ms']}"
+        yield int(row["sequence"]), None, int(row["deliver_at_ms"]), content
 
 
 def _messages(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:

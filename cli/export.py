@@ -8,6 +8,7 @@ from delayd.reading.export import FORMATS, export_directory
 
 from .hour_range import HourRange, Hours
 from .listing import show
+from .offers import offer_instants
 from .options import data_option, examples, subject_option
 from .progress import progress
 from .table import Column, Kind
@@ -32,7 +33,14 @@ COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
     show_default=True,
     help="Parquet needs pyarrow: pip install 'delayd[spark]'.",
 )
-@click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
+@click.option(
+    "--from",
+    "from_ms",
+    type=instant,
+    metavar="INSTANT",
+    shell_complete=offer_instants,
+    help="From the hour that holds this, in UTC.",
+)
 @click.option(
     "--to",
     "to_ms",

@@ -13,6 +13,7 @@ from delayd.wire.requests import RequestType
 
 from . import ask
 from .listing import show
+from .offers import offer_groups, offer_subjects
 from .options import (
     confirm,
     examples,
@@ -48,7 +49,7 @@ COLUMNS = (
     ),
 )
 @meta_option
-@click.option("--subject", metavar="NAME", help="Groups of this subject only.")
+@click.option("--subject", metavar="NAME", shell_complete=offer_subjects, help="Groups of this subject only.")
 @format_option
 @click.pass_context
 def groups(context: click.Context, meta: str, subject: str | None, form: str) -> None:
@@ -69,8 +70,8 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
         "delayd groups delete orders.cancel billing",
     )
 )
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", shell_complete=offer_subjects)
+@click.argument("group", shell_complete=offer_groups)
 @meta_option
 @secret_option
 @secret_data_option
@@ -105,7 +106,7 @@ async def _delete(address: str, secret: Secret, subject: str, group: str) -> Non
 async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, "realtime")
-    found = [info for server in servers for info in await _groups(server, subject)]
+    found = [info for server in servers for info in await groups_of(server, subject)]
     return [_row(info) for info in sorted(found, key=lambda info: (info.subject, info.group))]
 
 
@@ -114,7 +115,8 @@ def _row(info: GroupInfo) -> tuple[Cell, ...]:
     return (info.subject, info.group, *counts, info.next, info.end)
 
 
-async def _groups(server: ask.Known, subject: str | None) -> list[GroupInfo]:
+async def groups_of(server: ask.Known, subject: str | None) -> list[GroupInfo]:
+    """The groups of a realtime server; stderr says when they can't be had."""
     found: list[GroupInfo] = []
     place = f"{server.host}:{server.port}"
     if not server.alive:

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import click
 
-from .table import Cell, Column, Table, width_of
+from .table import Cell, Column, JsonText, Table, width_of
 
 LIMIT_DEFAULT = 100  # Fills a screen or two. A user who wants millions of rows says so.
 PIECE_ROWS = 1_000  # A table is written in pieces of this many rows; a column is as wide as its widest cell so far.
@@ -74,7 +74,8 @@ def _write_json(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: 
     names = [column.name for column in columns]
     before = "[\n"
     for row in rows:
-        item = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
+        cells = (json.loads(cell) if isinstance(cell, JsonText) else cell for cell in row)
+        item = json.dumps(dict(zip(names, cells, strict=True)), ensure_ascii=False)
         out.write(f"{before}{item}")
         before = ",\n"
     out.write("[]\n" if before == "[\n" else "\n]\n")

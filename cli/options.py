@@ -12,6 +12,7 @@ from delayd.errors import BadArgument
 from delayd.secret import SECRET_FILE, Secret, read_secret
 
 from .listing import LIMIT_DEFAULT
+from .offers import offer_instants, offer_subjects
 from .times import instant
 
 DATA_VARIABLE = "DELAYD_DATA"
@@ -84,12 +85,24 @@ limit_option = click.option(
     help="Show at most this many rows; 0 shows all.",
 )
 from_option = click.option(
-    "--from", "from_ms", type=instant, metavar="INSTANT", help="Due at or after this, such as now, -2h or ISO 8601."
+    "--from",
+    "from_ms",
+    type=instant,
+    metavar="INSTANT",
+    shell_complete=offer_instants,
+    help="Due at or after this, such as now, -2h or ISO 8601.",
 )
 to_option = click.option(
-    "--to", "to_ms", type=instant, metavar="INSTANT", help="Due before this, such as now, +30m or ISO 8601."
+    "--to",
+    "to_ms",
+    type=instant,
+    metavar="INSTANT",
+    shell_complete=offer_instants,
+    help="Due before this, such as now, +30m or ISO 8601.",
 )
-subject_option = click.option("--subject", metavar="NAME", help="Messages of this subject only.")
+subject_option = click.option(
+    "--subject", metavar="NAME", shell_complete=offer_subjects, help="Messages of this subject only."
+)
 text_format_option = click.option(
     "--format",
     "form",

@@ -6,6 +6,7 @@ from delayd.secret import Secret
 from delayd.wire.requests import RequestType, need_str
 
 from . import ask
+from .offers import offer_subjects
 from .options import LogId, confirm, examples, meta_option, secret_data_option, secret_of, secret_option, yes_option
 
 
@@ -23,7 +24,7 @@ def route() -> None:
         "delayd route move orders.cancel --to c3d6a1cd20e12b0e --data /var/lib/delayd",
     )
 )
-@click.argument("subject")
+@click.argument("subject", shell_complete=offer_subjects)
 @click.option("--to", "log_id", type=LogId(), required=True, metavar="LOG_ID", help="The realtime server that gets it.")
 @meta_option
 @secret_option

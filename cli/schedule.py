@@ -1,28 +1,34 @@
 """``delayd schedule``: what waits, read from the files of a running server, a stopped one, or a copy."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 import numpy as np
 
-from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
+from delayd.reading.scheduled import NONE, Hour, HourCount, Schedule, damaged
 
-from .hour_schedule import NONE, Hour, Listing, Schedule, Window, in_chunks, schedules
+from .find import find
+from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, rows_of, told
+from .forecast import COLUMNS as FORECAST_COLUMNS
+from .hour_schedule import Listing, Window, in_chunks
 from .listing import printable, show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .progress import progress
 from .table import Cell, Column, Kind
+from .times import instant
 
 HOUR_COLUMNS = (
     Column("hour"),
     Column("messages", Kind.NUMBER),
     Column("pending", Kind.NUMBER),
-    Column("dispatched", Kind.NUMBER),
-    Column("other_outcomes", Kind.NUMBER),
-    Column("body_bytes", Kind.SIZE),
+    Column("dispatched", Kind.NUMBER, spare=True),
+    Column("other_outcomes", Kind.NUMBER, spare=True),
+    Column("stored_bytes", Kind.SIZE, spare=True),
     Column("state"),
     Column("delay_log_id", detail=True),
 )
@@ -36,14 +42,15 @@ MESSAGE_COLUMNS = (
     Column("delay_log_id", detail=True),
 )
 
-
-# In place of counts.
-_DAMAGED: tuple[Cell, ...] = (None, None, None, None, None, "damaged")
+LIGHT = "░"  # In a bar: messages that are done.
 
 
 @click.group(no_args_is_help=True, epilog=examples("delayd schedule hours --data /var/lib/delayd"))
 def schedule() -> None:
     """Look at what is scheduled, from files."""
+
+
+schedule.add_command(find)
 
 
 @schedule.command(epilog=examples("delayd schedule hours --from now --to +2d"))
@@ -56,11 +63,17 @@ def schedule() -> None:
 def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> int:
     """Count the messages of each hour, in UTC, and how many of them still wait.
 
+    A table has a bar for each hour: full for messages that wait, light for the others.
+
     Exit codes: 3 an hour is damaged; its state says so, and stderr names the file.
     """
     window = Window(from_ms, to_ms, subject)
-    listing = Listing(schedules(RealDisk(), data), window)
-    show(HOUR_COLUMNS, _hour_rows(listing, window), form, limit)
+    listing = Listing(data, window)
+    rows = _hour_rows(listing, window)
+    if form == "table":
+        show((*HOUR_COLUMNS, Column("chart")), _with_bars(list(rows)), form, limit)
+    else:
+        show(HOUR_COLUMNS, rows, form, limit)
     return listing.end()
 
 
@@ -95,28 +108,98 @@ def show_messages(
     """
     window = Window(from_ms, to_ms, subject)
     columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS
-    listing = Listing(schedules(RealDisk(), data), window)
+    listing = Listing(data, window)
     show(columns, _message_rows(listing, window, everything, with_body), form, limit)
+    return listing.end()
+
+
+@schedule.command(
+    epilog=examples(
+        "delayd schedule forecast --by hour --to +2d",
+        "delayd schedule forecast --by month --quota 5000 --capacity 20000 --png forecast.png",
+    )
+)
+@data_option
+@subject_option
+@from_option
+@to_option
+@click.option(
+    "--by", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True, help="Length of a period."
+)
+@click.option("--quota", type=click.IntRange(min=1), metavar="N", help="Name periods with a second above N messages.")
+@click.option(
+    "--capacity", type=click.IntRange(min=1), metavar="N", help="The same, with what was measured to be possible."
+)
+@click.option(
+    "--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw the chart into a file, too."
+)
+@limit_option
+@format_option
+def forecast(
+    data: str,
+    subject: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    by: str,
+    quota: int | None,
+    capacity: int | None,
+    png: Path | None,
+    limit: int,
+    form: str,
+) -> int:
+    """Foresee how many messages fall due in each period, in UTC, and in which second most of them do.
+
+    Without --from the forecast begins now. stderr names the fullest second.
+
+    Exit codes: 3 an hour is damaged; stderr names the file, and the forecast leaves it out.
+    """
+    window = Window(instant("now") if from_ms is None else from_ms, to_ms, subject)
+    listing = Listing(data, window)
+    found, limits = Forecast(listing, window), Limits(quota, capacity)
+    found.look()
+    is_table = form == "table"
+    columns = (*FORECAST_COLUMNS, Column("chart")) if is_table else FORECAST_COLUMNS
+    show(columns, rows_of(found, by, limits, with_chart=is_table), form, limit)
+    sys.stdout.flush()
+    click.echo(f"delayd: {told(found, limits)}", err=True)
+    if png is not None:
+        draw(found, by, png)
     return listing.end()
 
 
 def _hour_rows(listing: Listing, window: Window) -> Iterator[tuple[Cell, ...]]:
     with progress("hours", len(listing.wanted)) as done:
-        for number, each, hour in listing.hours():
+        for number, each in listing.wanted:
             done(1)
-            counts = _DAMAGED if hour is None else _count(hour, window)
-            if counts[0] != 0:
-                yield (hour_name(number), *counts, f"{each.directory.log_id:016x}")
+            if window.subject is None and not window.cuts(number):
+                count = listing.count(number, each)
+            else:
+                count = _count(listing, number, each, window)
+            if count.messages != 0:
+                yield (hour_name(number), *count[1:-1], count.state.value, f"{each.directory.log_id:016x}")
 
 
-def _count(hour: Hour, window: Window) -> tuple[int, int, int, int, int, str]:
-    wanted = window.holds(hour.rows)
-    found = hour.outcome_of[wanted]
-    done = found[found != NONE]
-    kinds = hour.outcomes.parts["outcome"][hour.outcomes.part_of[done]]
-    dispatched = int((kinds == Outcome.DISPATCHED).sum())
-    size = int(hour.rows.body_bytes[wanted].sum(dtype=np.int64))
-    return len(found), len(found) - len(done), dispatched, len(done) - dispatched, size, hour.state.value
+def _count(listing: Listing, number: int, each: Schedule, window: Window) -> HourCount:
+    """Count the wanted messages of an hour; its bytes are shared out by their number."""
+    hour = listing.read(number, each)
+    if hour is None:
+        return damaged(number)
+    messages, pending, dispatched = hour.counts(window.holds(hour.rows))
+    stored_bytes = round(each.counted(number).stored_bytes * messages / max(1, len(hour.rows)))
+    others = messages - pending - dispatched
+    return HourCount(number, messages, pending, dispatched, others, stored_bytes, hour.state)
+
+
+def _with_bars(rows: Sequence[tuple[Cell, ...]]) -> Iterator[tuple[Cell, ...]]:
+    """Each row with a bar that is as long as it has messages, compared with the fullest hour."""
+    counts = [(row[1], row[2]) for row in rows]
+    most = max((messages for messages, _ in counts if isinstance(messages, int)), default=0)
+    for row, (messages, pending) in zip(rows, counts, strict=True):
+        chart = ""
+        if isinstance(messages, int) and isinstance(pending, int):
+            chart = bar(pending / most)
+            chart += LIGHT * max(0, round(messages / most * BAR_CHARACTERS) - len(chart))
+        yield (*row, chart)
 
 
 def _message_rows(listing: Listing, window: Window, everything: bool, with_body: bool) -> Iterator[tuple[Cell, ...]]:

@@ -18,6 +18,7 @@ from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
 from .listing import show
+from .offers import offer_instants
 from .options import data_option, examples, format_option, limit_option
 from .progress import progress
 from .table import Cell, Column, Kind
@@ -63,7 +64,14 @@ _STATES = {True: "agree", False: "DIFFER", None: "left open"}
     )
 )
 @data_option
-@click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
+@click.option(
+    "--from",
+    "from_ms",
+    type=instant,
+    metavar="INSTANT",
+    shell_complete=offer_instants,
+    help="From the hour that holds this, in UTC.",
+)
 @click.option(
     "--to",
     "to_ms",

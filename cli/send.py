@@ -20,6 +20,7 @@ from delayd.client.sending.receipt import BatchFailed, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 from delayd.limits import MESSAGE_BYTES_MAX
 
+from .offers import offer_subjects
 from .options import examples, meta_option, text_format_option
 from .progress import progress
 from .times import duration, duration_text, instant, instant_text
@@ -36,10 +37,11 @@ Told = Callable[[], AbstractContextManager[None]]  # Says for whom the block wai
 
 
 class Wish(NamedTuple):
-    """When messages are due: one of the two."""
+    """When messages are due: one of the first two; and how much later the server may choose."""
 
     delay: timedelta | None
     deliver_at_ms: int | None
+    spread: timedelta | None
 
 
 @click.command(
@@ -47,9 +49,10 @@ class Wish(NamedTuple):
         'delayd send orders.cancel "order 42" --in 30m',
         "delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1",
         "seq 1000000 | delayd send numbers --lines --in 10s",
+        "delayd send reports.night --file list.txt --lines --at 2027-01-01T22:00:00+01:00 --spread 8h",
     )
 )
-@click.argument("subject")
+@click.argument("subject", shell_complete=offer_subjects)
 @click.argument("body", required=False)
 @click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
 @click.option(
@@ -58,6 +61,12 @@ class Wish(NamedTuple):
     type=instant,
     metavar="INSTANT",
     help="Due then: ISO 8601 with its offset; past-due leaves at once.",
+)
+@click.option(
+    "--spread",
+    type=duration,
+    metavar="DURATION",
+    help="Or up to so much later, at the least loaded instant, which the server chooses.",
 )
 @click.option(
     "--file",
@@ -76,6 +85,7 @@ def send(
     body: str | None,
     delay: timedelta | None,
     at_ms: int | None,
+    spread: timedelta | None,
     file: str | None,
     lines: bool,
     headers: Sequence[str],
@@ -97,7 +107,7 @@ def send(
         raise click.UsageError("give the body once: as BODY, or with --file or --lines")
     if body is None and file is None and not lines:
         raise click.UsageError("there is no body: give BODY, --file FILE or --lines")
-    wish, pairs = Wish(delay, at_ms), _read_headers(headers)
+    wish, pairs = Wish(delay, at_ms, spread), _read_headers(headers)
     told = partial(told_whom, meta, duration_text(timeout / _MS))
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
         if lines:
@@ -134,7 +144,12 @@ def _send_one(
     try:
         with told():
             receipt = producer.send(
-                subject, body, delay=wish.delay, deliver_at_ms=wish.deliver_at_ms, headers=headers or None
+                subject,
+                body,
+                delay=wish.delay,
+                deliver_at_ms=wish.deliver_at_ms,
+                headers=headers or None,
+                spread=wish.spread,
             )
     except RetryLater as error:
         # Refused by name, or never connected (rule I3): a script may send it again without fear of a second one.
@@ -149,6 +164,7 @@ def _send_one(
     left = "already, so it leaves at once" if receipt.was_due else f"in {_left_text(receipt)}"
     known = "; an earlier try had brought it" if receipt.duplicate else ""
     click.echo(f"kept as {place}, due {instant_text(receipt.deliver_at_ms)}, {left}{known}")
+    click.echo(f"receipt {receipt.token}")
 
 
 def _send_lines(
@@ -166,7 +182,12 @@ def _send_lines(
             for bodies in line_batches(source):
                 with told():
                     receipt = producer.send_batch(
-                        subject, bodies, wish.deliver_at_ms, delay=wish.delay, headers=headers or None
+                        subject,
+                        bodies,
+                        wish.deliver_at_ms,
+                        delay=wish.delay,
+                        headers=headers or None,
+                        spread=wish.spread,
                     )
                 due_ms = receipt.deliver_at_ms
                 first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
@@ -256,4 +277,5 @@ def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool]:
         "accepted_at_ms": receipt.accepted_at_ms,
         "was_due": receipt.was_due,
         "duplicate": receipt.duplicate,
+        "receipt": receipt.token,
     }

@@ -83,7 +83,7 @@ def status(meta: str, form: str) -> int:
 
     Exit codes: 0 all is well, 3 something waits for an operator or a server does not serve, 4 meta can't be reached.
     """
-    found = ask.run(lambda: _ask_all(meta))
+    found = ask.run(lambda: ask_all(meta))
     waits = [*_of_all(found, "waits"), *_missing(found)]
     refuses = _of_all(found, "refuses")
     code = NOT_BALANCED if waits else OK
@@ -94,7 +94,8 @@ def status(meta: str, form: str) -> int:
     return code
 
 
-async def _ask_all(address: str) -> list[Seen]:
+async def ask_all(address: str) -> list[Seen]:
+    """Ask meta, and all servers that it knows, for their STATUS."""
     async with ask.meta(address) as connection:
         known = await ask.known_servers(connection)
         meta = await _read("meta", connection)

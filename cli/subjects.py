@@ -16,7 +16,7 @@ from delayd.wire.listings import SubjectInfo, read_subjects
 from delayd.wire.meta import read_subject_page
 from delayd.wire.requests import RequestType
 
-from . import ask
+from . import ask, quotas
 from .listing import show
 from .options import examples, format_option, limit_option, meta_option
 from .states import states_of
@@ -39,13 +39,21 @@ COLUMNS = (
 Row = TypeVar("Row")
 
 
-@click.command(epilog=examples("delayd subjects --prefix orders."))
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        "delayd subjects --prefix orders.",
+        "delayd subjects set mails --per-second 500 --data /var/lib/delayd",
+        "delayd subjects show",
+    ),
+)
 @meta_option
 @click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
 @limit_option
 @format_option
-def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
-    """List subjects and the servers that serve them.
+@click.pass_context
+def subjects(context: click.Context, meta: str, prefix: str, limit: int, form: str) -> None:
+    """List subjects and the servers that serve them; set and show their quotas.
 
     The list has each subject from its first send on. `messages`, `first` and `end` count the messages that were
     delivered and are still kept. `state` is that of the realtime server, as in `delayd servers`.
@@ -54,7 +62,12 @@ def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
     When a subject has no groups, its messages are removed unseen once they are older than the retention: `oldest ago`
     is the age of the oldest one.
     """
-    show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
+    if context.invoked_subcommand is None:
+        show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
+
+
+subjects.add_command(quotas.set_)
+subjects.add_command(quotas.show)
 
 
 async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from delayd.address import META_LOCAL
 
-from .child import Child
+from .child import Child, OnChild
 from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
 from .lines import LineWriter
 
@@ -67,12 +67,9 @@ class Supervisor:
         child = Child(
             role,
             lambda port: self._command(role, port),
-            say=self._say,
-            on_line=self._echo,
-            errors=self._errors,
-            on_ready=self._on_ready,
-            on_held=self._on_held,
-            on_down=self._on_down,
+            self._say,
+            self._errors,
+            OnChild(line=self._echo, ready=self._on_ready, held=self._on_held, down=self._on_down),
         )
         self._children[role] = child
         task = asyncio.create_task(child.keep())

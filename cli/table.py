@@ -21,6 +21,12 @@ TEXT_WIDTH_MIN = 16  # A last column of text is never folded narrower than this.
 Cell = str | int | float | bool | None
 
 
+class JsonText(str):
+    """A cell that is JSON: a listing in JSON shows its value and not a text."""
+
+    __slots__ = ()
+
+
 class Kind(Enum):
     """What a column holds. It decides how a table writes the cells."""
 

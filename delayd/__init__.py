@@ -1,7 +1,7 @@
 """A service that holds messages until they are due and delivers each of them once, on time.
 
-This module names everything that a program uses, every error too. Clients are loaded on first use, so a server never
-pays for them.
+This module names everything that a program uses, every error too. Clients and readers are loaded on first use, so a
+server never pays for them.
 """
 
 from importlib import import_module
@@ -22,12 +22,22 @@ _HOMES: dict[str, str] = {
     "AsyncProducer": "delayd.client.sending.async_producer",
     "BatchFailed": "delayd.client.sending.receipt",
     "BatchReceipt": "delayd.client.sending.receipt",
+    "CancelAnswer": "delayd.wire.ending",
     "Consumer": "delayd.client.pulling.consumer",
+    "Data": "delayd.reading.data",
     "Message": "delayd.client.pulling.consumer",
     "MessageBatch": "delayd.client.pulling.consumer",
+    "MessageInfo": "delayd.client.sending.message_asker",
+    "MessageState": "delayd.wire.ending",
     "Producer": "delayd.client.sending.producer",
     "Receipt": "delayd.client.sending.receipt",
+    "RescheduleAnswer": "delayd.wire.ending",
+    "Rescheduled": "delayd.client.sending.rescheduled",
+    "RescheduledBatch": "delayd.client.sending.rescheduled",
     "SendFuture": "delayd.client.sending.send_future",
+    "SendVerdict": "delayd.client.sending.receipt",
+    "Walked": "delayd.client.sending.walker",
+    "open_data": "delayd.reading.data",
 }
 
 __all__ = [
@@ -37,15 +47,25 @@ __all__ = [
     "AsyncProducer",
     "BatchFailed",
     "BatchReceipt",
+    "CancelAnswer",
     "Consumer",
+    "Data",
     "LogId",
     "Message",
     "MessageBatch",
+    "MessageInfo",
+    "MessageState",
     "Producer",
     "Receipt",
+    "RescheduleAnswer",
+    "Rescheduled",
+    "RescheduledBatch",
     "SendFuture",
+    "SendVerdict",
+    "Walked",
     "__version__",
     "errors",
+    "open_data",
 ]
 __all__ += errors.__all__
 
@@ -57,11 +77,21 @@ if TYPE_CHECKING:
     from delayd.client.pulling.consumer import Message as Message
     from delayd.client.pulling.consumer import MessageBatch as MessageBatch
     from delayd.client.sending.async_producer import AsyncProducer as AsyncProducer
+    from delayd.client.sending.message_asker import MessageInfo as MessageInfo
     from delayd.client.sending.producer import Producer as Producer
     from delayd.client.sending.receipt import BatchFailed as BatchFailed
     from delayd.client.sending.receipt import BatchReceipt as BatchReceipt
     from delayd.client.sending.receipt import Receipt as Receipt
+    from delayd.client.sending.receipt import SendVerdict as SendVerdict
+    from delayd.client.sending.rescheduled import Rescheduled as Rescheduled
+    from delayd.client.sending.rescheduled import RescheduledBatch as RescheduledBatch
     from delayd.client.sending.send_future import SendFuture as SendFuture
+    from delayd.client.sending.walker import Walked as Walked
+    from delayd.reading.data import Data as Data
+    from delayd.reading.data import open_data as open_data
+    from delayd.wire.ending import CancelAnswer as CancelAnswer
+    from delayd.wire.ending import MessageState as MessageState
+    from delayd.wire.ending import RescheduleAnswer as RescheduleAnswer
 else:
     # Hidden from type checkers, which would take any misspelt name for one that exists.
     def __getattr__(name: str) -> object:

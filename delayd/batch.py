@@ -48,6 +48,7 @@ class BatchKind(IntEnum):
     SEAL = 7
     TALLY = 8
     INDEX = 9
+    ASKED = 10
 
 
 class ColumnId(IntEnum):
@@ -73,6 +74,7 @@ class ColumnId(IntEnum):
     BODY_LEFT_OUT = 18
     CONTENT_HASH = 19
     TALLY = 20
+    WANTED_AT_MS = 21
 
 
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -96,8 +98,68 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.BODY_LEFT_OUT: np.dtype("<u4"),
     ColumnId.CONTENT_HASH: np.dtype("<u8"),
     ColumnId.TALLY: np.dtype("V64"),
+    ColumnId.WANTED_AT_MS: np.dtype("<i8"),
 }
-REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)  # In the heap's order.
+# The columns of ends: each has a region in the heap. Regions stand in the order of their columns' ids.
+REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)
+# Columns without a region that stay with a row wherever it is copied to a batch that may have them; 0 states nothing.
+KEPT = (ColumnId.TAG_BLOOM, ColumnId.ORIGIN_SEQUENCE, ColumnId.ROW_FLAGS)
+
+
+class KindColumns(NamedTuple):
+    """The columns of one kind of batch: those that each batch has, and all that one may have."""
+
+    required: frozenset[ColumnId]
+    allowed: frozenset[ColumnId]
+
+    @property
+    def regions(self) -> tuple[ColumnId, ...]:
+        """The regions that a batch of the kind may have, in the heap's order."""
+        return tuple(column for column in REGIONS if column in self.allowed)
+
+    @property
+    def kept(self) -> tuple[ColumnId, ...]:
+        """The columns of `KEPT` that a batch of the kind may have."""
+        return tuple(column for column in KEPT if column in self.allowed)
+
+
+def _exactly(*columns: ColumnId) -> KindColumns:
+    return KindColumns(frozenset(columns), frozenset(columns))
+
+
+_MESSAGE = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.BODY_END})
+_STORED = _MESSAGE | {ColumnId.SEQUENCE}
+_FILED = _STORED | {ColumnId.CONTENT_HASH}
+_RECEIPT = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.ACCEPTED_AT_MS})
+_TAGS = {ColumnId.TAGS_END, ColumnId.TAG_BLOOM}
+_KEYS_AND_TAGS = {ColumnId.KEY_END, ColumnId.ROW_FLAGS} | _TAGS
+# Whatever a copy of rows carries over, and whatever intake lets pass, follows from this table.
+KIND_COLUMNS: dict[BatchKind, KindColumns] = {
+    # A producer gives no sequence and no instant of acceptance: the server gives both.
+    BatchKind.PRODUCER: KindColumns(
+        _MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ORIGIN_SEQUENCE} | _KEYS_AND_TAGS
+    ),
+    BatchKind.SCHEDULE: KindColumns(
+        _FILED,
+        _FILED
+        | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT}
+        | {ColumnId.ORIGIN_SEQUENCE}
+        | _KEYS_AND_TAGS,
+    ),
+    # A realtime server routes by tags; a key is the delay server's alone.
+    BatchKind.DISPATCH: KindColumns(_STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS} | _TAGS),
+    BatchKind.OUTCOME: _exactly(ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH),
+    BatchKind.CONTROL: _exactly(ColumnId.BODY_END),
+    BatchKind.PULL: _exactly(ColumnId.ENTRY),
+    BatchKind.SEAL: _exactly(ColumnId.SEAL),
+    BatchKind.TALLY: _exactly(ColumnId.TALLY),
+    BatchKind.INDEX: _exactly(),
+    BatchKind.ASKED: KindColumns(_RECEIPT, _RECEIPT | {ColumnId.WANTED_AT_MS}),
+}
+# An ASKED batch that names its rows by their keys, and not by their receipts.
+ASKED_BY_KEY = KindColumns(
+    frozenset({ColumnId.KEY_END}), frozenset({ColumnId.KEY_END, ColumnId.SUBJECT, ColumnId.WANTED_AT_MS})
+)
 
 
 class ProducerPart(NamedTuple):
@@ -106,6 +168,9 @@ class ProducerPart(NamedTuple):
     producer_id: int
     producer_batch: int
     low_water: int
+
+
+MOVED_PRODUCER_ID = 0  # Of batches that a delay server makes itself, with moved rows; no producer may use it.
 
 
 class SchedulePart(NamedTuple):
@@ -156,6 +221,7 @@ class Layout(NamedTuple):
 
     offsets: Mapping[int, int]  # By column, for the columns that this version knows.
     columns: frozenset[int]  # The same columns.
+    regions: tuple[ColumnId, ...]  # Those of them that have a region, in the heap's order.
     gaps: tuple[tuple[int, int, int], ...]  # Column, begin and end of the unused bytes behind it, if there are any.
 
 
@@ -278,6 +344,13 @@ class Batch:
         starts[1:] &= ~7
         return starts, ends
 
+    def keyed_rows(self) -> Int64s:
+        """The rows that have a key, int64[n]; `delayd.names.Names.of_batch` takes them."""
+        if ColumnId.KEY_END not in self.offsets:
+            return np.empty(0, np.int64)
+        starts, ends = self.region(ColumnId.KEY_END)
+        return np.flatnonzero(ends > starts)
+
     def body_bytes(self) -> Int64s:
         """The exact length of each body, int64[count], also of bodies that a schedule log leaves out."""
         starts, ends = self.region(ColumnId.BODY_END)
@@ -293,14 +366,15 @@ class Batch:
         return np.zeros(self.count, np.uint64)
 
     def region_start(self, column: int) -> int:
-        """Where the first item of the region begins: behind the last item of the region before it."""
+        """Where the first item of the region begins, or would begin if the batch had the region: behind the last item
+        of the region before it.
+        """
         begin = self._subject_table_bytes()
-        for other in REGIONS:
-            if other == column:
+        for other in self.layout.regions:
+            if other >= column:
                 break
-            if other in self.offsets:
-                last = self.offsets[other] + 4 * (self.count - 1)
-                begin = padded(struct.unpack_from("<I", self.buffer, last)[0])
+            last = self.offsets[other] + 4 * (self.count - 1)
+            begin = padded(struct.unpack_from("<I", self.buffer, last)[0])
         return begin
 
     def verify(self) -> None:
@@ -412,4 +486,5 @@ def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
                 gaps.append((column, end, free))
     if free != high:
         raise BatchMalformed(f"its columns of {count} rows end at {free}, its heap begins at {high}")
-    return Layout(offsets, frozenset(offsets), tuple(gaps))
+    regions = tuple(column for column in REGIONS if column in offsets)
+    return Layout(offsets, frozenset(offsets), regions, tuple(gaps))

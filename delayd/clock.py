@@ -50,6 +50,12 @@ class Clock(Protocol):
     def confirmed(self) -> bool:
         """Whether the wall clock is believed; nothing irreversible may happen while it is not."""
 
+    @property
+    def earlier_until_ms(self) -> int | None:
+        """The latest time that an earlier life of this server may have read. None: nobody knows, for the machine was
+        rebooted, or its clock was set back while the server was down.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class ClockSources:
@@ -68,6 +74,7 @@ class ClockEvidence:
     boot_id: str
     boottime_ms: int
     wall_ms: int
+    latest_ms: int = 0  # The latest time that was ever read; later than wall_ms when the clock was set back.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +99,17 @@ class JudgedClock:
         wall_ms, boottime_ms = sources.wall_ms(), sources.boottime_ms()
         self._anchor = (wall_ms, boottime_ms)
         self._jump: _Doubt | None = None
+        self._latest_ms = wall_ms if previous is None else max(previous.latest_ms, previous.wall_ms)
         self.boot_mark = hashlib.sha256(self._boot_id.encode()).hexdigest()[:BOOT_MARK_DIGITS]
         self._booted_at_ms: int | None = None
         self._previous: ClockEvidence | None = None  # The evidence from before this boot.
         self.in_boot_doubt = False  # The machine was rebooted, and nothing has confirmed the clock since.
+        self.earlier_until_ms: int | None = self._latest_ms
         if previous is not None:
+            expected_ms = previous.wall_ms + boottime_ms - previous.boottime_ms
+            same_boot = previous.boot_id == self._boot_id
+            known = same_boot and wall_ms >= expected_ms - JUMP_MS
+            self.earlier_until_ms = max(expected_ms, self._latest_ms) if known else None
             if previous.boot_id == self._boot_id and previous.boottime_ms <= boottime_ms:
                 self._anchor = (previous.wall_ms, previous.boottime_ms)
             else:
@@ -111,9 +124,12 @@ class JudgedClock:
         if self._booted_at_ms is not None and boottime_ms - self._booted_at_ms >= BELIEVED_AFTER_MS:
             self._believe_boot()
         if wall_ms - expected_ms > JUMP_MS and not self._jump_lasted(wall_ms - expected_ms, boottime_ms):
-            return expected_ms
-        self._jump = None
-        self._anchor = (wall_ms, boottime_ms)
+            wall_ms = expected_ms
+        else:
+            self._jump = None
+            self._anchor = (wall_ms, boottime_ms)
+        if wall_ms > self._latest_ms:
+            self._latest_ms = wall_ms
         return wall_ms
 
     def stamp_ms(self) -> int:
@@ -157,7 +173,7 @@ class JudgedClock:
         if self._booted_at_ms is not None and self._previous is not None:
             # Otherwise a restart would turn a doubtful reading into a believed one.
             return self._previous
-        return ClockEvidence(self._boot_id, boottime_ms, now_ms)
+        return ClockEvidence(self._boot_id, boottime_ms, now_ms, self._latest_ms)
 
     def _believe_boot(self) -> None:
         self._booted_at_ms, self.in_boot_doubt = None, False

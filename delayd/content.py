@@ -19,6 +19,7 @@ from delayd.batch import FEW_ROWS, Batch, Buffer, ColumnId, Int64s
 UInt64s = NDArray[np.uint64]
 
 NOT_STATED = 0  # No hash has this value: a row with it states nothing about its content.
+HASHED_REGIONS = (ColumnId.HEADERS_END, ColumnId.BODY_END)  # Beside the subject the hash covers their items.
 WORD_BYTES = 8
 HALVES = np.dtype("<u4")  # Factors are multiplied with halves of words, so that no product overflows.
 _MASK = (1 << 64) - 1
@@ -48,24 +49,24 @@ def hash_items(states: int | UInt64s, headers: "Region | None", bodies: "Region"
     """
     if headers is not None:
         hashes = bodies.values()
-        hashes += _mixed(headers.values(states) if isinstance(states, int) else headers.values() + states)
+        hashes += mixed(headers.values(states) if isinstance(states, int) else headers.values() + states)
     elif isinstance(states, int):
         hashes = bodies.values(_bare_state(states))
     else:
         hashes = bodies.values()
-        hashes += _mixed(states.copy())
+        hashes += mixed(states.copy())
     return np.maximum(hashes, _ONE, out=hashes)
 
 
 def states_of(names: "Region") -> UInt64s:
     """`subject_state` of subjects whose names lie one behind the other: uint64[n]."""
-    return _mixed(names.values())
+    return mixed(names.values())
 
 
 def hash_bare(subject: bytes, body: Buffer, length: int) -> int:
     """Hash one message without headers, at half the cost of `hash_items`; ``body`` is whole words."""
     halves = np.frombuffer(body, HALVES)
-    products = int(halves @ _KEYS.of_halves(len(halves))) if length else 0
+    products = int(halves @ _FACTORS.of_halves(len(halves))) if length else 0
     return _bare_state(subject_state(subject)) + length * _KEY_0 + products & _MASK or 1
 
 
@@ -147,11 +148,11 @@ def tally(sequences: UInt64s, deliver_at_ms: Int64s, hashes: UInt64s) -> Tally:
     for low in range(0, len(sequences), PIECE_WORDS):
         piece = slice(low, low + PIECE_WORDS)
         for lane in (0, 1):
-            states = _mixed(sequences[piece] + np.uint64(_mix(lane + 1)))
+            states = mixed(sequences[piece] + np.uint64(_mix(lane + 1)))
             states += deliver_at_ms[piece].view(np.uint64)
-            states = _mixed(states)
+            states = mixed(states)
             states += hashes[piece]
-            sums[lane] += int(_mixed(states).sum(dtype=np.uint64))
+            sums[lane] += int(mixed(states).sum(dtype=np.uint64))
     return Tally(len(sequences), sums[0] & _MASK, sums[1] & _MASK)
 
 
@@ -200,8 +201,12 @@ class Region:
         """How many words all items have."""
         return len(self._words)
 
-    def values(self, state: int = 0) -> UInt64s:
-        """The value of each item, as the page defines it, added to ``state``: uint64[n], a new array."""
+    def values(self, state: int = 0, factors: "Factors | None" = None) -> UInt64s:
+        """The value of each item, as the page defines it, added to ``state``: uint64[n], a new array.
+
+        ``factors`` are other ones than those of the page, for hashes that nobody outside may compute.
+        """
+        factors = factors or _FACTORS
         lengths, words, count = self._lengths, self._words, len(self._lengths)
         if count <= FEW_ROWS:
             exact = lengths.tolist()
@@ -214,17 +219,17 @@ class Region:
         if exact and size * count != len(words) and size * count <= EVENED_MOST * len(words):
             words = _evened(words, exact, size)
         if size * count == len(words):
-            values = np.einsum("ij,j->i", words.view(HALVES).reshape(count, 2 * size), _KEYS.of_halves(2 * size))
+            values = np.einsum("ij,j->i", words.view(HALVES).reshape(count, 2 * size), factors.of_halves(2 * size))
         else:
-            values = self._ragged()
+            values = self._ragged(factors)
         if shortest == longest:
-            values += np.uint64(state + longest * _KEY_0 & _MASK)
+            values += np.uint64(state + longest * factors.of_length & _MASK)
         else:
-            values += lengths.view(np.uint64) * _KEY_0_WORD
+            values += lengths.view(np.uint64) * np.uint64(factors.of_length)
             values += np.uint64(state)
         return values
 
-    def _ragged(self) -> UInt64s:
+    def _ragged(self, factors: "Factors") -> UInt64s:
         """Sums for items that have different numbers of words."""
         counts = (self._lengths + 7) >> 3
         values = np.zeros(len(counts), np.uint64)
@@ -235,7 +240,7 @@ class Region:
             high = max(low + 1, int(np.searchsorted(ends, begin + RAGGED_WORDS, "right")))
             until = int(ends[high - 1])
             if begin < until:
-                _add_ragged(values[low:high], self._words[begin:until], counts[low:high])
+                _add_ragged(values[low:high], self._words[begin:until], counts[low:high], factors)
             low, begin = high, until
         return values
 
@@ -282,21 +287,21 @@ def _evened(words: UInt64s, lengths: list[int], size: int) -> UInt64s:
     return np.frombuffer(b"".join(items), np.uint64)
 
 
-def _add_ragged(values: UInt64s, words: UInt64s, counts: Int64s) -> None:
+def _add_ragged(values: UInt64s, words: UInt64s, counts: Int64s, factors: "Factors") -> None:
     """Add to ``values`` the sums of items of ``counts`` words each."""
     starts = np.cumsum(counts)
     starts -= counts
     places = np.arange(len(words))
     places -= np.repeat(starts, counts)
     # The two factors of a word are taken together.
-    products = _KEYS.of_halves(2 * int(counts.max())).reshape(-1, 2).take(places, axis=0).reshape(-1)
+    products = factors.of_halves(2 * int(counts.max())).reshape(-1, 2).take(places, axis=0).reshape(-1)
     products *= words.view(HALVES)
     # An empty item has no word at which its sum could begin.
     filled = np.flatnonzero(counts)
     values[filled] += np.add.reduceat(products, 2 * starts.take(filled))
 
 
-def _mixed(numbers: UInt64s) -> UInt64s:
+def mixed(numbers: UInt64s) -> UInt64s:
     """`_mix` of each number, in place."""
     for _ in range(2):
         numbers ^= numbers >> _HALF
@@ -318,30 +323,34 @@ def _value(part: Buffer) -> int:
     data += bytes(-len(data) % WORD_BYTES)
     count = len(data) // HALVES.itemsize
     value: int = len(part) * _KEY_0
-    for half, key in zip(struct.unpack(f"<{count}I", data), _KEYS.of_halves(count).tolist(), strict=True):
+    for half, key in zip(struct.unpack(f"<{count}I", data), _FACTORS.of_halves(count).tolist(), strict=True):
         value += half * key
     return value & _MASK
 
 
-class _Keys:
-    """The factors of the places, computed once for as many places as the longest item so far."""
+class Factors:
+    """The factors of the places, computed once for as many places as the longest item so far.
 
-    def __init__(self) -> None:
+    Those of the page have the seed 0.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.of_length = _mix(_STEP + seed & _MASK) | 1
+        self._seed = np.uint64(seed)
         self._lock = Lock()
-        self._keys = np.empty(0, np.uint64)
+        self._factors = np.empty(0, np.uint64)
 
     def of_halves(self, count: int) -> UInt64s:
         """The factors of the first ``count`` halves of an item, for the places from 1 on."""
-        keys = self._keys
-        if len(keys) < count:
+        factors = self._factors
+        if len(factors) < count:
             with self._lock:
                 places = np.arange(2, max(64, 2 * count) + 2, dtype=np.uint64)
-                keys = _mixed(places * np.uint64(_STEP))
-                keys |= np.uint64(1)
-                self._keys = keys
-        return keys[:count]
+                factors = mixed(places * np.uint64(_STEP) + self._seed)
+                factors |= np.uint64(1)
+                self._factors = factors
+        return factors[:count]
 
 
-_KEYS = _Keys()
-_KEY_0 = _mix(_STEP) | 1  # The factor of an item's length.
-_KEY_0_WORD = np.uint64(_KEY_0)
+_FACTORS = Factors()
+_KEY_0 = _FACTORS.of_length

@@ -22,10 +22,12 @@ __all__ = [
     "BadBody",
     "BadHeaders",
     "BadInstant",
+    "BadKey",
     "BadMagic",
     "BadRequest",
     "BadSetting",
     "BadSubject",
+    "BadTags",
     "BadVersion",
     "BatchMalformed",
     "BatchNumberReused",
@@ -48,12 +50,15 @@ __all__ = [
     "HandoffRefused",
     "HeadTooLarge",
     "HourFull",
+    "InFlight",
     "InternalError",
+    "KeyPending",
     "MessageTooLarge",
     "NaiveDatetime",
     "NewerFormat",
     "NoDelayServer",
     "NoRealtimeServer",
+    "NotOwner",
     "NotReady",
     "NotTrusted",
     "NotWritable",
@@ -63,6 +68,7 @@ __all__ = [
     "ProducerLost",
     "ProtocolError",
     "QueueFull",
+    "QuotaReached",
     "Rebuilding",
     "RemoteError",
     "RequestFailed",
@@ -74,6 +80,7 @@ __all__ = [
     "ServerStopped",
     "ServerUnavailable",
     "Shortage",
+    "SlotsInUse",
     "SlowDown",
     "StaleEpoch",
     "StaleHandle",
@@ -161,6 +168,14 @@ class BadSubject(CallerError):
     """A subject is empty, too long, or has a character outside its alphabet."""
 
 
+class BadKey(CallerError):
+    """A key is empty, longer than 200 bytes, or not UTF-8."""
+
+
+class BadTags(CallerError):
+    """The tags of a message are too many, not distinct, too long, or no text."""
+
+
 class MessageTooLarge(CallerError):
     """A body, its headers, or a batch is over its limit."""
 
@@ -187,6 +202,36 @@ class ProducerLost(CallerError):
 
 class HourFull(CallerError):
     """One hour holds as many messages as its loader can bring into memory."""
+
+
+class QuotaReached(CallerError):
+    """More messages than the quota of their subject takes: too many in one second, or too many that are pending."""
+
+    @property
+    def next_free_ms(self) -> int:
+        """The next instant, in ms since the epoch, at which the first refused message would find a place; 0 when
+        nobody knows one.
+        """
+        return self._number("next_free_ms")
+
+
+class KeyPending(CallerError):
+    """A message with this key is pending, and the new one was to be rejected then (docs/keys.md)."""
+
+    @property
+    def log_id(self) -> LogId:
+        """The log that holds the pending message."""
+        return LogId(self._number("log_id"))
+
+    @property
+    def sequence(self) -> int:
+        """The pending message's number in that log."""
+        return self._number("sequence")
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """When the pending message is due, in milliseconds since the epoch."""
+        return self._number("deliver_at_ms")
 
 
 class TooManySubjects(CallerError):
@@ -262,6 +307,14 @@ class DiskReserve(RetryLater):
     """Free space is at the reserve: sends are refused, pending messages are still delivered (rule L8)."""
 
 
+class NotOwner(RetryLater):
+    """Another delay server owns these keys; meta knows which one (rule I4)."""
+
+
+class SlotsInUse(RetryLater):
+    """Messages with keys of these slots are pending, so the slots can't get another owner yet."""
+
+
 class NotReady(RetryLater):
     """A server that is starting takes no requests yet."""
 
@@ -278,6 +331,10 @@ class Rebuilding(RetryLater):
     """The request needs derived data that did not check and is being made again from its source (rule L9)."""
 
     retry_after_ms = 1_000
+
+
+class InFlight(RetryLater):
+    """The message with this key is being handed over at this moment, so it can't be replaced; nothing changed."""
 
 
 class Stopping(RetryLater):

@@ -5,14 +5,27 @@ A row's bytes are whole 64-bit words, so neighbours are copied as one slice and 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart
-from delayd.content import NOT_STATED, Region, hash_items, subject_state, subject_states
+from delayd.batch import (
+    DTYPES,
+    FEW_ROWS,
+    KIND_COLUMNS,
+    Batch,
+    BatchKind,
+    Buffer,
+    ColumnId,
+    Columns,
+    Int64s,
+    KindPart,
+    padded,
+)
+from delayd.content import NOT_STATED, Region, UInt64s, hash_items, subject_state, subject_states
 from delayd.encode import encode_pieces, encode_subject_table, one_subject_table
 
 DUE = struct.Struct("<q")
@@ -21,14 +34,21 @@ ONE_END = struct.Struct("<I")
 TWO_ENDS = struct.Struct("<II")
 PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
 # Taken out of the enumeration once, because a look-up costs as much as the work that is done with it.
-_DUE, _SEQUENCE, _HEADERS, _BODY, _HASH = (
+_DUE, _SEQUENCE, _BODY, _HASH = (
     ColumnId.DELIVER_AT_MS,
     ColumnId.SEQUENCE,
-    ColumnId.HEADERS_END,
     ColumnId.BODY_END,
     ColumnId.CONTENT_HASH,
 )
-SUBJECT_NONE = np.empty(0, np.uint32)
+# Rows are copied to be handed over, so only what a DISPATCH batch may have is. Each row has a body, and few rows have
+# items of other regions.
+CARRIED = KIND_COLUMNS[BatchKind.DISPATCH].regions
+BESIDE_BODY = tuple(column for column in CARRIED if column != _BODY)
+CARRIED_COLUMNS = KIND_COLUMNS[BatchKind.DISPATCH].kept
+# What the columns of a row take in a DISPATCH batch, and what they take besides where the row has tags.
+ROW_COLUMNS_BYTES = sum(DTYPES[column].itemsize for column in (_DUE, _SEQUENCE, ColumnId.HEADERS_END, _BODY, _HASH))
+TAGS_COLUMNS_BYTES = DTYPES[ColumnId.TAGS_END].itemsize + DTYPES[ColumnId.TAG_BLOOM].itemsize
+NO_COLUMNS: Mapping[ColumnId, Columns] = {}
 
 
 class Pick(NamedTuple):
@@ -38,32 +58,48 @@ class Pick(NamedTuple):
     rows: range | Int64s
 
 
+class GatheredItems(NamedTuple):
+    """The items of one region: the exact length of each row's item, and all items in pieces, each padded to whole
+    words.
+    """
+
+    lengths: Int64s
+    pieces: list[Buffer]
+
+
 class Gathered(NamedTuple):
-    """Rows copied out: due instants, exact lengths and bytes of headers and bodies; headers None without any.
+    """Rows copied out: due instants, and the items of each region, in the heap's order. A region in which no row has an
+    item may be absent.
 
     ``hashes`` are the content hashes that the sources state, 0 where they state none; None when none of them does.
+    ``kept`` are the columns of `delayd.batch.KEPT` that a source has.
     """
 
     deliver_at_ms: Int64s
-    headers_lengths: Int64s | None
-    headers: list[Buffer]
-    body_lengths: Int64s
-    bodies: list[Buffer]
+    regions: Mapping[ColumnId, GatheredItems]
     hashes: NDArray[np.uint64] | None = None
+    kept: Mapping[ColumnId, Columns] = NO_COLUMNS
 
 
-def gather(picks: Sequence[Pick]) -> Gathered:
-    """Copy the picked rows out, in the order of the picks.
+def gather(
+    picks: Sequence[Pick],
+    carried: Sequence[ColumnId] = CARRIED,
+    carried_columns: Sequence[ColumnId] = CARRIED_COLUMNS,
+) -> Gathered:
+    """Copy the picked rows out, in the order of the picks, with these regions and columns: by default those that a
+    DISPATCH batch has.
 
     Raises:
         BatchMalformed: a source's checksum differs.
     """
     due: list[Int64s] = []
     hashes: list[NDArray[np.uint64]] = []
-    states_hashes = any(ColumnId.CONTENT_HASH in pick.batch for pick in picks)
-    regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {ColumnId.BODY_END: ([], [])}
-    if any(ColumnId.HEADERS_END in pick.batch for pick in picks):
-        regions[ColumnId.HEADERS_END] = ([], [])
+    found = frozenset[int]().union(*[pick.batch.layout.columns for pick in picks])
+    states_hashes = _HASH in found
+    regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {
+        column: ([], []) for column in carried if column in found
+    }
+    kept: dict[ColumnId, list[Columns]] = {column: [] for column in carried_columns if column in found}
     for batch, rows in picks:
         batch.verify()
         if isinstance(rows, range):
@@ -74,21 +110,19 @@ def gather(picks: Sequence[Pick]) -> Gathered:
             stated = batch.content_hashes()
             hashes.append(stated[rows.start : rows.stop] if isinstance(rows, range) else stated.take(rows))
         for column, (lengths, pieces) in regions.items():
-            if column not in batch:
+            if column not in batch.offsets:
                 lengths.append(np.zeros(len(rows), np.int64))
             elif isinstance(rows, range):
                 lengths.append(_copy_neighbours(batch, column, rows, pieces))
             else:
                 lengths.append(_copy_scattered(batch, column, rows, pieces))
-    body_lengths, bodies = regions[ColumnId.BODY_END]
-    headers_lengths, headers = regions.get(ColumnId.HEADERS_END, (None, []))
+        for column, parts in kept.items():
+            parts.append(_copy_column(batch, column, rows))
     return Gathered(
-        due[0] if len(due) == 1 else np.concatenate(due),
-        None if headers_lengths is None else np.concatenate(headers_lengths),
-        headers,
-        body_lengths[0] if len(body_lengths) == 1 else np.concatenate(body_lengths),
-        bodies,
+        _joined(due),
+        {column: GatheredItems(_joined(lengths), pieces) for column, (lengths, pieces) in regions.items()},
         np.concatenate(hashes) if states_hashes else None,
+        {column: np.concatenate(parts) for column, parts in kept.items()},
     )
 
 
@@ -98,20 +132,25 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
     Raises:
         BatchMalformed: a source's checksum differs.
     """
-    due, headers_lengths, headers, body_lengths, bodies = list[int](), [], list[Buffer](), [], list[Buffer]()
-    hashes: list[int] = []
+    due, body_lengths, bodies, hashes = list[int](), list[int](), list[Buffer](), list[int]()
+    # By region lengths of all rows, and items; regions beside the body come in with the first row that has them.
+    regions: dict[ColumnId, tuple[list[int], list[Buffer]]] = {_BODY: (body_lengths, bodies)}
+    kept: dict[ColumnId, Columns] = {}
     states_hashes = False
-    for batch, row in zip(batches, rows, strict=True):
+    for at, (batch, row) in enumerate(zip(batches, rows, strict=True)):
         if not batch.verified:
             batch.verify()
         buffer, offsets = batch.buffer, batch.offsets
         due += DUE.unpack_from(buffer, offsets[_DUE] + 8 * row)
-        if _HEADERS in offsets:
-            length, piece = item_of(batch, _HEADERS, row)
-            headers_lengths.append(length)
-            headers.append(piece)
-        else:
-            headers_lengths.append(0)
+        if len(batch.layout.regions) > 1:
+            for column in BESIDE_BODY:
+                if column in offsets:
+                    lengths, pieces = regions.setdefault(column, ([0] * len(rows), []))
+                    lengths[at], piece = item_of(batch, column, row)
+                    pieces.append(piece)
+            for column in CARRIED_COLUMNS:
+                if column in offsets:
+                    kept.setdefault(column, np.zeros(len(rows), DTYPES[column]))[at] = batch.column(column)[row]
         if row:
             # As `item_of` has it: nearly every row comes here.
             before, end = TWO_ENDS.unpack_from(buffer, offsets[_BODY] + 4 * row - 4)
@@ -130,11 +169,9 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
             hashes.append(NOT_STATED)
     return Gathered(
         np.array(due, np.int64),
-        np.array(headers_lengths, np.int64) if headers else None,
-        headers,
-        np.array(body_lengths, np.int64),
-        bodies,
+        {c: GatheredItems(np.array(lengths, np.int64), pieces) for c, (lengths, pieces) in sorted(regions.items())},
         np.array(hashes, np.uint64) if states_hashes else None,
+        kept,
     )
 
 
@@ -156,68 +193,85 @@ def compose(
     gathered: Gathered,
     sequences: NDArray[np.uint64],
     subjects: Sequence[bytes],
-    subject_of: NDArray[np.uint32] = SUBJECT_NONE,
-    accepted_at_ms: Int64s | None = None,
-    left_out: NDArray[np.uint32] | None = None,
-    hashes: NDArray[np.uint64] | None = None,
+    others: Mapping[ColumnId, Columns] = NO_COLUMNS,
 ) -> Composed:
-    """Make a batch of gathered rows; ``subject_of`` is empty when all rows have the one subject.
+    """Make a batch of gathered rows.
 
-    ``left_out`` has the lengths of bodies that are not among the gathered ones, where there are such. ``hashes`` are
-    the content hashes of the rows; without them they are those that the sources state, and where a source states none
-    they are made from the bytes.
+    Args:
+        kind: of the batch.
+        part: its kind part.
+        gathered: the rows.
+        sequences: a number for each row.
+        subjects: the subject table; when it has several names, ``others`` has the column SUBJECT.
+        others: more columns. Without CONTENT_HASH among them the hashes are those that the rows' sources state, and
+            where a source states none they are made from the bytes.
     """
     table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
-    heap = b"".join((table, *gathered.headers, *gathered.bodies))
-    if hashes is None:
-        hashes = _hashes_of(gathered, heap, len(table), subjects, subject_of)
+    pieces: list[Buffer] = [table]
     columns: list[tuple[ColumnId, Columns]] = [(_DUE, gathered.deliver_at_ms), (_SEQUENCE, sequences)]
-    if len(subject_of):
-        columns.append((ColumnId.SUBJECT, subject_of))
     begin = len(table)
-    if gathered.headers_lengths is not None:
-        ends, begin = _ends(gathered.headers_lengths, begin)
-        columns.append((_HEADERS, ends))
-    ends, _ = _ends(gathered.body_lengths, begin)
-    columns.append((_BODY, ends))
-    if accepted_at_ms is not None:
-        columns.append((ColumnId.ACCEPTED_AT_MS, accepted_at_ms))
-    if left_out is not None:
-        columns.append((ColumnId.BODY_LEFT_OUT, left_out))
-    columns.append((_HASH, hashes))
+    for column, items in gathered.regions.items():
+        ends, begin = _ends(items.lengths, begin)
+        columns.append((column, ends))
+        pieces += items.pieces
+    heap = b"".join(pieces)
+    if _HASH in others:
+        hashes = others[_HASH].astype(np.uint64, copy=False)
+    else:
+        hashes = _hashes_of(gathered, heap, len(table), subjects, others.get(ColumnId.SUBJECT))
+        columns.append((_HASH, hashes))
+    if others or gathered.kept:
+        columns += (*others.items(), *gathered.kept.items())
+        columns.sort(key=itemgetter(0))
     return Composed(*encode_pieces(kind, part, len(sequences), columns, (heap,), len(subjects)), hashes)
 
 
+def compose_new(
+    kind: BatchKind,
+    part: KindPart,
+    gathered: Gathered,
+    subjects: Sequence[bytes],
+    others: Mapping[ColumnId, Columns],
+) -> bytes:
+    """Make a batch of gathered rows that have no sequences and no hashes yet; ``others`` has the other columns."""
+    pieces: list[Buffer] = [encode_subject_table(subjects)]
+    columns = list(others.items())
+    begin = len(pieces[0])
+    for column, items in gathered.regions.items():
+        ends, begin = _ends(items.lengths, begin)
+        columns.append((column, ends))
+        pieces += items.pieces
+    columns.sort(key=itemgetter(0))
+    front, heap = encode_pieces(kind, part, len(gathered.deliver_at_ms), columns, (b"".join(pieces),), len(subjects))
+    return front + heap
+
+
 def _hashes_of(
-    gathered: Gathered, heap: bytes, begin: int, subjects: Sequence[bytes], subject_of: NDArray[np.uint32]
+    gathered: Gathered, heap: bytes, begin: int, subjects: Sequence[bytes], subject_of: Columns | None
 ) -> NDArray[np.uint64]:
-    """The content hashes of gathered rows, whose headers and bodies stand in ``heap`` from ``begin`` on."""
+    """The content hashes of gathered rows, whose regions stand in ``heap`` from ``begin`` on."""
     stated = gathered.hashes
     if stated is not None and bool((stated != NOT_STATED).all()):
         return stated
-    states = subject_states(subjects).take(subject_of) if len(subject_of) else subject_state(subjects[0])
+    states: int | UInt64s = subject_state(subjects[0])
+    if subject_of is not None:
+        states = subject_states(subjects).take(subject_of.astype(np.uint32, copy=False))
     words = np.frombuffer(heap, np.uint64)[begin >> 3 :]
-    headers = None
-    if gathered.headers_lengths is not None:
-        split = sum(map(len, gathered.headers)) >> 3
-        headers, words = Region(words[:split], gathered.headers_lengths), words[split:]
-    made = hash_items(states, headers, Region(words, gathered.body_lengths))
+    regions: dict[ColumnId, Region] = {}
+    for column, items in gathered.regions.items():
+        count = sum(map(len, items.pieces)) >> 3
+        regions[column], words = Region(words[:count], items.lengths), words[count:]
+    made = hash_items(states, regions.get(ColumnId.HEADERS_END), regions[_BODY])
     return made if stated is None else np.where(stated == NOT_STATED, made, stated)
 
 
 def reorder(gathered: Gathered, order: Int64s) -> Gathered:
     """Copy gathered rows into another order: row i of the result is row ``order[i]``."""
-    headers_lengths, headers = gathered.headers_lengths, gathered.headers
-    if headers_lengths is not None:
-        headers = _reordered(headers, headers_lengths, order)
-        headers_lengths = headers_lengths.take(order)
     return Gathered(
         gathered.deliver_at_ms.take(order),
-        headers_lengths,
-        headers,
-        gathered.body_lengths.take(order),
-        _reordered(gathered.bodies, gathered.body_lengths, order),
+        {column: _reordered(items, order) for column, items in gathered.regions.items()},
         None if gathered.hashes is None else gathered.hashes.take(order),
+        {column: values.take(order) for column, values in gathered.kept.items()},
     )
 
 
@@ -246,22 +300,32 @@ def item_of(batch: Batch, column: ColumnId, row: int) -> tuple[int, Buffer]:
 
 
 def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
-    """Bytes that each of some rows of a verified batch needs in a new one: headers and body, padded, and its columns.
+    """Bytes that each of some rows of a verified batch needs in a new one: its items, padded, and its columns.
 
     The cost depends on ``rows`` only: a large batch may be given out one message at a time.
     """
     size = np.full(rows, ROW_COLUMNS_BYTES, np.int64)
-    for column in (ColumnId.HEADERS_END, ColumnId.BODY_END):
-        if column in batch:
-            ends = batch.uint32s(column)
-            # Each item begins at a multiple of 8 behind the one before it.
-            begin = int(ends[first - 1]) + 7 & ~7 if first else batch.region_start(column)
-            padded_ends = ends[first : first + rows].astype(np.int64) + 7 & ~7
-            size += np.diff(padded_ends, prepend=begin)
+    for column in batch.layout.regions:
+        if column == ColumnId.TAGS_END:
+            size += TAGS_COLUMNS_BYTES
+        ends = batch.uint32s(column)
+        # Each item begins at a multiple of 8 behind the one before it.
+        begin = padded(int(ends[first - 1])) if first else batch.region_start(column)
+        padded_ends = ends[first : first + rows].astype(np.int64) + 7 & ~7
+        size += np.diff(padded_ends, prepend=begin)
     return size
 
 
-ROW_COLUMNS_BYTES = 32  # deliver_at_ms, sequence, headers_end, body_end, content_hash of a DISPATCH batch.
+def _copy_column(batch: Batch, column: ColumnId, rows: range | Int64s) -> Columns:
+    """Some rows of a column; zeros where the batch does not have it."""
+    if column not in batch.offsets:
+        return np.zeros(len(rows), DTYPES[column])
+    values = batch.column(column)
+    return values[rows.start : rows.stop] if isinstance(rows, range) else values.take(rows)
+
+
+def _joined(parts: list[Int64s]) -> Int64s:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:
@@ -280,11 +344,12 @@ def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:
     return ends, following
 
 
-def _reordered(pieces: list[Buffer], lengths: Int64s, order: Int64s) -> list[Buffer]:
-    words = np.frombuffer(b"".join(pieces), np.uint64)
-    count = (lengths + 7) >> 3
+def _reordered(items: GatheredItems, order: Int64s) -> GatheredItems:
+    words = np.frombuffer(b"".join(items.pieces), np.uint64)
+    count = (items.lengths + 7) >> 3
     first = np.cumsum(count) - count
-    return [copy_words(words, first.take(order), count.take(order)).data.cast("B")]
+    copied = copy_words(words, first.take(order), count.take(order))
+    return GatheredItems(items.lengths.take(order), [copied.data.cast("B")])
 
 
 def _copy_neighbours(batch: Batch, column: ColumnId, rows: range, pieces: list[Buffer]) -> Int64s:

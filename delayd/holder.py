@@ -1,7 +1,7 @@
 """Holder: which process holds the LOCK of a server's directory, and whether it is about to end.
 
 LOCK has one line, ``pid 42 delay``, or ``pid 42 delay of pid 40`` for a child that ends with its supervisor; a second
-line, ``stopping``, is written when the server begins to stop. Its modification time stays that of the start.
+line, ``stopping``, is written when the server begins to stop.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def mark_stopping(path: str) -> None:
         line = os.pread(descriptor, LINES_BYTES_MAX, 0)
         found = _LINE.fullmatch(line.decode("utf-8", "replace").strip())
         if found is not None and int(found[1]) == os.getpid():
-            times = os.fstat(descriptor)
             os.pwrite(descriptor, f"{STOPPING}\n".encode(), len(line))
-            os.utime(descriptor, ns=(times.st_atime_ns, times.st_mtime_ns))
     finally:
         os.close(descriptor)
 

@@ -7,5 +7,8 @@ delayd/log/group.py.
 
 SUBJECT_BYTES_MAX = 255  # Its length fits one byte, and one head holds 2,000 of them (wire/meta.py).
 GROUP_NAME_BYTES_MAX = 255  # A group of consumers may have as long a name as a subject.
+KEY_BYTES_MAX = 200  # With a subject of 255 bytes a name still fits the index of keys (docs/formats/keys.md).
+TAGS_MAX = 16  # Of one message: more of them would set most bits of its bloom.
+TAG_BYTES_MAX = 64
 HEADERS_BYTES_MAX = 32 << 10  # Routers and consoles read headers, and they should not need megabytes for that.
 MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.

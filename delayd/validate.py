@@ -12,11 +12,23 @@ from operator import sub
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS, HEADER_BYTES, REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
+from delayd.batch import (
+    ASKED_BY_KEY,
+    FEW_ROWS,
+    HEADER_BYTES,
+    KIND_COLUMNS,
+    REGIONS,
+    Batch,
+    BatchKind,
+    ColumnId,
+    Int64s,
+    padded,
+)
 from delayd.encode import PADS, SINGLE_TABLES_REMEMBERED
-from delayd.errors import BadHeaders, BadSubject, BatchMalformed, CallerError, MessageTooLarge
+from delayd.errors import BadHeaders, BadKey, BadSubject, BadTags, BatchMalformed, CallerError, MessageTooLarge
 from delayd.headers import bad_headers
-from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
+from delayd.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
+from delayd.tags import bad_tags
 
 SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
 ROWS_NAMED_MAX = 1_000  # An answer names at most this many rows at fault.
@@ -28,27 +40,21 @@ _BEHIND = np.array([0, *((1 << 64) - (1 << 8 * inside) for inside in range(1, 8)
 _REMEMBERED_TABLES = 4_096
 _REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that the remembered ones stay below 16 MiB.
 
-_MESSAGE = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.BODY_END})
-_STORED = _MESSAGE | {ColumnId.SEQUENCE}
-_FILED = _STORED | {ColumnId.CONTENT_HASH}
-_OUTCOME = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH})
-_COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
-    # Required columns, and allowed ones. A producer gives no sequence and no instant of acceptance: the server gives
-    # both.
-    BatchKind.PRODUCER: (_MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END}),
-    BatchKind.SCHEDULE: (
-        _FILED,
-        _FILED | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT},
-    ),
-    BatchKind.DISPATCH: (_STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
-    BatchKind.OUTCOME: (_OUTCOME, _OUTCOME),
-    BatchKind.CONTROL: (frozenset({ColumnId.BODY_END}), frozenset({ColumnId.BODY_END})),
-    BatchKind.PULL: (frozenset({ColumnId.ENTRY}), frozenset({ColumnId.ENTRY})),
-    BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),
-    BatchKind.TALLY: (frozenset({ColumnId.TALLY}), frozenset({ColumnId.TALLY})),
-    BatchKind.INDEX: (frozenset(), frozenset()),
-}
+# How long an item of a region may be, before keys and tags are looked at; headers and body of one row together may have
+# MESSAGE_BYTES_MAX.
+_ITEM_BYTES_MAX = dict.fromkeys(REGIONS, MESSAGE_BYTES_MAX) | {ColumnId.HEADERS_END: HEADERS_BYTES_MAX}
+# A column of the left only stands beside that of the right.
+_ONLY_WITH = (
+    (ColumnId.ROW_FLAGS, ColumnId.KEY_END),
+    (ColumnId.TAG_BLOOM, ColumnId.TAGS_END),
+    (ColumnId.TAGS_END, ColumnId.TAG_BLOOM),
+)
 _WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
+_KEYS_ALONE = (ColumnId.KEY_END,)
+_IN_ONE_MESSAGE = frozenset({ColumnId.HEADERS_END, ColumnId.BODY_END})
+ON_CONFLICT_MAX = 2  # 0 reject, 1 keep, 2 replace: the row flags that there are (docs/keys.md).
+_CONTINUES = 0x80  # A byte of UTF-8 with these two highest bits, under the mask, goes on with a character.
+_CONTINUES_MASK = 0xC0
 _WITH_RESERVE = frozenset({BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their parts end in four zeros.
 
 
@@ -57,19 +63,26 @@ def check_batch(batch: Batch) -> None:
 
     Raises:
         BatchMalformed: they do not fit; says which row and column.
-        BadSubject, MessageTooLarge: with the rows at fault, see `refused_rows`.
+        BadSubject, BadKey, BadTags, MessageTooLarge: with the rows at fault, see `refused_rows`.
     """
     _check_columns(batch.kind, batch.layout.columns)
     if batch.layout.gaps or batch.kind in _WITH_RESERVE:
         _check_zeros(batch)
     begin = check_subjects(batch)
     heap_bytes = batch.total_bytes - batch.heap_offset
-    if ColumnId.BODY_END not in batch.offsets:
+    regions = batch.layout.regions
+    by_key = regions == _KEYS_ALONE
+    if not regions:
         _check_parts(batch, heap_bytes)
     elif batch.count <= FEW_ROWS:
         _check_few_rows(batch, begin, heap_bytes)
     else:
         _check_rows(batch, begin, heap_bytes)
+    if len(regions) > 1 or by_key:
+        if ColumnId.KEY_END in batch.offsets:
+            _check_keys(batch)
+        if ColumnId.TAGS_END in batch.offsets:
+            _check_tags(batch)
     if batch.kind is BatchKind.SCHEDULE:
         batch.verify_subjects()
 
@@ -102,7 +115,8 @@ def check_subjects(batch: Batch) -> int:
         BatchMalformed, BadSubject: what is wrong with them.
     """
     count = batch.subject_count
-    if batch.kind not in _WITH_SUBJECTS:
+    # Of ASKED batches those that name keys have subjects, too.
+    if batch.kind not in _WITH_SUBJECTS and not (batch.kind is BatchKind.ASKED and batch.layout.regions):
         if count:
             raise BatchMalformed(f"a {batch.kind.name} batch has no subjects")
         return 0
@@ -130,6 +144,16 @@ def check_subjects(batch: Batch) -> int:
     return table_bytes
 
 
+def check_key(key: bytes) -> None:
+    """Check that a key has 1 to 200 bytes of UTF-8; BadKey says what is wrong."""
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise BadKey(f"a key of {len(key)} bytes; it has 1 to {KEY_BYTES_MAX}")
+    try:
+        key.decode()
+    except UnicodeDecodeError as error:
+        raise BadKey(f"key {key!r} is not UTF-8: {error.reason}") from error
+
+
 def check_subject(name: bytes) -> None:
     """Check that a subject has 1 to 255 bytes of the alphabet; BadSubject says what is wrong."""
     if not 0 < len(name) <= SUBJECT_BYTES_MAX:
@@ -145,11 +169,16 @@ def rows_detail(rows: NDArray[np.int64]) -> bytes:
 
 @lru_cache(maxsize=256)
 def _check_columns(kind: BatchKind, found: frozenset[int]) -> None:
-    required, allowed = _COLUMNS[kind]
+    by_key = kind is BatchKind.ASKED and ColumnId.KEY_END in found
+    required, allowed = ASKED_BY_KEY if by_key else KIND_COLUMNS[kind]
     for missing in sorted(required - found):
         raise BatchMalformed(f"a {kind.name} batch needs the column {ColumnId(missing).name.lower()}")
     for extra in sorted(found - allowed):
         raise BatchMalformed(f"a {kind.name} batch can't have the column {ColumnId(extra).name.lower()}")
+    for column, other in _ONLY_WITH:
+        if column in found and other not in found:
+            names = ColumnId(column).name.lower(), ColumnId(other).name.lower()
+            raise BatchMalformed("column {} is there without column {}".format(*names))
 
 
 def _check_zeros(batch: Batch) -> None:
@@ -229,22 +258,21 @@ def _bad_subject(batch: Batch, index: int, reason: str) -> BadSubject:
 
 def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
     """Do the same as `_check_rows`, without the fixed cost of numpy calls, for the batches of single sends."""
-    if heap_bytes <= HEADERS_BYTES_MAX and _fit_well(batch, begin, heap_bytes):
+    if heap_bytes <= _shortest_limit(batch.layout.regions) and _fit_well(batch, begin, heap_bytes):
         return
     start, size, too_large = begin, [0] * batch.count, set[int]()
-    for column in REGIONS:
-        offset = batch.offsets.get(column)
-        if offset is None:
-            continue
-        for row, end in enumerate(struct.unpack_from(f"<{batch.count}I", batch.buffer, offset)):
+    for column in batch.layout.regions:
+        most = _ITEM_BYTES_MAX.get(column, MESSAGE_BYTES_MAX)
+        for row, end in enumerate(struct.unpack_from(f"<{batch.count}I", batch.buffer, batch.offsets[column])):
             if not start <= end <= heap_bytes:
                 raise _outside(column, row, end, start, heap_bytes)
             if end & 7 and batch.buffer[batch.heap_offset + end : batch.heap_offset + padded(end)] != PADS[-end & 7]:
                 raise _not_zeros(column, row)
             length = end - start
-            size[row] += length
-            if size[row] > MESSAGE_BYTES_MAX or (column == ColumnId.HEADERS_END and length > HEADERS_BYTES_MAX):
-                too_large.add(row)
+            if column in _IN_ONE_MESSAGE:
+                size[row] += length
+                if size[row] > MESSAGE_BYTES_MAX or length > most:
+                    too_large.add(row)
             start = (end + 7) & ~7
     if start != heap_bytes:
         raise _bytes_behind(start, heap_bytes)
@@ -252,14 +280,16 @@ def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         raise _too_large(np.array(sorted(too_large), np.int64))
 
 
+@lru_cache(maxsize=256)
+def _shortest_limit(regions: tuple[ColumnId, ...]) -> int:
+    return min([_ITEM_BYTES_MAX[column] for column in regions])
+
+
 def _fit_well(batch: Batch, begin: int, heap_bytes: int) -> bool:
     """Whether all items are certainly valid, in a heap that is too small for any of them to be too large."""
-    buffer, heap_offset, start = batch.buffer, batch.heap_offset, begin
-    for column in REGIONS:
-        offset = batch.offsets.get(column)
-        if offset is None:
-            continue
-        for end in struct.unpack_from(f"<{batch.count}I", buffer, offset):
+    buffer, heap_offset, offsets, start = batch.buffer, batch.heap_offset, batch.offsets, begin
+    for column in batch.layout.regions:
+        for end in struct.unpack_from(f"<{batch.count}I", buffer, offsets[column]):
             if end < start:
                 return False
             if end & 7:
@@ -274,23 +304,25 @@ def _fit_well(batch: Batch, begin: int, heap_bytes: int) -> bool:
 
 def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
     regions: list[tuple[Int64s, int]] = []  # Lengths, and how long one may be.
-    longest = 0
-    for column in REGIONS:
-        if column not in batch.offsets:
-            continue
+    longest_row = 0  # No row has more bytes than this.
+    one_too_long = False
+    for column in batch.layout.regions:
         ends = batch.uint32s(column).astype(np.int64)
         starts = np.empty_like(ends)
         starts[0] = begin
         np.bitwise_and(ends[:-1] + 7, ~7, out=starts[1:])
         lengths = ends - starts
         last = int(ends[-1])
-        shortest = int(lengths.min())
+        shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest < 0 or last > heap_bytes:
             # If no end falls, the last end is the highest, so it is outside.
             row = int((lengths < 0).argmax()) if shortest < 0 else batch.count - 1
             raise _outside(column, row, int(ends[row]), int(starts[row]), heap_bytes)
-        longest = max(longest, int(lengths.max()))
-        regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
+        most = _ITEM_BYTES_MAX[column]
+        if column in _IN_ONE_MESSAGE:
+            regions.append((lengths, most))
+            longest_row += longest
+            one_too_long |= longest > most
         begin = padded(last)
         if longest & 7 or shortest < longest:
             # The word with an item's last byte, with the item's own bytes masked out; nothing is left of a whole word.
@@ -301,12 +333,91 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
     if begin != heap_bytes:
         raise _bytes_behind(begin, heap_bytes)
     # In nearly every batch the messages are so short that no row needs a look.
-    if longest * len(regions) > HEADERS_BYTES_MAX:
+    if one_too_long or longest_row > MESSAGE_BYTES_MAX:
         too_large = np.sum([lengths for lengths, _ in regions], axis=0) > MESSAGE_BYTES_MAX
         for lengths, most in regions:
             too_large |= lengths > most
         if too_large.any():
             raise _too_large(np.flatnonzero(too_large))
+
+
+def _check_keys(batch: Batch) -> None:
+    """Check the keys of a batch, whose ends were checked, and the flags of its rows."""
+    if batch.count <= FEW_ROWS and _few_keys_are_good(batch):
+        return
+    starts, ends = batch.region(ColumnId.KEY_END)
+    lengths = ends - starts
+    if int(lengths.max()) > KEY_BYTES_MAX or not _is_text(batch, starts, ends):
+        raise _bad_keys(batch, starts.tolist(), ends.tolist())
+    if ColumnId.ROW_FLAGS in batch.offsets:
+        flags = batch.column(ColumnId.ROW_FLAGS).astype(np.int64)
+        wrong = (flags > ON_CONFLICT_MAX) | ((flags > 0) & (lengths == 0))
+        if wrong.any():
+            row = int(wrong.argmax())
+            has = "a key" if lengths[row] else "no key"
+            raise BatchMalformed(f"row {row} has {has}, and column row_flags is {flags[row]}, which it can't be")
+
+
+def _few_keys_are_good(batch: Batch) -> bool:
+    """Whether keys and flags are certainly valid, without the fixed cost of numpy calls, for the batches of single
+    sends.
+    """
+    count, buffer, heap_offset, offsets = batch.count, batch.buffer, batch.heap_offset, batch.offsets
+    flags: tuple[int, ...] = (0,) * count
+    if ColumnId.ROW_FLAGS in offsets:
+        flags = struct.unpack_from(f"<{count}H", buffer, offsets[ColumnId.ROW_FLAGS])
+    start = batch.region_start(ColumnId.KEY_END)
+    for end, flag in zip(struct.unpack_from(f"<{count}I", buffer, offsets[ColumnId.KEY_END]), flags, strict=True):
+        if end - start > KEY_BYTES_MAX or flag > (ON_CONFLICT_MAX if end > start else 0):
+            return False
+        try:
+            str(buffer[heap_offset + start : heap_offset + end], "utf-8")
+        except UnicodeDecodeError:
+            return False
+        start = (end + 7) & ~7
+    return True
+
+
+def _is_text(batch: Batch, starts: Int64s, ends: Int64s) -> bool:
+    """Whether each key is UTF-8.
+
+    All keys are decoded at once. When all their bytes together are UTF-8 and no key begins within a character, each key
+    alone is UTF-8. The zeros between keys are characters, too.
+    """
+    first, last = int(starts[0]), padded(int(ends[-1]))
+    keys = bytes(batch.heap[first:last])
+    if keys.isascii():
+        return True
+    try:
+        keys.decode()
+    except UnicodeDecodeError:
+        return False
+    begins = starts[ends > starts] - first
+    return not bool((np.frombuffer(keys, np.uint8).take(begins) & _CONTINUES_MASK == _CONTINUES).any())
+
+
+def _bad_keys(batch: Batch, starts: list[int], ends: list[int]) -> CallerError:
+    """The error of a batch in which at least one key is bad, with the rows at fault."""
+    heap, rows, reason = batch.heap, list[int](), ""
+    for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if start == end:
+            continue
+        try:
+            check_key(bytes(heap[start:end]))
+        except BadKey as error:
+            reason = reason or error.message
+            rows.append(row)
+            if len(rows) == ROWS_NAMED_MAX:
+                break
+    return BadKey(f"row {rows[0]}: {reason}", rows=rows_detail(np.array(rows, np.int64)))
+
+
+def _check_tags(batch: Batch) -> None:
+    """Check the tags of a batch, whose ends were checked, and their blooms."""
+    bad = list(bad_tags(batch, ROWS_NAMED_MAX))
+    if bad:
+        row, error = bad[0]
+        raise BadTags(f"row {row}: {error.message}", rows=rows_detail(np.array([row for row, _ in bad], np.int64)))
 
 
 def _outside(column: int, row: int, end: int, start: int, heap_bytes: int) -> BatchMalformed:
@@ -335,7 +446,7 @@ def _too_large(rows: Int64s) -> MessageTooLarge:
 
 
 def _check_parts(batch: Batch, heap_bytes: int) -> None:
-    if batch.kind in (BatchKind.PULL, BatchKind.SEAL, BatchKind.TALLY) and heap_bytes:
+    if batch.kind in (BatchKind.PULL, BatchKind.SEAL, BatchKind.TALLY, BatchKind.ASKED) and heap_bytes:
         raise BatchMalformed(f"a {batch.kind.name} batch with a heap of {heap_bytes} bytes")
     if batch.kind is BatchKind.OUTCOME:
         if heap_bytes % OUTCOME_PART_BYTES:

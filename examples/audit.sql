@@ -37,6 +37,7 @@ select
     log_id, hour, sequence,
     count(*) as times,
     arg_min(outcome, place) as outcome,
+    arg_min(coalesce(reason, ''), place) as reason,
     arg_min(coalesce(target, ''), place) as target,
     arg_min(coalesce(target_offset, 0), place) as target_offset,
     arg_min(coalesce(claimed_at_ms, 0), place) as claimed_at_ms,
@@ -76,7 +77,7 @@ with joined as (
         s.*,
         coalesce(t.times, 0) as outcomes,
         coalesce(m.times, 0) as places,
-        t.outcome,
+        t.outcome, t.reason,
         coalesce(t.outcome = 'DISPATCHED', false) as said_dispatched,
         t.target as said_target, t.target_offset as said_offset, t.claimed_at_ms as said_claim_ms,
         t.appended_at_ms as said_append_ms, t.deliver_at_ms as said_due_ms,
@@ -192,7 +193,8 @@ where said_dispatched and said_target = target and (said_epoch, said_batch) <> (
 union all
 select log_id, hour, sequence, 'MISMATCH', 'attempt' from judged where said_dispatched and said_attempt <> 1
 union all
-select log_id, hour, sequence, 'MISMATCH', 'nobody decides' from judged where outcome in ('CANCELLED', 'EXPIRED')
+select log_id, hour, sequence, 'MISMATCH', 'nobody decides' from judged
+where outcome = 'EXPIRED' or (outcome = 'CANCELLED' and reason = '')
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject' from judged where places > 0 and stored_subject <> subject
 union all

@@ -24,21 +24,37 @@ MESSAGE, SCHEDULE_LOG, DISPATCH_LOG, REALTIME, CONSUME, PULL_LOG, _, SEAL_LOG = 
 PRODUCER, SCHEDULE, DISPATCH, OUTCOME, CONTROL, PULL, SEAL = range(1, 8)  # Batches (batch.md).
 HOLDS = {MESSAGE: PRODUCER, SCHEDULE_LOG: SCHEDULE, DISPATCH_LOG: OUTCOME, REALTIME: DISPATCH, PULL_LOG: PULL, 8: SEAL}
 DATA_GROUP, CONTROL_GROUP = 1, 2
-DUE, SEQUENCE, SUBJECT, HEADERS_END, BODY_END = 1, 2, 5, 8, 9
-ACCEPTED, ENTRY, SEAL_ROW, LEFT_OUT, HASH = 10, 16, 17, 18, 19
-CODES = {1: "q", 2: "Q", 5: "I", 8: "I", 9: "I", 10: "q", 16: "48s", 17: "200s", 18: "I", 19: "Q"}
+DUE, SEQUENCE, BLOOM, SUBJECT, KEY_END, TAGS_END, HEADERS_END, BODY_END = 1, 2, 4, 5, 6, 7, 8, 9
+ACCEPTED, ORIGIN, FLAGS, ENTRY, SEAL_ROW, LEFT_OUT, HASH = 10, 11, 13, 16, 17, 18, 19
+CODES = {
+    1: "q",
+    2: "Q",
+    4: "Q",
+    5: "I",
+    6: "I",
+    7: "I",
+    8: "I",
+    9: "I",
+    10: "q",
+    11: "Q",
+    13: "H",
+    16: "48s",
+    17: "200s",
+}
+CODES |= {18: "I", 19: "Q"}
 KINDS = {  # Bytes of the kind part, columns that a kind has, and those that it may have.
-    PRODUCER: (24, {DUE, BODY_END}, {SUBJECT, HEADERS_END}),
-    SCHEDULE: (24, {DUE, SEQUENCE, BODY_END, HASH}, {SUBJECT, HEADERS_END, ACCEPTED, LEFT_OUT}),
-    DISPATCH: (56, {DUE, SEQUENCE, BODY_END}, {HEADERS_END, HASH}),
+    PRODUCER: (24, {DUE, BODY_END}, {SUBJECT, HEADERS_END, KEY_END, FLAGS, TAGS_END, BLOOM, ORIGIN}),
+    SCHEDULE: (24, {DUE, SEQUENCE, BODY_END, HASH}, {SUBJECT, HEADERS_END, KEY_END, FLAGS, TAGS_END, BLOOM, ORIGIN}),
+    DISPATCH: (56, {DUE, SEQUENCE, BODY_END}, {HEADERS_END, HASH, TAGS_END, BLOOM, ACCEPTED}),
     OUTCOME: (8, {DUE, SEQUENCE, HASH}, set()),
     CONTROL: (0, {BODY_END}, set()),
     PULL: (0, {ENTRY}, set()),
     SEAL: (0, {SEAL_ROW}, set()),
 }
+KINDS[SCHEDULE][2].update({ACCEPTED, LEFT_OUT})
 OUTCOMES = {1: "dispatched", 2: "cancelled", 3: "dead", 4: "expired", 5: "in_doubt"}
 PART = struct.Struct("<QQQqqQIBBHQ")
-DISPATCHED, IN_DOUBT, SEALED, REMOVED, HOUR_MS = 1, 5, 1, 4, 3_600_000
+DISPATCHED, CANCELLED, IN_DOUBT, SEALED, REMOVED, HOUR_MS = 1, 2, 5, 1, 4, 3_600_000
 BITS, FACTOR, KEYS = (1 << 64) - 1, 0xD6E8FEB86659FD93, list[int]()
 
 
@@ -73,6 +89,13 @@ def content_hash(subject: bytes, headers: bytes, body: bytes) -> int:  # Of a me
     return mix(mix(value(subject)) + value(headers) & BITS) + value(body) & BITS or 1
 
 
+def bloom(tags: list[str]) -> int:
+    bits = 0
+    for number in (crc32c(tag.encode()) >> shift & 63 for tag in tags for shift in (0, 6, 12)):
+        bits |= 1 << number
+    return bits
+
+
 class Batch:
     """A whole batch; checks every checksum, and all that each program that parses a batch checks (batch.md)."""
 
@@ -100,6 +123,7 @@ class Batch:
             before, place = number, padded(end)
         need(place == heap_at and must <= self.columns.keys() <= must | may, f"columns of a batch of kind {self.kind}")
         self.items = ([b""] * self.count, [b""] * self.count, [b""] * self.count)  # Subject, headers, body of each row.
+        self.labels = ([b""] * self.count, [b""] * self.count)  # Key and tags of each row.
         if self.kind != OUTCOME:  # Its heap is an array of parts.
             self.read_heap(names)
 
@@ -121,11 +145,20 @@ class Batch:
         used = set(self.column(SUBJECT)) == set(range(names)) and len(set(subjects)) == names
         need(used or self.kind > OUTCOME, "rows and their subject table")
         self.items[0][:] = [subjects[index] for index in self.column(SUBJECT)] if names else self.items[0]
-        for number, items in ((HEADERS_END, self.items[1]), (BODY_END, self.items[2])):
+        regions = zip((KEY_END, TAGS_END, HEADERS_END, BODY_END), (*self.labels, *self.items[1:]), strict=True)
+        for number, items in regions:
             for row, end in enumerate(self.columns.get(number, ())):
                 need(place <= end <= len(heap) and not any(heap[end : padded(end)]), "an end in the heap")
                 items[row], place = heap[place:end], padded(end)
         need(place == len(heap), "bytes behind the last item of a heap")
+        try:
+            for key, packed, flags, bits in zip(*self.labels, self.column(FLAGS), self.column(BLOOM), strict=True):
+                need(len(key) <= 200 and flags <= (2 if key.decode() else 0), "a key or its row_flags")
+                tags = msgpack.unpackb(packed) if packed else []
+                need(all(0 < len(tag.encode()) <= 64 for tag in tags) and bloom(tags) == bits, "tags or their bloom")
+                need(len(set(tags)) == len(tags) <= 16 and bool(tags) == bool(packed), "the number of tags")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Wrong(f"a key or tags that are no text: {error}") from error
 
 
 class Segment:
@@ -172,11 +205,14 @@ class Group:  # With its batches, each with its offset in the log.
         for size in sizes:
             self.batches.append((self.offset + place - position, Batch(segment.data[place : place + size])))
             place += size
-        kinds = {batch.kind for _, batch in self.batches} - {CONTROL if self.kind == CONTROL_GROUP else HOLDS[kind]}
+        decides = (kind, self.kind) == (MESSAGE, DATA_GROUP) and self.batches[0][1].kind == CONTROL  # About rows.
+        held = CONTROL if self.kind == CONTROL_GROUP else HOLDS[kind]
+        kinds = {batch.kind for _, batch in self.batches[decides:]} - {held}
         counted = sum(batch.count for _, batch in self.batches if batch.kind != CONTROL)
         need(not kinds and rows == counted, "the kinds of a group's batches, or its row_count")
         bodies = [body for _, batch in self.batches if batch.kind == CONTROL for body in batch.items[2]]
         self.records: list[dict[str, Any]] = list(map(msgpack.unpackb, bodies))
+        self.batches = self.batches[decides:]
 
 
 def hour_path(folder: Path, hour: int) -> Path:
@@ -260,7 +296,8 @@ class Row(NamedTuple):
     body_bytes: int = 0
     handoff: tuple[int, ...] = ()  # Target, epoch, batch id, claimed, appended at the target, offset there.
     outcome: int = 0
-    attempt: int = 0
+    facts: tuple[int, ...] = ()  # Reason and attempt.
+    labels: tuple[bytes, ...] = (b"", b"")  # Key and tags.
 
 
 Rows = defaultdict[tuple[int, ...], list[Row]]  # By hour and sequence; at a realtime server by origin before these.
@@ -295,14 +332,17 @@ class DelayServer(Server):
                 start, end, of_hour, _ = struct.unpack("<QQII", batch.part)
                 self.check(of_hour == hour and end <= self.replay, f"DAMAGE {path}: a batch of another hour or range")
                 columns = zip(*map(batch.column, (SEQUENCE, DUE, ACCEPTED, LEFT_OUT, HASH)), strict=True)
-                for (sequence, due, accepted, left, stated), *items in zip(columns, *batch.items, strict=True):
+                labels = zip(*batch.labels, strict=True)
+                rows_of = zip(columns, labels, *batch.items, strict=True)
+                for (sequence, due, accepted, left, stated), label, *items in rows_of:
                     key = (max(due, hour * HOUR_MS), sequence)
                     filed = key > before.get(start, (0, 0)) and max(due, accepted) // HOUR_MS == hour
                     self.check(filed, f"DAMAGE {path}: sequence {sequence} is out of order, or of another hour")
                     # A row that was handed over before it was filed has neither body nor headers here.
                     same = stated == content_hash(*items) or not stated or left or not any(items[1:])
                     self.check(same, f"CONTENT {path}: sequence {sequence} has other bytes than its hash says")
-                    self.scheduled[hour, sequence].append(Row(due, stated, items[0], len(items[2]) + left))
+                    row = Row(due, stated, items[0], len(items[2]) + left, labels=label)
+                    self.scheduled[hour, sequence].append(row)
                     before[start] = key
                 count += batch.count
         self.check((last_crc, count) == (crc, rows), f"DAMAGE {path}: last_crc32c, or {count} rows instead of {rows}")
@@ -310,12 +350,18 @@ class DelayServer(Server):
     def read_dispatch(self, path: Path, hour: int, durable: int) -> None:
         for group in self.groups(path, DISPATCH_LOG, durable):
             for _, batch in group.batches:
-                parts = [part for part in PART.iter_unpack(batch.heap) for _ in range(part[6])]
+                # The rows of a part with another reason than 1 name rows that follow one another.
+                parts = [
+                    (*part[:2], part[2] + (nth if part[8] > 1 else 0), *part[3:])
+                    for part in PART.iter_unpack(batch.heap)
+                    for nth in range(part[6])
+                ]
                 sound = (*struct.unpack("<II", batch.part), len(parts)) == (hour, 0, batch.count)
-                self.check(sound and not any(part[8] or part[10] for part in parts), f"DAMAGE {path}: a batch's parts")
+                sound = sound and not any((part[8] and part[7] != CANCELLED) or part[10] for part in parts)
+                self.check(sound, f"DAMAGE {path}: a batch's parts")
                 columns = map(batch.column, (SEQUENCE, DUE, HASH))
                 for sequence, due, stated, part in zip(*columns, parts, strict=False):
-                    self.told[hour, sequence].append(Row(due, stated, b"", 0, part[:6], part[7], part[9]))
+                    self.told[hour, sequence].append(Row(due, stated, b"", 0, part[:6], part[7], part[8:10]))
 
     def read_messages(self) -> None:
         """Rows behind the replay offset count as scheduled; rows before it are compared with the schedule logs."""
@@ -327,9 +373,9 @@ class DelayServer(Server):
             sequence = group.base_sequence if group.kind == DATA_GROUP else expected
             self.check(sequence >= expected, f"DAMAGE {place}: sequence {sequence} was given before")
             for _, batch in group.batches if group.kind == DATA_GROUP else ():
-                for due, *items in zip(batch.column(DUE), *batch.items, strict=True):
+                for due, key, tags, *items in zip(batch.column(DUE), *batch.labels, *batch.items, strict=True):
                     hour, told = max(due, group.appended_ms) // HOUR_MS, filed.get(sequence)
-                    row = Row(due, content_hash(*items), items[0], len(items[2]))
+                    row = Row(due, content_hash(*items), items[0], len(items[2]), labels=(key, tags))
                     if group.offset >= self.replay:
                         self.scheduled[hour, sequence].append(row)
                     elif told:
@@ -360,9 +406,7 @@ class DelayServer(Server):
         filed += sum(count for name in ("skipped", "dropped") for _, count in self.published.get(name, ()))
         filed += sum(rows for *_, rows, _ in struct.iter_unpack("<IIQQQ", self.published.get("beside", b"")))
         given = self.published.get("next_sequence", 1) - 1
-        self.check(
-            filed == given, f"CONSERVATION {self.path}: {given} sequences were given, {filed} messages are filed"
-        )
+        self.check(filed == given, f"CONSERVATION {self.path}: {given} sequences were given, {filed} are filed")
         return set(sealed)
 
     def seal_of(self, hour: int) -> bytes:
@@ -374,7 +418,7 @@ class DelayServer(Server):
         schedule.update(b"".join(struct.pack("<I", len(name)) + name for name in numbers))
         for sequence, row in told:
             target, epoch, batch, claimed, *place = row.handoff
-            figures = (row.due_ms, claimed, target, epoch, batch, *place, row.outcome, 0, row.attempt, 0, row.hash)
+            figures = (row.due_ms, claimed, target, epoch, batch, *place, row.outcome, *row.facts, 0, row.hash)
             outcomes.update(struct.pack("<QqqQQQqQBBHIQ", sequence, *figures))
         given = [(sequence, row.due_ms, row.hash) for sequence, row in told if row.outcome == DISPATCHED]
         sums = [sum(mix(mix(mix(mix(n) + a & BITS) + b & BITS) + c & BITS) for a, b, c in given) & BITS for n in (1, 2)]
@@ -407,11 +451,12 @@ class RealtimeServer(Server):
                 self.watermark[origin] = max(self.watermark[origin], tuple(w))
                 self.rows_at[offset] = (subject := batch.items[0][0], batch.count)
                 handoff = (self.log_id, epoch, number, claimed, group.appended_ms, offset)
-                columns = zip(*map(batch.column, (SEQUENCE, DUE, HASH)), *batch.items, strict=True)
-                for sequence, due, stated, *items in columns:
+                columns = zip(*map(batch.column, (SEQUENCE, DUE, HASH)), batch.labels[1], *batch.items, strict=True)
+                for sequence, due, stated, tags, *items in columns:
                     same = not stated or stated == content_hash(*items)
                     self.check(same, f"CONTENT {path}: sequence {sequence} has other bytes than its hash says")
-                    self.stored[origin, hour, sequence].append(Row(due, stated, subject, handoff=handoff))
+                    row = Row(due, stated, subject, handoff=handoff, labels=(b"", tags))
+                    self.stored[origin, hour, sequence].append(row)
         for file in sorted((path / "consume").glob("*/*.log")):
             self.read_consume(file)
         for group in self.log("pull", PULL_LOG, self.published.get("pull_offset", 0)):
@@ -465,11 +510,12 @@ def compare(delay: DelayServer, targets: dict[int, RealtimeServer]) -> Counter[s
             unproven = target is None or said.handoff[5] < target.start
             figures["unproven"] += unproven
             delay.check(unproven, f"LOST {name}: not where the dispatch log says")
-        same = (
-            all((each.subject, each.due_ms) == (row.subject, row.due_ms) for each in at) and said.due_ms == row.due_ms
-        )
+        content = {(each.due_ms, each.subject, each.labels[1]) for each in at} <= {
+            (row.due_ms, row.subject, row.labels[1])
+        }
+        same = said.due_ms == row.due_ms and content
         hashes = {each.hash for each in (row, said, *at)} - {0}
-        delay.check(same and len(hashes) < 2, f"MISMATCH {name}: due instant or content")
+        delay.check(same and len(hashes) < 2, f"MISMATCH {name}: due instant, tags or content")
         claimed = [each.handoff[3] for each in (*at, said) if each is not said or handed_over]
         delay.check(min(claimed, default=row.due_ms) >= row.due_ms, f"EARLY {name}")
         delay.check(not (at and handed_over) or at[0].handoff == said.handoff, f"MISMATCH {name}: the handoff")

@@ -6,4 +6,5 @@ A map, from the outside in.
     core                registrations and routes without I/O, kept in the state and served from memory
     registry            which servers there are, and their leases
     routes              which realtime server has which subject
+    slots               which delay server owns which keys
 """

@@ -20,6 +20,7 @@ from functools import partial
 from operator import itemgetter
 
 import msgpack
+import numpy as np
 
 from delayd.clock import Clock
 from delayd.errors import (
@@ -41,10 +42,12 @@ from delayd.state import State
 from delayd.validate import check_subject
 from delayd.wire.meta import SUBJECTS_MAX, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.requests import U64_MAX
+from delayd.wire.slots import SlotOwners, SlotSet, Versions, slots_text
 from delayd.wire.waits import Wait
 
-from .registry import Registry
+from .registry import Registry, RegistryTerms
 from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
+from .slots import FORGOTTEN, STATE_KEY, Given, SlotTable, read_slot_table, slot_table_value
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ STORED_RETRY_AFTER_MS = 50  # The hint while a transaction is under way.
 
 OnStored = Callable[[RetryLater | None], None]
 OnRoutes = Callable[[Routes | RetryLater], None]
+OnSlots = Callable[[SlotOwners | RetryLater], None]
 OnDone = Callable[[str | RetryLater], None]
 """Called with what an operator's decision has done."""
 
@@ -71,6 +75,7 @@ class _Changes:
     servers: list[Registered] = field(default_factory=list)
     routes: dict[str, int] = field(default_factory=dict)
     unused: set[str] = field(default_factory=set)  # Subjects among these routes that no message has used.
+    slots: Given = field(default_factory=dict)
     # Changes in memory that are made once the transaction is durable.
     after: list[Callable[[], None]] = field(default_factory=list)
     waiters: list[OnStored] = field(default_factory=list)
@@ -85,20 +90,19 @@ class Meta:
         path: str,
         executor: Executor,
         clock: Clock,
-        lease_ms: int,
+        terms: RegistryTerms,
         stop: Callable[[BaseException], None],
-        *,
-        moved: bool = False,
     ) -> None:
         self.transactions = 0
         self._state = state
         self._executor = executor
         self._stop = stop
-        self._registry = Registry(clock, lease_ms, _stored_servers(state, path), moved=moved)
+        self._registry = Registry(clock, terms, _stored_servers(state, path))
         lost: list[str] = []
         routes = _stored_routes(state, path, ROUTE_PREFIX, lost)
         looked = _stored_routes(state, path, LOOK_PREFIX, [])
         self._table = RouteTable(routes, looked, lost, clock.monotonic_ms())
+        self._slots = SlotTable(read_slot_table(state))
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
         # A lost move may have had the highest number, and no number is given twice.
@@ -118,6 +122,11 @@ class Meta:
         yield from map(Wait._make, self._state.waits())
         for subject in sorted(self._table.lost):
             yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to LOG_ID")
+        if self._slots.lost:
+            slots = slots_text(self._slots.durable.of(int(FORGOTTEN)))
+            yield Wait(
+                f"keys of the slots {slots}", "their owners did not check", "delayd slots move SLOTS --to LOG_ID"
+            )
 
     @property
     def server_count(self) -> int:
@@ -137,7 +146,7 @@ class Meta:
         if not self._registry.holds(server):
             self._need_no_word()
         self._give_routes_back()
-        forgotten = self._registry.make_room(server, self._has_routes)
+        forgotten = self._registry.make_room(server, self._is_needed)
         if forgotten is not None:
             self._gathered.puts.pop(_server_key(forgotten), None)
             self._gathered.removes.append(_server_key(forgotten))
@@ -149,6 +158,45 @@ class Meta:
         self._gathered.servers.append(server)
         self._gathered.waiters.append(on_stored)
         self._commit()
+
+    def claim_slots(self, claimed: SlotSet, log_id: int) -> None:
+        """Hear which slots a delay server owns; those that nobody owns here are its own from now on (rule I4)."""
+        given = self._slots.claim(claimed, log_id)
+        if given:
+            log.warning("slots_claimed log_id=%016x slots=%d", log_id, len(given))
+            self._gathered.slots.update(given)
+            self._commit()
+
+    def slots(self, wanted: SlotSet, on_slots: OnSlots) -> None:
+        """The owners of all slots; wanted ones without an owner get one first, if a delay server is alive.
+
+        Raises SlowDown while an operator's decision is being stored.
+        """
+        if (wanted & (self._slots.durable.log_ids == 0)).any():
+            self._need_no_word()
+            self._gathered.slots.update(self._slots.assign(wanted, self._registry.live("delay")))
+        if self._slots.has_unsettled(wanted):
+            self._gathered.waiters.append(partial(self._answer_slots, on_slots))
+            self._commit()
+        else:
+            self._answer_slots(on_slots, None)
+
+    def owned_by_others(self, slots: SlotSet, log_id: int) -> SlotSet:
+        """Which of some slots another delay server owns."""
+        owners = self._slots.durable
+        return slots & ~np.isin(owners.log_ids, np.array([0, FORGOTTEN, log_id], np.uint64))
+
+    def move_slots(self, slots: SlotSet, versions: Versions, to: int, on_done: OnDone) -> None:
+        """Give slots to another server, because an operator says so: their owner has released them, or is lost.
+
+        ``versions`` are those that the operator knew. Raises as `forget` does, and BadArgument when a slot was moved
+        meanwhile.
+        """
+        self._need_quiet()
+        if not self._registry.has("delay", to):
+            raise UnknownServer(f"meta knows no delay server {to:016x}; see `delayd servers`")
+        self._gathered.slots.update(self._slots.move(slots, versions, to))
+        self._decide(f"moved the slots {slots_text(slots)} to {to:016x}", on_done)
 
     def servers(self, role: str | None) -> list[ServerInfo]:
         """All servers of a role, or of each."""
@@ -287,8 +335,10 @@ class Meta:
             log.info("routes_given_back routes=%d", len(forgotten))
             self._commit()
 
-    def _has_routes(self, server: Registered) -> bool:
-        return server.role == "realtime" and self._table.has_routes(server.log_id)
+    def _is_needed(self, server: Registered) -> bool:
+        if server.role == "delay":
+            return bool(self._slots.durable.of(server.log_id).any())
+        return self._table.has_routes(server.log_id)
 
     def _answer_routes(self, subjects: Sequence[str], on_routes: OnRoutes, error: RetryLater | None) -> None:
         if error is not None:
@@ -304,10 +354,15 @@ class Meta:
                 routes[subject] = log_id
         on_routes(Routes(routes, self._registry.find("realtime", routes.values()), unrouted))
 
+    def _answer_slots(self, on_slots: OnSlots, error: RetryLater | None) -> None:
+        on_slots(self._slots.durable if error is None else error)
+
     def _commit(self) -> None:
         if self._committing:
             return
         changes, self._gathered = self._gathered, _Changes()
+        if changes.slots:
+            changes.puts[STATE_KEY] = slot_table_value(self._slots.with_given(changes.slots))
         if not (changes.puts or changes.removes):
             # The caller waited for routes of the last transaction, and added none of its own.
             for waiter in changes.waiters:
@@ -331,6 +386,7 @@ class Meta:
             refused = DiskReserve(f"meta stores nothing more: {error.message}", retry_after_ms=DISK_RETRY_AFTER_MS)
         now_ms = self._clock.monotonic_ms()
         self._table.settle(changes.routes, durable=refused is None, unused=changes.unused, now_ms=now_ms)
+        self._slots.settle(changes.slots, durable=refused is None)
         if refused is None:
             for server in changes.servers:
                 self._registry.stored(server)

@@ -32,20 +32,27 @@ class _Known:
     contended_ms: int = 0  # When that contender first asked.
 
 
-class Registry:
-    """Servers by role and log_id, in memory.
+@dataclass(frozen=True, slots=True)
+class RegistryTerms:
+    """How long a registration counts, and whether those of earlier lives do.
 
     `moved` says that meta's own directory lies in another place than before. Then it may be a copy, and it may remember
     the addresses of the original's servers: clients are told of a server only after it has registered here.
     """
 
-    def __init__(self, clock: Clock, lease_ms: int, stored: Iterable[Registered], *, moved: bool = False) -> None:
+    lease_ms: int
+    moved: bool = False
+
+
+class Registry:
+    """Servers by role and log_id, in memory."""
+
+    def __init__(self, clock: Clock, terms: RegistryTerms, stored: Iterable[Registered]) -> None:
         self._clock = clock
-        self._lease_ms = lease_ms
-        self._moved = moved
+        self._lease_ms, self._moved = terms.lease_ms, terms.moved
         # No server could register while meta was away, so each known server has a whole lease from now on.
         now_ms = clock.monotonic_ms()
-        self._known = {(each.role, each.log_id): _Known(each, each, now_ms, alive=not moved) for each in stored}
+        self._known = {(each.role, each.log_id): _Known(each, each, now_ms, alive=not terms.moved) for each in stored}
 
     def __len__(self) -> int:
         return len(self._known)

@@ -18,6 +18,7 @@ from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import draw_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
+from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.server import Server
 from delayd.net.trust import Guard
@@ -37,9 +38,11 @@ from delayd.wire.requests import (
     not_served,
     optional_str,
 )
+from delayd.wire.slots import SlotOwners, need_slots, need_versions, slots_bytes
 from delayd.wire.status import status_head
 
 from .core import Meta
+from .registry import RegistryTerms
 
 STATE_FOLDER = "state.lmdb"
 SERVED_TO_THE_END = frozenset((RequestType.PING, RequestType.STATUS))  # These are also served while the server stops.
@@ -74,6 +77,8 @@ class MetaService:
             RequestType.META_SUBJECTS: self._subjects,
             RequestType.FORGET_SERVER: self._decide,
             RequestType.MOVE_ROUTE: self._decide,
+            RequestType.SLOTS: self._tell_slots,
+            RequestType.MOVE_SLOTS: self._decide,
         }
 
     def open(self) -> None:
@@ -93,9 +98,10 @@ class MetaService:
                 log.warning("moved servers_are_told_of_when=they_have_registered_here")
             secret = open_secret(config.data, config.secret_file)
             self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
-            self._core = Meta(
-                self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core, moved=moved
-            )
+            self._cuts = Cuts(config.folder, self._identity.log_id, self._state, self._executor)
+            self._handlers.update(self._cuts.handlers)
+            terms = RegistryTerms(config.lease_ms, moved)
+            self._core = Meta(self._state, path, self._executor, self._clock, terms, self._fail_core)
         except DelaydError:
             self._close()
             raise
@@ -151,7 +157,8 @@ class MetaService:
         handler(connection, frame)
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """Do nothing: nothing is kept for a connection."""
+        """End the cut that the connection asked for, if there is one."""
+        self._cuts.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
         """Stop: the error is a bug."""
@@ -178,6 +185,8 @@ class MetaService:
             else:
                 head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
                 head["moves"] = moves_head(self._core.moves_after(seen))
+                if claimed is not None:
+                    head["slots_lost"] = slots_bytes(self._core.owned_by_others(claimed, server.log_id))
                 head["boot"] = self._clock.boot_mark
                 connection.answer(frame.request_id, self._told(head))
             self._idle.set()
@@ -185,7 +194,10 @@ class MetaService:
         server = read_registered(frame.head)
         if listens_everywhere(server.host):
             raise BadRequest(f"host is {server.host}, where nobody could reach this server", field="host")
+        claimed = need_slots(frame.head, "slots") if server.role == "delay" and "slots" in frame.head else None
         self._core.register(server, on_stored)
+        if claimed is not None:
+            self._core.claim_slots(claimed, server.log_id)
 
     def _routes(self, connection: Connection, frame: Frame) -> None:
         def on_routes(answer: Routes | RetryLater) -> None:
@@ -212,8 +224,20 @@ class MetaService:
         head = frame.head
         if frame.type == RequestType.FORGET_SERVER:
             self._core.forget(need_str(head, "role"), need_u64(head, "log_id"), need_bool(head, "routes"), on_done)
-        else:
+        elif frame.type == RequestType.MOVE_ROUTE:
             self._core.move(need_str(head, "subject"), need_u64(head, "to"), on_done)
+        else:
+            self._core.move_slots(need_slots(head, "slots"), need_versions(head), need_u64(head, "to"), on_done)
+
+    def _tell_slots(self, connection: Connection, frame: Frame) -> None:
+        def on_slots(answer: SlotOwners | RetryLater) -> None:
+            if isinstance(answer, RetryLater):
+                connection.answer_error(frame.request_id, answer)
+            else:
+                connection.answer(frame.request_id, self._told(answer.to_head()))
+            self._idle.set()
+
+        self._core.slots(need_slots(frame.head, "wanted"), on_slots)
 
     def _subjects(self, connection: Connection, frame: Frame) -> None:
         head = frame.head

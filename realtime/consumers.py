@@ -21,11 +21,12 @@ from delayd.wire.requests import (
 )
 
 from .answers import LIST_MAX, groups_head, subjects_head
+from .group_records import GroupRecords
 from .groups import Group
 from .index import Index
 from .peer import Peer
 from .polls import Waiting
-from .pulls import HANDLES_MAX, Pulls, wanted
+from .pulls import HANDLES_MAX, Pulls
 from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
@@ -35,9 +36,18 @@ LEASE_MS_MIN = 100
 class Consumers:
     """Reads the requests of consumers, and of tools that list groups and subjects."""
 
-    def __init__(self, config: RealtimeConfig, pulls: Pulls, index: Index, stored: StoredBatches, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: RealtimeConfig,
+        pulls: Pulls,
+        groups: GroupRecords,
+        index: Index,
+        stored: StoredBatches,
+        clock: Clock,
+    ) -> None:
         self._config = config
         self._pulls = pulls
+        self._groups = groups
         self._index = index
         self._stored = stored
         self._clock = clock
@@ -57,7 +67,7 @@ class Consumers:
         if group is None:
             # The group is created only here: a PULL that is refused leaves no group behind.
             assert names is not None
-            group = self._pulls.create(*names)
+            group = self._groups.create(*names)
         self._pulls.pull(
             Waiting(
                 group=group,
@@ -122,7 +132,7 @@ class Consumers:
             return
         known = group
         self._pulls.acknowledge(
-            op, known, handles, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": wanted(known)})
+            op, known, handles, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
         )
 
     def _known(self, head: Head) -> Group | None:

@@ -7,7 +7,7 @@ each comes back with one call. A batch is indexed, and offered to consumers, onl
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,6 +37,7 @@ from .closed import ClosedSegments
 from .commit import Commit, GroupCommit
 from .consumers import Consumers
 from .delay_servers import DelayServers
+from .group_records import GroupRecords
 from .index import Subject
 from .kept import Marks
 from .log_files import LogFiles, OnCheckpoint
@@ -66,20 +67,31 @@ class Executors:
     work: Executor
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the core works with: where its directory lies, what time it is, and who does the slow work."""
+
+    disk: Disk
+    state: State
+    clock: JudgedClock
+    executors: Executors
+
+
 class Core:
-    """One realtime server, from its recovery to its stop."""
+    """One realtime server, from its recovery to its stop.
+
+    ``on_failure`` is called once, with the error after which the server must end.
+    """
 
     def __init__(
         self,
         config: RealtimeConfig,
-        disk: Disk,
-        state: State,
-        clock: JudgedClock,
-        executors: Executors,
+        around: Surroundings,
         recovered: Recovered,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         identity = recovered.identity
+        disk, state, clock, executors = around.disk, around.state, around.clock, around.executors
         site = Site(disk, state, config.folder, identity, clock, executors.work)
         # The fields that the shell adds to STATUS, about its connections and its loop.
         self.shell_status: Callable[[], Head] = dict
@@ -107,7 +119,8 @@ class Core:
         self._pull_log = PullCommit(executors.pull, clock, identity.epoch)
         self._pull_log.on_failure = self.fail
         self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, clock)
-        self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
+        self._groups = GroupRecords(self._pulls, self._index, self._pull_log, clock)
+        self._unseen = Unseen(self._index, self._groups.roster.has, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
         self._checkpoints = Checkpointer(
@@ -137,11 +150,11 @@ class Core:
         indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
         self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, clock)
         self._closed.on_failure = self.fail
-        self._snapshots = Snapshots(recovered, self._pulls, self._closed, clock, config.retention_ms)
-        self._operators = Operators(self._pulls, self._rebuilder, self._files)
+        self._snapshots = Snapshots(recovered, self._groups, self._closed, clock, config.retention_ms)
+        self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files)
         reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._delay_servers = DelayServers(recovered, self._commit, self._files, reserve)
-        consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
+        consumers = Consumers(config, self._pulls, self._groups, self._index, self._stored, clock)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
@@ -165,6 +178,10 @@ class Core:
         self._handlers.update(dict.fromkeys(self._of_groups, self._refuse_unread))
         if recovered.pulls is not None and recovered.pull_log is not None:
             self._begin_pulls(recovered.pulls, recovered.pull_log)
+
+    def serve_too(self, handlers: Mapping[int, Callable[[Peer, Frame], None]]) -> None:
+        """Have requests that concern the directory, and not the core, served like all others."""
+        self._handlers.update(handlers)
 
     def received(self, peer: Peer, frame: Frame) -> None:
         """Serve a request, now or later; a DelaydError raised here is its answer."""
@@ -363,7 +380,7 @@ class Core:
 
     def _pull_marks(self) -> tuple[int, int, int]:
         """Up to where a checkpoint covers the pull log; while that can't be read, the values of the last checkpoint."""
-        if self._pulls.known:
+        if self._groups.roster.known:
             return self._pull_log.end, self._pull_log.crc32c, self._pulls.next_pull
         last = self._checkpoints.last
         return last.pull_offset, last.pull_crc32c, last.next_pull
@@ -391,7 +408,7 @@ class Core:
         if snapshot is None:
             return
         take = partial(self._checkpoints.take, snapshot, self._checkpointed)
-        if self._pulls.known:
+        if self._groups.roster.known:
             # The transaction must not store a newer state of the groups than the durable pull log has.
             self._pull_log.when_durable(take)
         else:
@@ -423,7 +440,7 @@ class Core:
         if self._state.message_log.start:
             replay.settle_starts()
         self._pull_log.begin(pull_log, replay.appended_at_ms)
-        self._pulls.begin(replay)
+        self._groups.begin(replay)
         self._files.watch_pull_log(pull_log)
         self._handlers.update(self._of_groups)
 

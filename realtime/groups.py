@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
+from delayd.wire.requests import U32_MAX
 
 from .held import Held, Run
 from .index import Subject
@@ -76,6 +77,12 @@ class Group:
     def has_messages(self) -> bool:
         """Whether a pull would get a message."""
         return self.next < self.subject.end or self.redeliver.messages > 0
+
+    @property
+    def wanted(self) -> int:
+        """How many messages consumers with empty hands wait for (rule Q4); 0 while there are messages to give."""
+        # Messages that are there are given out in one of the next turns.
+        return 0 if self.has_messages else min(self.waiting.wanted, U32_MAX)
 
     @property
     def outstanding(self) -> int:

@@ -15,7 +15,7 @@ from delayd.errors import DamagedData, DataError, DelaydError, HandoffRefused
 from delayd.executor import Done, Executor, Priority, run
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
-from delayd.log.watch import LOOK_MS, Append, LogWatch, Told
+from delayd.log.watch import LOOK_MS, Append, LogWatch, OnFiles, Told
 from delayd.site import Site
 from delayd.wire.quarantine import Quarantined
 
@@ -146,8 +146,8 @@ class LogFiles:
         self.on_checkpoint_wanted(checkpointed)
 
     def _watch(self, name: str, log_: Log, append: Append, rolled: Callable[[], None]) -> LogWatch:
-        put, lift = partial(self._put_file, name), partial(self._lift_file, name)
-        return LogWatch(log_, append, self._work, self._clock, put, lift, rolled)
+        on_files = OnFiles(partial(self._put_file, name), partial(self._lift_file, name), rolled)
+        return LogWatch(log_, append, self._work, self._clock, on_files)
 
     def _put_file(self, log_name: str, name: str, damage: DamagedData) -> None:
         self._put(f"log/{log_name}/{name}", damage)

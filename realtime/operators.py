@@ -14,10 +14,11 @@ from delayd.wire.quarantine import PAGE_MAX, Quarantined, decided_head, list_hea
 from delayd.wire.requests import need_int, need_str
 from delayd.wire.waits import Wait
 
+from .group_records import GroupRecords
 from .kept import LostGroup
 from .log_files import WINDOW, LogFiles
 from .peer import Peer
-from .pulls import Pulls
+from .quarantine import Quarantine
 from .rebuild import Rebuilder
 from .unread_pulls import ID as PULL
 
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class Operators:
     """Reads the requests of operators."""
 
-    def __init__(self, pulls: Pulls, rebuilder: Rebuilder, files: LogFiles) -> None:
-        self._pulls = pulls
+    def __init__(self, groups: GroupRecords, quarantine: Quarantine, rebuilder: Rebuilder, files: LogFiles) -> None:
+        self._groups = groups
+        self._quarantine = quarantine
         self._rebuilder = rebuilder
         self._files = files
 
@@ -43,9 +45,8 @@ class Operators:
         lost = self._lost(id_)
         if lost is not None and lost.names is not None:
             log.warning("operator releases=%s", id_)
-            self._pulls.begin_anew(lost)
             answer = decided_head(id_, True, "it begins at the earliest message that is kept")
-            self._pulls.when_durable(partial(peer.answer, frame.request_id, answer))
+            self._groups.begin_anew(lost, partial(peer.answer, frame.request_id, answer))
             return
         if id_.startswith("consume/"):
             peer.answer(frame.request_id, decided_head(id_, False, "it is being rebuilt from the message log"))
@@ -54,11 +55,11 @@ class Operators:
             log.warning("operator releases=%s", id_)
             self._files.release(id_, lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
             return
-        bad = self._pulls.quarantine.find(id_)
+        bad = self._quarantine.find(id_)
         if bad is None:
             raise _not_found(id_)
         log.warning("operator releases=%s", id_)
-        done = self._pulls.quarantine.release(bad)
+        done = self._quarantine.release(bad)
         message = "it is delivered again" if done else bad.damage.message
         peer.answer(frame.request_id, decided_head(id_, done, message))
 
@@ -72,23 +73,24 @@ class Operators:
             drop(lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
             return
         lost = self._lost(id_)
-        bad = self._pulls.quarantine.find(id_)
+        bad = self._quarantine.find(id_)
         if lost is None and bad is None:
             raise _not_found(id_)
         log.warning("operator drops=%s", id_)
         if lost is not None:
-            self._pulls.delete(lost, answer)
+            self._groups.delete(lost, answer)
         elif bad is not None:
-            self._pulls.give_up(bad, answer)
+            self._groups.give_up(bad, answer)
 
     def delete_group(self, peer: Peer, frame: Frame) -> None:
         """Delete a group; no other group gets the messages that it had not acknowledged."""
         subject, name = need_str(frame.head, "subject"), need_str(frame.head, "group")
-        group = self._pulls.groups.get((subject, name)) or self._pulls.roster.lost.get((subject, name))
+        roster = self._groups.roster
+        group = roster.groups.get((subject, name)) or roster.lost.get((subject, name))
         if group is None:
             raise BadArgument(f"there is no group {name} of {subject}")
         log.warning("operator deletes=group subject=%s group=%s id=%d", subject, name, group.group_id)
-        self._pulls.delete(group, partial(peer.answer, frame.request_id, {"subject": subject, "group": name}))
+        self._groups.delete(group, partial(peer.answer, frame.request_id, {"subject": subject, "group": name}))
 
     def waits(self) -> Iterator[Wait]:
         """List the entries, each of which waits for a file or an operator."""
@@ -99,20 +101,20 @@ class Operators:
 
     def _entries(self) -> Iterator[Quarantined]:
         yield from self._files
-        yield from self._pulls.quarantine.listing()
+        yield from self._quarantine.listing()
         for subject in self._rebuilder.subjects:
             damage = subject.damage
             if damage is not None:
                 what = (damage.path, damage.position, damage.what, 0, 0)
                 yield Quarantined(f"consume/{subject.name}", *what, subject=subject.name, release=REBUILT)
-        for lost in self._pulls.roster.all_lost:
+        for lost in self._groups.roster.all_lost:
             subject_name = None if lost.names is None else lost.names[0]
             what = (lost.damage.path, lost.damage.position, f"{lost.damage.what}; {lost.names}", 0, 0)
             release = BEGINS_ANEW if lost.names is not None else ""
             yield Quarantined(lost.id, *what, subject=subject_name, release=release, drop=IS_GONE)
 
     def _lost(self, id_: str) -> LostGroup | None:
-        return next((lost for lost in self._pulls.roster.all_lost if lost.id == id_), None)
+        return next((lost for lost in self._groups.roster.all_lost if lost.id == id_), None)
 
 
 REBUILT = "it is being rebuilt from the message log, by itself"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 
@@ -119,18 +119,8 @@ def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
 def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
     picked = range(row, row + rows)
     gathered = gather([Pick(batch, picked)])
-    accepted = None
-    if ColumnId.ACCEPTED_AT_MS in batch:
-        accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
     sequences = batch.uint64s(ColumnId.SEQUENCE)[row : row + rows]
-    part = batch.dispatch
-    hashes = batch.content_hashes()[row : row + rows]
-    return compose(
-        kind=BatchKind.DISPATCH,
-        part=part,
-        gathered=gathered,
-        sequences=sequences,
-        subjects=[subject.encode()],
-        accepted_at_ms=accepted,
-        hashes=hashes,
-    ).joined()
+    others: dict[ColumnId, Columns] = {ColumnId.CONTENT_HASH: batch.content_hashes()[row : row + rows]}
+    if ColumnId.ACCEPTED_AT_MS in batch:
+        others[ColumnId.ACCEPTED_AT_MS] = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
+    return compose(BatchKind.DISPATCH, batch.dispatch, gathered, sequences, [subject.encode()], others).joined()

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from .peer import Peer
 
 if TYPE_CHECKING:
     from .groups import Group
+
+RECALLS_MAX = 256  # This many consumers are told at once that another one waits with empty hands.
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +46,8 @@ class Polls:
 
     def __init__(self) -> None:
         self.wanted = 0  # How many messages the consumers with empty hands ask for.
-        self.ahead: OrderedDict[Waiting, None] = OrderedDict()
         self._empty_handed: OrderedDict[Waiting, None] = OrderedDict()
+        self.ahead: OrderedDict[Waiting, None] = OrderedDict()  # Of consumers that fetch ahead.
 
     def __bool__(self) -> bool:
         """Whether anybody waits."""
@@ -58,6 +60,24 @@ class Polls:
     def first(self) -> Waiting | None:
         """The PULL that is served next; None when none waits."""
         return next(iter(self._empty_handed or self.ahead), None)
+
+    def to_recall(self, wanted: int) -> Iterator[tuple[Waiting, int]]:
+        """The PULLs to answer so that their consumers give back ``wanted`` messages, each with how many messages are
+        still wanted when its turn comes. The caller may remove them while it goes through them.
+
+        A consumer that hears of it gives back half of the messages that it has ahead, rounded up, and no more than it
+        is told (docs/protocol.md, "Fair fetching"). So the consumers that have waited longest are told, and no more
+        of them than are needed.
+
+        An example: 5 messages are wanted, and three consumers have 7, 4 and 9 ahead. The first is told 5, and gives
+        back 4. The second is told 1, and gives back 1. The third is told nothing.
+        """
+        for waiting in list(islice(self.ahead, RECALLS_MAX)):
+            if wanted <= 0:
+                return
+            yield waiting, wanted
+            half = (waiting.ahead + 1) // 2
+            wanted -= half
 
     def add(self, waiting: Waiting) -> None:
         """Let a PULL wait behind all others of its kind."""

@@ -14,6 +14,11 @@ An example: group g is at consume sequence 40, and its lease is 30 s.
 5. After 30 s the lease of 709 ends: message 49 is offered again as attempt 2, and a later acknowledgement of 709 is
    answered as stale.
 6. It acknowledges 700 to 706 once more: the answer is "done", as the first time (rule Q5).
+7. It has fetched 7 messages ahead of its handler and its next PULL waits. A PULL of another consumer with empty hands
+   comes, and there are no messages: the first PULL is answered without messages, so that its consumer reads how many
+   are wanted, and gives some back as in 4 (rule Q4; `realtime.polls` has the figures).
+
+`realtime.group_records` creates and deletes the groups.
 """
 
 import logging
@@ -26,26 +31,23 @@ from typing import NamedTuple
 
 from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
-from delayd.log.control import GroupCreated, GroupDeleted
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
-from delayd.wire.requests import U32_MAX
 
 from .alarms import NEVER_MS, Alarms
-from .changes import Changes
 from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
 from .held import Held
 from .index import Index, Subject
-from .kept import Life, LostGroup, group_keys
+from .kept import Life
 from .offers import Offer, Offers
 from .parts import Part, Parts
 from .peer import Peer
 from .polls import Waiting
 from .pull_commit import PullCommit
 from .pull_replay import PullReplay
-from .quarantine import Bad, Quarantine
+from .quarantine import Quarantine
 from .ranges import Ranges
 from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
@@ -56,13 +58,10 @@ HELD_OF_GROUP_MAX = 65_536  # The same for one group, so that it leaves room for
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
 GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.
-# Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
-ROOM_EVERY_MS = 10
 TURN_ANSWERS = 64  # Answers in one turn of the loop, some 100 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
-RECALLS_MAX = 256  # This many consumers are told at once that another one with empty hands waits.
-RECALL_MS = 10  # A PULL of a consumer that has messages ahead waits at least this long while others wait for messages.
+RECALL_MS = 10  # While others wait with empty hands, a PULL of a consumer that fetches ahead waits this long.
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that consumers can provoke.
@@ -106,51 +105,42 @@ class Pulls:
         pull_log: PullCommit,
         clock: Clock,
     ) -> None:
-        self.roster = Roster(())
+        self.roster = Roster()
         self.groups = self.roster.groups
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
-        self.known = False  # Whether the pull log was read; before that no group is known.
-        self._epoch = epoch
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
+        self.quarantine = Quarantine(stored, clock)
+        self.quarantine.on_released = self._released
         self._log_id = log_id
+        self._epoch = epoch
         self._index = index
         self._log = pull_log
         self._clock = clock
-        self.quarantine = Quarantine(stored, clock)
-        self.quarantine.on_released = self._released
-        self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
         self._parts = Parts(index, stored, self.quarantine)
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
-        self._waiting = 0
-        self._held = 0
-        self.changes = Changes(())
+        # Of all groups together: PULLs that wait, pulled runs that nobody has acknowledged, and runs of pull sequences
+        # that were given back.
+        self._waiting = self._held = self._given_back = 0
         self._to_serve: OrderedDict[Group, None] = OrderedDict()  # Groups to serve in the next turns of the loop.
         self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
         self._pausing = False  # Whether there may be pauses; looked at after every request.
-        self._given_back = 0
-        self._room_at_ms = 0  # When a group may next be forgotten to make room for another one.
 
     def begin(self, replay: PullReplay) -> None:
         """Serve the groups that a replay of the pull log has rebuilt; nothing is asked of this object before."""
         groups = replay.groups.values()
-        self.known = True
-        self.roster = Roster(groups)
-        self.groups = self.roster.groups
+        self.roster.begin(groups)
         self.given_out = GivenOut(replay.lives, self._epoch)
         self.next_pull = replay.next_pull
         self._held = sum(group.held.runs for group in groups)
         self._given_back = sum(len(group.given_back) for group in groups)
-        self.changes = Changes(groups)
         for group in groups:
             group.on_pause = self._pause
         self.lease_all()
-        self.roster.keep_lost(replay.lost.values())
-        self.removes += replay.removes
 
     def lease_all(self) -> None:
         """Give every pull that survived a restart its whole lease again."""
@@ -169,10 +159,6 @@ class Pulls:
             found = self._incarnations[peer] = self.given_out.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
         return found
 
-    def has_group(self, subject_name: str) -> bool:
-        """Whether messages of a subject are kept for any group, as far as is known."""
-        return self.roster.has(subject_name) or not self.known
-
     def check_room(self) -> None:
         """Refuse a PULL when too many wait, with SlowDown."""
         if self._waiting >= WAITING_MAX:
@@ -190,9 +176,9 @@ class Pulls:
             self._serve([group])
         # The first pull of a new group waits until the group's record is durable, even beyond its time.
         if group.ready and not waiting.answered:
-            self._time(waiting)
-            if group.waiting.ahead:
-                self._recall(waiting)
+            self._set_deadline(waiting)
+            if group.waiting.ahead and not waiting.ahead and not waiting.answered:
+                self._recall(group)
 
     def acknowledge(
         self,
@@ -242,6 +228,35 @@ class Pulls:
         if op != PullOp.ACK:
             self._serve([group])
 
+    def admit(self, group: Group) -> None:
+        """Let PULLs wait for the messages of a new group; they are served from `open` on."""
+        group.ready = False
+        group.on_pause = self._pause
+        self.roster.add(group)
+
+    def open(self, group: Group) -> None:
+        """Serve a new group, because its record is durable."""
+        group.ready = True
+        self._serve([group])
+        for waiting in list(group.waiting):
+            self._set_deadline(waiting)
+
+    def forget(self, group: Group) -> None:
+        """Forget a group that was deleted; the PULLs that wait for its messages are answered with an error."""
+        gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
+        for waiting in list(group.waiting):
+            self._end(waiting).answer_error(waiting.request_id, gone)
+        self.roster.strike(group)
+        self._to_serve.pop(group, None)
+        self._held -= group.held.runs
+        self._given_back -= len(group.given_back)
+        group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
+        self.quarantine.forget(group)
+
+    def pass_over(self, messages: int) -> None:
+        """Go on behind pull sequences that an entry of the pull log has used for messages that nobody pulls."""
+        self.next_pull += messages
+
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve the PULLs that wait for messages of these subjects."""
         found = (group for subject in subjects for group in self.roster.of(subject.name) if group.waiting)
@@ -270,7 +285,7 @@ class Pulls:
     def end_waiting(self, peer: Peer, group: Group) -> None:
         """Answer the PULLs of a connection that wait for a group's messages, without messages."""
         for waiting in [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]:
-            self._expire(waiting)
+            self._answer_empty(waiting)
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
@@ -313,91 +328,12 @@ class Pulls:
                 # There may be messages for it: only the turn was too short to serve it.
                 self._deadlines.add(now_ms + 1, waiting)
             else:
-                self._expire(waiting)
-
-    def create(self, subject_name: str, name: str) -> Group:
-        """Create a group that does not exist; its record is durable before it is served."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._room_at_ms and (idle := self.roster.to_forget(subject_name)) is not None:
-            self._room_at_ms = now_ms + ROOM_EVERY_MS
-            self.delete(idle, _nothing)
-        self.roster.check_new(subject_name, name)
-        return self._make(subject_name, name, self.roster.next_id)
-
-    def _make(self, subject_name: str, name: str, group_id: int) -> Group:
-        subject = self._index.subject(subject_name)
-        group = Group(group_id, subject, name, self._index.first(subject), self.next_pull)
-        group.ready = False
-        group.on_pause = self._pause
-        self._log.append_record(GroupCreated(group.group_id, subject_name, name))
-        # These come after the append: the disk may be full, and then the next group gets this id.
-        self.changes.watch(group)
-        self.roster.add(group)
-        self._log.when_durable(partial(self._created, group))
-        limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)
-        return group
-
-    def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call back when every decision up to now is fsynced."""
-        self._log.when_durable(callback)
-
-    def begin_anew(self, lost: LostGroup) -> None:
-        """Let a group whose progress is lost begin at the earliest message that is kept."""
-        assert lost.names is not None, "who has no names begins nothing"
-        self._make(*lost.names, lost.group_id)
-        self.roster.strike_lost(lost)
-
-    def delete(self, group: Group | LostGroup, deleted: Callable[[], None]) -> None:
-        """Delete a group; ``deleted`` is called when that is durable. The messages that it held go to no other
-        group.
-        """
-        self._log.append_record(GroupDeleted(group.group_id))
-        self.removes += group_keys(group.group_id)
-        if isinstance(group, Group):
-            self._forget(group)
-        else:
-            self.roster.strike_lost(group)
-        self._log.when_durable(deleted)
-
-    def give_up(self, bad: Bad, done: Callable[[], None]) -> None:
-        """Count the messages of an unreadable batch as acknowledged by the groups that passed over them."""
-        now_ms = self._clock.now_ms()
-        for group, offer in bad.passed:
-            at = (self.given_out.life << SECRET_BITS, self.next_pull)
-            pulled = PullEntry(
-                PullOp.PULL, offer.attempt, group.group_id, *at, offer.consume_first, offer.count, now_ms
-            )
-            acked = PullEntry(PullOp.ACK, 0, group.group_id, *at, 0, offer.count, now_ms)
-            self._log.append([pulled, acked])
-            self.next_pull += offer.count
-            group.give_up(offer)
-        self.quarantine.drop(bad)
-        self._log.when_durable(done)
-
-    def _forget(self, group: Group) -> None:
-        gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
-        for waiting in list(group.waiting):
-            self._end(waiting).answer_error(waiting.request_id, gone)
-        self.roster.strike(group)
-        if not self.roster.has(group.subject.name):
-            self._index.forget_empty(group.subject.name)
-        self._to_serve.pop(group, None)
-        self.changes.forget(group)
-        self._held -= group.held.runs
-        self._given_back -= len(group.given_back)
-        group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
-        self.quarantine.forget(group)
+                self._answer_empty(waiting)
 
     def _released(self, groups: Sequence[Group]) -> None:
         for group in groups:
             if group.waiting:
                 self._to_serve[group] = None
-
-    def _created(self, group: Group) -> None:
-        group.ready = True
-        self._serve([group])
-        for waiting in list(group.waiting):
-            self._time(waiting)
 
     def _serve(self, groups: Iterable[Group]) -> None:
         """Answer waiting PULLs in order of arrival, while there are messages: one append to the pull log a round.
@@ -454,7 +390,7 @@ class Pulls:
                 return Planned(group, waiting, parts)
             if group.has_messages:
                 # Many batches could not be read, so other groups get their turn first; this consumer asks again.
-                self._expire(waiting)
+                self._answer_empty(waiting)
         return None
 
     def _answer(self, planned: Sequence[Planned]) -> None:
@@ -560,34 +496,29 @@ class Pulls:
         self.counters["lapsed"] += self._give_back(group, entries)
         self._serve([group])
 
-    def _recall(self, waiting: Waiting) -> None:
-        """If this PULL waits with empty hands, tell consumers that have messages ahead of their handlers (rule Q4).
+    def _recall(self, group: Group) -> None:
+        """A consumer with empty hands has begun to wait: recall messages that others have fetched ahead (rule Q4).
 
-        Their waiting PULLs are answered with how many messages others want; each is expected to give back about half
-        of what it has ahead, rounded up.
+        The PULLs of these others wait too. They are answered now, without messages, so that their consumers read in the
+        answer how many messages are wanted, and give some back. `Polls.to_recall` says who is told.
         """
-        if waiting.answered or waiting.ahead:
-            return
-        group = waiting.group
-        left = wanted(group)
-        for holder in list(islice(group.waiting.ahead, RECALLS_MAX)):
-            if left <= 0:
-                return
-            self._expire(holder, left)
-            left -= (holder.ahead + 1) // 2
+        for waiting, wanted in group.waiting.to_recall(group.wanted):
+            self._answer_empty(waiting, wanted)
 
-    def _time(self, waiting: Waiting) -> None:
-        if waiting.ahead and wanted(waiting.group):
-            # Others wait already, so this one waits shortly only. It is not answered at once: a consumer that gives
-            # nothing back would ask again and again.
+    def _set_deadline(self, waiting: Waiting) -> None:
+        """Let a PULL that got no message wait until its deadline; answer it if that has passed."""
+        if waiting.ahead and waiting.group.wanted:
+            # Consumers with empty hands wait already, and this one must hear of it. It is not answered at once: a
+            # consumer that gives nothing back would ask again and again.
             waiting.deadline_ms = min(waiting.deadline_ms, self._clock.monotonic_ms() + RECALL_MS)
         # A group that still has its turn to come may have messages for it.
         if waiting.deadline_ms <= self._clock.monotonic_ms() and waiting.group not in self._to_serve:
-            self._expire(waiting)
+            self._answer_empty(waiting)
         else:
             self._deadlines.add(waiting.deadline_ms, waiting)
 
-    def _expire(self, waiting: Waiting, left: int | None = None) -> None:
+    def _answer_empty(self, waiting: Waiting, wanted: int | None = None) -> None:
+        """Answer a PULL without messages."""
         damage = waiting.group.subject.damage
         if damage is not None:
             # "No messages" would be wrong: there may be messages that nobody can find now.
@@ -595,21 +526,20 @@ class Pulls:
             self._end(waiting).answer_error(waiting.request_id, error)
             return
         peer = self._end(waiting)
-        peer.answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms(), left))
+        peer.answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms(), wanted))
 
-    def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, left: int | None = None) -> Head:
-        """The head of a PULL's answer; ``left`` is how many messages others want of this consumer, if fewer than
-        all.
-        """
+    def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
+        """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""
         return {
             "log_id": self._log_id,
             "incarnation": waiting.incarnation,
             "parts": parts,
             "now_ms": now_ms,
-            "wanted": wanted(waiting.group) if left is None else left,
+            "wanted": waiting.group.wanted if wanted is None else wanted,
         }
 
     def _end(self, waiting: Waiting) -> Peer:
+        """Let a PULL wait no longer; return the connection, which the caller answers."""
         waiting.answered = True
         self._waiting -= 1
         waiting.group.waiting.remove(waiting)
@@ -619,16 +549,6 @@ class Pulls:
             if not of_peer:
                 del self._of_peer[waiting.peer]
         return waiting.peer
-
-
-def _nothing() -> None:
-    """Nobody waits for the end of a group that was forgotten to make room."""
-
-
-def wanted(group: Group) -> int:
-    """How many messages consumers with empty hands wait for (rule Q4); 0 while there are messages to give."""
-    # Messages that are there are given out in one of the next turns.
-    return 0 if group.has_messages else min(group.waiting.wanted, U32_MAX)
 
 
 def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class Roster:
     """The groups that exist; ``groups`` has them by subject and name."""
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self) -> None:
+        self.known = False  # Whether the pull log was read; before that no group is known.
         self.groups: dict[tuple[str, str], Group] = {}
         self.lost: dict[tuple[str, str], LostGroup] = {}
         self.next_id = 1
@@ -29,6 +30,10 @@ class Roster:
         self._of_subject: dict[str, list[Group]] = {}
         self._idle: dict[Group, None] = {}  # Groups that were created when their subject had no message yet, in order.
         self._names: list[tuple[str, str]] = []  # Sorted, for listings, each of which goes on behind a name.
+
+    def begin(self, groups: Iterable[Group]) -> None:
+        """Take over the groups that the pull log names."""
+        self.known = True
         for group in groups:
             self._add(group)
         self._names = sorted(self.groups)
@@ -43,8 +48,8 @@ class Roster:
         return self._of_subject.get(subject_name, ())
 
     def has(self, subject_name: str) -> bool:
-        """Whether messages of a subject are kept for any group."""
-        return subject_name in self._of_subject
+        """Whether messages of a subject are kept for any group, as far as is known."""
+        return subject_name in self._of_subject or not self.known
 
     def listed(self, subject: str | None, after: tuple[str, str]) -> Iterator[Group]:
         """Groups of a subject, or of all, behind a name, in order of subject and name."""

@@ -11,6 +11,7 @@ from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
 from delayd.identity import draw_id
 from delayd.net.connection import Connection
+from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.home import Home, abandon
 from delayd.net.membership import Membership
@@ -27,7 +28,7 @@ from delayd.wire.meta import Registered
 from delayd.wire.requests import RequestType
 
 from .alarms import NEVER_MS
-from .core import Core, Executors
+from .core import Core, Executors, Surroundings
 from .recovery import recover
 
 RETAIN_EVERY_S = 600
@@ -50,6 +51,7 @@ class RealtimeServer:
         self._server: Server | None = None
         self._registration: Registration | None = None
         self._guard: Guard | None = None
+        self._cuts: Cuts | None = None
 
     def open(self) -> None:
         """Recover from the directory."""
@@ -57,8 +59,8 @@ class RealtimeServer:
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
         recovered = recover(config, home.disk, home.state, home.clock, draw_id, home.state_path)
-        executors = Executors(*home.executors)
-        self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
+        around = Surroundings(home.disk, home.state, home.clock, Executors(*home.executors))
+        self._core = Core(config, around, recovered, self._fail)
 
     def abandon(self) -> HeldServer:
         """See delayd.net.program.Service."""
@@ -76,6 +78,8 @@ class RealtimeServer:
         membership.begin(fresh=core.epoch == 1)
         self._guard = membership.guard(config.role, core.log_id)
         core.cluster_id = lambda: membership.cluster_id
+        self._cuts = Cuts(config.folder, core.log_id, home.state, home.executors[-1])
+        core.serve_too(self._cuts.handlers)
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
         self._server = Server(self, limits=REALTIME_LIMITS)
         core.shell_status = self._server.status
@@ -118,8 +122,9 @@ class RealtimeServer:
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Tell the core."""
-        assert self._core is not None
+        assert self._core is not None and self._cuts is not None
         self._core.disconnected(connection)
+        self._cuts.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
         """Stop: the error is a bug."""

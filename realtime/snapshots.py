@@ -13,10 +13,10 @@ from delayd.clock import JudgedClock
 from .changes import Changes
 from .checkpoint import Snapshot, consume_part
 from .closed import ClosedSegments
+from .group_records import GroupRecords
 from .groups import Group, GroupCopy
 from .index import Subject
 from .kept import Marks, encode_lives, encode_name, encode_origin
-from .pulls import Pulls
 from .recovery import Recovered
 from .retention import keep_from
 
@@ -29,14 +29,14 @@ class Snapshots:
     """Makes one snapshot at a time; belongs to the loop."""
 
     def __init__(
-        self, recovered: Recovered, pulls: Pulls, closed: ClosedSegments, clock: JudgedClock, retention_ms: int
+        self, recovered: Recovered, groups: GroupRecords, closed: ClosedSegments, clock: JudgedClock, retention_ms: int
     ) -> None:
         self.copying: Snapshot | None = None  # A snapshot that takes more than one turn of the loop to copy.
         self.forgetting: list[Subject] = []  # Subjects whose runs in memory the consume logs have by now.
         self.retention_wanted = False
         self._recovered = recovered
         self._index, self._origins = recovered.index, recovered.origins
-        self._pulls = pulls
+        self._groups = groups
         self._closed = closed
         self._clock = clock
         self._retention_ms = retention_ms
@@ -56,11 +56,11 @@ class Snapshots:
         if not self._lives_kept and self._recovered.pulls is not None:
             self._lives_kept = True
             pairs.append(encode_lives(self._recovered.pulls.lives))
-        removes, self._pulls.removes = self._pulls.removes, []
+        removes, self._groups.removes = self._groups.removes, []
         evidence = self._clock.restart_evidence()
         retains = self.retention_wanted and self._clock.confirmed
         # Retention needs to know for each group what the transaction will store.
-        self._pulls.changes.begin(self._pulls.groups.values() if retains else ())
+        self._groups.changes.begin(self._groups.roster.groups.values() if retains else ())
         self._subjects_left = self._index.take_fresh()
         stamps = (self._clock.now_ms(), (evidence.boot_id, evidence.boottime_ms, evidence.wall_ms))
         epoch = self._recovered.identity.epoch
@@ -70,7 +70,7 @@ class Snapshots:
         """Copy as much as one turn of the loop may; return the snapshot when that was all."""
         snapshot = self.copying
         assert snapshot is not None, "one was begun"
-        changes = self._pulls.changes
+        changes = self._groups.changes
         left = COPIES_A_TURN - changes.copy_some(COPIES_A_TURN)
         if left <= 0:
             return None
@@ -96,14 +96,14 @@ class Snapshots:
 
     def refused(self, snapshot: Snapshot) -> None:
         """Let the next snapshot hold everything of this one again, because the checkpoint was put off."""
-        self._pulls.changes.again(snapshot.groups)
+        self._groups.changes.again(snapshot.groups)
         self._lives_kept = False
         self._named.difference_update([copied.group for copied in snapshot.groups])
         for origin in self._origins:
             origin.dirty = True
         for part in snapshot.parts:
             self._index.changed(part.subject)
-        self._pulls.removes += snapshot.removes
+        self._groups.removes += snapshot.removes
         self._index.leaving_below = 0
 
     def forget_some(self) -> None:
@@ -134,7 +134,7 @@ class Snapshots:
         if snapshot.groups_left:
             return False
         self.retention_wanted = False
-        if self._pulls.roster.all_lost or not self._pulls.known:
+        if self._groups.roster.all_lost or not self._groups.roster.known:
             # Nobody knows which messages these groups have not acknowledged, so nothing is removed (rule Q3).
             snapshot.keep_from = message_log.start
         self._index.leaving_below = snapshot.keep_from

@@ -18,6 +18,7 @@ from delayd.errors import BadArgument
 from delayd.hours import hour_from_name
 from delayd.reading.arrow import to_arrow
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.result import table_of
 from delayd.reading.sums import SUMS
 from delayd.reading.tables import TABLES, HourTables
 
@@ -101,13 +102,9 @@ class DelaydReader(DataSourceReader):
         # When there are no partitions, Spark asks for one that holds None.
         if partition.value is None:
             return
-        columns = TABLES[self._kind].columns
         for books in plan_hours(RealDisk(), pickle.loads(partition.value)):
-            tables = HourTables(books)
-            arrays = [to_arrow(columns[name][1](tables)) for name in self._names]
-            batch = pa.RecordBatch.from_arrays(arrays, names=self._names)
-            for first in range(0, batch.num_rows, ROWS_MAX):
-                yield batch.slice(first, ROWS_MAX)
+            table = table_of(TABLES[self._kind], [HourTables(books)], self._names)
+            yield from table.to_arrow().to_batches(ROWS_MAX)
 
 
 class SumsReader(DelaydReader):

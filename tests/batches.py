@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 from crc32c import crc32c
@@ -20,6 +21,7 @@ from delayd.batch import (
 )
 from delayd.content import content_hash
 from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.tags import bloom_of, decode_tags, encode_tags
 
 SUBJECT = b"orders.eu"
 PRODUCER = ProducerPart(1, 2, 0)
@@ -30,6 +32,9 @@ def messages(
     *,
     due: Sequence[int] | None = None,
     headers: Sequence[bytes] | None = None,
+    keys: Sequence[bytes] | None = None,
+    flags: Sequence[int] | None = None,
+    tags: Sequence[Sequence[str]] | None = None,
     subjects: Sequence[bytes] = (SUBJECT,),
     subject_of: Sequence[int] | None = None,
     sequences: Sequence[int] | None = None,
@@ -46,7 +51,16 @@ def messages(
         columns.append((ColumnId.SEQUENCE, np.array(sequences, np.uint64)))
     if subject_of is not None:
         columns.append((ColumnId.SUBJECT, np.array(subject_of, np.uint32)))
-    for column, items in ((ColumnId.HEADERS_END, headers), (ColumnId.BODY_END, bodies)):
+    if tags is not None:
+        columns.append((ColumnId.TAG_BLOOM, np.array([bloom_of(row) for row in tags], np.uint64)))
+    if flags is not None:
+        columns.append((ColumnId.ROW_FLAGS, np.array(flags, np.uint16)))
+    for column, items in (
+        (ColumnId.KEY_END, keys),
+        (ColumnId.TAGS_END, None if tags is None else [encode_tags(row) for row in tags]),
+        (ColumnId.HEADERS_END, headers),
+        (ColumnId.BODY_END, bodies),
+    ):
         if items is not None:
             ends, data = lay_out(items, begin)
             columns.append((column, ends))
@@ -57,7 +71,16 @@ def messages(
         names = [subjects[0 if subject_of is None else subject_of[row]] for row in rows]
         hashes = [content_hash(names[row], b"" if headers is None else headers[row], bodies[row]) for row in rows]
         columns.append((ColumnId.CONTENT_HASH, np.array(hashes, np.uint64)))
+    columns.sort(key=itemgetter(0))
     return encode(kind, part, len(bodies), columns, heap, len(subjects))
+
+
+def tags_of(batch: Batch) -> list[tuple[str, ...]]:
+    """The tags, one by one."""
+    if ColumnId.TAGS_END not in batch:
+        return [()] * batch.count
+    bounds = zip(*(side.tolist() for side in batch.region(ColumnId.TAGS_END)), strict=True)
+    return [decode_tags(bytes(batch.heap[start:end])) for start, end in bounds]
 
 
 def with_true_checksums(data: Buffer) -> bytes:

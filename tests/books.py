@@ -3,10 +3,11 @@
 Invariant: without a planted fault everything is written as the servers write it, so the audit must find nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgpack
 import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart, parse
@@ -27,6 +28,7 @@ from delayd.log.schedule import HOUR_ROW, REMOVED, SEALED, dispatch_path, schedu
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.log.tally import TALLY, encode_tallies
+from delayd.tags import bloom_of, encode_tags
 
 DELAY_ID = 0xDE1A
 REALTIME_ID = 0x4EA1
@@ -87,24 +89,47 @@ class Books:
         self.files: dict[str, Segment] = {}
 
     def send(
-        self, due_ms: Sequence[int], *, at_ms: int = START_MS - 1000, subjects: Sequence[str] = ("orders",)
+        self,
+        due_ms: Sequence[int],
+        *,
+        at_ms: int = START_MS - 1000,
+        subjects: Sequence[str] = ("orders",),
+        keys: Sequence[str] = (),
+        tags: Sequence[Sequence[str]] = (),
+        headers: Sequence[Mapping[str, str]] = (),
     ) -> list[int]:
-        """Append one batch to the message log; row i has subject i modulo their number. Returns the sequences."""
+        """Append one batch to the message log; row i has subject i modulo their number. Returns the sequences.
+
+        ``keys``, ``tags`` and ``headers`` are those of each row, or empty.
+        """
         at_ms = max(at_ms, self.appended_at_ms)  # It never falls (rule P5).
         base = len(self.rows) + 1
         count = len(due_ms)
         rows = [Row(base + row, due_ms[row], at_ms, subjects[row % len(subjects)]) for row in range(count)]
         bodies = [row.body for row in rows]
         table = encode_subject_table([name.encode() for name in subjects])
-        ends, heap = lay_out(bodies, len(table))
         names = np.arange(count, dtype=np.uint32) % len(subjects)
-        columns: list[tuple[ColumnId, Columns]] = [
-            (ColumnId.DELIVER_AT_MS, np.array(due_ms, np.int64)),
-            (ColumnId.SUBJECT, names),
-            (ColumnId.BODY_END, ends.astype(np.uint32)),
-        ]
+        columns: dict[ColumnId, Columns] = {
+            ColumnId.DELIVER_AT_MS: np.array(due_ms, np.int64),
+            ColumnId.SUBJECT: names,
+        }
+        regions: dict[ColumnId, Sequence[bytes]] = {}
+        if keys:
+            regions[ColumnId.KEY_END] = [key.encode() for key in keys]
+            columns[ColumnId.ROW_FLAGS] = np.zeros(count, np.uint16)
+        if tags:
+            regions[ColumnId.TAGS_END] = [encode_tags(own) for own in tags]
+            columns[ColumnId.TAG_BLOOM] = np.array([bloom_of(own) for own in tags], np.uint64)
+        if headers:
+            regions[ColumnId.HEADERS_END] = [msgpack.packb(own) if own else b"" for own in headers]
+        regions[ColumnId.BODY_END] = bodies
+        heap = table
+        for column, items in regions.items():
+            ends, placed = lay_out(items, len(heap))
+            columns[column] = ends.astype(np.uint32)
+            heap += placed + bytes(-len(placed) & 7)
         part = ProducerPart(1, base, 0)
-        batch = encode(BatchKind.PRODUCER, part, count, columns, [table, heap, bytes(-len(heap) & 7)], len(subjects))
+        batch = encode(BatchKind.PRODUCER, part, count, sorted(columns.items()), [heap], len(subjects))
         self._append(self.messages, GroupKind.DATA, [batch], at_ms, base, count)
         for row in rows:
             self.rows[row.sequence] = row
@@ -310,11 +335,12 @@ class Books:
         part = NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, REALTIME_ID, target_offset=target_offset)
         return part._replace(hashes=hashes)
 
-    def decide(self, sequences: Sequence[int], outcome: Outcome) -> None:
-        """Record rows that were not handed over."""
+    def decide(self, sequences: Sequence[int], outcome: Outcome, reason: int = 0, other: int = 0) -> None:
+        """Record rows that were not handed over; ``other`` is the row that took their place."""
         for sequence in sequences:
             row = self.rows[sequence]
-            part = NewPart(np.array([sequence], np.uint64), np.array([row.deliver_at_ms], np.int64), outcome)
+            due_ms = np.array([row.deliver_at_ms], np.int64)
+            part = NewPart(np.array([sequence], np.uint64), due_ms, outcome, reason=reason, batch_id=other)
             self.record([(row.hour, part)])
 
     def hello(self, watermark: int, at_ms: int = START_MS) -> None:
@@ -360,14 +386,20 @@ class Books:
         picked = [rows[int(index)] for index in pick.rows]
         subjects = sorted({row.subject for row in picked})
         past_due = any(row.appended_at_ms >= row.deliver_at_ms for row in picked)
+        others: dict[ColumnId, Columns] = {}
+        if len(subjects) > 1:
+            others[ColumnId.SUBJECT] = np.array([subjects.index(row.subject) for row in picked], np.uint32)
+        if past_due:
+            others[ColumnId.ACCEPTED_AT_MS] = np.array([row.appended_at_ms for row in picked], np.int64)
+        # A batch has the regions in which one of its own rows has an item.
+        carried = [column for column in pick.batch.layout.regions if _any_item(pick, column)]
         return compose(
             BatchKind.SCHEDULE,
             SchedulePart(*source, hour),
-            gather([pick]),
+            gather([pick], carried, [ColumnId.TAG_BLOOM] if ColumnId.TAGS_END in carried else []),
             np.array([row.sequence for row in picked], np.uint64),
             [subject.encode() for subject in subjects],
-            np.array([subjects.index(row.subject) for row in picked], np.uint32),
-            np.array([row.appended_at_ms for row in picked], np.int64) if past_due else None,
+            others,
         ).joined()
 
     def _log(self, folder: str, kind: FileKind, log_id: int) -> Log:
@@ -393,3 +425,8 @@ class Books:
             log_id = DELAY_ID
             self.files[path] = create_segment(self.disk, path, FileHeader(kind, log_id, 0, hour, START_MS))
         return self.files[path]
+
+
+def _any_item(pick: Pick, column: ColumnId) -> bool:
+    starts, ends = pick.batch.region(column)
+    return column == ColumnId.BODY_END or bool((ends > starts)[pick.rows].any())

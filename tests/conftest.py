@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, settings
 
-from delayd.log_limit import forget_all
+# Modules stay compiled for the next process, as those of an installed delayd are. Tests start some hundred servers and
+# commands, and where the environment forbids this, each of them would compile delayd for as long as it runs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+from delayd.log_limit import forget_all  # noqa: E402 - compiled already with the line above
 
 # A shared machine makes any single example slow now and then, which says nothing about the code.
 settings.register_profile(

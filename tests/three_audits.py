@@ -72,7 +72,7 @@ def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
 
 
 def _in_spark(data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
-    # Spark is an extra, and none of it is imported by who does not ask for it.
+    # Spark is an extra: tests that do not ask for it import none of it.
     from spark.audit import collect_frame
     from spark.session import open_session
 

@@ -9,6 +9,7 @@ Both
     limits, instants    check what the caller said, and know what time it is at a server
     meta                which servers there are, as meta last said
     link, retry         the connection to one server, and how long to wait before the next try
+    engine              what a client runs on, one a process (rule I2)
     loop_thread         the background thread of the blocking forms; `own_loop` checks the loop of the others
     at_exit             flushes open clients when the program ends
 """

@@ -7,6 +7,7 @@ what was not flushed. A process that is killed, or ends by `os._exit` as childre
 from __future__ import annotations
 
 import atexit
+import os
 from typing import Protocol
 
 from delayd.client.instants import monotonic_s
@@ -15,12 +16,14 @@ EXIT_S = 5.0  # A flush takes milliseconds; a server that is away for longer sho
 
 
 class Open(Protocol):
-    """A client that was used and not closed."""
+    """The engine of a client that was used and not closed."""
+
+    @property
+    def pid(self) -> int:
+        """The process that made it."""
 
     def end(self, until: float) -> None:
-        """Flush until the instant ``until`` on `monotonic_s`, and log what could not be flushed; does nothing after a
-        fork.
-        """
+        """Flush until the instant ``until`` on `monotonic_s`, and log what could not be flushed."""
 
 
 _open: dict[Open, None] = {}
@@ -44,4 +47,6 @@ def _end_all() -> None:
     until = monotonic_s() + EXIT_S
     while _open:
         client, _ = _open.popitem()
-        client.end(until)
+        # A child leaves alone what it inherited.
+        if client.pid == os.getpid():
+            client.end(until)

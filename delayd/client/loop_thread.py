@@ -1,20 +1,17 @@
 """The background thread behind the blocking clients: one event loop, and ways to hand it work.
 
 Invariant: work is done on the loop's thread in the order in which each caller posted it. After a fork the child does
-not have this thread and must not touch the loop that it inherited, because the parent goes on with it (rule I2). The
-child also never frees the loop: that would remove the parent's sockets from the epoll set that both share. The stack of
-the vanished thread keeps it alive.
+not have this thread; `OwnEngine` gives it another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar, TypeVarTuple
 
 import uvloop
 
@@ -22,6 +19,7 @@ from delayd.errors import AlreadyClosed
 from delayd.executor import Done
 
 R = TypeVar("R")
+Fields = TypeVarTuple("Fields")
 Work = Callable[[], None]
 
 
@@ -29,13 +27,12 @@ class LoopThread:
     """A running loop; made by the first use of a blocking client in a process, ended by its close."""
 
     def __init__(self, name: str) -> None:
-        self.pid = os.getpid()
         self.loop = uvloop.new_event_loop()
         self._inbox: deque[Work] = deque()
         self._woken = False
         self._closed = False
         self._ended = False  # Nobody reads the inbox any more.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Work) -> None:
@@ -102,6 +99,14 @@ class LoopThread:
             raise
         return answer.result()
 
+    def run(self, function: Callable[[], R]) -> R:
+        """As `call`, for a function that makes what belongs to the loop."""
+
+        async def called() -> R:
+            return function()
+
+        return self.call(called())
+
     def call_within(self, coroutine: Coroutine[object, object, object], limit_s: float) -> bool:
         """Run a coroutine on the loop; return whether it ended in time. Its exception is ignored."""
         ended = threading.Event()
@@ -125,7 +130,7 @@ class LoopThread:
             self.post(self.loop.stop)
             self._thread.join()
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -143,3 +148,40 @@ class LoopThread:
         inbox = self._inbox
         while inbox:
             inbox.popleft()()
+
+
+class Inbox(Generic[*Fields]):
+    """What callers of any thread hand to the loop, in their order; many items cost one post.
+
+    ``take`` is called on the loop with the fields of each item.
+    """
+
+    __slots__ = ("_items", "_posted", "_take", "_thread")
+
+    def __init__(self, thread: LoopThread, take: Callable[[*Fields], None]) -> None:
+        self._thread = thread
+        self._take = take
+        self._items: deque[tuple[*Fields]] = deque()
+        self._posted = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: tuple[*Fields]) -> None:
+        """Hand one item over. AlreadyClosed when the thread has ended."""
+        self._items.append(item)
+        # The flag is set before the post and cleared before the items are taken: a put in between posts once more.
+        if not self._posted:
+            try:
+                self._posted = True
+                self._thread.post(self._take_all)
+            except BaseException:
+                # A Ctrl-C came in between: the next put posts again.
+                self._posted = False
+                raise
+
+    def _take_all(self) -> None:
+        self._posted = False
+        items, take = self._items, self._take
+        while items:
+            take(*items.popleft())

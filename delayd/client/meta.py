@@ -11,12 +11,13 @@ import random
 from typing import NamedTuple
 
 from delayd.client.limits import need_address
-from delayd.client.link import ServerLink
+from delayd.client.link import ServerLink, unreadable
 from delayd.client.retry import Backoff
-from delayd.errors import DelaydError, NoRealtimeServer, UnknownRequest
+from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
 from delayd.wire.meta import ServerInfo, read_routes, read_servers
 from delayd.wire.requests import RequestType
+from delayd.wire.slots import SlotOwners, SlotSet, read_slot_owners, slots_bytes
 
 REFRESH_MS = 5_000.0  # After this long a server that joins gets its share of the work.
 ANSWER_MS_MAX = 5_000.0  # Meta answers from memory; a route costs it one commit.
@@ -70,6 +71,18 @@ class MetaView:
             if info.server.log_id == log_id:
                 return _address(info)
         raise NoRealtimeServer(f"{subject} is served by {log_id:016x}, which has not registered with this meta yet")
+
+    async def slot_owners(self, wanted: SlotSet) -> SlotOwners:
+        """Who owns the slots of keys; wanted ones that nobody owns get an owner, if a delay server is alive.
+
+        Raises:
+            DelaydError: meta can't be reached or refuses.
+        """
+        answer = await self._ask(RequestType.SLOTS, {"wanted": slots_bytes(wanted)})
+        try:
+            return read_slot_owners(answer.head)
+        except BadRequest as error:
+            raise unreadable(await self.link.connection(), error) from error
 
     def keep_fresh(self) -> None:
         """Ask again every few seconds from now on, until `close`."""

@@ -15,11 +15,14 @@ A message comes in (I1, P1)
     table               reads many batches as a few long columns and makes pending rows of them
     stored              a verified batch, and where it stands in its log
     rows                a pending row: 32 bytes in memory
+    keys                the index of keys: which row was the newest to take a key (C3)
 It passes through the folders
     filing              it is filed under its hour, in that hour's schedule log (P2 to P4)
     timers              it waits for its instant (P5, P7)
     handoff             it is handed over to the realtime server of its subject, the *target* (H1 to H7)
     books               its outcome is recorded, and its hour is sealed and deleted (S1 to S4)
+    quotas              it counts for the quota of its subject (docs/quotas.md)
+    ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
     stopping            the last steps of a stop
     settled             the instant before which everything that fell due has an outcome (S7)
 A start, and damaged files (L5, L9, L10)
@@ -33,6 +36,6 @@ D_h are the schedule log and the dispatch log of hour h; together they are the *
 server, called *target* here. A *note* is the durable record of the target of a subject. A *word* is an operator's
 decision. A row is *decided* when its outcome is durable in D_h, and *in doubt* while nobody knows whether its target
 has it. *Settled* means that all rows in question are decided. *Claimed* is the instant, by this server's clock, at
-which a row was found due when its batch was made. docs/rules.md has the rules and letters, docs/handoff.md walks an
-example.
+which a row was found due when its batch was made; a caller's request *claims* a row when it ends it. docs/rules.md
+has the rules and letters, docs/handoff.md walks an example.
 """

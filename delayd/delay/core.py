@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from delayd.batch import Batch
+from delayd.batch import MOVED_PRODUCER_ID, Batch, ColumnId, Int64s
 from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
@@ -19,14 +19,24 @@ from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
 from delayd.delay.damage.decisions import Decisions
 from delayd.delay.damage.file_watch import FileWatch
 from delayd.delay.damage.held import HeldRows
+from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.lost_values import LostValues
 from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, MendingCalls, SetAside, Unloaded
 from delayd.delay.damage.seal_mending import SealMending
+from delayd.delay.ending.claims import Claims, Holders
+from delayd.delay.ending.finder import Answer as OnFound
+from delayd.delay.ending.finder import Finder
+from delayd.delay.ending.keyed_requests import KeyedRequests
+from delayd.delay.ending.keyed_sends import Deciding, KeyedSends
+from delayd.delay.ending.message_requests import Answer, MessageRequests, RowFiles, Wish
+from delayd.delay.ending.owed import Owed
+from delayd.delay.ending.pending_keys import PendingKeys
+from delayd.delay.ending.taken_names import TakenNames
 from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.pending import full_hours
 from delayd.delay.filing.sources import Sources
-from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, Notes, Routing
+from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, Routing
 from delayd.delay.handoff.link import Dial, Link, LinkTerms, Phase
 from delayd.delay.handoff.moves import RouteMoves
 from delayd.delay.handoff.refusers import Refusers
@@ -34,10 +44,16 @@ from delayd.delay.handoff.sender import SenderTerms, ServerLife
 from delayd.delay.handoff.target_ends import KeepingEnds, TargetEnds
 from delayd.delay.handoff.target_words import TargetWords, accepted_targets
 from delayd.delay.handoff.targets import TargetBooks, Targets
-from delayd.delay.intake import Committed, FoundLog, Intake
+from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
+from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, KnownRuns, open_index
+from delayd.delay.keys.keyed import sent_rows
+from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
-from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
+from delayd.delay.quotas.limits import Limits
+from delayd.delay.quotas.quotas import Books as QuotaBooks
+from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
+from delayd.delay.recovery import Recovered, ends_of_all, note_ends, open_seals, recover
 from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
 from delayd.delay.state_values import encode_dropped
@@ -53,9 +69,11 @@ from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.dispatch import OutcomeRows
-from delayd.log.watch import LOOK_MS, LogWatch, write_again
+from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
 from delayd.site import Site
 from delayd.state import State
+from delayd.wire.ending import Asked
+from delayd.wire.finding import Window
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
 log = logging.getLogger(__name__)
@@ -69,7 +87,7 @@ class Threads:
 
     commit: Executor  # The message log.
     outcomes: Executor  # The dispatch logs.
-    worker: Executor  # Checkpoints, loads, seals.
+    worker: Executor  # Checkpoints, loads, seals, and what requests ask of files.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,7 @@ class Surroundings:
     clock: Clock
     dial: Dial
     ask_routes: AskRoutes
+    ask_slots: AskSlots
     random_id: Callable[[], int]
     evidence: Evidence
     rest: Callable[[], None]  # Leaves the disk to others for a moment.
@@ -176,17 +195,24 @@ class DelayCore:
             found.subjects,
             clock,
             words,
-            Notes(noted, found.targets_owed & noted.keys(), found.targets_lost.keys()),
+            Notes(
+                noted,
+                found.targets_owed & noted.keys(),
+                found.targets_lost.keys(),
+                EarlierLives(found.next_sequence, _earlier_until_ms(clock, found.appended_at_ms)),
+            ),
             Routing(lambda target: Link(target, link_terms), self.intake.control, around.ask_routes),
         )
         self.moves = RouteMoves(state, self.dispatcher, threads.worker)
         books = TargetBooks(words, ends, refusers)
         self.targets = Targets(site, books, self.dispatcher, self._outcomes, self.quarantine, self.intake)
+        filed = FiledHours(found.hours, found.beside)
+        self._keys = _open_keys(site, found, around.random_id)
         self._checkpointer = Checkpointer(
             keeping,
             config,
             found.log,
-            Filing(FiledHours(found.hours, found.beside), found.pending, found.producers),
+            Filing(filed, found.pending, found.producers, self._keys),
             LastCheckpoint(found.replay, found.filed_below, found.reach_ms),
             CheckpointCalls(
                 evidence=around.evidence,
@@ -200,7 +226,7 @@ class DelayCore:
             self.intake,
             self._outcomes,
             self._checkpointer,
-            threads.commit,
+            lambda: threads.worker if self.intake.looks_up else threads.commit,
             lambda: self._holds_up_checkpoints,
             self._begin_checkpoint,
         )
@@ -215,10 +241,52 @@ class DelayCore:
                 next_sequence=lambda: self.intake.next_sequence,
                 loaded_until=lambda: self._loaded_until,
                 may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopping.begun),
-                ended=self._attached,
+                ended=self._mended,
                 restored=self._outcomes_restored,
             ),
         )
+        self._owed = Owed(self._outcomes, lambda sequences: self.quotas.ended([sequences]))
+        self.quotas = Quotas(
+            site,
+            QuotaBooks(
+                log=found.log,
+                filed=FiledHours(found.hours, found.beside),
+                outcomes=self._outcomes,
+                checkpointer=self._checkpointer,
+                intake=self.intake,
+                damaged=lambda: self.quarantine.hours() > 0,
+                ended=lambda: self._owed.all()["sequence"].copy(),
+            ),
+            config.horizon_days * DAY_MS,
+        )
+        self._rebuild = Rebuild(site, self._keys, LogsOfHours(filed, lambda: self._outcomes.ends, self._owed.all))
+        self._outcomes.on_ended = self.quotas.ended
+        holders = Holders(
+            hours=self._hours,
+            loading=self._loading,
+            dispatcher=self.dispatcher,
+            held=self._held,
+            outcomes=self._outcomes,
+            quarantine=self.quarantine,
+            mending=lambda: self._mending.running,
+        )
+        self._claims = Claims(holders)
+        row_files = RowFiles(found.hours, self._outcomes, self._sources)
+        self._message_requests = MessageRequests(site, self._claims, self._owed, self.intake, row_files)
+        self._taken_names = TakenNames(self._keys)
+        pending_keys = PendingKeys(
+            self._keys, self._message_requests, threads.worker, lambda slots: self._keyed_sends.takes(slots)
+        )
+        self.owned_slots = OwnedSlots(site, around.ask_slots, pending_keys.count)
+        self._keyed_requests = KeyedRequests(
+            threads.worker, self._taken_names, self.owned_slots, self._message_requests
+        )
+        self._keyed_sends = KeyedSends(
+            threads.worker, self._taken_names, self.owned_slots, self._claims, self._message_requests, self.intake
+        )
+        self.intake.keyed = self._keyed_sends
+        self.intake.decider = Deciding(self._keyed_sends, self._message_requests)
+        self._finder = Finder(site, self._hours, self._claims, self.dispatcher, lambda: self.intake.durable_sequence)
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
             self._mending.dispatch_damaged(hour, error, unloaded)
@@ -232,9 +300,11 @@ class DelayCore:
             append=threads.commit.submit,
             worker=threads.worker,
             clock=clock,
-            put=lambda name, damage: self.quarantine.put(Kind.LOG, name, damage),
-            lift=lambda name: self.quarantine.lift(Kind.LOG, name),
-            rolled=lambda: self.checkpoint(lambda offset: None),
+            on_files=OnFiles(
+                put=lambda name, damage: self.quarantine.put(Kind.LOG, name, damage),
+                lift=lambda name: self.quarantine.lift(Kind.LOG, name),
+                rolled=lambda: self.checkpoint(lambda offset: None),
+            ),
         )
         self._file_watch = FileWatch(
             site, found.hours, self._outcomes.ends, found.sealed_ends, self.quarantine, self._mending.schedule_damaged
@@ -271,6 +341,8 @@ class DelayCore:
                 Kind.PRODUCER: values.release_producer,
             },
         )
+        if len(found.owed):
+            self._owed.take(found.owed)
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
             *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
@@ -307,6 +379,53 @@ class DelayCore:
         """
         self.fence.check()
         self.producers.ask(producer_id, number, answer)
+
+    def cancel(self, asked: Asked, answer: Answer) -> None:
+        """End pending messages; ``answer`` is called with one answer a row, once they are durable (rule C1).
+
+        Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
+        """
+        self.fence.check()
+        self._message_requests.ask(Wish.CANCEL, asked, answer)
+
+    def get(self, asked: Asked, answer: Answer) -> None:
+        """Call back with what became of messages; raises as `cancel`."""
+        self.fence.check()
+        self._message_requests.ask(Wish.GET, asked, answer)
+
+    def reschedule(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
+        """Move pending messages to other instants; ``answer`` is called with one answer a row, once they are durable.
+
+        Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
+        """
+        self.fence.check()
+        self._message_requests.move(asked, wanted_at_ms, answer)
+
+    def find(self, window: Window, answer: OnFound) -> None:
+        """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
+        self.fence.check()
+        self._finder.find(window, answer)
+
+    def ask_by_key(self, wish: Wish, names: Batch, answer: Answer, wanted_at_ms: Int64s | None = None) -> None:
+        """Do the same as `cancel`, `get` or `reschedule` for messages that an ASKED batch names by their keys.
+
+        Raises as those do; SlowDown, too, while the index of keys is made again.
+        """
+        self.fence.check()
+        self._keyed_requests.ask(wish, names, answer, wanted_at_ms)
+
+    def set_quota(self, subject: bytes, limits: Limits, done: OnSet) -> None:
+        """Give a subject a quota; ``done`` is called when it is durable and in force, or with the error.
+
+        Raises ServerFenced, BadArgument, SlowDown, Stopping: nothing is done.
+        """
+        self.fence.check()
+        self.quotas.set(subject, limits, done)
+
+    def places(self, subject: bytes, due_ms: Int64s, spread_ms: int, answer: OnPlaces) -> None:
+        """Call back with the least loaded instants in the windows of messages; raises as `set_quota`."""
+        self.fence.check()
+        self.quotas.places(subject, due_ms, spread_ms, answer)
 
     def checkpoint(self, done: Callable[[int], None]) -> None:
         """Call back with the replay offset when a checkpoint covers everything that is durable now."""
@@ -383,6 +502,10 @@ class DelayCore:
             yield Wait("sends to subjects that are new here", "as many subjects are remembered as memory allows")
         if self.producers.is_full:
             yield Wait("sends of new producers", "as many producers are remembered as memory allows")
+        if uncounted := self.quotas.uncounted:
+            yield Wait(f"sends to {uncounted} subjects with a quota", "what is pending for them is not counted yet")
+        if self.quotas.is_full:
+            yield Wait("sends to subjects with a quota", "as many of their messages are counted as memory allows")
         for hour in sorted(reserve.full_hours):
             yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
 
@@ -454,6 +577,7 @@ class DelayCore:
         """Refuse sends, make everything durable, write a last checkpoint, and call back."""
         for link in self.dispatcher.links.values():
             link.close()
+        self.quotas.stop()
         self._stopping.begin(partial(self._stopped, done))
 
     def _stopped(self, done: Callable[[], None]) -> None:
@@ -467,6 +591,7 @@ class DelayCore:
         self._sources.close()
         self._retention.close()
         self._checkpointer.close()
+        self._keys.close()
         self._log.close()
 
     # Housekeeping, asked for by the shell (rule T3).
@@ -488,6 +613,7 @@ class DelayCore:
             self._wheel.lowest_message_log_offset(),
             self.dispatcher.lowest_message_log_offset(),
             self._held.lowest_message_log_offset(),
+            self.quotas.lowest_message_log_offset(),
         )
 
     # Calls between the parts.
@@ -496,6 +622,13 @@ class DelayCore:
         """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
         rows = message_rows(committed.stored, self._hours.subjects, committed.appended_at_ms)
         self._sources.remember(committed.stored)
+        if self.intake.gate is not None:
+            self.quotas.took(committed.stored, committed.appended_at_ms)
+        for entry in committed.stored:
+            batch = entry.batch
+            # Rows that somebody sent took their keys when their commit became durable.
+            if ColumnId.KEY_END in batch.offsets and batch.producer.producer_id == MOVED_PRODUCER_ID:
+                self._taken_names.add(sent_rows(entry, committed.appended_at_ms))
         self._loading.take(rows)
         self._note_reserve()
         self.dispatcher.came()
@@ -516,6 +649,16 @@ class DelayCore:
         # without it, so they are filed first.
         self._checkpointer.when_covers(self.intake.durable.offset, decide)
         self._tick_due_ms = self._clock.monotonic_ms()
+
+    def _mended(self) -> None:
+        """Go on after a try to mend an hour: rows may have been found or given up, so quotas are counted anew once no
+        hour is damaged.
+        """
+        if self.quarantine.hours():
+            self.quotas.missed = True
+        elif self.quotas.missed:
+            self.quotas.recount()
+        self._attached()
 
     def _outcomes_restored(self, hour: int, outcomes: OutcomeRows) -> None:
         """Take back a dispatch log that is whole again: from here on answers and hellos follow what it says (rules H4,
@@ -544,12 +687,15 @@ class DelayCore:
             self._outcomes.look()
             self._retention.look_at_seals()
         self._seal_mending.step()
+        self.quotas.step()
+        self._rebuild.step()
         now_ms = self._clock.now_ms()
         this_hour = hour_of_ms(now_ms)
         last_hour = hour_of_ms(self.intake.appended_at_ms)
         if last_hour < this_hour and self.intake.idle and self._clock.confirmed:
             self.intake.tick()
         self._loading.drop_empty(last_hour)
+        self.dispatcher.claimed.forget_but(self._wheel.hours())
         earlier = self._hours.earlier
         if earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
             # No answer about an earlier epoch can come any more. Only hours that are still to be loaded need these
@@ -559,7 +705,11 @@ class DelayCore:
             # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are
             # due before (P5).
             filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
-            self._loading.step(filing_ms, self._mending.running)
+            self._loading.step(filing_ms, self._load_waits)
+
+    def _load_waits(self, hour: int) -> bool:
+        """Whether an hour is being mended, or the commit under way has claimed rows of it: it is loaded afterwards."""
+        return hour == self._mending.running or self._claims.waits_for(hour)
 
     def _loaded(self, loaded: LoadedHour) -> None:
         """Go on after an hour was loaded, or those of its rows that can be read."""
@@ -597,11 +747,12 @@ class DelayCore:
             partial(self._checkpointed, intake.durable_sequence, books.keep_from),
             books,
             forgotten,
+            self._owed.all().tobytes(),
         )
 
     def _books(self) -> Books:
         parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
-        said = settled(self._clock, *parts, self._loaded_until)
+        said = settled(self._clock, *parts, self._loaded_until, self._owed.lowest_ms())
         return Books(self.intake.skipped, encode_dropped(self._mending.dropped), self._segments.keep_from, *said)
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
@@ -625,3 +776,26 @@ class DelayCore:
             gone = subjects.sweep(rows)
             self.dispatcher.forget_targets()
             log.info("subjects_forgotten subjects=%d kept=%d", gone, subjects.known)
+
+
+def _earlier_until_ms(clock: Clock, appended_at_ms: int) -> int:
+    """How far earlier lives may have come: rows that are due later were not sent by them (rule H5)."""
+    until_ms = clock.earlier_until_ms
+    if until_ms is None:
+        # They append when an hour has passed, also when they have nothing to do.
+        until_ms = hour_start_ms(hour_of_ms(appended_at_ms) + 1)
+    return max(clock.now_ms(), appended_at_ms, until_ms)
+
+
+def _open_keys(site: Site, found: Recovered, random_seed: Callable[[], int]) -> KeyIndex:
+    """Open the index of keys, and add the rows above the checkpoint to it."""
+    known = found.keys
+    if known is None:
+        known = KnownRuns(random_seed(), FIRST_NUMBER, whole=not found.keys_lost)
+    opened = open_index(site.disk, site.folder, site.log_id, known)
+    if opened.damage is not None:
+        log.critical("keys_damaged reason=%r", str(opened.damage))
+    keys = KeyIndex(site, opened, FiledHours(found.hours, found.beside).all)
+    for rows in found.keyed:
+        keys.add(rows)
+    return keys

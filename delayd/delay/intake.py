@@ -6,21 +6,22 @@ stops.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId
+from delayd.batch import Batch, Buffer, ColumnId, Int64s
 from delayd.clock import JUMP_MS
-from delayd.config import DelayConfig
+from delayd.config import COMMIT_BYTES_MAX, DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.stored import Stored
 from delayd.errors import (
     BadInstant,
+    BatchMalformed,
     ClockInDoubt,
     DelaydError,
     DiskFull,
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 DAY_MS = 86_400_000
 # Two batches with the most rows possible: one turn of the loop indexes a whole group, which then takes some 15 ms.
 GROUP_ROWS_MAX = 131_072
+# The room that a group keeps for decisions and moved batches, when something waits to be decided.
+DECIDED_BYTES_MAX = 24 << 20
+DECIDED_BATCHES_MAX = 256
 BATCH_BYTES = 1_024  # A queued batch holds this much besides its bytes: its view and its waiter.
 
 
@@ -62,6 +66,73 @@ class Mark(NamedTuple):
     crc32c: int
 
 
+NO_VERDICTS: Mapping[int, bytes] = {}
+
+
+class OpenGroup(NamedTuple):
+    """The group commit that is being closed, as it is before anything is decided."""
+
+    appended_at_ms: int
+    stored: list[Stored]  # The producers' batches; their offsets are not known yet.
+    next_sequence: int  # That of the first moved row, if there is one.
+
+
+class Decided(NamedTuple):
+    """What a decider has decided: at most DECIDED_BYTES_MAX and DECIDED_BATCHES_MAX, the record counted too."""
+
+    record: bytes | None = None  # A CONTROL batch with the decisions; None when nothing is to be logged.
+    with_rows: bool = False  # The record stands before the rows of the commit, in one group with them.
+    moved: Sequence[Batch] = ()  # Batches that this server makes; they stand behind those of the producers.
+    # By base sequence of a batch whose rows met others by their keys: what its sender is told, as `decided_about` has
+    # it.
+    verdicts: Mapping[int, bytes] = NO_VERDICTS
+    # Whether a batch has keys: the next commit decides when the rows of this one are indexed.
+    keyed: bool = False
+
+
+NOTHING_DECIDED = Decided()
+
+
+class Decider(Protocol):
+    """Decides about rows when a group is closed (rule P1)."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to decide."""
+
+    def close(self, group: OpenGroup) -> Decided:
+        """Decide what waits. With moved batches there is a record, and it stands with the rows."""
+
+    def committed(self) -> None:
+        """What `close` has decided is durable, and takes effect."""
+
+    def answer(self) -> None:
+        """Tell those who asked."""
+
+    def refused(self, error: DelaydError) -> None:
+        """The batch could not be stored: undo what was decided, and refuse what waits."""
+
+
+class KeyedBatches(Protocol):
+    """Looks keys up before a batch with keys is queued."""
+
+    def check(self) -> None:
+        """Raise why no batch with keys can be taken now."""
+
+    def take(self, batch: Batch) -> None:
+        """Look the keys of a batch up, and then `Intake.join` it, or `Intake.refuse` it."""
+
+
+class Gate(Protocol):
+    """Judges batches by what is pending (docs/quotas.md)."""
+
+    def admit(self, batch: Batch) -> None:
+        """Count the rows of a batch, or raise why it is refused."""
+
+    def refused(self, batch: Batch) -> None:
+        """A batch is refused: if it was admitted, its rows do not count any more."""
+
+
 class Written(NamedTuple):
     """The result of one commit: where its groups begin, and the new end of the log."""
 
@@ -74,6 +145,37 @@ class Control(NamedTuple):
 
     batch: bytes
     on_durable: Callable[[], None]
+
+
+class _Commit(NamedTuple):
+    """The commit that is under way."""
+
+    group: OpenGroup
+    decided: Decided
+    controls: list[Control]
+    begin: int  # The next sequence before this commit.
+    skip: int  # So many sequences before the first row are left unused.
+    asked: bool  # Whether the decider decided.
+
+    def groups(self, epoch: int, next_sequence: int) -> list[NewGroup]:
+        """The groups to be appended: a CONTROL group, if there is one, then a DATA group, or else a TICK."""
+        (at_ms, stored, _), (record, with_rows, moved, *_) = self.group, self.decided
+        base = self.begin + self.skip
+        records: list[Buffer] = [] if record is None else [record]
+        controls: list[Buffer] = [control.batch for control in self.controls] if self.controls else []
+        rows: list[Buffer] = [entry.batch.buffer for entry in stored]
+        if moved:
+            rows += [batch.buffer for batch in moved]
+        if with_rows:
+            rows = records + rows
+        else:
+            controls = records + controls
+        groups: list[NewGroup] = []
+        if controls:
+            groups.append(NewGroup(GroupKind.CONTROL, controls, epoch, at_ms, base))
+        if rows:
+            groups.append(NewGroup(GroupKind.DATA, rows, epoch, at_ms, base, next_sequence - base))
+        return groups or [NewGroup(GroupKind.TICK, [], epoch, at_ms, base)]
 
 
 @dataclass(slots=True)
@@ -137,6 +239,11 @@ class Intake:
         self.durable_sequence = found.next_sequence
         self.queued_bytes = 0
         self.subjects_full = False  # Whether batches with subjects that are new here are refused (rule B1).
+        self.decider: Decider | None = None
+        self.gate: Gate | None = None
+        self.keyed: KeyedBatches | None = None
+        self._looked_up = 0  # Batches with keys that are looked up and not queued yet.
+        self._to_decide = False  # Whether something waits for the decider.
         self._knows_subjects = knows_subjects
         self._log = found.log
         self._executor = site.worker
@@ -158,7 +265,17 @@ class Intake:
     @property
     def idle(self) -> bool:
         """Whether everything that was accepted is durable."""
-        return not (self._committing or self._queue or self._controls)
+        return not (self._committing or self._queue or self._controls or self._to_decide or self._looked_up)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether keys of batches are being looked up."""
+        return bool(self._looked_up)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server is stopping."""
+        return self._closed
 
     @property
     def is_full(self) -> bool:
@@ -177,15 +294,37 @@ class Intake:
         try:
             self._check(batch)
         except DelaydError as error:
-            self._producers.refuse(batch, error)
+            self._refuse(batch, error)
+            return
+        self.queued_bytes += batch.total_bytes + BATCH_BYTES
+        if ColumnId.KEY_END in batch.offsets and self.keyed is not None:
+            self._looked_up += 1
+            self.keyed.take(batch)
             return
         self._queue.append(batch)
-        self.queued_bytes += batch.total_bytes + BATCH_BYTES
         self._commit()
+
+    def join(self, batches: Sequence[Batch]) -> None:
+        """Queue batches whose keys were looked up."""
+        self._looked_up -= len(batches)
+        self._queue += batches
+        self._to_decide = True
+        self._commit()
+
+    def refuse(self, batch: Batch, error: DelaydError) -> None:
+        """Refuse a batch whose keys could not be looked up."""
+        self._looked_up -= 1
+        self.queued_bytes -= batch.total_bytes + BATCH_BYTES
+        self._refuse(batch, error)
 
     def control(self, batch: bytes, on_durable: Callable[[], None]) -> None:
         """Log a control batch."""
         self._controls.append(Control(batch, on_durable))
+        self._commit()
+
+    def decide(self) -> None:
+        """Have the decider decide, with the next group."""
+        self._to_decide = True
         self._commit()
 
     def tick(self) -> None:
@@ -233,12 +372,30 @@ class Intake:
             raise SlowDown("this server is behind with its disk; send again later")
         batch.verify()
         check_batch(batch)
+        if ColumnId.ORIGIN_SEQUENCE in batch.offsets:
+            raise BatchMalformed("the column origin_sequence is given by the server, to rows that it moves")
+        if ColumnId.KEY_END in batch.offsets and self.keyed is not None:
+            self.keyed.check()
         if ColumnId.HEADERS_END in batch.offsets:
             check_headers(batch)
         if self.subjects_full and not self._knows_subjects(batch):
             raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
-        now_ms = self._clock.now_ms()
         earliest, latest = batch.range_of(ColumnId.DELIVER_AT_MS)
+        self._check_instants(earliest, latest, batch.int64s(ColumnId.DELIVER_AT_MS))
+        if self.gate is not None:
+            # This comes last: a batch that is admitted counts, so nothing may refuse it any more.
+            self.gate.admit(batch)
+
+    def check_move(self, wanted_at_ms: Int64s) -> None:
+        """Judge the instants to which rows are to be moved, like those of a send; raises why they are refused."""
+        if self.reserve.closed:
+            raise DiskReserve("this server's disk is at its reserve; free space there, or ask again later")
+        if self.reserve.behind:
+            raise SlowDown("this server is behind with its disk; ask again later")
+        self._check_instants(int(wanted_at_ms.min()), int(wanted_at_ms.max()), wanted_at_ms)
+
+    def _check_instants(self, earliest: int, latest: int, instants: Int64s) -> None:
+        now_ms = self._clock.now_ms()
         horizon = now_ms + self._config.horizon_days * DAY_MS
         if latest > horizon:
             days = self._config.horizon_days
@@ -248,11 +405,11 @@ class Intake:
                     f"due more than {days} days ahead by this server's clock, which is in doubt: it shows the"
                     f" hour {hour_name(hour_of_ms(now_ms))} (UTC); see `delayd clock`, or send again later"
                 )
-            at_fault = batch.int64s(ColumnId.DELIVER_AT_MS) > horizon
+            at_fault = instants > horizon
             raise _at_rows(PastHorizon, f"due more than {days} days ahead", at_fault)
         if earliest < INSTANT_MS_MIN:
             # The message would leave at once, though its sender may have meant a time years ahead.
-            at_fault = batch.int64s(ColumnId.DELIVER_AT_MS) < INSTANT_MS_MIN
+            at_fault = instants < INSTANT_MS_MIN
             raise _at_rows(BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", at_fault)
         far = self.reserve.far_from_ms
         if far is not None and latest >= far:
@@ -261,94 +418,113 @@ class Intake:
             # The hour is computed from the instant that the group will be stamped with: after the clock was set back,
             # that is later than now (rule P5).
             filed_from_ms = max(now_ms, self.appended_at_ms)
-            filed_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), filed_from_ms)
+            filed_ms = np.maximum(instants, filed_from_ms)
             full = np.isin(hours_of(filed_ms), list(self.reserve.full_hours))
             if full.any():
                 raise _at_rows(HourFull, "due in an hour that holds all the messages it can", full)
 
+    def _refuse(self, batch: Batch, error: DelaydError) -> None:
+        """Refuse a batch that has begun; whoever has admitted it hears that it does not count."""
+        if self.gate is not None:
+            self.gate.refused(batch)
+        self._producers.refuse(batch, error)
+
     def _commit(self) -> None:
-        if self._committing or not (self._queue or self._controls or self._tick):
+        if self._committing or not (self._queue or self._controls or self._tick or self._to_decide):
             return
+        # What is answered while the decider decides may bring the next batch; that is of the next commit.
         self._committing = True
-        batches = self._take_batches()
-        controls, self._controls = self._controls[:BATCHES_MAX], self._controls[BATCHES_MAX:]
-        begin, skip, self._skip = self.next_sequence, self._skip, 0
-        self.next_sequence += skip
-        appended_at_ms = max(self._clock.stamp_ms(), self.filed_from_ms)
-        groups: list[NewGroup] = []
-        if controls:
-            buffers = [control.batch for control in controls]
-            groups.append(NewGroup(GroupKind.CONTROL, buffers, self._epoch, appended_at_ms, self.next_sequence))
-        stored: list[Stored] = []
-        if batches:
-            sequence = self.next_sequence
-            for batch in batches:
-                stored.append(Stored(0, sequence, batch))
-                sequence += batch.count
-            rows = sequence - self.next_sequence
-            buffers_of = [batch.buffer for batch in batches]
-            groups.append(NewGroup(GroupKind.DATA, buffers_of, self._epoch, appended_at_ms, self.next_sequence, rows))
-            self.next_sequence = sequence
-        if not groups:
-            groups.append(NewGroup(GroupKind.TICK, [], self._epoch, appended_at_ms, self.next_sequence))
-        self._tick = False
+        begin, skip = self.next_sequence, self._skip
+        group = self._open_group(begin + skip)
+        decided, asked = NOTHING_DECIDED, self._to_decide and self.decider is not None
+        if self._to_decide and self.decider is not None:
+            decided = self.decider.close(group)
+            self._to_decide = self.decider.waiting
+        if not (group.stored or self._controls or self._tick or decided.record):
+            self._committing = False
+            return
+        most = BATCHES_MAX - 1  # A record of decisions may stand before them.
+        controls, self._controls = self._controls[:most], self._controls[most:]
+        self._skip, self._tick = 0, False
+        commit = _Commit(group, decided, controls, begin, skip, asked)
+        self.next_sequence = group.next_sequence
+        if decided.moved:
+            self.next_sequence += sum([batch.count for batch in decided.moved])
+        groups = commit.groups(self._epoch, self.next_sequence)
         self._executor.submit(
-            partial(_write, self._log, groups, appended_at_ms),
-            partial(self._committed, stored, controls, appended_at_ms, begin, skip),
+            partial(_write, self._log, groups, group.appended_at_ms), partial(self._committed, commit)
         )
 
-    def _take_batches(self) -> list[Batch]:
-        taken, size, rows = 0, 0, 0
+    def _open_group(self, sequence: int) -> OpenGroup:
+        """Take what is queued, as far as it fits a group; ``sequence`` is that of the first row."""
+        most, size_max = BATCHES_MAX, self._config.group_bytes_max
+        if self._to_decide:
+            most -= DECIDED_BATCHES_MAX
+            size_max = min(size_max, COMMIT_BYTES_MAX - DECIDED_BYTES_MAX)
+        stored: list[Stored] = []
+        taken, size, next_sequence = 0, 0, sequence
         for batch in self._queue:
             size += batch.total_bytes
-            rows += batch.count
-            if taken == BATCHES_MAX or (taken and (size > self._config.group_bytes_max or rows > GROUP_ROWS_MAX)):
+            rows = next_sequence - sequence + batch.count
+            if taken == most or (taken and (size > size_max or rows > GROUP_ROWS_MAX)):
                 break
+            stored.append(Stored(0, next_sequence, batch))
+            next_sequence += batch.count
             taken += 1
-        batches, self._queue = self._queue[:taken], self._queue[taken:]
-        return batches
+        self._queue = self._queue[taken:]
+        return OpenGroup(max(self._clock.stamp_ms(), self.filed_from_ms), stored, next_sequence)
 
-    def _committed(
-        self,
-        stored: list[Stored],
-        controls: list[Control],
-        appended_at_ms: int,
-        begin: int,
-        skip: int,
-        done: Done[Written],
-    ) -> None:
-        self._committing = False
+    def _committed(self, commit: _Commit, done: Done[Written]) -> None:
+        # Moved rows, and rows with keys, are indexed before anybody decides about them: the next commit waits for that.
+        index_first = self._committing = commit.decided.keyed or bool(commit.decided.moved)
+        appended_at_ms, stored, _ = commit.group
         try:
             offsets, self.durable = done.result()
         except DiskFull as error:
             if not self.reserve.closed:
                 log.warning("message_log_full reason=%r", str(error))
+            self._committing = False
             # Nothing was appended, and nobody was told these sequences. They are given again: otherwise the books would
             # miss them (rule S5). Control records are tried again, unless the server stops.
-            self.next_sequence = begin
-            self._controls, self._skip = ([], 0) if self._closed else (controls + self._controls, self._skip + skip)
+            self.next_sequence = commit.begin
+            self._controls = [] if self._closed else commit.controls + self._controls
+            self._skip = 0 if self._closed else self._skip + commit.skip
             self.reserve.closed = True
             refused, self._queue = [*(entry.batch for entry in stored), *self._queue], []
-            self.queued_bytes = 0
             for batch in refused:
-                self._producers.refuse(batch, DiskReserve("this server's disk is full; free space there"))
+                self.queued_bytes -= batch.total_bytes + BATCH_BYTES
+                self._refuse(batch, DiskReserve("this server's disk is full; free space there"))
+            self._to_decide = False
+            if self.decider is not None:
+                self.decider.refused(DiskReserve("this server's disk is full; free space there"))
             return
         if appended_at_ms < self.appended_at_ms:
             self._set_back_ms = None
         self.appended_at_ms, self.durable_sequence = appended_at_ms, self.next_sequence
-        if skip:
-            self.skipped += ((begin, skip),)
+        if commit.skip:
+            self.skipped += ((commit.begin, commit.skip),)
+        if commit.asked and self.decider is not None:
+            # The next commit decides, and the next checkpoint counts, with these decisions in effect (rule C2).
+            self.decider.committed()
         # The next commit begins first: then the thread writes the next group while this one is answered and indexed,
         # which takes about as long.
         self._commit()
         # Each of these calls may begin a checkpoint, so control records take effect before the rows of the same commit.
-        for control in controls:
+        for control in commit.controls:
             control.on_durable()
-        if stored:
-            self._accept(stored, offsets[-1], appended_at_ms)
+        if stored or commit.decided.moved:
+            self._accept(commit, offsets[-1])
+        if commit.asked and self.decider is not None:
+            self.decider.answer()
+        if index_first:
+            self._committing = False
+            self._commit()
 
-    def _accept(self, stored: list[Stored], group_offset: int, appended_at_ms: int) -> None:
-        offset = group_offset + content_position(len(stored))
+    def _accept(self, commit: _Commit, group_offset: int) -> None:
+        (appended_at_ms, stored, sequence), (record, with_rows, moved, verdicts, _) = commit.group, commit.decided
+        offset = group_offset + content_position(len(stored) + len(moved) + with_rows)
+        if with_rows and record is not None:
+            offset += len(record)
         placed: list[Stored] = []
         for entry in stored:
             placed.append(Stored(offset, entry.base_sequence, entry.batch))
@@ -356,7 +532,12 @@ class Intake:
             self.queued_bytes -= entry.batch.total_bytes + BATCH_BYTES
         self._producers.look()
         for entry in placed:
-            self._producers.accept(entry.batch, entry.base_sequence, appended_at_ms)
+            decided = verdicts.get(entry.base_sequence, b"") if verdicts else b""
+            self._producers.accept(entry.batch, entry.base_sequence, appended_at_ms, decided)
+        for batch in moved:
+            placed.append(Stored(offset, sequence, batch))
+            offset += batch.total_bytes
+            sequence += batch.count
         self._on_committed(Committed(placed, appended_at_ms, offset))
 
     def resume(self) -> None:

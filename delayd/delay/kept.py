@@ -7,6 +7,8 @@
 | ``beside/`` | the file itself | the start is refused |
 | ``outcomes/`` | the checkpoint file, else what the dispatch log itself proves | |
 | ``given_up/`` | its key; what it began is done once more | |
+| ``ended`` | control records of the message log, as far as it is kept | |
+| ``keys`` | nothing; the index of keys is made again from the schedule logs | |
 | ``seal`` | the seal log, from its beginning | |
 | ``target/`` | control records of the message log | the subject waits for an operator |
 | ``producer/`` | nothing: its batches are refused | an operator, or the producer's end |
@@ -36,13 +38,16 @@ from delayd.delay.filing.hour_table import (
     load_hours,
     load_outcome_ends,
 )
+from delayd.delay.keys.index import STATE_KEY as KEYS_KEY
+from delayd.delay.keys.index import KnownRuns
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.state_values import DROPPED_KEY, TARGET_PREFIX, decode_dropped
+from delayd.delay.state_values import DROPPED_KEY, ENDED_KEY, TARGET_PREFIX, decode_dropped
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.dispatch import END_ROW
+from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.schedule import Skipped, decode_hours, open_schedule_log, schedule_path
 from delayd.state import State
 
@@ -69,6 +74,10 @@ class KeptState:
     ends: dict[int, OutcomeEnd] = field(default_factory=dict)
     # Hours whose dispatch logs operators gave up; True when that was completed.
     given_up: dict[int, bool] = field(default_factory=dict)
+    # Rows that decisions have ended, and whose outcomes were not durable; None: their value does not check.
+    ended: EndedRows | None = field(default_factory=lambda: NO_ENDED)
+    keys: KnownRuns | None = None  # None: there is no index of keys, or its value does not check.
+    keys_lost: bool = False
     producers: Pairs = field(default_factory=list)
     producers_lost: dict[int, DamagedValue] = field(default_factory=dict)
     targets: dict[bytes, int] = field(default_factory=dict)
@@ -98,6 +107,18 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:
     except DamagedValue as unchecked:
         kept.dropped = decode_dropped((published or {}).get("dropped", []))
         _told(unchecked, "the checkpoint file")
+    try:
+        value = state.get(ENDED_KEY)
+        kept.ended = NO_ENDED if value is None else decode_ended(value)
+    except DamagedValue as unchecked:
+        kept.ended = None
+        _told(unchecked, "the message log")
+    try:
+        value = state.get(KEYS_KEY)
+        kept.keys = None if value is None else KnownRuns.decode(value)
+    except DamagedValue as unchecked:
+        kept.keys_lost = True
+        _told(unchecked, "the schedule logs")
     damaged = []
     kept.beside = load_hours(state.scan(BESIDE_PREFIX, damaged))
     for error in damaged:

@@ -27,8 +27,9 @@ from typing import NamedTuple, cast
 
 import msgpack
 
-from delayd.batch import Batch
-from delayd.errors import BatchNumberReused, DelaydError, ProducerLost, SlowDown
+from delayd.batch import MOVED_PRODUCER_ID, Batch, ColumnId
+from delayd.errors import BatchMalformed, BatchNumberReused, DelaydError, ProducerLost, SlowDown
+from delayd.log.ended import ENDED_BYTES
 
 PIECE_PRODUCERS = 1_000  # One turn of the loop looks at this many producers; each takes some microseconds.
 PREFIX = b"producer/"
@@ -44,7 +45,8 @@ NEW_AT_ONCE = 256  # One connection may introduce this many new producers at onc
 NEW_EVERY_MS = 1_000
 FULL_RETRY_MS = 10_000  # A place comes free when another producer has been idle for long enough.
 
-_NUMBER = struct.Struct("<QQIqII")  # An accepted batch: its number, then the fields of `AcceptedBatch`.
+# An accepted batch: its number, the fields of `AcceptedBatch`, and how many bytes of decisions follow.
+_NUMBER = struct.Struct("<QQIqIII")
 
 
 class AcceptedBatch(NamedTuple):
@@ -55,6 +57,7 @@ class AcceptedBatch(NamedTuple):
     appended_at_ms: int
     columns_crc32c: int
     heap_crc32c: int
+    decided: bytes = b""  # Rows of `delayd.log.ended`: what was decided because rows met others by their keys.
 
 
 Waiter = Callable[[AcceptedBatch | DelaydError, bool], None]
@@ -109,6 +112,8 @@ class Producers:
         self._waiters = 0
         # Producers that are not known yet but have batches under way: how many batches each.
         self._arriving: dict[int, int] = {}
+        # Room for what may be decided about batches with keys that are under way.
+        self._reserved: dict[tuple[int, int], int] = {}
         self._fenced: dict[tuple[int, int], int] = {}  # Numbers that were answered "not kept", and when (rule I6).
         self._asking: dict[tuple[int, int], list[Callable[[AcceptedBatch | None], None]]] = {}
 
@@ -172,6 +177,7 @@ class Producers:
         if self.lost and producer_id in self.lost:
             waiter(_lost(producer_id), False)
             return False
+        reserved = ENDED_BYTES * batch.count if ColumnId.KEY_END in batch.offsets else 0
         under_way = self._waiting.get(key)
         if under_way is not None and under_way[:2] != (batch.columns_crc32c, batch.heap_crc32c):
             waiter(_reused(number), False)
@@ -182,10 +188,10 @@ class Producers:
             or number < low_water
             or len(producer.accepted) >= NUMBERS_MAX
             or self._waiters >= WAITERS_MAX
-            or self.held_bytes + NUMBER_BYTES > self._bytes_max
+            or self.held_bytes + NUMBER_BYTES + reserved > self._bytes_max
             or key in self._fenced
         ):
-            refusal = self._refusal(key, producer, low_water, under_way is None, allowance)
+            refusal = self._refusal(key, producer, low_water, under_way is None, allowance, reserved)
             if refusal is not None:
                 waiter(refusal, False)
                 return False
@@ -196,15 +202,23 @@ class Producers:
         self._waiting[key] = (batch.columns_crc32c, batch.heap_crc32c, [waiter])
         if producer is None:
             self._arrive(producer_id, 1)
+        if reserved:
+            self._reserved[key] = reserved
+            self.held_bytes += reserved
         return True
 
     def look(self) -> None:
         """Read the clock once for all batches that `accept` takes next."""
         self._now_ms = self._monotonic_ms()
 
-    def accept(self, batch: Batch, base_sequence: int, appended_at_ms: int) -> None:
-        """Record a batch that is durable, and call its waiters."""
+    def accept(self, batch: Batch, base_sequence: int, appended_at_ms: int, decided: bytes = b"") -> None:
+        """Record a batch that is durable, and call its waiters; a batch of moved rows was sent by nobody.
+
+        ``decided`` is what its sender is told of its rows that met others.
+        """
         producer_id, number, low_water = batch.producer
+        if producer_id == MOVED_PRODUCER_ID:
+            return
         # The producer is removed and put back, so that the dict is in the order of last use.
         producer = self._producers.pop(producer_id, None)
         if producer is None:
@@ -214,10 +228,11 @@ class Producers:
         self._producers[producer_id] = producer
         if low_water > producer.low_water:
             self._forget_below(producer, low_water)
-        accepted = AcceptedBatch(base_sequence, batch.count, appended_at_ms, batch.columns_crc32c, batch.heap_crc32c)
+        crcs = batch.columns_crc32c, batch.heap_crc32c
+        accepted = AcceptedBatch(base_sequence, batch.count, appended_at_ms, *crcs, decided)
         if number not in producer.accepted:
-            self.held_bytes += NUMBER_BYTES
-        producer.accepted[number] = _NUMBER.pack(number, *accepted)
+            self.held_bytes += NUMBER_BYTES + len(decided)
+        producer.accepted[number] = _pack(number, accepted)
         producer.seen_at_ms = appended_at_ms
         producer.used_ms = self._now_ms
         self._changed.add(producer_id)
@@ -287,10 +302,13 @@ class Producers:
             fields = msgpack.unpackb(value)
             producer = Producer(cast(int, fields["low_water"]), cast(int, fields["seen_at_ms"]), self._now_ms)
             packed = cast(bytes, fields["batches"])
-            for at in range(0, len(packed), _NUMBER.size):
-                row = packed[at : at + _NUMBER.size]
-                producer.accepted[_NUMBER.unpack(row)[0]] = row
-            self.held_bytes += PRODUCER_BYTES + NUMBER_BYTES * len(producer.accepted)
+            at = 0
+            while at < len(packed):
+                number, *_, decided_bytes = _NUMBER.unpack_from(packed, at)
+                end = at + _NUMBER.size + decided_bytes
+                producer.accepted[number] = packed[at:end]
+                at = end
+            self.held_bytes += PRODUCER_BYTES + _bytes_of(producer.accepted.values())
             found.append((int.from_bytes(key[len(PREFIX) :]), producer))
         found.sort(key=lambda item: item[1].seen_at_ms)
         self._producers.update(found)
@@ -302,15 +320,18 @@ class Producers:
         low_water: int,
         new: bool,
         allowance: Allowance | None,
+        reserved: int,
     ) -> DelaydError | None:
         """Return why a batch that is not known is refused; None when it is taken. ``new``: it is not under way
-        either.
+        either. ``reserved``: bytes that may be decided about it.
         """
         if self._waiters >= WAITERS_MAX:
             return _many_wait()
         if not new:
             return None
         producer_id, number = key
+        if producer_id == MOVED_PRODUCER_ID:
+            return BatchMalformed("a producer's id is not 0, which stands for the server itself")
         if number < low_water:
             return _forgotten(number, low_water)
         if key in self._fenced:
@@ -321,9 +342,10 @@ class Producers:
                 retry_after_ms=NEW_EVERY_MS,
             )
         brings = producer is None and producer_id not in self._arriving
-        if self.held_bytes + NUMBER_BYTES + PRODUCER_BYTES * brings > self._bytes_max:
-            self._forget_idle()
-            if self.held_bytes + NUMBER_BYTES + PRODUCER_BYTES * brings > self._bytes_max:
+        needed = NUMBER_BYTES + reserved + PRODUCER_BYTES * brings
+        if self.held_bytes + needed > self._bytes_max:
+            self._forget_idle(needed)
+            if self.held_bytes + needed > self._bytes_max:
                 return SlowDown(
                     f"this server remembers {len(self._producers)} producers and their batches, as many as it can; "
                     "send again later, or to another one",
@@ -342,6 +364,8 @@ class Producers:
         under_way = self._waiting.pop(key, None)
         if under_way is None:
             return  # Replayed from the log: nobody waits for it.
+        if self._reserved:
+            self.held_bytes -= self._reserved.pop(key, 0)
         if key[0] in self._arriving:
             self._arrive(key[0], -1)
         waiters, asking = under_way[2], self._asking.pop(key, [])
@@ -375,17 +399,18 @@ class Producers:
         self._fenced.pop(key, None)
         self._fenced[key] = now_ms
 
-    def _forget_idle(self) -> None:
-        """Make room for one more producer: forget producers whose retries can't be under way any more."""
+    def _forget_idle(self, needed: int) -> None:
+        """Make room for so many bytes: forget producers whose retries can't be under way any more."""
+        needed = max(needed, PRODUCER_BYTES + NUMBER_BYTES)
         limit_ms = self._monotonic_ms() - IDLE_MS
-        while self._producers and self.is_full:
+        while self._producers and self.held_bytes + needed > self._bytes_max:
             producer_id, producer = next(iter(self._producers.items()))
             if producer.used_ms > limit_ms:
                 return
             self._forget(producer_id)
 
     def _forget(self, producer_id: int) -> None:
-        self.held_bytes -= PRODUCER_BYTES + NUMBER_BYTES * len(self._producers.pop(producer_id).accepted)
+        self.held_bytes -= PRODUCER_BYTES + _bytes_of(self._producers.pop(producer_id).accepted.values())
         self._changed.discard(producer_id)
         self._forgotten.add(producer_id)
 
@@ -393,12 +418,21 @@ class Producers:
         producer.low_water = low_water
         # Numbers are accepted roughly in order: one that is not at the front yet is forgotten when it gets there.
         while producer.accepted and (number := next(iter(producer.accepted))) < low_water:
-            del producer.accepted[number]
-            self.held_bytes -= NUMBER_BYTES
+            self.held_bytes -= NUMBER_BYTES - _NUMBER.size + len(producer.accepted.pop(number))
+
+
+def _pack(number: int, accepted: AcceptedBatch) -> bytes:
+    decided = accepted.decided
+    return _NUMBER.pack(number, *accepted[:-1], len(decided)) + decided
 
 
 def _unpack(packed: bytes) -> AcceptedBatch:
-    return AcceptedBatch._make(_NUMBER.unpack(packed)[1:])
+    return AcceptedBatch._make((*_NUMBER.unpack_from(packed)[1:-1], packed[_NUMBER.size :]))
+
+
+def _bytes_of(packed: Iterable[bytes]) -> int:
+    """How much memory accepted numbers take."""
+    return sum(NUMBER_BYTES + len(each) - _NUMBER.size for each in packed)
 
 
 def _reused(number: int) -> BatchNumberReused:

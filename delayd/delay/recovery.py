@@ -7,10 +7,12 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch import BatchKind, ColumnId
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, open_dispatch_log, read_outcomes
@@ -21,9 +23,11 @@ from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import KeptState, heal_hours, read_kept
+from delayd.delay.keys.index import KnownRuns
+from delayd.delay.keys.keyed import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
-from delayd.delay.rows import NO_SEQUENCES
+from delayd.delay.rows import NO_SEQUENCES, among
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import replayed_rows
@@ -33,8 +37,9 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms
 from delayd.identity import Identity
-from delayd.log.control import LogTime, SkippedSequences, TargetNote, decode_known
+from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, decode_known
 from delayd.log.dispatch import OutcomeRows
+from delayd.log.ended import NO_ENDED, TOOK_NO_KEY, EndedRows, decided_about, decode_ended
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.schedule import Skipped, dispatch_path
@@ -60,7 +65,10 @@ class Recovered:
     targets: dict[bytes, int]
     targets_owed: set[bytes]  # Subjects whose target only the message log names: the next checkpoint must store it.
     dispatch_logs: dict[int, Segment]
-    decided: dict[int, NDArray[np.uint64]]  # By hour: sequences with an outcome, sorted.
+    # By hour: sequences with an outcome, and those that a decision has ended, sorted.
+    decided: dict[int, NDArray[np.uint64]]
+    told_rows: dict[int, int]  # By hour: how many outcomes its dispatch log has.
+    owed: EndedRows  # Rows that a decision has ended and that have no outcome yet, by rising sequence.
     target_ends: dict[int, int]  # By target: highest offset that a dispatch log names (rule H7).
     replay: Mark
     next_sequence: int
@@ -87,6 +95,9 @@ class Recovered:
     seals_damage: DamagedData | None
     filed_below: int  # Rows with lower sequences are in schedule logs; the others came from the message log.
     flags_unknown: bool  # Whether an hour may have a seal though its row in the state does not say so.
+    keys: KnownRuns | None  # None: there is no index of keys, or its value does not check.
+    keys_lost: bool
+    keyed: list[KeyedRows]  # Rows above the checkpoint that took their keys.
 
     def loaded_hours(self, stamp_ms: int) -> range:
         """The hours whose rows are in the wheel; at least the last one, or one behind it when it was stamped ahead."""
@@ -100,7 +111,7 @@ class Recovered:
         """The ends of the dispatch logs as they were found, by hour."""
         logs = self.dispatch_logs.items()
         return {
-            hour: OutcomeEnd(segment.durable, len(self.decided[hour]))
+            hour: OutcomeEnd(segment.durable, self.told_rows[hour])
             for hour, segment in logs
             if hour not in self.quarantined
         }
@@ -145,6 +156,9 @@ def _recover(
             # A crash may have torn this tail, or it may have been the last accepted group. Nothing can tell the two
             # apart, so the operator is told.
             log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
+    told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
+    if kept.ended is None:
+        read.ended += _find_ended(message_log)
     found = Recovered(
         identity=identity,
         log=message_log,
@@ -157,6 +171,8 @@ def _recover(
         targets_owed=read.targets_owed,
         dispatch_logs=dispatch_logs,
         decided=decided,
+        told_rows=told_rows,
+        owed=_owe(read.ended, hours, read.pending, decided),
         target_ends=target_ends,
         replay=replay,
         next_sequence=read.next_sequence,
@@ -178,6 +194,9 @@ def _recover(
         seals_damage=None,
         filed_below=kept.next_sequence,
         flags_unknown=kept.flags_unknown,
+        keys=kept.keys,
+        keys_lost=kept.keys_lost,
+        keyed=read.keyed,
     )
     try:
         found.seals = open_seals(disk, state, folder, identity, clock.now_ms(), hours, whole=kept.flags_unknown)
@@ -232,6 +251,50 @@ def _find_targets(
     return {subject: error for subject, error in lost.items() if subject not in targets}
 
 
+def _find_ended(message_log: Log) -> list[EndedRows]:
+    """Look in the message log, as far as it is kept, for the rows that decisions have ended."""
+    found: list[EndedRows] = []
+    try:
+        for group in message_log.scan(message_log.start, message_log.durable):
+            for record in _records(group):
+                if isinstance(record, Ended):
+                    found.append(decode_ended(record.rows))
+    except DamagedData as error:
+        log.warning("decisions_not_found reason=%r", str(error))
+    return found
+
+
+def _records(group: CommitGroup) -> list[Known]:
+    """The known control records of a group; in a group of messages they stand before these."""
+    front = group.batches() if group.header.kind == GroupKind.CONTROL else islice(group.batches(), 1)
+    return [record for _, batch in front if batch.kind is BatchKind.CONTROL for record in decode_known(batch)]
+
+
+def _owe(
+    parts: Sequence[EndedRows], hours: HourTable, pending: PendingRows, decided: dict[int, NDArray[np.uint64]]
+) -> EndedRows:
+    """Those ended rows that have no outcome yet; they are added to ``decided``, so that none of them is loaded (rule
+    C2).
+    """
+    rows = np.concatenate([NO_ENDED, *parts])
+    _, firsts = np.unique(rows["sequence"], return_index=True)
+    rows = rows.take(firsts)
+    rows = rows.take(np.argsort(rows["hour"], kind="stable"))
+    hours_of_rows, begins = np.unique(rows["hour"], return_index=True)
+    owed: list[EndedRows] = []
+    for hour, of_hour in zip(hours_of_rows.tolist(), np.split(rows, begins[1:]), strict=False):
+        # Each row of a sealed hour has its outcome. So had each of an hour that is deleted, and so not known.
+        if hours.get(hour).sealed or not (hour in hours or pending.has_hour(hour)):
+            continue
+        told = decided.get(hour, NO_SEQUENCES)
+        of_hour = of_hour.compress(~among(of_hour["sequence"].copy(), told))
+        if len(of_hour):
+            decided[hour] = np.sort(np.concatenate((told, of_hour["sequence"])), kind="stable")
+            owed.append(of_hour)
+    rows = np.concatenate([NO_ENDED, *owed])
+    return rows.take(np.argsort(rows["sequence"], kind="stable"))
+
+
 class _Replay:
     """Replay of the message log above the checkpoint, group by group (rule P1: replay decides nothing)."""
 
@@ -243,6 +306,8 @@ class _Replay:
         self.appended_at_ms = kept.appended_at_ms
         self.reach_ms = kept.reach_ms
         self.skipped = list(kept.skipped)
+        self.ended: list[EndedRows] = [] if kept.ended is None else [kept.ended]
+        self.keyed: list[KeyedRows] = []
         self._producers = producers
         self._targets = targets
         self._stored: list[Stored] = []  # Batches whose rows are not indexed yet.
@@ -260,26 +325,44 @@ class _Replay:
         self.next_sequence = max(self.next_sequence, header.base_sequence + header.row_count)
         self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
         if header.kind == GroupKind.DATA:
-            stored = stored_batches(group)
+            stored, earlier = stored_batches(group), len(self.ended)
+            if len(stored) < header.batch_count:
+                self._take_records(group)
+            ended = np.concatenate([NO_ENDED, *self.ended[earlier:]])
             for entry in stored:
-                self._producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms)
+                decided = b""
+                if ColumnId.KEY_END in entry.batch.offsets:
+                    self._take_keys(entry, header.appended_at_ms, ended)
+                    decided = decided_about(ended, entry.base_sequence, entry.batch.count).tobytes()
+                self._producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms, decided)
             self._stored += stored
             self._appended_at_ms += [header.appended_at_ms] * len(stored)
             self._rows += header.row_count
             if self._rows >= REPLAY_ROWS:
                 self.index()
-        elif header.kind == GroupKind.CONTROL:
-            for _, batch in group.batches():
-                for record in decode_known(batch):
-                    match record:
-                        case TargetNote(subject, log_id):
-                            self._targets[subject] = log_id
-                            self.targets_owed.add(subject)
-                        case SkippedSequences(count):
-                            self.skipped.append((header.base_sequence - count, count))
-                        case LogTime(from_ms):
-                            self.reach_ms = max(self.reach_ms, from_ms)
-                            self.appended_at_ms = header.appended_at_ms
+        else:
+            self._take_records(group)
+
+    def _take_keys(self, entry: Stored, appended_at_ms: int, ended: EndedRows) -> None:
+        """Note the rows of a batch that took their keys; ``ended`` are the decisions of its group."""
+        rows = sent_rows(entry, appended_at_ms)
+        without = np.sort(ended["sequence"].compress(np.isin(ended["reason"], TOOK_NO_KEY)))
+        self.keyed.append(rows.kept(~among(rows.sequences, without)))
+
+    def _take_records(self, group: CommitGroup) -> None:
+        header = group.header
+        for record in _records(group):
+            match record:
+                case TargetNote(subject, log_id):
+                    self._targets[subject] = log_id
+                    self.targets_owed.add(subject)
+                case SkippedSequences(count):
+                    self.skipped.append((header.base_sequence - count, count))
+                case LogTime(from_ms):
+                    self.reach_ms = max(self.reach_ms, from_ms)
+                    self.appended_at_ms = header.appended_at_ms
+                case Ended(rows):
+                    self.ended.append(decode_ended(rows))
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:

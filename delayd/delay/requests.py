@@ -7,16 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from delayd.batch import HEADER, Batch, BatchKind, Buffer, parse
+from delayd.batch import HEADER, Batch, BatchKind, Buffer, Int64s, parse
 from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
+from delayd.delay.ending.message_requests import Wish
 from delayd.delay.producers import AcceptedBatch, Allowance
-from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownServer
-from delayd.validate import refused_rows
+from delayd.delay.quotas.limits import Limits
+from delayd.delay.quotas.quotas import QuotaUse
+from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer
+from delayd.log.ended import ENDED_BYTES
+from delayd.validate import check_subject, refused_rows
+from delayd.wire.ending import AnswerRows, read_asked, read_asked_keys, read_moves, wanted_of_keys
+from delayd.wire.finding import Piece, read_window
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
+from delayd.wire.quotas import PAGE_MAX, QuotaInfo, encode_instants, limits_of, quotas_head, read_instants
 from delayd.wire.requests import RequestType, need_int, need_str, need_u64, not_served
-from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, accepted_head, results_head
+from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, accepted_head, results_body, results_head
+from delayd.wire.slots import SlotOwners, need_slots, versions_bytes
 from delayd.wire.targets import targets_head
 
 log = logging.getLogger(__name__)
@@ -25,6 +33,7 @@ PIECE_BATCHES = 64  # Batches taken in one turn of the loop: some milliseconds a
 LENGTH = struct.Struct("<I")
 LENGTH_AT = 8  # Position of the length in the header of a batch.
 
+_WISHES = {RequestType.CANCEL: Wish.CANCEL, RequestType.GET: Wish.GET, RequestType.RESCHEDULE: Wish.MOVE}
 
 Soon = Callable[[Callable[[], None]], object]
 # Takes a piece that begins at a batch's number, and returns the number at which the next piece begins.
@@ -34,7 +43,7 @@ Take = Callable[[int], int]
 class Peer(Protocol):
     """The connection that asked."""
 
-    def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+    def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
         """Answer a request."""
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
@@ -45,9 +54,16 @@ class Requests:
     """Turns frames into calls of the core, and their outcomes into answers."""
 
     def __init__(
-        self, core: DelayCore, clock: JudgedClock, status: Callable[[], Head], soon: Soon | None = None
+        self,
+        core: DelayCore,
+        clock: JudgedClock,
+        status: Callable[[], Head],
+        soon: Soon | None = None,
+        others: Mapping[int, Callable[[Peer, Frame], None]] | None = None,
     ) -> None:
-        """`soon` calls back at the next turn of the loop; without a loop, all of a SEND is taken at once."""
+        """`soon` calls back at the next turn of the loop; without a loop, all of a SEND is taken at once. `others`
+        serve requests that concern the directory and not the core.
+        """
         self._core = core
         self._soon = soon
         # The rest of each SEND: how to take more, from which batch, up to which.
@@ -68,6 +84,15 @@ class Requests:
             RequestType.TARGETS: self._list_targets,
             RequestType.TARGET_LOST: self._decide_target,
             RequestType.TARGET_ACCEPT: self._decide_target,
+            RequestType.RELEASE_SLOTS: self._release_slots,
+            RequestType.CANCEL: self._ask_rows,
+            RequestType.GET: self._ask_rows,
+            RequestType.RESCHEDULE: self._ask_rows,
+            RequestType.FIND: self._find,
+            RequestType.QUOTAS: self._list_quotas,
+            RequestType.SET_QUOTA: self._set_quota,
+            RequestType.PLACES: self._choose_places,
+            **(others or {}),
         }
 
     def disconnected(self, peer: Peer) -> None:
@@ -121,6 +146,38 @@ class Requests:
         decide = targets.lose if frame.type == RequestType.TARGET_LOST else targets.accept
         decide(need_u64(frame.head, "log_id"), done)
 
+    def _list_quotas(self, peer: Peer, frame: Frame) -> None:
+        after, prefix = need_str(frame.head, "after"), need_str(frame.head, "prefix")
+        found = self._core.quotas.listing(after.encode(), prefix.encode(), PAGE_MAX + 1)
+        peer.answer(frame.request_id, self._head(**quotas_head([_quota_info(each) for each in found])))
+
+    def _set_quota(self, peer: Peer, frame: Frame) -> None:
+        """Set or lift a quota; the answer goes out when that is durable and in force."""
+        subject = need_str(frame.head, "subject").encode()
+        check_subject(subject)
+
+        def done(error: DelaydError | None) -> None:
+            if error is not None:
+                peer.answer_error(frame.request_id, error)
+            else:
+                peer.answer(frame.request_id, self._head())
+
+        self._core.set_quota(subject, Limits(*limits_of(frame.head)), done)
+
+    def _choose_places(self, peer: Peer, frame: Frame) -> None:
+        """Answer with the least loaded instants for messages that a caller is about to send."""
+        subject = need_str(frame.head, "subject").encode()
+        check_subject(subject)
+        due_ms = read_instants(frame.body)
+
+        def answered(what: Int64s | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                peer.answer_error(frame.request_id, what)
+            else:
+                peer.answer(frame.request_id, self._head(), [encode_instants(what)])
+
+        self._core.places(subject, due_ms, need_int(frame.head, "spread_ms"), answered)
+
     def _send(self, peer: Peer, frame: Frame) -> None:
         places = places_of(frame.body)
         allowance = self.allowances.get(peer)
@@ -141,18 +198,19 @@ class Requests:
             results[index] = _result(what, duplicate)
             if len(results) == len(places):
                 in_order = [results[at] for at in range(len(places))]
-                peer.answer(request_id, self._head(results=results_head(in_order)))
+                peer.answer(request_id, self._head(results=results_head(in_order)), results_body(in_order))
 
         begin = self._take(frame.body, places, answered, allowance, 0)
         if begin < len(places):
             self._later(partial(self._take, frame.body, places, answered, allowance), begin, len(places))
 
     def _answer_one(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
-        if isinstance(what, AcceptedBatch):
+        if isinstance(what, AcceptedBatch) and not what.decided:
             head = accepted_head(what.base_sequence, what.rows, what.appended_at_ms, duplicate)
             peer.answer(request_id, self._head(results=[head]))
         else:
-            peer.answer(request_id, self._head(results=results_head([_result(what, duplicate)])))
+            results = [_result(what, duplicate)]
+            peer.answer(request_id, self._head(results=results_head(results)), results_body(results))
 
     def _take(
         self,
@@ -195,17 +253,65 @@ class Requests:
         if self._rests:
             self._soon(self._go_on)
 
-    def _outcome(self, peer: Peer, frame: Frame) -> None:
+    def _release_slots(self, peer: Peer, frame: Frame) -> None:
+        """Give up slots of keys, by an operator's word; the answer has their versions."""
+
+        def released(what: SlotOwners | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                peer.answer_error(frame.request_id, what)
+            else:
+                peer.answer(frame.request_id, self._head(versions=versions_bytes(what.versions)))
+
+        self._core.owned_slots.release(need_slots(frame.head, "slots"), released)
+
+    def _ask_rows(self, peer: Peer, frame: Frame) -> None:
+        """Cancel or move messages, or say what became of them: one answer a row, in the order of the request."""
+        self._check_log_id(frame)
+
+        def answered(what: AnswerRows | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                peer.answer_error(frame.request_id, what)
+            else:
+                peer.answer(frame.request_id, self._head(retry_after_ms=RETRY_AFTER_MS_DEFAULT), [what.tobytes()])
+
+        names = read_asked_keys(frame.body)
+        if names is not None:
+            wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
+            self._core.ask_by_key(_WISHES[RequestType(frame.type)], names, answered, wanted_at_ms)
+            return
+        if frame.type == RequestType.RESCHEDULE:
+            self._core.reschedule(*read_moves(frame.body), answered)
+            return
+        ask = self._core.cancel if frame.type == RequestType.CANCEL else self._core.get
+        ask(read_asked(frame.body), answered)
+
+    def _find(self, peer: Peer, frame: Frame) -> None:
+        """List pending messages, a piece at a time."""
+        self._check_log_id(frame)
+
+        def found(piece: Piece) -> None:
+            peer.answer(frame.request_id, self._head(**piece.to_head()), [piece.rows.tobytes()])
+
+        self._core.find(read_window(frame.head), found)
+
+    def _check_log_id(self, frame: Frame) -> None:
+        """A receipt names the log that has its messages; no other server knows them."""
         log_id = need_u64(frame.head, "log_id")
         if log_id != self._core.identity.log_id:
             raise UnknownServer(
                 f"this is the delay server {self._core.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
             )
 
+    def _outcome(self, peer: Peer, frame: Frame) -> None:
+        self._check_log_id(frame)
+
         def answered(found: AcceptedBatch | None) -> None:
-            result = None if found is None else _accepted(found, True).to_head()
-            state = "unknown" if found is None else "accepted"
-            peer.answer(frame.request_id, self._head(state=state, result=result))
+            if found is None:
+                peer.answer(frame.request_id, self._head(state="unknown", result=None))
+                return
+            result = _accepted(found, True)
+            head = self._head(state="accepted", result=result.to_head())
+            peer.answer(frame.request_id, head, results_body([result]))
 
         self._core.ask_outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"), answered)
 
@@ -263,8 +369,14 @@ def _result(what: AcceptedBatch | DelaydError, duplicate: bool) -> AcceptedResul
     if isinstance(what, AcceptedBatch):
         return _accepted(what, duplicate)
     rows = refused_rows(what) if isinstance(what, CallerError) else []
-    return RefusedResult(what.code, what.message, what.retry_after_ms, rows)
+    next_free_ms = what.next_free_ms if isinstance(what, QuotaReached) else None
+    return RefusedResult(what.code, what.message, what.retry_after_ms, rows, next_free_ms)
+
+
+def _quota_info(use: QuotaUse) -> QuotaInfo:
+    return QuotaInfo(use.subject.decode(), *use.limits, use.counted, use.rows, use.bytes, use.highest_ms, use.highest)
 
 
 def _accepted(taken: AcceptedBatch, duplicate: bool) -> AcceptedResult:
-    return AcceptedResult(taken.base_sequence, taken.rows, taken.appended_at_ms, duplicate)
+    decided = len(taken.decided) // ENDED_BYTES
+    return AcceptedResult(taken.base_sequence, taken.rows, taken.appended_at_ms, duplicate, decided, taken.decided)

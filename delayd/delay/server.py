@@ -18,11 +18,13 @@ from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect
+from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
+from delayd.net.hold import Hold
 from delayd.net.home import Home, abandon
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
-from delayd.net.registration import Registration
+from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
@@ -32,6 +34,7 @@ from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
 from delayd.wire.requests import RequestType
+from delayd.wire.slots import SlotOwners, SlotSet
 from delayd.wire.status import status_head
 
 REST_S = 0.02  # Pause between two parts of a checkpoint, so that group commits get their turn at the disk.
@@ -64,6 +67,8 @@ class DelayServer:
         self._membership: Membership | None = None
         self._guard: Guard | None = None
         self._places: asyncio.Task[None] | None = None
+        self._hold = Hold(lambda seconds, end: asyncio.get_running_loop().call_later(seconds, end))
+        self._cuts: Cuts | None = None
 
     def open(self) -> None:
         """Recover from the directory."""
@@ -81,6 +86,7 @@ class DelayServer:
                 clock=home.clock,
                 dial=self._dial,
                 ask_routes=self._ask_routes,
+                ask_slots=self._ask_slots,
                 random_id=draw_id,
                 evidence=home.clock.restart_evidence,
                 rest=partial(time.sleep, REST_S),
@@ -103,10 +109,16 @@ class DelayServer:
         )
         membership.begin(fresh=core.identity.epoch == 1)
         self._registration = Registration(
-            config.meta, self._registered, membership, on_now_ms=home.clock.reference, moves=core.moves
+            config.meta,
+            self._registered,
+            membership,
+            on_now_ms=home.clock.reference,
+            orders=Orders(core.moves, core.owned_slots),
         )
         self._guard = membership.guard(config.role, core.identity.log_id)
-        self._requests = Requests(core, home.clock, self._status, self._soon)
+        cut_terms = (config.folder, core.identity.log_id, home.state, home.executors[-1])
+        self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
+        self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers)
         self._reserve()
         self._server = Server(self, limits=DELAY_LIMITS)
         self._port = await self._server.listen(config.host, config.port)
@@ -151,8 +163,9 @@ class DelayServer:
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Forget the connection. Messages that the client sent are kept; only their answers can't be delivered."""
-        if self._requests is not None:
+        if self._requests is not None and self._cuts is not None:
             self._requests.disconnected(connection)
+            self._cuts.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
         """Stop: the error is a bug."""
@@ -214,7 +227,7 @@ class DelayServer:
                 return
             ended = ConnectionLost(f"the connection to {host}:{port} ended", sent=True)
             connection.closed.add_done_callback(lambda closed: self._after(lost, ended))
-            connected(_Wire(connection, self._rearm_soon))
+            connected(_Wire(connection, self._rearm_soon, self._hold))
             self._rearm_soon()
 
         task = asyncio.get_running_loop().create_task(dial())
@@ -256,6 +269,17 @@ class DelayServer:
             routes = {subject: target for subject, target in found if target is not None}
             core.dispatcher.routed(routes, [subject for subject in subjects if subject not in routes])
         self._rearm_soon()
+
+    def _ask_slots(self, wanted: SlotSet, answer: Callable[[SlotOwners | DelaydError], None]) -> None:
+        if self._registration is None:
+            answer(NotReady("this delay server is starting; ask again in a moment"))
+            return
+
+        def answered(owners: SlotOwners | DelaydError) -> None:
+            answer(owners)
+            self._rearm_soon()
+
+        self._registration.ask_slots(wanted, answered)
 
     async def _find_places(self, registration: Registration, core: DelayCore) -> None:
         """Keep the addresses of targets up to date: a realtime server may listen elsewhere after a restart."""
@@ -315,15 +339,19 @@ class DelayServer:
 class _Wire:
     """A connection to a target, as the core uses it: after each answer the timer is set again."""
 
-    def __init__(self, connection: Connection, rearm: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, rearm: Callable[[], None], hold: Hold) -> None:
         self._connection = connection
         self._rearm = rearm
+        self._hold = hold
 
     def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
         def answered(answer: Frame | DelaydError) -> None:
             on_answer(answer)
             self._rearm()
 
+        if self._hold.held:
+            self._hold.keep(lambda: self._connection.call(frame_type, head, body, answered, now=True))
+            return
         # Few bytes are sent only when nothing is under way; then there is nothing to gather them with (decision 0008).
         self._connection.call(frame_type, head, body, answered, now=True)
 

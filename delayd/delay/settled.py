@@ -28,9 +28,10 @@ def settled(
     held: HeldRows,
     quarantine: Quarantine,
     loaded_until: int,
+    owed_ms: int | None,
 ) -> tuple[int, str, list[Value]]:
     """Return the instant for all subjects, what holds it up, and ``[log_id, instant, what holds it up]`` for each
-    target.
+    target. ``owed_ms``: when the first row was due that a decision has ended and that has no outcome yet.
     """
     if not dispatcher.takes_due_rows:
         return 0, WAITS_FOR_CLOCK, []
@@ -42,6 +43,8 @@ def settled(
     wheel_ms = wheel.next_due_ms(0)
     if wheel_ms is not None:
         instants.append(wheel_ms)
+    if owed_ms is not None:
+        instants.append(owed_ms)
     waits = {
         "messages have no realtime server yet: meta names none for their subjects": _lowest_ms(dispatcher.unrouted()),
         "messages can't be read; see `delayd quarantine list`": _lowest_ms(held.parts()),

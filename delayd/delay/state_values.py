@@ -7,6 +7,8 @@ from delayd.log.checkpoint import Value
 
 TARGET_PREFIX = b"target/"
 
+ENDED_KEY = b"ended"  # Rows that decisions have ended, and whose outcomes are not durable yet (rule C2).
+
 DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up (rule S5).
 
 

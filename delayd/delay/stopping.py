@@ -22,14 +22,14 @@ class Stopping:
         intake: Intake,
         outcomes: OutcomeLog,
         checkpointer: Checkpointer,
-        commit: Executor,
+        thread: Callable[[], Executor],
         is_busy: Callable[[], bool],
         begin_checkpoint: Callable[[], None],
     ) -> None:
         self._intake = intake
         self._outcomes = outcomes
         self._checkpointer = checkpointer
-        self._commit = commit  # The thread of the message log.
+        self._thread = thread  # The thread for which the intake waits: that of the message log, or of look-ups.
         self._is_busy = is_busy  # Says whether an hour is being loaded or mended.
         self._begin_checkpoint = begin_checkpoint
         self._stopped: Callable[[], None] | None = None
@@ -68,9 +68,8 @@ class Stopping:
             stopped()
 
     def _step_soon(self) -> None:
-        # The message log's commit has no callback for this; a job on its thread reports back after all commits before
-        # it.
-        self._commit.submit(_do_nothing, self._step_after)
+        # The intake has no callback for this; a job on the thread reports back after all that came before it.
+        self._thread().submit(_do_nothing, self._step_after)
 
     def _step_after(self, done: Done[None]) -> None:
         self.step()

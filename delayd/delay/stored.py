@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from delayd.batch import Batch
+from delayd.batch import Batch, BatchKind
 from delayd.log.group import CommitGroup
 
 
@@ -15,10 +15,15 @@ class Stored(NamedTuple):
 
 
 def stored_batches(group: CommitGroup) -> list[Stored]:
-    """The batches of a data group, with their places and first sequences."""
+    """The batches of messages of a data group, with their places and first sequences.
+
+    A CONTROL batch that stands before them has decisions about rows, and no row of its own.
+    """
     stored: list[Stored] = []
     sequence = group.header.base_sequence
     for offset, batch in group.batches():
+        if batch.kind is BatchKind.CONTROL:
+            continue
         stored.append(Stored(offset, sequence, batch))
         sequence += batch.count
     return stored

@@ -14,27 +14,30 @@ from delayd.batch import FEW_ROWS, Batch, ColumnId, Int64s
 from delayd.delay.rows import COARSE_FROM_MS, ONE_ROW, ROW, Rows, due_within, encode_due, filing_hours, new_rows
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
-from delayd.gather import ROW_COLUMNS_BYTES
+from delayd.gather import CARRIED, ROW_COLUMNS_BYTES, TAGS_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
 from delayd.location import ROW_BITS, pack_locations
 
+_CARRIED = frozenset(CARRIED)
 
-class Table(NamedTuple):
-    """Columns of n rows. Starts count from the heap of the row's batch; lengths are exact; headers are None if no row
-    has any.
+
+class Tabulated(NamedTuple):
+    """Columns of n rows. Of each region that a batch has: where each row's item starts, counted from the heap of the
+    row's batch, and the item's exact length.
     """
 
     deliver_at_ms: Int64s
     sequences: NDArray[np.uint64]
     batch_of: Int64s
     row_of: Int64s
-    body_starts: Int64s
-    body_lengths: Int64s
-    headers: tuple[Int64s, Int64s] | None
+    regions: dict[ColumnId, tuple[Int64s, Int64s]]
 
 
-def tabulate(stored: Sequence[Stored]) -> Table:
-    """Join the columns of batches, at least one, one batch behind the other."""
+def tabulate(stored: Sequence[Stored], regions: Sequence[ColumnId] = CARRIED) -> Tabulated:
+    """Join the columns of batches, at least one, one batch behind the other, with the places of items in ``regions``.
+
+    Rows that wait to be handed over are as long as what a DISPATCH batch carries of them, hence the default.
+    """
     batches = [entry.batch for entry in stored]
     counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
     firsts = np.cumsum(counts) - counts
@@ -48,16 +51,23 @@ def tabulate(stored: Sequence[Stored]) -> Table:
     else:
         bases = np.fromiter((entry.base_sequence for entry in stored), np.int64, len(stored))
         sequences = (np.repeat(bases, counts) + row_of).astype(np.uint64)
-    body_ends = np.frombuffer(_joined(batches, ColumnId.BODY_END, 4), np.uint32).astype(np.int64)
-    body_starts, body_lengths = _items(batches, ColumnId.BODY_END, body_ends, firsts)
-    headers = None
-    if any(ColumnId.HEADERS_END in batch for batch in batches):
-        headers_ends = np.concatenate([_headers_ends(batch) for batch in batches])
-        headers = _items(batches, ColumnId.HEADERS_END, headers_ends, firsts)
-    return Table(deliver_at_ms, sequences, batch_of, row_of, body_starts, body_lengths, headers)
+    items: dict[ColumnId, tuple[Int64s, Int64s]] = {}
+    # Most batches have one of few shapes, and share its set of columns.
+    found = frozenset[int]().union(*{batch.layout.columns for batch in batches})
+    for column in regions:
+        if column not in found:
+            continue
+        having = [batch for batch in batches if column in batch.offsets]
+        if len(having) == len(batches):
+            ends = np.frombuffer(_joined(batches, column, 4), np.uint32).astype(np.int64)
+        else:
+            ends = np.concatenate([_ends(batch, column) for batch in batches])
+        starts = _starts(batches, column, ends, firsts)
+        items[column] = starts, ends - starts
+    return Tabulated(deliver_at_ms, sequences, batch_of, row_of, items)
 
 
-def subjects_of(stored: Sequence[Stored], table: Table, subjects: Subjects) -> NDArray[np.uint32]:
+def subjects_of(stored: Sequence[Stored], table: Tabulated, subjects: Subjects) -> NDArray[np.uint32]:
     """The server's number of each row's subject: u32[n]."""
     per_batch = [subjects.of_batch(entry.batch) for entry in stored]
     counts = [entry.batch.count for entry in stored]
@@ -74,7 +84,7 @@ def subjects_of(stored: Sequence[Stored], table: Table, subjects: Subjects) -> N
 
 def rows_of(
     stored: Sequence[Stored],
-    table: Table,
+    table: Tabulated,
     subject_of: NDArray[np.uint32],
     hours: NDArray[np.uint32],
     *,
@@ -83,10 +93,12 @@ def rows_of(
     """Make pending rows, filed in ``hours``, in the order of the table: ROW[n]."""
     rows = new_rows(len(hours))
     offsets = np.fromiter((entry.offset for entry in stored), np.uint64, len(stored))
-    length = (table.body_lengths + 7) & ~7
-    if table.headers is not None:
-        length += (table.headers[1] + 7) & ~7
+    length = np.zeros(len(hours), np.int64)
     length += ROW_COLUMNS_BYTES
+    for column, (_, lengths) in table.regions.items():
+        length += (lengths + 7) & ~7
+        if column == ColumnId.TAGS_END:
+            length[lengths > 0] += TAGS_COLUMNS_BYTES
     rows["due_ms"] = due_within(table.deliver_at_ms, hours)
     rows["length"] = length
     rows["subject"] = subject_of
@@ -109,7 +121,7 @@ def replayed_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: 
     return _message_rows(stored, subjects, table, np.array(appended_at_ms, np.int64).take(table.batch_of))
 
 
-def _message_rows(stored: Sequence[Stored], subjects: Subjects, table: Table, appended_at_ms: int | Int64s) -> Rows:
+def _message_rows(stored: Sequence[Stored], subjects: Subjects, table: Tabulated, appended_at_ms: int | Int64s) -> Rows:
     hours = filing_hours(table.deliver_at_ms, appended_at_ms)
     return rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=False)
 
@@ -122,11 +134,13 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
     for offset, base_sequence, batch in stored:
         count, buffer, offsets = batch.count, batch.buffer, batch.offsets
         lengths = [ROW_COLUMNS_BYTES] * count
-        for column in (ColumnId.HEADERS_END, ColumnId.BODY_END):
-            if column in offsets:
+        for column in batch.layout.regions:
+            if column in _CARRIED:
+                besides = TAGS_COLUMNS_BYTES if column == ColumnId.TAGS_END else 0
                 start = batch.region_start(column)
                 for row, end in enumerate(struct.unpack_from(f"<{count}I", buffer, offsets[column])):
-                    lengths[row] += (end - start + 7) & ~7
+                    if end > start:
+                        lengths[row] += ((end - start + 7) & ~7) + besides
                     start = (end + 7) & ~7
         numbers = subjects.of_batch(batch).tolist()
         subject_of: Sequence[int] = [0] * count
@@ -151,16 +165,17 @@ def _joined(batches: Sequence[Batch], column: ColumnId, width: int) -> bytes:
     return b"".join(pieces)
 
 
-def _items(batches: Sequence[Batch], column: ColumnId, ends: Int64s, firsts: Int64s) -> tuple[Int64s, Int64s]:
+def _starts(batches: Sequence[Batch], column: ColumnId, ends: Int64s, firsts: Int64s) -> Int64s:
     starts = np.empty_like(ends)
     starts[1:] = ends[:-1]
     starts[1:] += 7
     starts[1:] &= ~7
     starts[firsts] = np.fromiter((batch.region_start(column) for batch in batches), np.int64, len(batches))
-    return starts, ends - starts
+    return starts
 
 
-def _headers_ends(batch: Batch) -> Int64s:
-    if ColumnId.HEADERS_END in batch:
-        return batch.uint32s(ColumnId.HEADERS_END).astype(np.int64)
-    return np.full(batch.count, batch.region_start(ColumnId.HEADERS_END))
+def _ends(batch: Batch, column: ColumnId) -> Int64s:
+    """The ends of a batch's items in a region; without the region its items are empty."""
+    if column in batch:
+        return batch.uint32s(column).astype(np.int64)
+    return np.full(batch.count, batch.region_start(column))

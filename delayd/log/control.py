@@ -77,8 +77,22 @@ class GroupDeleted(NamedTuple):
     group_id: int
 
 
+class Ended(NamedTuple):
+    """Decisions of the delay server have ended these rows (`delayd.log.ended` reads them)."""
+
+    rows: bytes
+
+
 Known = (
-    TargetNote | SkippedSequences | LogTime | OperatorWord | HelloHeard | OriginAccepted | GroupCreated | GroupDeleted
+    TargetNote
+    | Ended
+    | SkippedSequences
+    | LogTime
+    | OperatorWord
+    | HelloHeard
+    | OriginAccepted
+    | GroupCreated
+    | GroupDeleted
 )
 
 _CLASSES: dict[RecordValue, type[Known]] = {
@@ -90,6 +104,7 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "origin_accepted": OriginAccepted,
     "group": GroupCreated,
     "group_deleted": GroupDeleted,
+    "ended": Ended,
 }
 _TYPES = {made: name for name, made in _CLASSES.items()}
 _FIELDS: dict[type[Known], tuple[type, ...]] = {
@@ -101,6 +116,7 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     OriginAccepted: (int,),
     GroupCreated: (int, str, str),
     GroupDeleted: (int,),
+    Ended: (bytes,),
 }
 
 

@@ -25,7 +25,7 @@ PART = np.dtype(
         ("target_offset", "<u8"),
         ("count", "<u4"),
         ("outcome", "u1"),
-        ("zero", "u1"),
+        ("reason", "u1"),
         ("attempt", "<u2"),
         ("reserved", "<u8"),
     ]
@@ -48,6 +48,25 @@ class Outcome(IntEnum):
     IN_DOUBT = 5
 
 
+class Reason(IntEnum):
+    """Why a message was CANCELLED (docs/keys.md); 0 stands in parts of all other outcomes."""
+
+    CANCELLED = 1  # A caller asked for it.
+    MOVED = 3
+    REPLACED = 4
+    REJECTED = 5
+    KEPT = 6
+    IN_FLIGHT = 7
+
+
+_REASON_NAMES = {reason.value: reason.name.lower() for reason in Reason}
+
+
+def reason_name(reason: int) -> str:
+    """The reason as people read it; a number that this version does not know stays a number."""
+    return _REASON_NAMES.get(reason, str(reason))
+
+
 class NewPart(NamedTuple):
     """Rows with the same outcome: columns of equal length, and the values that they share."""
 
@@ -62,6 +81,7 @@ class NewPart(NamedTuple):
     target_offset: int = 0
     attempt: int = 1
     hashes: NDArray[np.uint64] | None = None  # One content hash a row; None where nobody has read the rows' contents.
+    reason: int = 0  # Of CANCELLED rows; `batch_id` and `target_appended_at_ms` then name the other row.
 
     def stated_hashes(self) -> NDArray[np.uint64]:
         """The content hash of each row, 0 where it is not known."""
@@ -76,6 +96,17 @@ class OutcomeRows(NamedTuple):
     parts: NDArray[np.void]
     part_of: NDArray[np.int64]
     content_hash: NDArray[np.uint64]  # 0: not stated.
+
+    def others(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """The sequences that some rows name: of the row that took their place, or that they met; 0 where there is none.
+
+        The rows of one part name rows that follow one another.
+        """
+        part_of = self.part_of.take(rows)
+        parts = self.parts.take(part_of)
+        names = (parts["outcome"] == Outcome.CANCELLED) & (parts["reason"] > Reason.CANCELLED)
+        after_first = rows - np.searchsorted(self.part_of, part_of)
+        return np.where(names, parts["batch_id"] + after_first.astype(np.uint64), np.uint64(0))
 
 
 NO_OUTCOMES = OutcomeRows(
@@ -92,7 +123,7 @@ def encode_outcomes(hour: int, new: Sequence[NewPart]) -> bytes:
     parts = [
         PACKED_PART.pack(
             *(part.target_log_id, part.epoch, part.batch_id, part.claimed_at_ms, part.target_appended_at_ms),
-            *(part.target_offset, len(part.sequences), part.outcome, 0, part.attempt, 0),
+            *(part.target_offset, len(part.sequences), part.outcome, part.reason, part.attempt, 0),
         )
         for part in new
     ]

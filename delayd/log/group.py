@@ -50,7 +50,10 @@ class GroupHeader(NamedTuple):
 
 
 class NewGroup(NamedTuple):
-    """The fields of a group that the caller gives; the log stamps the rest."""
+    """The fields of a group that the caller gives; the log stamps the rest.
+
+    ``sizes`` are the bytes of each batch; empty when each buffer of ``batches`` is a whole one, and not a piece.
+    """
 
     kind: GroupKind
     batches: Sequence[Buffer]
@@ -58,6 +61,7 @@ class NewGroup(NamedTuple):
     appended_at_ms: int
     base_sequence: int = 0
     row_count: int = 0
+    sizes: Sequence[int] = ()
 
 
 class CommitGroup(NamedTuple):

@@ -37,7 +37,7 @@ OUTCOME_ROW = np.dtype(
         ("target_appended_at_ms", "<i8"),
         ("target_offset", "<u8"),
         ("outcome", "u1"),
-        ("zero", "u1"),
+        ("reason", "u1"),
         ("attempt", "<u2"),
         ("reserved", "<u4"),
         ("content_hash", "<u8"),

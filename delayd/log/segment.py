@@ -62,6 +62,7 @@ class FileKind(IntEnum):
     SEAL = 8
     TALLY = 9
     INDEX = 10
+    KEYS = 11
 
 
 class FileHeader(NamedTuple):
@@ -146,7 +147,7 @@ class Segment:
         buffers: list[Buffer] = [self.header.encode()] if self._bare else []
         position = 0 if self._bare else self.position(end)
         for group in groups:
-            sizes = [len(batch) for batch in group.batches]
+            sizes = group.sizes or [len(batch) for batch in group.batches]
             header, crc = encode_header(group, sizes, self.header.log_id, end, self.durable, crc)
             offsets.append(end)
             buffers.append(header)
@@ -492,7 +493,7 @@ def open_segment(disk: Disk, path: str, kind: FileKind, log_id: int | None, *, w
         data = file.pread(FILE_HEADER_BYTES, 0)
         if file.size() <= FILE_HEADER_BYTES and not _header_checks(data):
             raise UnfinishedFile(path)
-        return Segment(disk, path, file, _read_header(path, data, kind, log_id))
+        return Segment(disk, path, file, read_file_header(path, data, kind, log_id))
     except BaseException:
         file.close()
         raise
@@ -502,7 +503,8 @@ def _header_checks(data: bytes) -> bool:
     return len(data) == FILE_HEADER_BYTES and crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
 
 
-def _read_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> FileHeader:
+def read_file_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> FileHeader:
+    """Check the bytes of a file header and read it; errors as of `open_segment`."""
     if len(data) < FILE_HEADER_BYTES:
         raise DamagedData(path, len(data), "the file header was read short")
     magic, version, found, _, *facts = FILE_HEADER.unpack(data)

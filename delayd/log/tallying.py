@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import HEADER_BYTES, MAGIC, VERSION, Batch, BatchKind, ColumnId, Int64s, parse
-from delayd.content import NOT_STATED, Region, UInt64s, hash_items, hash_rows, states_of, tally
+from delayd.batch import HEADER_BYTES, MAGIC, REGIONS, VERSION, Batch, BatchKind, ColumnId, Int64s, parse
+from delayd.content import HASHED_REGIONS, NOT_STATED, Region, UInt64s, hash_items, hash_rows, states_of, tally
 from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log.group import HEADER, CommitGroup, GroupKind, content_position
 from delayd.log.tally import TALLY, Tallies, joined
@@ -22,9 +22,13 @@ Bools = NDArray[np.bool_]
 KIND_PART_BYTES = 56
 DIRECTORY_AT = HEADER_BYTES + KIND_PART_BYTES
 FRONT_WORDS = np.arange(DIRECTORY_AT >> 3)
-# Batches from a delay server have these columns, and headers where a row has some; any other batch is read alone.
+# Batches from a delay server have these columns, and tags and headers where a row has some; any other batch is read
+# alone.
 PLAIN = ((ColumnId.DELIVER_AT_MS, 8), (ColumnId.SEQUENCE, 8), (ColumnId.BODY_END, 4), (ColumnId.CONTENT_HASH, 8))
 WITH_HEADERS = (*PLAIN[:2], (ColumnId.HEADERS_END, 4), *PLAIN[2:])
+WITH_TAGS = (*PLAIN[:2], (ColumnId.TAG_BLOOM, 8), (ColumnId.TAGS_END, 4), *PLAIN[2:])
+WITH_BOTH = (*WITH_TAGS[:4], (ColumnId.HEADERS_END, 4), *PLAIN[2:])
+SHAPES = (PLAIN, WITH_HEADERS, WITH_TAGS, WITH_BOTH)  # Each has another number of columns.
 SMALL_ROWS = 4_096  # A batch with more rows is worth calls and memory of its own.
 DIFFERING_TOLD = 100  # Rows of a segment that are logged one by one; all are counted.
 FRONT = np.dtype(
@@ -172,7 +176,7 @@ def _read_group(group: CommitGroup) -> Iterator[_Rows]:
         small &= (fronts["magic"] == MAGIC) & (fronts["version"] == VERSION) & (fronts["kind"] == BatchKind.DISPATCH)
         small &= (fronts["kind_bytes"] == KIND_PART_BYTES) & (fronts["count"] > 0) & (fronts["subject_count"] == 1)
         small &= fronts["total_bytes"] == sizes
-        for shape in (PLAIN, WITH_HEADERS):
+        for shape in SHAPES:
             chosen = np.flatnonzero(small & (fronts["column_count"] == len(shape)))
             if len(chosen):
                 several = _Several(buffer, header.offset, begins[chosen], fronts[chosen], shape)
@@ -225,10 +229,10 @@ class _Several:
         heaps = begins + at
         names = self._halves.take(heaps >> 2, mode="clip").astype(np.int64)
         self.sound &= (names > 0) & (names <= SUBJECT_BYTES_MAX) & (8 + ((names + 7) & ~7) <= heap_bytes)
-        regions = [column for column in (ColumnId.HEADERS_END, ColumnId.BODY_END) if column in places]
+        regions = [column for column, _ in shape if column in REGIONS]
         kept = np.flatnonzero(self.sound)
         self._keep(kept, counts, heaps, names, places)
-        self._regions: list[tuple[Int64s, Int64s]] = []
+        self._regions: dict[ColumnId, tuple[Int64s, Int64s]] = {}
         first = 8 + ((self._names + 7) & ~7)
         whole = np.ones(len(kept), np.bool_)
         for column in regions:
@@ -241,7 +245,7 @@ class _Several:
             self.sound[kept[~whole]] = False
             kept = np.flatnonzero(self.sound)
             self._keep(kept, counts, heaps, names, places)
-            self._regions = []
+            self._regions = {}
             first = 8 + ((self._names + 7) & ~7)
             for column in regions:
                 first, _ = self._bounds(column, first, heap_bytes[kept])
@@ -252,8 +256,12 @@ class _Several:
     def rows(self) -> _Rows:
         """The rows of the sound batches."""
         states = states_of(Region(self._gather(self._heaps + 8, (self._names + 7) & ~7), self._names))
-        parts = [Region(self._gather(*self._range_of(bounds)), bounds[1] - bounds[0]) for bounds in self._regions]
-        made = hash_items(states.take(self._batch_of), parts[0] if len(parts) > 1 else None, parts[-1])
+        parts = {
+            column: Region(self._gather(*self._range_of(bounds)), bounds[1] - bounds[0])
+            for column, bounds in self._regions.items()
+            if column in HASHED_REGIONS
+        }
+        made = hash_items(states.take(self._batch_of), parts.get(ColumnId.HEADERS_END), parts[ColumnId.BODY_END])
         sequence, due, stated = (
             self._words.take(self._row_words(column))
             for column in (ColumnId.SEQUENCE, ColumnId.DELIVER_AT_MS, ColumnId.CONTENT_HASH)
@@ -280,7 +288,7 @@ class _Several:
         starts = np.empty_like(ends)
         starts[1:] = (ends[:-1] + 7) & ~7
         starts[self._firsts] = first
-        self._regions.append((starts, ends))
+        self._regions[column] = starts, ends
         lengths = ends - starts
         fits = np.ones(len(first), np.bool_)
         if len(ends):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from delayd.clock import Clock
@@ -27,30 +28,28 @@ Append = Callable[[Callable[[], None], Callable[[Done[None]], None]], object]
 """Runs a job on the thread that appends to the log, and calls back on the loop."""
 
 
-class LogWatch:
-    """Looks for the files of one log now and then; for the loop alone.
+@dataclass(frozen=True, slots=True)
+class OnFiles:
+    """What a server does about the files of a log.
 
     ``put`` is called with the name of a file that is gone or changed, ``lift`` when it is whole again or not needed any
     more, and ``rolled`` when such files are new and groups go to another file.
     """
 
-    def __init__(
-        self,
-        message_log: Log,
-        append: Append,
-        worker: Executor,
-        clock: Clock,
-        put: Callable[[str, DamagedData], object],
-        lift: Callable[[str], object],
-        rolled: Callable[[], None],
-    ) -> None:
+    put: Callable[[str, DamagedData], object]
+    lift: Callable[[str], object]
+    rolled: Callable[[], None]
+
+
+class LogWatch:
+    """Looks for the files of one log now and then; for the loop alone."""
+
+    def __init__(self, message_log: Log, append: Append, worker: Executor, clock: Clock, on_files: OnFiles) -> None:
         self._log = message_log
         self._append = append
         self._worker = worker
         self._clock = clock
-        self._put = put
-        self._lift = lift
-        self._rolled = rolled
+        self._on_files = on_files
         self._known: dict[str, DamagedData] = {}
         self._settled: set[str] = set()  # Files that are not appended to any more, and of which the server was told.
         self._due_ms = clock.monotonic_ms() + LOOK_MS
@@ -121,16 +120,16 @@ class LogWatch:
         except DataError:
             return  # The disk is full, which the appending thread logs: the next look tries again.
         self._settled |= names
-        self._rolled()
+        self._on_files.rolled()
 
     def _set_aside(self, name: str, damage: DamagedData) -> None:
         self._known[name] = damage
-        self._put(name, damage)
+        self._on_files.put(name, damage)
 
     def _take_back(self, name: str) -> None:
         self._settled.discard(name)
         if self._known.pop(name, None) is not None:
-            self._lift(name)
+            self._on_files.lift(name)
 
 
 def write_again(segments: Iterable[Segment]) -> None:

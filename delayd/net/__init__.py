@@ -16,5 +16,6 @@ A server's process, from its start to its end
     home                lock, state, clock, threads and jobs of a server with logs
     registration        the server's line to meta
     membership          which cluster the server belongs to, and whether it is the only one of its log_id
+    cut, hold           what its files hold at one moment, for a backup
     timer, loop_watch, collector, heap   the loop's timer, its longest wait, and when memory is given back
 """

@@ -59,7 +59,10 @@ PROBE_EVERY_S = 10
 CONNECT_MS_DEFAULT = 5_000  # A lost first packet is sent again after 1 and after 3 s.
 
 PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE})
-TYPES_WITH_BODY = frozenset({RequestType.SEND, RequestType.DISPATCH})  # At any server.
+# At any server.
+TYPES_WITH_BODY = frozenset(
+    {RequestType.SEND, RequestType.DISPATCH, RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE}
+)
 UNBOUNDED = 1 << 62  # Units of a turn, for a connection without a budget.
 
 _CONNECTION_ITSELF = 0  # The request id of an error that concerns no single request.

@@ -7,10 +7,11 @@ somebody sets the wall clock (rule T3).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from delayd.clock import ClockEvidence, SystemClock
@@ -26,7 +27,6 @@ from delayd.secret import open_secret
 from delayd.state import LmdbState
 
 STATE = "state.lmdb"
-RUNS_MAX = 1_000  # Each job ends within a turn of the loop, so this is never reached.
 LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.
 LOOK_S = 1.0  # How often the plan of the jobs is compared with the wall clock.
 
@@ -73,20 +73,27 @@ class Home:
         self.executors = [ThreadExecutor(f"{config.role}-{name}", self._post) for name in threads]
         self._intervals: dict[str, timedelta] = {}
         self._looking: asyncio.TimerHandle | None = None
-        # A job that is moved to now may begin before the scheduler has noted the end of its last run. At the limit it
-        # would be skipped, and a skipped run plans no next one.
-        job_defaults = {"misfire_grace_time": None, "coalesce": True, "max_instances": RUNS_MAX}
-        self._scheduler = AsyncIOScheduler(job_defaults=job_defaults, timezone="UTC")
+        self._stopping = False
+        # The scheduler calls a run at once, as a plain function. By default it would make a task of it; the end of the
+        # scheduler would cancel a task that has not begun, and log this as an error.
+        self._scheduler = AsyncIOScheduler(
+            executors={"default": DebugExecutor()}, job_defaults={"misfire_grace_time": None}, timezone="UTC"
+        )
 
     def every(self, seconds: float, job: Callable[[], None]) -> None:
         """Run a job again and again on the loop; it only posts a request to a core, and its error ends the server."""
         name = f"job-{len(self._intervals)}"
         self._intervals[name] = timedelta(seconds=seconds)
 
-        async def run() -> None:
-            self._plan(name, run)
-            # The job is not called here, because the scheduler would log its error and go on.
-            self._loop.call_soon(job)
+        def run() -> None:
+            # The scheduler forgets a job after its one run, and it would log the job's error and go on. So the job is
+            # called after the scheduler's turn, and only then its next run is planned.
+            self._loop.call_soon(again)
+
+        def again() -> None:
+            if not self._stopping:
+                self._plan(name, run)
+                job()
 
         self._plan(name, run)
         if not self._scheduler.running:
@@ -99,6 +106,7 @@ class Home:
 
     async def stop(self, core: Core) -> None:
         """End the jobs and the core."""
+        self._stopping = True  # No job is called from here on: the core and the threads would be closed under it.
         if self._looking is not None:
             self._looking.cancel()
             self._scheduler.shutdown(wait=False)
@@ -116,7 +124,7 @@ class Home:
         self._lock.release()
         self.disk.close()
 
-    def _plan(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+    def _plan(self, name: str, run: Callable[[], None]) -> None:
         # One run is planned, not an interval: for an interval the scheduler would list all runs that were skipped when
         # the wall clock was set ahead, which takes minutes after a step of years.
         run_date = datetime.now(UTC) + self._intervals[name]
@@ -173,4 +181,6 @@ def _evidence(checkpoint: Payload | None) -> ClockEvidence | None:
     evidence = checkpoint["clock"]
     assert isinstance(evidence, list), "a checkpoint names its clock's reading"
     boot_id, boottime_ms, wall_ms = evidence
-    return ClockEvidence(str(boot_id), int(str(boottime_ms)), int(str(wall_ms)))
+    latest_ms = checkpoint.get("latest_ms")
+    latest = latest_ms if isinstance(latest_ms, int) else 0  # A realtime server keeps none.
+    return ClockEvidence(str(boot_id), int(str(boottime_ms)), int(str(wall_ms)), latest)

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from delayd.config import parse_address
 from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable
@@ -35,6 +35,7 @@ from delayd.wire.meta import (
     read_servers,
 )
 from delayd.wire.requests import RequestType, need_instant, need_int, need_str, need_u64
+from delayd.wire.slots import SlotOwners, SlotSet, need_slots, read_slot_owners, slots_bytes
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
@@ -42,6 +43,8 @@ BACK_OFF_DOUBLINGS_MAX = 10  # More doublings than BACK_OFF_MS_MAX needs.
 REQUEST_MS_MAX = 2_000  # Meta answers after one sync; without an answer the connection counts as dead.
 HEARTBEAT_MS_MIN = 10  # Bounds for the interval that meta names.
 HEARTBEAT_MS_MAX = 3_600_000
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,24 @@ class Moves(Protocol):
         """Take the moves after that one; called with every registration until they are done."""
 
 
+class HeldSlots(Protocol):
+    """The slots of keys that a delay server owns (rule I4)."""
+
+    @property
+    def owned(self) -> SlotSet:
+        """Those that it serves."""
+
+    def lost(self, slots: SlotSet) -> None:
+        """Hear that another server owns these."""
+
+
+class Orders(NamedTuple):
+    """What operators decide at meta for a delay server."""
+
+    moves: Moves
+    slots: HeldSlots
+
+
 class Registration:
     """One connection to meta, kept for the life of a server; all methods belong to the loop's thread.
 
@@ -81,8 +102,7 @@ class Registration:
         *,
         on_now_ms: Callable[[int, str], None] | None = None,
         on_refused: Callable[[DelaydError], None] | None = None,
-        moves: Moves | None = None,
-        jitter: Callable[[], float] = random.random,
+        orders: Orders | None = None,
     ) -> None:
         self.state = RegistrationState.AWAY
         self._meta = meta
@@ -91,8 +111,7 @@ class Registration:
         self._membership = membership
         self._on_now_ms = on_now_ms
         self._on_refused = on_refused
-        self._moves = moves
-        self._jitter = jitter
+        self._orders = orders
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
@@ -143,11 +162,25 @@ class Registration:
         self, subjects: Iterable[str], done: Callable[[Routes | DelaydError], None], *, assign: bool = True
     ) -> None:
         """As `routes`, without a coroutine: `done` is called with the answer or the error; not after `close`."""
+        self._question(self.routes(subjects, assign=assign), done)
 
+    def ask_slots(self, wanted: SlotSet, done: Callable[[SlotOwners | DelaydError], None]) -> None:
+        """Ask who owns the slots of keys; wanted ones that nobody owns get an owner. `done` is as for `ask_routes`."""
+
+        async def ask() -> SlotOwners:
+            return read_slot_owners((await self._ask(RequestType.SLOTS, {"wanted": slots_bytes(wanted)})).head)
+
+        self._question(ask(), done)
+
+    async def servers(self, role: str | None = None) -> list[ServerInfo]:
+        """The servers of a role that meta knows, alive or not. Raises as `routes`."""
+        return read_servers((await self._ask(RequestType.SERVERS, {"role": role})).head)
+
+    def _question(self, asking: Coroutine[object, object, R], done: Callable[[R | DelaydError], None]) -> None:
         async def ask() -> None:
-            answer: Routes | DelaydError
+            answer: R | DelaydError
             try:
-                answer = await self.routes(subjects, assign=assign)
+                answer = await asking
             except DelaydError as error:
                 answer = error
             done(answer)
@@ -155,10 +188,6 @@ class Registration:
         self._questions.add(question := asyncio.get_running_loop().create_task(ask()))
         question.add_done_callback(self._questions.discard)
         question.add_done_callback(_surface)
-
-    async def servers(self, role: str | None = None) -> list[ServerInfo]:
-        """The servers of a role that meta knows, alive or not. Raises as `routes`."""
-        return read_servers((await self._ask(RequestType.SERVERS, {"role": role})).head)
 
     async def _ask(self, kind: RequestType, head: dict[str, HeadValue]) -> Frame:
         if self._connection is None or not self._connection.is_open:
@@ -197,16 +226,19 @@ class Registration:
 
     async def _register(self, connection: Connection) -> int:
         head = self._describe().to_head()
-        if self._moves is not None:
-            head["moves_seen"] = self._moves.seen
+        orders = self._orders
+        if orders is not None:
+            head["moves_seen"] = orders.moves.seen
+            head["slots"] = slots_bytes(orders.slots.owned)
         answer = await connection.request(RequestType.REGISTER, head, (), REQUEST_MS_MAX)
         heartbeat_ms = need_int(answer.head, "heartbeat_ms", HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX)
         now_ms = need_instant(answer.head, "now_ms")
         self._membership.joined(need_u64(answer.head, "cluster_id"))
         if self._on_now_ms is not None:
             self._on_now_ms(now_ms, need_str(answer.head, "boot") if "boot" in answer.head else "")
-        if self._moves is not None:
-            self._moves.take(read_moves(answer.head))
+        if orders is not None:
+            orders.moves.take(read_moves(answer.head))
+            orders.slots.lost(need_slots(answer.head, "slots_lost"))
         if self.state is not RegistrationState.REGISTERED:
             log.info("registered meta=%s", self._meta)
         self.state = RegistrationState.REGISTERED
@@ -240,7 +272,7 @@ class Registration:
     def _back_off_ms(self, failures: int) -> float:
         limit_ms = BACK_OFF_MS_MIN << min(failures, BACK_OFF_DOUBLINGS_MAX)
         # Servers that lost meta at the same moment should not all come back at the same moment.
-        return min(limit_ms, BACK_OFF_MS_MAX) * (0.5 + 0.5 * self._jitter())
+        return min(limit_ms, BACK_OFF_MS_MAX) * (0.5 + 0.5 * random.random())
 
 
 def _surface(task: asyncio.Task[None]) -> None:

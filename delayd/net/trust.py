@@ -32,13 +32,18 @@ NEEDS_TRUST = frozenset(
         RequestType.REGISTER,
         RequestType.FORGET_SERVER,
         RequestType.MOVE_ROUTE,
+        RequestType.MOVE_SLOTS,
+        RequestType.RELEASE_SLOTS,
         RequestType.CHECKPOINT,
         RequestType.TARGET_LOST,
         RequestType.TARGET_ACCEPT,
+        RequestType.SET_QUOTA,
         RequestType.HELLO,
         RequestType.DISPATCH,
         RequestType.DELETE_GROUP,
         RequestType.ORIGIN_ACCEPT,
+        RequestType.CUT,
+        RequestType.CUT_READY,
     }
 )
 GUARDED = frozenset({RequestType.CHALLENGE, RequestType.PROVE, *NEEDS_TRUST})

@@ -1,4 +1,4 @@
-"""Read-only views of a data directory, live, stopped or copied (docs/audit.md; rules P3, S5 to S7 in docs/rules.md).
+"""Read-only views of a data directory, live, stopped or copied (docs/reading.md, docs/audit.md; rules P3, S5 to S7).
 
 A map, from the files to the verdict. `books.audit_directory` is where an audit begins.
 
@@ -21,8 +21,13 @@ What is more than one hour
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs
+What users open
+    data, result        `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
+    scheduled           hours of one delay server, each message with what became of it
 Other ways in
     verify, verify_file, crc   each byte against its checksum
+    find, matching, salvage   messages by what they say, also behind damage
+    trace               one message through all logs
     tables, sums, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
 
 Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in

@@ -3,6 +3,8 @@
 Importing it needs pyarrow.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 
@@ -50,6 +52,12 @@ def to_arrow(cells: Cells) -> pa.Array:
     if cells.names is None:
         return pa.array(cells.values, mask=mask)
     return pa.array(cells.names, pa.string()).take(pa.array(cells.values.astype(np.int64), mask=mask))
+
+
+def table_of(types: Mapping[str, str], cells: Mapping[str, Cells]) -> pa.Table:
+    """Make an Arrow table of columns; ``types`` names the type of each."""
+    schema = pa.schema([(name, TYPES[kind]) for name, kind in types.items()])
+    return pa.table([to_arrow(cells[name]).cast(TYPES[kind]) for name, kind in types.items()], schema=schema)
 
 
 def hours_table(report: AuditReport) -> pa.Table:
@@ -112,5 +120,4 @@ def groups_table(report: AuditReport) -> pa.Table:
         report: what `audit_directory` returned. The table is empty when it was called with ``consumption=False``.
     """
     columns = columns_of(CONSUMPTION, [group_row(books) for books in report.groups])
-    schema = pa.schema([(name, TYPES[kind]) for name, kind in CONSUMPTION.items()])
-    return pa.table([to_arrow(cells).cast(schema.field(name).type) for name, cells in columns.items()], schema)
+    return table_of(CONSUMPTION, columns)

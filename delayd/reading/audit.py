@@ -6,7 +6,7 @@ scheduled row is counted in exactly one class, and the classes add up to ``sched
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import FiledByLog, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
-from delayd.reading.join import Facts, Fields, Join
+from delayd.reading.join import Fields, Join, JoinedFields
 from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
 from delayd.reading.summary import HourSummary
@@ -37,7 +37,7 @@ SAID_BY_BOTH = {
     "batch_id": "batch_id",
 }
 AGREE_ROWS = 65_536
-UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # This version has no request that leads to these outcomes.
+UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # Nothing leads to EXPIRED, nor to CANCELLED without a reason.
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
 
@@ -86,7 +86,7 @@ def audit_hour(
     """
     fields = fields or (Fields(dispatch.parts), Fields(realtime.batches))
     agreed = agree(dispatch, realtime) if agreed is None else agreed
-    books = _Books(hour, schedule, dispatch, realtime, terms, accepted, *fields, agreed)
+    books = _Books(hour, _Sides(schedule, dispatch, realtime, *fields, agreed), terms, accepted)
     books.find()
     table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
     if len(books.found) > 1:
@@ -124,34 +124,31 @@ def _picked(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
     return values if mask.all() else values[mask]
 
 
+class _Sides(NamedTuple):
+    """The three logs of an hour: what was filed, what became of it, and what the targets hold."""
+
+    schedule: ScheduleRows
+    dispatch: OutcomeRows
+    realtime: TargetRows
+    parts: Fields  # Of ``dispatch``.
+    batches: Fields  # Of ``realtime``.
+    agreed: bool
+
+
 class _Books:
-    def __init__(
-        self,
-        hour: int,
-        schedule: ScheduleRows,
-        dispatch: OutcomeRows,
-        realtime: TargetRows,
-        terms: AuditTerms,
-        accepted: FiledByLog | None,
-        parts: Fields,
-        batches: Fields,
-        agreed: bool,
-    ) -> None:
+    def __init__(self, hour: int, sides: _Sides, terms: AuditTerms, accepted: FiledByLog | None) -> None:
         self.found: list[NDArray[np.void]] = []
         self._hour = hour
-        self._schedule = schedule
-        self._dispatch = dispatch
-        self._realtime = realtime
+        self._schedule, self._dispatch, self._realtime, self._parts, self._batches, self._agreed = sides
         self._terms = terms
         self._accepted = accepted
-        self._parts, self._batches, self._agreed = parts, batches, agreed
-        classes = self._classes = Classes(schedule, dispatch, realtime, terms, parts)
+        classes = self._classes = Classes(self._schedule, self._dispatch, self._realtime, terms, self._parts)
         self._due_from_ms, self._part, self._outcome = classes.due_from_ms, classes.part, classes.outcome
         self._outcomes, self._stored = classes.outcomes, classes.stored
         self._has_outcome, self._at_target = classes.has_outcome, classes.at_target
         self._dispatched, self._lost, self._overdue = classes.dispatched, classes.not_there, classes.overdue
         # Taken from the first row at a target.
-        self._batch = Facts(batches, realtime.batch_of, self._stored.first_rows)
+        self._batch = JoinedFields(self._batches, self._realtime.batch_of, self._stored.first_rows)
 
     @property
     def _batch_target(self) -> UInt64s:
@@ -245,10 +242,10 @@ class _Books:
         claimed = np.full(len(due), np.iinfo(np.int64).max)
         said, stored = self._part, self._batch
         if self._outcomes.rows is not self._outcomes.first:
-            said = Facts(self._parts, self._dispatch.part_of, self._outcomes.rows)
+            said = JoinedFields(self._parts, self._dispatch.part_of, self._outcomes.rows)
         self._outcomes.lowest(said["claimed_at_ms"], claimed, said["outcome"] == Outcome.DISPATCHED)
         if self._stored.rows is not self._stored.first:
-            stored = Facts(self._batches, self._realtime.batch_of, self._stored.rows)
+            stored = JoinedFields(self._batches, self._realtime.batch_of, self._stored.rows)
         if not self._agreed:
             self._stored.lowest(stored["claimed_at_ms"], claimed)
         early = claimed < due
@@ -285,7 +282,8 @@ class _Books:
             own = self._part["attempt"]
             self._note(kind, Reason.OTHER_ATTEMPT, self._dispatched & (own != 1), own)
         if np.isin(self._parts["outcome"], UNASKED).any():
-            self._note(kind, Reason.NOBODY_DECIDES, np.isin(self._outcome, UNASKED), self._outcome)
+            asked = (self._outcome == Outcome.CANCELLED) & (self._part["reason"] != 0)
+            self._note(kind, Reason.NOBODY_DECIDES, np.isin(self._outcome, UNASKED) & ~asked, self._outcome)
         own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
         if (len(own) > 1 or not np.array_equal(own, theirs)) and self._at_target.any():
             differs = self._at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
@@ -311,7 +309,9 @@ class _Books:
         once = (self._outcomes.times == 1) & (self._stored.times == 1)
         # An operator decided that a message is in doubt when the target's log was believed lost, so its presence there
         # is no contradiction.
-        other = once & ~self._dispatched & (self._outcome != Outcome.IN_DOUBT)
+        cancelled = once & (self._outcome == Outcome.CANCELLED)
+        self._note(kind, Reason.CANCELLED_AT_TARGET, cancelled, part["claimed_at_ms"], batch["offset"])
+        other = once & ~self._dispatched & ~cancelled & (self._outcome != Outcome.IN_DOUBT)
         self._note(kind, Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
         both = once & self._dispatched
         same_target = part["target_log_id"] == batch_target

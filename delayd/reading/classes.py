@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import ScheduleRows
-from delayd.reading.join import Facts, Fields, Join
+from delayd.reading.join import Fields, Join, JoinedFields
 from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
 
@@ -62,7 +62,7 @@ class Classes:
         self.stored = Join(schedule.sequence, realtime.sequence)
         self.has_outcome: Mask = self.outcomes.times > 0
         self.at_target: Mask = self.stored.times > 0
-        self.part = Facts(parts or Fields(dispatch.parts), dispatch.part_of, self.outcomes.first_rows)
+        self.part = JoinedFields(parts or Fields(dispatch.parts), dispatch.part_of, self.outcomes.first_rows)
         self.outcome = self.part["outcome"]
         self.dispatched: Mask = self.outcome == Outcome.DISPATCHED
         self.target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)

@@ -60,11 +60,29 @@ def find_directories(disk: Disk, data: str) -> list[Directory]:
         BadArgument: there is none.
         DamagedData, NewerFormat: a message log is not what it should be.
     """
+    return _find(disk, data, None)
+
+
+def find_undamaged(disk: Disk, data: str, damage: list[DamagedData]) -> list[Directory]:
+    """As `find_directories`, and ``damage`` receives what is wrong with directories that are left out."""
+    return _find(disk, data, damage)
+
+
+def _find(disk: Disk, data: str, damage: list[DamagedData] | None) -> list[Directory]:
     data = data.rstrip("/") or "/"
     names = [name for name in disk.list_folder(data) if name.startswith(tuple(Role))]
     paths = [data] if disk.exists(f"{data}/message") else [f"{data}/{name}" for name in names]
-    found = [directory for path in paths if (directory := _read_directory(disk, path)) is not None]
-    if not found:
+    found: list[Directory] = []
+    for path in paths:
+        try:
+            directory = _read_directory(disk, path)
+        except DamagedData as error:
+            if damage is None:
+                raise
+            damage.append(error)
+        else:
+            found += [directory] if directory is not None else []
+    if not found and not damage:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
     return found
 

@@ -4,6 +4,8 @@ Invariant: outcomes are decoded from whole groups that check, up to a size that 
 read.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from delayd.batch import Batch, BatchKind
@@ -29,9 +31,9 @@ def hours_on_disk(disk: Disk, directory: Directory, log: str) -> list[int]:
     return sorted(hour_from_name(name[:-4]) for name in names if name.endswith(".log"))
 
 
-def dispatch_sizes(disk: Disk, directory: Directory) -> dict[int, int]:
-    """Bytes of groups in each dispatch log at this moment, by hour."""
-    hours = hours_on_disk(disk, directory, "dispatch")
+def dispatch_sizes(disk: Disk, directory: Directory, hours: Iterable[int] | None = None) -> dict[int, int]:
+    """Bytes of groups in dispatch logs at this moment, by hour; ``hours`` None: in all that are there."""
+    hours = hours_on_disk(disk, directory, "dispatch") if hours is None else hours
     return {hour: file_size(disk, dispatch_path(directory.path, hour)) for hour in hours}
 
 

@@ -24,7 +24,7 @@ from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.sums import SUMS, columns_of
-from delayd.reading.tables import TABLES, Cells, HourTables, Table, text
+from delayd.reading.tables import TABLES, Cells, HourTables, TableKind, text
 
 FORMATS = ("parquet", "csv")
 LOGS = ("accepted", "schedule", "dispatch", "message")
@@ -151,7 +151,7 @@ def _write_tables(
     return counts
 
 
-def _columns(tables: HourTables, name: str, table: Table, subject: str | None) -> Columns:
+def _columns(tables: HourTables, name: str, table: TableKind[HourTables], subject: str | None) -> Columns:
     columns = {column: make(tables) for column, (_, make) in table.columns.items()}
     if subject is None:
         return columns

@@ -58,6 +58,7 @@ class Reason(IntEnum):
     OTHER_ATTEMPT = 59
     NOBODY_DECIDES = 60
     LEFT_OUT = 61
+    CANCELLED_AT_TARGET = 63
     ACCEPTED_AT = 62
     COUNTED = 70
 
@@ -94,6 +95,7 @@ SENTENCES = {
     Reason.OTHER_BATCH: "the dispatch log says batch {value}, or another epoch, the target's log batch {other}",
     Reason.OTHER_ATTEMPT: "the dispatch log says attempt {value}, and a message is handed over once",
     Reason.NOBODY_DECIDES: "the dispatch log has outcome {value}, and no request leads to that",
+    Reason.CANCELLED_AT_TARGET: "it was cancelled at {value}, and the target's log holds it at offset {other}",
     Reason.LEFT_OUT: "its body is left out of the schedule log, and it was not handed over",
     Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
 }

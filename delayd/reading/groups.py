@@ -92,7 +92,7 @@ def read_groups(
         doubted = start = scan.offset
         previous_crc32c = scan.crc32c
     if held:
-        _settle(segment)
+        settle(segment)
         yield from held
 
 
@@ -175,7 +175,8 @@ def open_base(disk: Disk, place: LogPlace, base: int, *, last: bool) -> Segment 
     return segment
 
 
-def _settle(segment: Segment) -> None:
+def settle(segment: Segment) -> None:
+    """Make what stands in a file durable, if a reader may."""
     try:
         segment.file.sync()
     except SyncFailed as error:

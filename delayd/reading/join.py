@@ -46,7 +46,7 @@ class Join:
 
     @property
     def first_rows(self) -> Places | None:
-        """``first`` as `Facts` takes it."""
+        """``first`` as `JoinedFields` takes it."""
         return None if self.same else self.first
 
     def of_first(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -89,7 +89,7 @@ class Fields:
         return field
 
 
-class Facts:
+class JoinedFields:
     """The fields of a table's rows, one value for each scheduled row; zeros where it has no row. A field is made when
     asked for.
     """

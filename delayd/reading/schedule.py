@@ -23,11 +23,11 @@ from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import RowCollector, ScheduleRows, SequenceSampler, rows_of_part
+from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows, SequenceSampler, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
-from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, segment_bases
+from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
 from delayd.reading.join import Sorter
 from delayd.reading.skim import Skimmed, Streamed, read_known, stream_groups
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
@@ -88,6 +88,9 @@ class HourRows(NamedTuple):
         first, until = np.searchsorted(self.hours, [hour, hour + 1])
         rows = self.rows.take(slice(int(first), int(until)))
         return rows if part is None else rows.take(rows_of_part(rows.sequence, part))
+
+
+NO_HOURS = HourRows(RowCollector().rows(), NO_INT64S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,29 @@ def read_tail(
     )
 
 
+def read_unfiled(disk: Disk, snapshot: ScheduleSnapshot, damage: list[DamagedData]) -> HourRows:
+    """Read the rows of the message log that no checkpoint has filed.
+
+    ``damage`` receives what is wrong with the log; the rows before it are returned.
+
+    Raises:
+        LogMoved: its segments are gone: take a new snapshot.
+    """
+    collector = RowCollector()
+    start, stop = snapshot.replay_offset, snapshot.message_stop
+    try:
+        for group in read_log(disk, snapshot.place, start, stop, []) if start < stop else ():
+            sequence = group.header.base_sequence
+            if group.header.kind == GroupKind.DATA:
+                for offset, batch in group.batches():
+                    if batch.kind == BatchKind.PRODUCER:
+                        collector.add_message_batch(batch, offset, sequence, group.header.appended_at_ms)
+                        sequence += batch.count
+    except DamagedData as error:
+        damage.append(error)
+    return _by_hour(collector.rows())
+
+
 def _kept_rows(snapshot: ScheduleSnapshot, start: int) -> int:
     """An upper bound of the rows that the message log keeps below the replay offset, by its bytes and by the given
     sequences.
@@ -235,7 +261,7 @@ def _by_hour(rows: ScheduleRows) -> HourRows:
 def read_hour(
     disk: Disk,
     snapshot: ScheduleSnapshot,
-    tail: MessageTail,
+    tail: MessageTail | HourRows,
     hour: int,
     part: range | None = None,
     sorter: Sorter | None = None,

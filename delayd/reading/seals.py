@@ -19,19 +19,18 @@ from delayd.log.dispatch import PART, Outcome, OutcomeRows
 from delayd.log.log import segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.seal import NO_SEAL, OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, decode_seals, seal_place
-from delayd.reading.columns import NO_UINT64S, RowCollector, ScheduleRows
+from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
 from delayd.reading.pieces import by_sequence
-from delayd.reading.schedule import HourRows, MessageTail, ScheduleSnapshot, read_hour, take_snapshot
+from delayd.reading.schedule import NO_HOURS, MessageTail, ScheduleSnapshot, read_hour, take_snapshot
 from delayd.reading.sides import tally_of
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
 PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
-NO_ROWS = HourRows(RowCollector().rows(), NO_UINT64S.astype(np.int64))
-NO_TAIL = MessageTail(*NO_ROWS, 0, NO_ROWS)  # A sealed hour gets no more messages.
+NO_TAIL = MessageTail(*NO_HOURS, 0, NO_HOURS)  # A sealed hour gets no more messages.
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
 
@@ -219,6 +218,11 @@ def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: i
 def sealed_hours(disk: Disk, snapshot: ScheduleSnapshot) -> frozenset[int]:
     """All hours that have a seal."""
     return frozenset(seal.facts.hour for seal in _read_seals(disk, snapshot, []))
+
+
+def sealed_facts(disk: Disk, snapshot: ScheduleSnapshot) -> dict[int, SealFacts]:
+    """The facts of each hour that has a seal. Raises DamagedData when the seal log does not check."""
+    return {seal.facts.hour: seal.facts for seal in _read_seals(disk, snapshot, [])}
 
 
 def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) -> Iterator[Seal]:

@@ -8,6 +8,7 @@ null.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,19 @@ from numpy.typing import NDArray
 from delayd.content import NOT_STATED
 from delayd.hours import hour_name
 from delayd.location import are_filed
-from delayd.log.dispatch import Outcome, OutcomeRows
+from delayd.log.dispatch import Outcome, OutcomeRows, reason_name
 from delayd.reading.classes import STATES, Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import FiledByLog
-from delayd.reading.join import Facts, Fields, Join
+from delayd.reading.join import Fields, Join, JoinedFields
 from delayd.reading.plan import HourBooks
 from delayd.reading.realtime import TargetRows
 
 INSTANT_SUFFIX = "_at_ms"
 OUTCOMES = ("", *(outcome.name for outcome in Outcome))
+REASONS = tuple(reason_name(reason).upper() if reason else "" for reason in range(256))
+
+NO_TEXT = np.empty(0, np.str_)
 
 Mask = NDArray[np.bool_]
 
@@ -48,6 +52,15 @@ class Cells:
         """Some of its rows."""
         return Cells(self.values[rows], None if self.known is None else self.known[rows], self.names, self.instant)
 
+    def to_numpy(self) -> NDArray[Any]:
+        """Its values as an array; masked where values are unknown."""
+        values: NDArray[Any] = self.values
+        if self.names is not None:
+            values = np.array(self.names, np.str_)[self.values.astype(np.int64)] if len(self.values) else NO_TEXT
+        elif self.instant:
+            values = self.values.astype("datetime64[ms]")
+        return values if self.known is None else np.ma.MaskedArray(values, ~self.known)
+
     def to_list(self) -> list[str | int | bool | None]:
         """Its values as Python has them."""
         listed: list[str | int | bool | None] = self.values.tolist()
@@ -60,27 +73,37 @@ class Cells:
         return listed
 
 
-class HourTables:
-    """The books of one hour, each log read at most once."""
+class HourLogs(Protocol):
+    """The two logs that a delay server has of one hour."""
 
-    def __init__(self, books: HourBooks) -> None:
-        self.books = books
+    @property
+    def hour(self) -> int:
+        """Hours since the epoch."""
+
+    @property
+    def log_id(self) -> int:
+        """The delay server's."""
+
+    def schedule(self) -> ScheduleRows:
+        """The scheduled rows, by rising sequence."""
+
+    def outcomes(self) -> OutcomeRows:
+        """The outcomes, in the order in which they came to be known."""
+
+
+class LogTables:
+    """The logs of one hour of one delay server, each read at most once."""
+
+    def __init__(self, logs: HourLogs) -> None:
+        self.logs = logs
 
     @cached_property
     def schedule(self) -> ScheduleRows:
-        return self.books.schedule()
-
-    @cached_property
-    def accepted(self) -> FiledByLog:
-        return self.books.accepted()
+        return self.logs.schedule()
 
     @cached_property
     def outcomes(self) -> OutcomeRows:
-        return self.books.outcomes()
-
-    @cached_property
-    def realtime(self) -> TargetRows:
-        return self.books.realtime()
+        return self.logs.outcomes()
 
     @cached_property
     def told(self) -> NDArray[np.void]:
@@ -88,20 +111,10 @@ class HourTables:
         return self.outcomes.parts[self.outcomes.part_of]
 
     @cached_property
-    def stored(self) -> NDArray[np.void]:
-        """For each row of the targets its batch."""
-        return self.realtime.batches[self.realtime.batch_of]
-
-    @cached_property
-    def decided(self) -> Facts:
+    def decided(self) -> JoinedFields:
         """For each scheduled row the part of its first outcome."""
         join = Join(self.schedule.sequence, self.outcomes.sequences)
-        return Facts(Fields(self.outcomes.parts), self.outcomes.part_of, join.first)
-
-    @cached_property
-    def states(self) -> NDArray[np.int64]:
-        """For each scheduled row its class, as the audit counts it."""
-        return Classes(self.schedule, self.outcomes, self.realtime, self.books.terms).states()
+        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, join.first)
 
     def subjects_of(self, sequences: UInt64s) -> Cells:
         """The subjects under which sequences were scheduled; null for a sequence that was not scheduled."""
@@ -109,6 +122,32 @@ class HourTables:
         subjects = np.zeros(len(sequences), np.int64)
         subjects[join.rows] = self.schedule.subject[join.scheduled]
         return Cells(subjects, join.known, [*self.schedule.subjects, ""])
+
+
+class HourTables(LogTables):
+    """The books of one hour, each log read at most once."""
+
+    def __init__(self, books: HourBooks) -> None:
+        super().__init__(books)
+        self.books = books
+
+    @cached_property
+    def accepted(self) -> FiledByLog:
+        return self.books.accepted()
+
+    @cached_property
+    def realtime(self) -> TargetRows:
+        return self.books.realtime()
+
+    @cached_property
+    def stored(self) -> NDArray[np.void]:
+        """For each row of the targets its batch."""
+        return self.realtime.batches[self.realtime.batch_of]
+
+    @cached_property
+    def states(self) -> NDArray[np.int64]:
+        """For each scheduled row its class, as the audit counts it."""
+        return Classes(self.schedule, self.outcomes, self.realtime, self.books.terms).states()
 
     def of_subject(self, kind: str, subject: str) -> Mask:
         """Which rows of a table are of a subject; the subject of an outcome is that of its scheduled row."""
@@ -125,25 +164,27 @@ class HourTables:
         return scheduled
 
 
+Tables = TypeVar("Tables", bound=LogTables)
 Column = Callable[[HourTables], Cells]
+LogColumn = Callable[[LogTables], Cells]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableKind(Generic[Tables]):
     """One kind of table: how many rows an hour has, and for each column its type and how it is made.
 
     Types are "string", "long", "boolean" and "timestamp", as Spark calls them, and "id", a string. Each instant is
     there twice: as a number of milliseconds, ``…_at_ms``, and as a timestamp in UTC, ``…_at``.
     """
 
-    count: Callable[[HourTables], int]
-    own: Mapping[str, tuple[str, Column]]
+    count: Callable[[Tables], int]
+    own: Mapping[str, tuple[str, Callable[[Tables], Cells]]]
 
     @property
-    def columns(self) -> dict[str, tuple[str, Column]]:
+    def columns(self) -> dict[str, tuple[str, Callable[[Tables], Cells]]]:
         """All columns, in order."""
-        columns: dict[str, tuple[str, Column]] = {
-            "hour": ("string", lambda tables: _same(hour_name(tables.books.hour), self.count(tables)))
+        columns: dict[str, tuple[str, Callable[[Tables], Cells]]] = {
+            "hour": ("string", lambda tables: _same(hour_name(tables.logs.hour), self.count(tables)))
         }
         for name, (kind, make) in self.own.items():
             columns[name] = kind, make
@@ -152,13 +193,27 @@ class Table:
         return columns
 
 
-def text(values: Sequence[str | None]) -> Cells:
-    """A column of text from a few values."""
+def join(parts: Sequence[Cells]) -> Cells:
+    """The cells of several tables' column, one table behind the other; at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    values, names = [part.values for part in parts], [*(name for part in parts for name in part.names or ())]
+    if parts[0].names is not None:
+        firsts = np.cumsum([0, *(len(part.names or ()) for part in parts)]).tolist()
+        values = [part.values.astype(np.int64) + first for part, first in zip(parts, firsts, strict=False)]
+    known = [np.ones(len(part), np.bool_) if part.known is None else part.known for part in parts]
+    is_known = None if all(part.known is None for part in parts) else np.concatenate(known)
+    return Cells(np.concatenate(values), is_known, names if parts[0].names is not None else None, parts[0].instant)
+
+
+def text(values: Sequence[str | None], *, known: bool = False) -> Cells:
+    """A column of text from a few values; with ``known`` none of them is None."""
     names = [value or "" for value in values]
-    return Cells(np.arange(len(names)), np.array([value is not None for value in values], np.bool_), names)
+    mask = None if known else np.array([value is not None for value in values], np.bool_)
+    return Cells(np.arange(len(names)), mask, names)
 
 
-def _as_instant(make: Column) -> Column:
+def _as_instant(make: Callable[[Tables], Cells]) -> Callable[[Tables], Cells]:
     return lambda tables: replace(make(tables), instant=True)
 
 
@@ -186,26 +241,32 @@ def _ids(values: NDArray[np.generic], known: Mask | None = None) -> Cells:
     return Cells(index.astype(np.int64), known, [f"{value:016x}" for value in distinct.tolist()])
 
 
-def _outcomes(parts: NDArray[np.void] | Facts) -> Cells:
+def _outcomes(parts: NDArray[np.void] | JoinedFields) -> Cells:
     outcome = parts["outcome"]
     return Cells(outcome.astype(np.int64), outcome != 0, OUTCOMES)
 
 
-def _own_id(tables: HourTables, count: int) -> Cells:
-    return _same(f"{tables.books.log_id:016x}", count)
+def _reasons(parts: NDArray[np.void] | JoinedFields) -> Cells:
+    """Why a message was cancelled; null for all others."""
+    reason = parts["reason"]
+    return Cells(reason.astype(np.int64), reason != 0, REASONS)
+
+
+def _own_id(tables: LogTables, count: int) -> Cells:
+    return _same(f"{tables.logs.log_id:016x}", count)
 
 
 def _place(count: int) -> Cells:
     return Cells(np.arange(count))
 
 
-def _late_ms(tables: HourTables) -> Cells:
+def _late_ms(tables: LogTables) -> Cells:
     parts = tables.decided
     late_ms = parts["target_appended_at_ms"] - tables.schedule.due_from_ms()
     return _longs(late_ms, parts["outcome"] == Outcome.DISPATCHED)
 
 
-def _told(name: str) -> Column:
+def _told(name: str) -> LogColumn:
     return lambda tables: _longs(tables.told[name], _handed_over(tables.told))
 
 
@@ -217,11 +278,11 @@ def _stored_flag(name: str) -> Column:
     return lambda tables: Cells(tables.stored[name].astype(np.bool_))
 
 
-def _decided(name: str) -> Column:
+def _decided(name: str) -> LogColumn:
     return lambda tables: _longs(tables.decided[name], _handed_over(tables.decided))
 
 
-def _handed_over(parts: NDArray[np.void] | Facts) -> Mask:
+def _handed_over(parts: NDArray[np.void] | JoinedFields) -> Mask:
     handed_over: Mask = (parts["target_log_id"] != 0) | (parts["outcome"] == Outcome.DISPATCHED)
     return handed_over
 
@@ -231,7 +292,7 @@ def _target_ids(tables: HourTables) -> Cells:
     return _ids(ids[tables.stored["target"]])
 
 
-SCHEDULE: dict[str, tuple[str, Column]] = {
+SCHEDULE: dict[str, tuple[str, LogColumn]] = {
     "log_id": ("id", lambda tables: _own_id(tables, len(tables.schedule))),
     "sequence": ("long", lambda tables: _longs(tables.schedule.sequence)),
     "subject": ("string", lambda tables: _names(tables.schedule.subjects, tables.schedule.subject)),
@@ -254,13 +315,14 @@ ACCEPTED: dict[str, tuple[str, Column]] = {
     "body_bytes": ("long", lambda tables: _longs(tables.accepted.rows.body_bytes)),
     "content_hash": ("long", lambda tables: _hashes(tables.accepted.rows.hashes())),
 }
-DISPATCH: dict[str, tuple[str, Column]] = {
+DISPATCH: dict[str, tuple[str, LogColumn]] = {
     "log_id": ("id", lambda tables: _own_id(tables, len(tables.told))),
     "place": ("long", lambda tables: _place(len(tables.told))),
     "sequence": ("long", lambda tables: _longs(tables.outcomes.sequences)),
     "subject": ("string", lambda tables: tables.subjects_of(tables.outcomes.sequences)),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.outcomes.deliver_at_ms)),
     "outcome": ("string", lambda tables: _outcomes(tables.told)),
+    "reason": ("string", lambda tables: _reasons(tables.told)),
     "target": ("id", lambda tables: _ids(tables.told["target_log_id"], _handed_over(tables.told))),
     "claimed_at_ms": ("long", _told("claimed_at_ms")),
     "target_appended_at_ms": ("long", _told("target_appended_at_ms")),
@@ -286,19 +348,27 @@ MESSAGE: dict[str, tuple[str, Column]] = {
     "newer": ("boolean", _stored_flag("newer")),
     "content_hash": ("long", lambda tables: _hashes(tables.realtime.hashes())),
 }
-LIFECYCLE: dict[str, tuple[str, Column]] = {
-    **SCHEDULE,
-    "state": ("string", lambda tables: Cells(tables.states, None, STATES)),
+# What became of scheduled messages.
+BECAME: dict[str, tuple[str, LogColumn]] = {
     "outcome": ("string", lambda tables: _outcomes(tables.decided)),
+    "reason": ("string", lambda tables: _reasons(tables.decided)),
     "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], _handed_over(tables.decided))),
     "claimed_at_ms": ("long", _decided("claimed_at_ms")),
     "target_appended_at_ms": ("long", _decided("target_appended_at_ms")),
     "late_ms": ("long", _late_ms),
 }
-TABLES = {
-    "accepted": Table(lambda tables: len(tables.accepted.rows), ACCEPTED),
-    "schedule": Table(lambda tables: len(tables.schedule), SCHEDULE),
-    "dispatch": Table(lambda tables: len(tables.told), DISPATCH),
-    "message": Table(lambda tables: len(tables.stored), MESSAGE),
-    "lifecycle": Table(lambda tables: len(tables.schedule), LIFECYCLE),
+LIFECYCLE: dict[str, tuple[str, Column]] = {
+    **SCHEDULE,
+    "state": ("string", lambda tables: Cells(tables.states, None, STATES)),
+    **BECAME,
 }
+TABLES: dict[str, TableKind[HourTables]] = {
+    "accepted": TableKind(lambda tables: len(tables.accepted.rows), ACCEPTED),
+    "schedule": TableKind(lambda tables: len(tables.schedule), SCHEDULE),
+    "dispatch": TableKind(lambda tables: len(tables.told), DISPATCH),
+    "message": TableKind(lambda tables: len(tables.stored), MESSAGE),
+    "lifecycle": TableKind(lambda tables: len(tables.schedule), LIFECYCLE),
+}
+# The tables that the logs of a delay server give without those of its targets.
+SCHEDULED: TableKind[LogTables] = TableKind(lambda tables: len(tables.schedule), {**SCHEDULE, **BECAME})
+DISPATCHED: TableKind[LogTables] = TableKind(lambda tables: len(tables.told), DISPATCH)

@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.batch import MOVED_PRODUCER_ID, Batch, BatchKind, ColumnId
 from delayd.content import hash_rows
 from delayd.disk import Disk, open_named
 from delayd.errors import BatchMalformed, CallerError, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
-from delayd.log.control import LogTime, decode_sound
+from delayd.log.control import Ended, LogTime, decode_sound
 from delayd.log.dispatch import decode_outcomes
+from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
@@ -111,7 +112,9 @@ class Sent:
         self._producers, self._numbers = array("Q"), array("Q")
 
     def add(self, batch: Batch) -> None:
-        """Take the next batch."""
+        """Take the next batch; a batch of moved rows was sent by nobody, and has no number of its own."""
+        if batch.producer.producer_id == MOVED_PRODUCER_ID:
+            return
         self._producers.append(batch.producer.producer_id)
         self._numbers.append(batch.producer.producer_batch)
 
@@ -358,7 +361,7 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
     found.appended_at_ms, found.epoch = header.appended_at_ms, header.epoch
     found.groups += 1
     expected = BatchKind.CONTROL if header.kind == GroupKind.CONTROL else KINDS[FileKind(segment.header.kind)]
-    position = segment.position(header.offset)
+    position, rows = segment.position(header.offset), 0
     try:
         for offset, batch in group.batches():
             position = segment.position(offset)
@@ -366,8 +369,13 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
             # them.
             batch.verified = False
             batch.verify()
-            if batch.kind != expected:
+            # Decisions about rows may stand before the rows of their group.
+            decides = batch.kind is BatchKind.CONTROL and expected is BatchKind.PRODUCER and not rows
+            if batch.kind != expected and not decides:
                 raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
+            if batch.kind is BatchKind.CONTROL:
+                _check_ended(batch)
+            rows += batch.count
             if batch.kind == BatchKind.PRODUCER:
                 found.sent.add(batch)
             if batch.kind == BatchKind.SCHEDULE:
@@ -386,6 +394,13 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
                 raise BatchMalformed(f"row {first.row} has another content hash than its content gives")
     except CallerError as error:
         raise DamagedData(segment.path, position, error.message) from error
+
+
+def _check_ended(batch: Batch) -> None:
+    """Check the decisions about rows in a CONTROL batch."""
+    for record in decode_sound(batch):
+        if isinstance(record, Ended):
+            decode_ended(record.rows)
 
 
 def _check_content(batch: Batch) -> None:

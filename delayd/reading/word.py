@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from delayd.disk import Disk
 from delayd.errors import DamagedData
-from delayd.log.checkpoint import Payload, Value
+from delayd.log.checkpoint import Payload, Value, read_checkpoint
 from delayd.log.schedule import DEAD, REMOVED, SEALED, Skipped, decode_hours
 from delayd.reading.directory import Directory
 
@@ -56,16 +57,18 @@ class Word:
 def filed_hours(table: bytes) -> dict[int, FiledHour]:
     """Read an hour table, by hour."""
     return {
-        int(row["hour"]): FiledHour(
-            length=int(row["length"]),
-            rows=int(row["rows"]),
-            sealed=bool(row["flags"] & SEALED),
-            removed=bool(row["flags"] & REMOVED),
-            dead=bool(row["flags"] & DEAD),
-            last_crc32c=int(row["last_crc32c"]),
-        )
-        for row in decode_hours(table)
+        hour: FiledHour(length, rows, bool(flags & SEALED), bool(flags & REMOVED), bool(flags & DEAD), last_crc32c)
+        for hour, last_crc32c, length, rows, flags in decode_hours(table).tolist()
     }
+
+
+def sealed_by_checkpoint(disk: Disk, directory: Directory) -> frozenset[int]:
+    """The hours that the published checkpoint calls sealed. Raises DamagedData when it can't be read."""
+    table = (read_checkpoint(disk, directory.path, directory.log_id) or {}).get("hours", b"")
+    if not isinstance(table, bytes):
+        raise DamagedData(f"{directory.path}/checkpoint", 0, "hours has another type")
+    rows = decode_hours(table)
+    return frozenset(rows["hour"][rows["flags"] & SEALED > 0].tolist())
 
 
 def read_word(directory: Directory, published: Payload) -> Word:

@@ -7,8 +7,12 @@ A map. Each answer is written and read by one file here, whoever asks for it.
     requests            the types of requests, the fields of a head, and errors as heads
 What heads say
     meta                servers, routes, moves and subjects, as meta knows them
+    slots               which delay server owns which keys
+    ending              which messages CANCEL and GET name, and the answer to each
+    finding             pending messages of a subject and a window, a piece at a time
     results             what became of each batch of a SEND
     listings            subjects and groups of a realtime server
+    quotas              what may be pending for a subject, and what is
     targets             realtime servers as a delay server sees them
     quarantine          what a server can't read
     status, waits       what every server says of itself, and what waits for an operator

@@ -14,6 +14,9 @@ from delayd.wire.requests import RequestType
 HEAD_BYTES_PLAIN = 16 << 10
 # A body of a request that should have none is read up to this size, and only that request is refused.
 STRAY_BODY_BYTES_MAX = 64 << 10
+ASKED_BODY_BYTES_MAX = 2 << 20  # One batch of 65,536 rows, 24 bytes each.
+PLACES_BODY_BYTES_MAX = 512 << 10  # 65,536 instants.
+MOVES_BODY_BYTES_MAX = 3 << 20  # The same with 32 bytes each.
 
 _LISTS = (RequestType.ROUTES, RequestType.ACK, RequestType.NACK)  # The heads of these hold lists that clients make.
 
@@ -37,5 +40,14 @@ def request_limits(bodies: Mapping[int, int], trusted_bodies: Mapping[int, int])
 
 
 META_LIMITS = request_limits({}, {})
-DELAY_LIMITS = request_limits({RequestType.SEND: SEND_BODY_BYTES_MAX}, {})
+DELAY_LIMITS = request_limits(
+    {
+        RequestType.SEND: SEND_BODY_BYTES_MAX,
+        RequestType.CANCEL: ASKED_BODY_BYTES_MAX,
+        RequestType.GET: ASKED_BODY_BYTES_MAX,
+        RequestType.PLACES: PLACES_BODY_BYTES_MAX,
+        RequestType.RESCHEDULE: MOVES_BODY_BYTES_MAX,
+    },
+    {},
+)
 REALTIME_LIMITS = request_limits({}, {RequestType.DISPATCH: BODY_BYTES_MAX})

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from delayd.wire.frame import Head
-from delayd.wire.requests import need_bool, need_int, need_maps, need_str
+from delayd.wire.requests import need_int, need_page, need_str
 from delayd.wire.room import take_rows
 
 
@@ -40,24 +40,27 @@ class GroupInfo(NamedTuple):
 
 def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:
     """The answer to SUBJECTS: at most `limit` rows, as many as a head holds, and whether there are more."""
-    rows, more = take_rows((each._asdict() for each in subjects), limit)
-    return {"subjects": rows, "more": more}
+    return _page("subjects", subjects, limit)
 
 
 def read_subjects(head: Head) -> tuple[list[SubjectInfo], bool]:
     """The rows of an answer to SUBJECTS, and whether there are more."""
-    return [_subject(each) for each in need_maps(head, "subjects")], need_bool(head, "more")
+    return need_page(head, "subjects", _subject)
 
 
 def groups_head(groups: Iterable[GroupInfo], limit: int) -> Head:
     """The answer to GROUPS: at most `limit` rows, as many as a head holds, and whether there are more."""
-    rows, more = take_rows((each._asdict() for each in groups), limit)
-    return {"groups": rows, "more": more}
+    return _page("groups", groups, limit)
 
 
 def read_groups(head: Head) -> tuple[list[GroupInfo], bool]:
     """The rows of an answer to GROUPS, and whether there are more."""
-    return [_group(each) for each in need_maps(head, "groups")], need_bool(head, "more")
+    return need_page(head, "groups", _group)
+
+
+def _page(name: str, rows: Iterable[SubjectInfo] | Iterable[GroupInfo], limit: int) -> Head:
+    taken, more = take_rows((row._asdict() for row in rows), limit)
+    return {name: taken, "more": more}
 
 
 def _subject(head: Head) -> SubjectInfo:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_bool, need_int, need_maps, need_str, optional_str
+from delayd.wire.requests import need_int, need_page, need_str, optional_str
 from delayd.wire.room import cut_text
 
 PAGE_MAX = 100  # Entries in one answer: they fit a head even with all texts at their longest.
@@ -57,7 +57,7 @@ def decided_head(id_: str, done: bool, message: str) -> Head:
 
 def read_list(head: Head) -> tuple[list[Quarantined], bool]:
     """The entries of an answer, and whether there are more."""
-    return [_read(entry) for entry in need_maps(head, "entries")], need_bool(head, "more")
+    return need_page(head, "entries", _read)
 
 
 def _read(head: Head) -> Quarantined:

@@ -6,7 +6,7 @@ that is wrong leads to a BadRequest that names it. Fields that nobody asks for a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TypeGuard, TypeVar
 
@@ -63,14 +63,24 @@ class RequestType(IntEnum):
     META_SUBJECTS = 13
     FORGET_SERVER = 14
     MOVE_ROUTE = 15
+    SLOTS = 16
+    MOVE_SLOTS = 17
     SEND = 20
     OUTCOME = 21
     CHECKPOINT = 22
     TARGETS = 23
     TARGET_LOST = 24
     TARGET_ACCEPT = 25
+    CANCEL = 26
+    GET = 27
+    RESCHEDULE = 28
+    FIND = 29
     HELLO = 30
     DISPATCH = 31
+    QUOTAS = 32
+    SET_QUOTA = 33
+    PLACES = 34
+    RELEASE_SLOTS = 36
     PULL = 40
     ACK = 41
     NACK = 42
@@ -79,6 +89,8 @@ class RequestType(IntEnum):
     DELETE_GROUP = 45
     ORIGIN_ACCEPT = 46
     PULL_END = 47
+    CUT = 50
+    CUT_READY = 51
 
 
 ANSWERED_IN_FRAMES = frozenset({RequestType.HELLO})
@@ -163,6 +175,11 @@ def need_map(head: Head, name: str) -> Head:
 def need_maps(head: Head, name: str) -> list[Head]:
     """A list of maps whose values are not yet checked."""
     return [as_head(item, name) for item in need_list(head, name)]
+
+
+def need_page(head: Head, name: str, read: Callable[[Head], T]) -> tuple[list[T], bool]:
+    """One page of a listing: its items, each read by `read`, and whether there are more behind the last."""
+    return [read(item) for item in need_maps(head, name)], need_bool(head, "more")
 
 
 def need_strs(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> list[str]:

@@ -12,19 +12,22 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.room import ROWS_BYTES_MAX, cut_text, text_bytes
 
 BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
-PLAIN_BYTES_MAX = 112  # Room for the names and numbers of a result, and for the code of an error.
+PLAIN_BYTES_MAX = 136  # Room for the names and numbers of a result, and for the code of an error.
 ROW_BYTES_MAX = 5  # A row's number in msgpack.
 MESSAGE_BYTES_MIN = 96  # A sentence that is cut keeps this much.
 
 
-def accepted_head(base_sequence: int, count: int, appended_at_ms: int, duplicate: bool) -> Head:
+def accepted_head(base_sequence: int, count: int, appended_at_ms: int, duplicate: bool, decided: int = 0) -> Head:
     """A batch that was taken, as one of `results`."""
-    return {
+    head: Head = {
         "base_sequence": base_sequence,
         "count": count,
         "appended_at_ms": appended_at_ms,
         "duplicate": duplicate,
     }
+    if decided:
+        head["decided"] = decided
+    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,12 @@ class AcceptedResult:
     count: int
     appended_at_ms: int
     duplicate: bool
+    decided: int = 0  # How many of its rows met others by their keys.
+    decisions: bytes = b""  # What was decided about these: as many rows of `delayd.log.ended`, in the answer's body.
 
     def to_head(self) -> Head:
         """As one of `results`."""
-        return accepted_head(self.base_sequence, self.count, self.appended_at_ms, self.duplicate)
+        return accepted_head(self.base_sequence, self.count, self.appended_at_ms, self.duplicate, self.decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class RefusedResult:
     message: str
     retry_after_ms: int
     rows: Sequence[int]
+    next_free_ms: int | None = None  # Said of `quota_reached` only.
 
 
 def results_head(results: Sequence[AcceptedResult | RefusedResult]) -> list[HeadValue]:
@@ -67,10 +73,18 @@ def results_head(results: Sequence[AcceptedResult | RefusedResult]) -> list[Head
     ]
 
 
+def results_body(results: Sequence[AcceptedResult | RefusedResult]) -> list[bytes]:
+    """The body of the answer: what was decided about the batches, one behind the other."""
+    return [each.decisions for each in results if isinstance(each, AcceptedResult) and each.decided]
+
+
 def _head(refused: RefusedResult, message_bytes: int, rows_max: int) -> Head:
-    return {
+    head: Head = {
         "error": refused.code,
         "message": cut_text(refused.message, message_bytes),
         "retry_after_ms": refused.retry_after_ms,
         "rows": list(refused.rows[:rows_max]),
     }
+    if refused.next_free_ms is not None:
+        head["next_free_ms"] = refused.next_free_ms
+    return head

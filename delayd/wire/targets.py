@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_bool, need_int, need_maps, need_str, need_u64
+from delayd.wire.requests import need_int, need_page, need_str, need_u64
 from delayd.wire.room import cut_text
 
 PAGE_MAX = 100  # Targets in one answer.
@@ -45,7 +45,7 @@ def targets_head(targets: Iterable[TargetInfo], after: int) -> Head:
 
 def read_targets(head: Head) -> tuple[list[TargetInfo], bool]:
     """The targets of an answer, and whether there are more."""
-    return [_read(each) for each in need_maps(head, "targets")], need_bool(head, "more")
+    return need_page(head, "targets", _read)
 
 
 def _read(head: Head) -> TargetInfo:

@@ -11,9 +11,9 @@ from delayd.errors import DelaydError, FencedInstance, HandoffRefused, StaleEpoc
 from delayd.testing.clock import SimClock
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_int, need_rows
-from tests.delay_target import Cable, FakeTarget
-from tests.unit.realtime.batches import DUE_MS, ORIGIN, dispatch_batch
-from tests.unit.realtime.world import SimPeer, World
+from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, dispatch_batch
+from tests.worlds.realtime import SimPeer, World
+from tests.worlds.target import Cable, FakeTarget
 
 Row = list[int]
 

@@ -5,20 +5,24 @@ Sends near and far, checkpoints, dispatch, acknowledgements, hours that end, sea
 
 from __future__ import annotations
 
-from cli.hour_schedule import NONE, HourState, Window, schedules
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, DamagedData
+from delayd.reading.find import Finder, Search
+from delayd.reading.matching import Wanted
+from delayd.reading.scheduled import NONE, HourState, schedules
 from delayd.reading.seals import verify_seals
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from tests.crash.harness import Report, Way, look_of, ways
-from tests.delay_harness import DATA, Remains, World, new_world, wanted
+from tests.worlds.delay import DATA, Remains, World, new_world, wanted
 
 HOUR_MS = 3_600_000
 BEFORE_HOUR_MS = 3_000  # The workload passes the end of an hour, so that one seals.
 SEEDS = 2
-PARTS = 4  # Operations are shared out among so many tests, which may run beside each other.
-RECOVERIES_EVERY = 5  # Recovery is died in after every so many operations of the workload.
+PARTS = 4  # The operations are dealt out to this many tests, which may run beside each other.
+RECOVERIES_EVERY = (
+    5  # After every fifth operation of the workload the server also dies at each operation of its recovery.
+)
 SEALING_EVERY = 3  # Deaths after which it is tried that each hour seals, which takes as long as all else.
 SETTINGS = {
     "segment_bytes": 4_096,
@@ -35,16 +39,22 @@ def new_life(remains: Remains) -> World:
 
 
 def work(world: World) -> None:
-    """The workload; 50 messages in all."""
+    """The workload; 50 messages in all, some of which somebody cancels or moves."""
     begin = HOUR_MS - BEFORE_HOUR_MS
     world.send([*wanted(3, begin + 500, "near"), *wanted(2, begin + 2 * HOUR_MS, "far"), *wanted(1, 0, "late")])
     world.settle()
     world.send(wanted(3, begin + 700, "mail", b"mail", every_ms=300))
+    world.cancel(world.receipts("far-0", "near-0"))
     world.pass_ms(800)
+    world.cancel(world.receipts("mail-2", "near-1"))
+    world.reschedule(world.receipts("far-1", "mail-1"), START_MS + begin + 1_900, START_MS + begin + 2 * HOUR_MS)
     world.checkpoint()
     world.send([*wanted(2, begin + 1_500, "more"), *wanted(2, begin + BEFORE_HOUR_MS + 500, "next hour")])
     world.pass_ms(1_000)
     world.send_again(1)
+    world.reschedule(world.receipts("mail-1"), START_MS + begin + BEFORE_HOUR_MS + 900)
+    world.cancel(world.receipts("far-1", "next hour-0"))
+    world.settle()
     world.checkpoint()
     world.send(wanted(30, begin + 3_700, "roll" * 20))
     world.pass_ms(2_500)
@@ -95,17 +105,23 @@ def finish(world: World, *, sealing: bool) -> None:
 
 
 def look_at(remains: Remains) -> None:
-    """What another process sees before the next life: no error, no seal that is broken, no hour that is half gone."""
+    """Check what another process reads before the next life: no error, no broken seal, no hour that is half gone."""
     disk = remains.disk.after_kill()
+    damage: list[DamagedData] = []
     try:
-        found = schedules(disk, DATA)
+        found = schedules(disk, DATA, damage)
     except BadArgument:
         return  # It died before its message log was there.
+    assert not damage, f"its files can't be read: {damage}"
     for each in found:
         assert each.tail_damage is None, f"messages that are not filed yet can't be read: {each.tail_damage}"
-        for hour in each.hours(Window()):
+        for hour in each.hours():
             read = each.read(hour)
             assert (read.outcome_of != NONE).all() or read.state is not HourState.SEALED, f"hour {hour} is half gone"
+    every = list(Finder(disk, DATA, Search(Wanted(), ended=True, with_bodies=False)).found())
+    assert not any(each.damage for each in every), "what is there can't be searched"
+    sequences = [row.sequence for each in every for row in each.rows]
+    assert len(sequences) == len(set(sequences)), "a message is found twice"
     broken = verify_seals(DATA, disk=disk).broken
     assert not broken, f"seals that the files contradict: {broken}"
 

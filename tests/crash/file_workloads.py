@@ -23,7 +23,7 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from tests.batches import messages
-from tests.delay_files import read_schedule_log
+from tests.worlds.files import read_schedule_log
 
 FOLDER = "/data"
 LOG_ID = 0x99
@@ -140,7 +140,7 @@ class ScheduleWorkload:
         for hour, number in numbers.items():
             part = SchedulePart(0, number, hour)
             data = messages([bytes(90 * number)], sequences=[number], kind=BatchKind.SCHEDULE, part=part)
-            writer._append(hour, [data], 1)
+            writer._append(hour, [[data]], 1)
         writer._sync()
         # From here on the transaction that names these lengths may be durable.
         facts.hours = HourTable(merge_hours(facts.hours.rows, writer.written.rows))

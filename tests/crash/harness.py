@@ -24,7 +24,7 @@ FactsOut = TypeVar("FactsOut", contravariant=True)
 
 
 class Workload(Protocol[Facts]):
-    """What is run, and what must hold after a crash."""
+    """The steps that run, and the check of what must hold after a crash."""
 
     def new(self) -> Facts:
         """Nothing attempted, nothing acknowledged."""
@@ -66,7 +66,7 @@ class Way:
 
 @dataclass(slots=True)
 class Report:
-    """What was tried."""
+    """Counts of what an exploration tried."""
 
     operations: int = 0
     recovery_operations: int = 0
@@ -98,12 +98,23 @@ def ways(seeds: int) -> tuple[Way, ...]:
 
 
 class Explorer(Generic[Facts]):
-    """Dies everywhere in one workload; ``faults`` go wrong in the workload itself, beside the crash."""
+    """Dies everywhere in one workload; ``faults`` go wrong in the workload itself, beside the crash.
 
-    def __init__(self, name: str, workload: Workload[Facts], faults: Callable[[], Faults] = Faults) -> None:
+    A recovery is died in as well, unless ``recoveries`` is False: then each crash is followed by whole recoveries only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workload: Workload[Facts],
+        faults: Callable[[], Faults] = Faults,
+        *,
+        recoveries: bool = True,
+    ) -> None:
         self.report = Report(names=[name])
         self._workload = workload
         self._faults = faults
+        self._die_in_recoveries = recoveries
 
     def explore(self, first: int = 1) -> Report:
         """Die at each operation from ``first`` on, and at each of each recovery; Violation where a promise breaks."""
@@ -167,14 +178,14 @@ class Explorer(Generic[Facts]):
         disk = start()
         first = self._recover(disk, facts, where)
         operations = len(disk.operations)
-        # What recovery found is durable from now on, and is found again.
+        # Recovery has made durable what it found, so the next recovery finds the same.
         for loss in (PowerLoss.ALL_LOST, None):
             again = self._recover(Way(loss).die(disk), facts, f"{where}, recovered, died again {loss}")
             if again != first:
                 raise Violation(f"{where}: recovery found {first}, and then {again}")
         self._go_on(start(), facts, where)
         seen: set[object] = set()
-        for at in range(1, operations + 1):
+        for at in range(1, operations + 1) if self._die_in_recoveries else ():
             self.report.recovery_operations += 1
             for second in self._second_deaths(start, facts, at):
                 self.report.crashes += 1
@@ -215,7 +226,7 @@ class Explorer(Generic[Facts]):
 
 
 def look_of(disk: MemoryDisk) -> object:
-    """What a start can find on a disk, now or after another crash: equal for disks that look alike."""
+    """Everything that a start can find on a disk, now or after another crash; equal for disks that look alike."""
     return _look_of_folder(disk._root)
 
 

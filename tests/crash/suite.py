@@ -36,9 +36,9 @@ def log_failed_syncs() -> Report:
     return Explorer("log, each sync failing", LogWorkload()).explore_failed_syncs()
 
 
-def explore_log(name: str, faults: Faults, first: int = 1) -> Report:
+def explore_log(name: str, faults: Faults, first: int = 1, *, recoveries: bool = True) -> Report:
     """Die in the log's workload at each operation from ``first`` on, with the same faults each time."""
-    return Explorer(name, LogWorkload(), lambda: replace(faults)).explore(first)
+    return Explorer(name, LogWorkload(), lambda: replace(faults), recoveries=recoveries).explore(first)
 
 
 def dispatch_log() -> Report:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.crash.delay_deaths import PARTS, SEEDS, explore
 from tests.crash.harness import Report, ways
-from tests.delay_harness import small_slots
+from tests.worlds.delay import small_slots
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -13,12 +13,13 @@ from delayd.delay.books.sealing import compare
 from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.log import Log
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.seal import Seal, SealFacts, SealMark, encode_seal
 from tests.crash import delay_deaths
 from tests.crash.harness import Report
-from tests.delay_harness import small_slots
+from tests.worlds.bugs import SEAL_WITHOUT_A_SYNC
+from tests.worlds.delay import small_slots
+from tests.worlds.patches import Patch
 
 FIRST = 95  # The operation of the workload from which on hours are sealed and deleted.
 
@@ -26,15 +27,6 @@ Deleted = tuple[list[int], dict[int, HourFile]]
 
 _add = SealLog.add
 _delete = Retention._delete
-
-
-def _seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> None:
-    with patch.object(Log, "flush", _nothing):
-        _add(self, facts, now_ms)
-
-
-def _nothing(self: Log) -> None:
-    """A sync that is left out."""
 
 
 def _seal_again(self: SealLog, facts: SealFacts, now_ms: int) -> None:
@@ -79,13 +71,15 @@ def _remove_the_dispatch_log_first(self: Retention, files: dict[int, HourFile]) 
         return _delete(self, files)
 
 
-PLANTED: dict[str, tuple[object, str, object]] = {
-    "S4: the state counts a seal that is not synced": (SealLog, "add", _seal_without_a_sync),
-    "S4: an hour that a crash left sealed is sealed again": (SealLog, "add", _seal_again),
-    "S4: a seal does not name the one before": (SealLog, "add", _chain_to_nothing),
-    "S4: the state calls an hour sealed before the seal is durable": (Retention, "_verdict", _count_before_the_seal),
-    "P3: files go before the published table says so": (Retention, "_delete", _remove_at_once),
-    "P3: the dispatch log goes before the schedule log": (Retention, "_delete", _remove_the_dispatch_log_first),
+PLANTED: dict[str, Patch] = {
+    "S4: the state counts a seal that is not synced": SEAL_WITHOUT_A_SYNC,
+    "S4: an hour that a crash left sealed is sealed again": Patch(SealLog, "add", _seal_again),
+    "S4: a seal does not name the one before": Patch(SealLog, "add", _chain_to_nothing),
+    "S4: the state calls an hour sealed before its seal is durable": Patch(
+        Retention, "_verdict", _count_before_the_seal
+    ),
+    "P3: files go before the published table says so": Patch(Retention, "_delete", _remove_at_once),
+    "P3: the dispatch log goes before the schedule log": Patch(Retention, "_delete", _remove_the_dispatch_log_first),
 }
 
 

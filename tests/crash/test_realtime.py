@@ -18,8 +18,8 @@ from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
 from tests.crash.harness import Way, ways
-from tests.unit.realtime.batches import dispatch_batch
-from tests.unit.realtime.world import SimPeer, World
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import SimPeer, World
 
 EPOCH = 3
 SLOT_BYTES = 2_048
@@ -60,7 +60,7 @@ def workload(world: World, promises: Promises) -> None:
     world.hello(later, 2, epoch=EPOCH, w=(EPOCH, 7))
     for batch_id in range(9, 11):
         send(world, later, promises, 2, batch_id, w=7)
-    # What was not acknowledged comes again, so that retention has something to remove.
+    # The messages without an acknowledgement come again, so that retention has something to remove.
     world.pass_time(LEASE_MS * 10)
     for subject in SUBJECTS:
         pull_and_ack(world, later, promises, subject)

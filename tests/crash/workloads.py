@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from delayd.errors import DataError
 from delayd.log.checkpoint import CheckpointFile, Payload, read_checkpoint
@@ -19,6 +20,7 @@ PLACE = LogPlace(FOLDER, FileKind.MESSAGE, LOG_ID, segment_bytes=1_500)
 NOW_MS = 1_700_000_000_000
 
 
+@cache
 def group_of(number: int, body_bytes: int = 40) -> NewGroup:
     """A group that is known again by its number; it spans sectors when its body does."""
     body = (b"%d." % number).ljust(body_bytes, b"%d" % (number % 10))

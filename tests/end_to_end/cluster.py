@@ -1,8 +1,6 @@
 """Three servers in one directory as processes, and the commands of their operator."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,11 +11,12 @@ from typing import NamedTuple
 import delayd
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
+from tests.unit.cli.runner import run
 from tests.waiting import DEADLINE_S, wait_until
 
 LEASE_MS = 1_500
 META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": LEASE_MS}
-COMMAND_EVERY_S = 0.1  # A look that starts a process takes most of a core.
+COMMAND_EVERY_S = 0.1  # Between two looks by a command, which asks all servers.
 
 
 class Cluster(NamedTuple):
@@ -56,9 +55,10 @@ def cluster(data: Path) -> Iterator[Cluster]:
 
 def command(*words: str) -> str:
     """Run a command of an operator; what it says."""
-    ran = subprocess.run([sys.executable, "-m", "delayd", *words], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, f"{words}\n{ran.stdout}\n{ran.stderr}"
-    return ran.stdout
+    # In this process, for a new Python takes longer than most commands.
+    ran = run(*words)
+    assert ran.code == 0, f"{words}\n{ran.out}\n{ran.err}"
+    return ran.out
 
 
 def logged(server: ServerProcess, words: str, within_s: float = DEADLINE_S) -> None:

@@ -3,7 +3,7 @@
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
-from tests.unit.realtime.batches import ORIGIN
+from tests.worlds.dispatch_batches import ORIGIN
 
 
 async def greet(connection: Connection, session: int, epoch: int = 1, w: tuple[int, int] = (0, 0)) -> Frame:

@@ -34,7 +34,7 @@ BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")
 FAR = timedelta(hours=3)
 TOLD: dict[
     str, dict[str, tuple[str, ...]]
-] = {  # What an operator reads, by the disk that was full and the server that says it.
+] = {  # The log lines that an operator reads: by the role whose disk was full, then by the server that logs them.
     "delay": {
         "delay": ("sends_taken which=near", "sends_taken which=none", "sends_taken which=all", "checkpoint_put_off"),
     },

@@ -56,6 +56,6 @@ class Preloaded:
 
 
 def environment_of(*libraries: Preloaded) -> dict[str, str]:
-    """What a process needs in its environment to be under these."""
+    """The environment in which a process loads these libraries."""
     names = {library.variable: str(library.control) for library in libraries}
     return {**names, "LD_PRELOAD": ":".join(str(library.library) for library in libraries)} if libraries else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.trust import put_secret
 
 EXIT_DEADLINE_S = 30.0  # Far above what anything takes, on a machine that is busy with other things.
 HOST = "127.0.0.1"
+
+_ERROR_LINE = re.compile(r"^\S+ (ERROR|CRITICAL) |^Traceback|^Exception ignored", re.MULTILINE)
 
 
 class ServerProcess:
@@ -106,9 +109,13 @@ class ServerProcess:
         self.wait()
 
     def terminate(self) -> int:
-        """SIGTERM; the exit code."""
+        """SIGTERM; the exit code. A clean stop logs no error, whatever the server is doing at that moment."""
+        before = len(self.log)
         self.signal(signal.SIGTERM)
-        return self.wait()
+        code = self.wait()
+        told = self.log[before:]
+        assert code or not _ERROR_LINE.search(told), f"{self.role} stopped with an error in its log:\n{told}"
+        return code
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this life."""

@@ -14,8 +14,6 @@ from bench.report import BEGIN, END, report
 from bench.results import read_results
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.serial
-
 Line = dict[str, object]
 
 

@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from tests.end_to_end.cluster import (
 )
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.torture_faults import send_directly
+from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
 
@@ -146,7 +145,7 @@ def test_rule_H8_a_restored_delay_server_gives_no_receipt_before_its_target_was_
         # Its folder may have the inode of the one that was removed.
         restore(production.delay, data, backup, "delay", over=over)
         logged(production.delay, "unfenced by=meta serves=no")
-        # What it took now would be lost when the true directory is put back.
+        # A message that it took now would be lost when the true directory is put back.
         with pytest.raises(DelaydError, match="may not serve"):
             asyncio.run(send_directly(production.delay.address))
         production.realtime.start()
@@ -232,8 +231,7 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
             production.send("3")
             assert production.consumed(1) == ["3"]
             assert "fenced" not in other.log
-    audit = subprocess.run([sys.executable, "-m", "delayd", "audit", "--data", str(data)], capture_output=True)
-    assert audit.returncode in (0, 3)
+    assert run("audit", "--data", str(data)).code in (0, 3)
 
 
 def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path: Path) -> None:
@@ -285,7 +283,7 @@ def test_rule_H8_a_copy_of_the_whole_directory_on_other_ports_leaves_production_
         assert production.consumed(1) == ["1"]
         shutil.copytree(data, elsewhere)
         with cluster(elsewhere) as copy:
-            # Whoever asks the copy meets the copy, from its first moment on.
+            # A client that asks the copy's address must be answered by the copy from its first moment on.
             copy.send("of the copy")
             assert copy.consumed(1) == ["of the copy"]
             production.send("2")

@@ -1,13 +1,12 @@
 """A log whose damaged end keeps its server from starting is given up while that server waits (rule L5)."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.cluster import alarm_of, cluster, command, decide, log_id_of
+from tests.unit.cli.runner import run
 
 
 @pytest.mark.parametrize("folder", ["realtime/message", "delay/message"])
@@ -27,18 +26,11 @@ def test_a_server_starts_without_the_damaged_end_of_its_log(tmp_path: Path, fold
         with open(path, "r+b") as file:
             file.truncate(size // 4)
         server.start_held()
-        asked = [sys.executable, "-m", "delayd", "status", "--meta", production.meta.address]
-        status = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-        assert status.returncode == 3 and str(path) in status.stdout, status
-        assert "delayd log give-up" in status.stdout and " held " in status.stdout, status.stdout
-        told = subprocess.run(
-            [sys.executable, "-m", "delayd", "log", "give-up", str(tmp_path / folder)],
-            input="y\n",
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert told.returncode == 0 and "is given up" in told.stderr and "start the server" in told.stdout, told
+        status = run("status", "--meta", production.meta.address)
+        assert status.code == 3 and str(path) in status.out, status
+        assert "delayd log give-up" in status.out and " held " in status.out, status.out
+        told = run("log", "give-up", str(tmp_path / folder), stdin=b"y\n")
+        assert told.code == 0 and "is given up" in told.err and "start the server" in told.out, told
         server.until_ready()
         if folder == "realtime/message":
             assert alarm_of(production)
@@ -46,13 +38,8 @@ def test_a_server_starts_without_the_damaged_end_of_its_log(tmp_path: Path, fold
             decide(production, "target", "accept", log_id_of(production, "realtime"))
         production.send("6")
         assert production.consumed(1) == ["6"]
-        again = subprocess.run(
-            [sys.executable, "-m", "delayd", "log", "give-up", "--yes", str(tmp_path / folder)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert again.returncode != 0 and "pid" in again.stderr, "a server that runs has its log open"
+        again = run("log", "give-up", "--yes", str(tmp_path / folder))
+        assert again.code != 0 and "pid" in again.err, "a server that runs has its log open"
         command("quarantine", "list", "--meta", production.meta.address)
 
 
@@ -72,9 +59,8 @@ def test_consumers_wait_for_a_damaged_pull_log_and_nobody_else_does(tmp_path: Pa
         path.write_bytes(whole[: len(whole) // 4])
         server.start()
         production.send("6")
-        asked = [sys.executable, "-m", "delayd", "status", "--meta", production.meta.address]
-        status = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-        assert status.returncode == 3 and "delayd quarantine release pull" in status.stdout, status
+        status = run("status", "--meta", production.meta.address)
+        assert status.code == 3 and "delayd quarantine release pull" in status.out, status
         if mended == "put back":
             path.with_suffix(".copy").write_bytes(whole)
             path.with_suffix(".copy").rename(path)

@@ -14,7 +14,7 @@ from delayd.wire.requests import RequestType, need_rows
 from realtime.server import RealtimeServer
 from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.trust import connect_trusted, put_secret
-from tests.unit.realtime.batches import bodies_of, dispatch_batch
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 
 Story = Callable[[str, int], Awaitable[None]]
 

@@ -18,7 +18,7 @@ from delayd.wire.requests import RequestType, need_maps, need_rows
 from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.end_to_end.processes import ServerProcess
 from tests.trust import connect_trusted
-from tests.unit.realtime.batches import bodies_of, dispatch_batch
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 
 SETTINGS: dict[str, Value] = {"meta": "127.0.0.1:1", "lease_ms": 300}
 STOP_S_MAX = 5.0

@@ -10,10 +10,10 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.unit.cli.runner import Ran, run
 from tests.waiting import DEADLINE_S, wait_until
 
 from .cluster import COMMAND_EVERY_S
@@ -22,22 +22,10 @@ from .up_process import Up, up
 _DELAYD = (sys.executable, "-m", "delayd")
 
 
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Up]:
     with up(tmp_path, "--port", "0") as running:
         yield running.until_ready()
-
-
-def run(*words: str) -> Ran:
-    done = subprocess.run([*_DELAYD, *words], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert "Traceback" not in done.stderr
-    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def status(servers: Up) -> Ran:
@@ -105,8 +93,10 @@ def test_a_server_that_hangs_is_named_and_the_others_are_shown(servers: Up) -> N
 def test_a_disk_at_its_reserve_waits_for_an_operator(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[delay]\nfree_bytes_far = 70368744177664\nfree_bytes_all = 70368744177664\n")
     with up(tmp_path, "--port", "0", "--config", str(tmp_path / "c.toml")) as servers:
-        out = until_code(servers.until_ready(), 3, "1 thing waits for an operator")
-        assert "all sends: free disk space is at its reserve" in out and "-> free space on its disk" in out
+        # Until meta has heard of the delay server, that is the one thing that waits.
+        reserve = "all sends: free disk space is at its reserve"
+        out = until_code(servers.until_ready(), 3, reserve, "1 thing waits for an operator")
+        assert "-> free space on its disk" in out
 
 
 def test_without_meta_it_exits_with_4(servers: Up) -> None:
@@ -151,7 +141,7 @@ def on_terminal(width: int, *words: str) -> list[str]:
             while piece := os.read(ours, 65_536):
                 written += piece
         except OSError as error:
-            # What a terminal says when nobody holds its other side any more.
+            # A terminal gives this error when no process holds its other side any more.
             assert error.errno == errno.EIO
         os.close(ours)
         process.wait(DEADLINE_S)

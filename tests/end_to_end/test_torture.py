@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from delayd import CancelAnswer, MessageState
+
 from .torture import ALL_KINDS, torture
 from .torture_ledger import Delivered, Fate, Ledger, body_of
 
 GROUP = ("orders", "billing")
 OTHER = ("orders", "audit")
 DUE_MS = 1_800_000_000_000
-# What can't be read is tried again after half a minute; all else is over within seconds.
+# A server tries again after half a minute to read what it could not; every other fault is over within seconds.
 QUICK_KINDS = tuple(kind for kind in ALL_KINDS if kind != "disk")
 LATER = 1_000.0  # On the monotonic clock, far behind the end of the first delivery's lease.
 
@@ -116,3 +118,49 @@ def test_a_message_whose_acknowledgement_got_no_answer_need_not_come_again(ledge
     deliver(ledger, now=LATER)
     assert ledger.missing(DUE_MS) == [(GROUP, 0), (OTHER, 0)]
     assert ledger.violations == []
+
+
+def test_a_cancelled_message_that_comes_is_noticed(ledger: Ledger) -> None:
+    ledger.cancelling([0])
+    assert ledger.missing(DUE_MS) == [], "it may be cancelled"
+    ledger.cancel_answered(0, CancelAnswer.CANCELLED)
+    assert (ledger.cancelled, ledger.violations) == (1, [])
+    deliver(ledger)
+    assert "cancelled but there" in ledger.violations[0]
+
+
+def test_a_cancel_that_comes_too_late_and_says_otherwise_is_noticed(ledger: Ledger) -> None:
+    deliver(ledger)
+    ledger.cancelling([0])
+    ledger.cancel_answered(0, CancelAnswer.CANCELLED)
+    assert "cancelled after it was delivered" in ledger.violations[0]
+
+
+def test_a_message_that_has_left_by_a_cancels_answer_is_missed(ledger: Ledger) -> None:
+    ledger.cancelling([0])
+    ledger.cancel_answered(0, CancelAnswer.IN_FLIGHT)
+    assert ledger.missing(DUE_MS) == []
+    ledger.cancel_answered(0, CancelAnswer.ALREADY_DISPATCHED)
+    assert ledger.missing(DUE_MS) == [(GROUP, 0), (OTHER, 0)]
+    ledger.cancel_answered(0, CancelAnswer.CANCELLED)
+    assert "cancelled after it was dispatched" in ledger.violations[0]
+
+
+@pytest.mark.parametrize("answer", [CancelAnswer.ALREADY_DISPATCHED, CancelAnswer.UNKNOWN])
+def test_a_cancelled_message_stays_so(ledger: Ledger, answer: CancelAnswer) -> None:
+    ledger.cancelling([0])
+    ledger.cancel_answered(0, CancelAnswer.CANCELLED)
+    ledger.cancel_answered(0, answer)
+    assert f"a cancel says {answer.name}" in ledger.violations[0]
+
+
+@pytest.mark.parametrize("state", list(MessageState))
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_untrue_state_is_noticed(ledger: Ledger, state: MessageState, cancelled: bool) -> None:
+    true = {MessageState.IN_FLIGHT, MessageState.PENDING, MessageState.DISPATCHED}
+    if cancelled:
+        true = {MessageState.IN_FLIGHT, MessageState.CANCELLED}
+        ledger.cancelling([0])
+        ledger.cancel_answered(0, CancelAnswer.CANCELLED)
+    ledger.state_answered(0, state, cancelled_before=cancelled)
+    assert bool(ledger.violations) == (state not in true)

@@ -35,7 +35,10 @@ ALL_KINDS = {**KINDS, **FAULTS}
 DISK_RETRY_S = 35.0  # A server tries every 30 s what it could not read.
 COMPARE_EVERY = 24  # Rounds; a multiple of the former, for the books are compared when everything has drained.
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
-BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
+BEFORE_S = (
+    0.05,
+    2.5,
+)  # A round waits this long before it strikes: often the servers still recover from the round before.
 BURST_SHARE = 0.25  # This share of the rounds strikes while much is being sent: kept, and nobody was told yet.
 AFTER_BURST_MS = (0, 40)
 HERD_SHARE = 0.35  # This share strikes when many messages are due at once: handed over, and nobody was told yet.
@@ -59,7 +62,7 @@ class Result:
     drain_s_max: float
     drains_s: float
     happened: Counter[str]
-    never: tuple[str, ...]  # What must happen in so many rounds, and did not.
+    never: tuple[str, ...]  # Events that this many rounds must cause, and did not.
 
     @property
     def good(self) -> bool:
@@ -84,7 +87,7 @@ class Torture:
         self._faults = Faults(data, self._ledger, kinds)
         lease_ms = LEASE // timedelta(milliseconds=1)
         self._cluster = Cluster(data, self._draw, lease_ms, self._faults.environment)
-        self._retry_s = 0.0  # What could not be read is tried again after so long.
+        self._retry_s = 0.0  # The servers try again after this time to read what they could not.
         self._drain_s_max = 0.0
         self._drains_s = 0.0
         self._deck = [kind for kind in kinds for _ in range(ALL_KINDS[kind])]
@@ -165,7 +168,7 @@ class Torture:
         due_until_ms, within_s = _now_ms() + 4_000, DRAIN_S + self._retry_s
         self._retry_s = 0.0
         while missing := ledger.missing(due_until_ms):
-            # What was sent ahead is not due before then.
+            # Messages that were sent ahead are not due before then.
             if time.monotonic() > began + within_s and _now_ms() > due_until_ms + within_s * 1000:
                 for group, number in missing:
                     ledger.broken(f"not delivered: {ledger.tell(number)} to {group}")
@@ -242,7 +245,7 @@ def show(result: Result, took_s: float) -> None:
     fates = ", ".join(f"{fate.value} {ledger.count(fate)}" for fate in Fate)
     a_round_s = took_s / max(1, result.rounds)
     print(f"{result.rounds} rounds in {took_s:.0f} s, {a_round_s:.1f} s each, {result.drains_s:.0f} s of them drains")
-    print(f"sent {len(ledger.sent)} ({fates})")
+    print(f"sent {len(ledger.sent)} ({fates}), cancelled {ledger.cancelled}")
     print(f"delivered {ledger.deliveries}, of them again {ledger.repeated}; slowest drain {result.drain_s_max:.1f} s")
     print(f"errors that clients met: {ledger.faults}")
     if result.report is not None:
@@ -256,9 +259,10 @@ def show(result: Result, took_s: float) -> None:
 
 def _figures(report: AuditReport) -> str:
     total = report.total
-    books = f"scheduled {total.scheduled} = dispatched {total.dispatched} + pending {total.pending}"
+    ended = f"scheduled {total.scheduled} = dispatched {total.dispatched} + cancelled {total.cancelled}"
+    others = f"pending {total.pending} + undecided {total.undecided} + waiting {total.waiting}"
     faults = f"lost {total.lost}, early {total.early}, duplicate {total.duplicate}, orphan {total.orphan}"
-    return f"{books} + undecided {total.undecided} + waiting {total.waiting}; {faults}, mismatch {total.mismatch}"
+    return f"{ended} + {others}; {faults}, mismatch {total.mismatch}"
 
 
 def _now_ms() -> int:

@@ -25,7 +25,7 @@ def check_books(data: Path, ledger: Ledger, now_ms: int, *, stopped: bool) -> Au
 
     With ``stopped`` nothing is under way any more: each figure must be exactly what the ledger says.
     """
-    # What is delivered from here on may lie behind what is read of the log.
+    # Messages that are delivered from here on may lie behind the part of the log that is read.
     delivered = [(group, number) for group, copies in ledger.copies.items() for number in list(copies)]
     report = audit_directory(str(data), now_ms=now_ms, findings_limit=FINDINGS_MAX)
     total = report.total
@@ -43,6 +43,8 @@ def check_books(data: Path, ledger: Ledger, now_ms: int, *, stopped: bool) -> Au
         kept, unknown = ledger.count(Fate.KEPT), ledger.count(Fate.UNKNOWN) + ledger.count(Fate.ASKED)
         if not kept <= total.scheduled <= kept + unknown:
             ledger.broken(f"{total.scheduled} messages are scheduled, {kept} have a receipt, {unknown} are unknown")
+        if total.cancelled != ledger.cancelled:
+            ledger.broken(f"{total.cancelled} are cancelled by the audit, {ledger.cancelled} were answered so")
         if total.dispatched != len(found):
             ledger.broken(f"{total.dispatched} are dispatched by the audit, {len(found)} are in the realtime log")
     return report

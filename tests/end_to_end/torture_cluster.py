@@ -19,7 +19,7 @@ from .torture_cut import cut_connections
 from .torture_neighbour import annoy
 
 ROLES = ("meta", "delay", "realtime")
-# What a round does, and how often among all cards of the deck that rounds are drawn from.
+# The kinds of rounds, and how many cards of each are in the deck that rounds are drawn from.
 KINDS = {"one": 15, "two": 6, "all": 5, "stopped": 5, "terminated": 6, "cut": 5, "late": 5, "hostile": 6}
 READY_S = 30.0  # To recover and say so; a start takes half a second on an idle machine.
 STOPPED_S = (0.5, 3.0)
@@ -29,7 +29,7 @@ STARTING_S = 0.9  # A start, its recovery and the first seconds of load fall int
 PORTS = (20_000, 32_000)  # Below those that the system gives to connections, or one of them takes a dead server's port.
 MIB = 1 << 20
 BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")
-EIO = "Input/output error"  # What can't be read may be told as critical, if it says why.
+EIO = "Input/output error"  # A server may log a file that it can't read as critical, if the line says why.
 
 
 class Failed(Exception):
@@ -44,7 +44,7 @@ class Cluster:
         ports = random.Random(draw.random())
         meta = ServerProcess("meta", data, {"heartbeat_ms": 200, "lease_ms": 1_000}, environment)
         self._looked = dict.fromkeys(ROLES, 0)  # How much of each log was looked at.
-        self.happened: Counter[str] = Counter()  # What was done to servers, and how often.
+        self.happened: Counter[str] = Counter()  # How often each kind of event happened to a server.
         self._stopped = shuffled(draw, ROLES)
         meta.port = _free_port(ports)
         checkpoint: dict[str, Value] = {

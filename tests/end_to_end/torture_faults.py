@@ -18,7 +18,7 @@ from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import connect
 from delayd.wire.requests import RequestType, need_maps
-from tests.delay_outside import encode_wanted
+from tests.worlds.outside import encode_wanted
 
 from .bad_disk import BadDisk
 from .preloaded import Preloaded, environment_of
@@ -136,7 +136,7 @@ class Faults:
     # Directories.
 
     async def _start_a_copy(self, cluster: Cluster, draw: random.Random) -> str:
-        """What a crash would have left, started beside the server that goes on."""
+        """Start a copy of the files, as a crash would have left them, beside the server that goes on."""
         role, elsewhere = draw.choice(("delay", "realtime")), self._beside / "copy"
         server = cluster.servers[role]
         server.signal(signal.SIGSTOP)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from delayd import CancelAnswer, MessageState
+
 LEASE_SLACK_S = 0.25  # A client knows the server's clock only as well as the way to it is even.
 VIOLATIONS_MAX = 200  # One broken promise can break for thousands of messages.
 
@@ -33,6 +35,9 @@ class Sent:
     size: int
     fate: Fate = Fate.ASKED
     name: Name | None = None
+    cancel_asked: bool = False  # From then on nobody may rely on its delivery, until an answer says that it left.
+    cancelled: bool = False
+    dispatched: bool = False  # Somebody was told so.
 
 
 @dataclass(slots=True)
@@ -129,6 +134,8 @@ class Ledger:
             self.broken(f"changed on the way: {self.tell(number)} {where}")
         if sent.fate == Fate.REFUSED:
             self.broken(f"refused but there: {self.tell(number)} {where}")
+        if sent.cancelled:
+            self.broken(f"cancelled but there: {self.tell(number)} {where}")
         self._named(number, delivered.name, where)
         return number
 
@@ -139,7 +146,7 @@ class Ledger:
             return None
         self.deliveries += 1
         if number < self._ahead_before:
-            # Who judges is the delay server's clock, and what it showed is in the books of both sides.
+            # The delay server's clock decides, and the books of both sides have the time that it showed.
             now_ms += self._ahead_ms
         if now_ms < delivered.deliver_at_ms:
             self.broken(f"early by {delivered.deliver_at_ms - now_ms} ms: {self.tell(number)} at {group}")
@@ -172,16 +179,67 @@ class Ledger:
         for number in numbers:
             self.copies[group][number].given_back = True
 
+    def cancelling(self, numbers: Iterable[int]) -> None:
+        """Somebody is about to cancel messages."""
+        for number in numbers:
+            self.sent[number].cancel_asked = True
+
+    def cancel_answered(self, number: int, answer: CancelAnswer) -> None:
+        """A cancel of a message that is kept was answered."""
+        sent = self.sent[number]
+        if answer is CancelAnswer.CANCELLED:
+            sent.cancelled = True
+            if sent.dispatched:
+                self.broken(f"cancelled after it was dispatched: {self.tell(number)}")
+            for group, copies in self.copies.items():
+                self.awaited[group].discard(number)
+                if number in copies:
+                    self.broken(f"cancelled after it was delivered: {self.tell(number)} to {group}")
+        elif answer is CancelAnswer.IN_FLIGHT:
+            pass  # Nothing has changed, and another request may have cancelled it.
+        elif sent.cancelled:
+            self.broken(f"cancelled, and a cancel says {answer.name}: {self.tell(number)}")
+        elif answer is CancelAnswer.ALREADY_DISPATCHED:
+            sent.dispatched = True
+        elif answer is CancelAnswer.UNKNOWN:
+            self.broken(f"kept, and a cancel says UNKNOWN: {self.tell(number)}")
+
+    def state_answered(self, number: int, state: MessageState, *, cancelled_before: bool) -> None:
+        """Somebody asked what became of a message that is kept; ``cancelled_before``: it was so before the question."""
+        sent = self.sent[number]
+        told = f"asked what became of it, heard {state.name}: {self.tell(number)}"
+        match state:
+            case MessageState.CANCELLED:
+                if not sent.cancel_asked or sent.dispatched or any(number in copies for copies in self.copies.values()):
+                    self.broken(told)
+            case MessageState.DISPATCHED:
+                sent.dispatched = True
+                if sent.cancelled:
+                    self.broken(told)
+            case MessageState.PENDING:
+                if cancelled_before:
+                    self.broken(told)
+            case MessageState.IN_FLIGHT:
+                pass  # For example while its hour is being loaded.
+            case _:
+                self.broken(told)
+
     def missing(self, due_until_ms: int) -> list[tuple[Group, int]]:
-        """What was due by then, is promised, and did not come to a group, or was let go and did not come again."""
+        """Promised messages, due by then, that never came to a group, or were given back and never came again."""
         return [
             (group, number)
             for group, numbers in self.awaited.items()
             for number in numbers
             if self.sent[number].deliver_at_ms <= due_until_ms
             and self.sent[number].fate == Fate.KEPT
+            and (self.sent[number].dispatched or not self.sent[number].cancel_asked)
             and not ((copy := self.copies[group].get(number)) and copy.tried)
         ]
+
+    @property
+    def cancelled(self) -> int:
+        """How many messages are cancelled."""
+        return sum(sent.cancelled for sent in self.sent)
 
     def count(self, fate: Fate) -> int:
         """How many messages have this fate."""

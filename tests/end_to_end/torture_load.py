@@ -19,6 +19,7 @@ from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.receipt import Accepted, BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 
+from .torture_cancel import Canceller
 from .torture_consumer import ConsumerLife
 from .torture_ledger import Group, Ledger
 
@@ -35,6 +36,7 @@ SINGLES = (1, 12)
 PAUSE_S = (0.1, 0.6)
 BODY_BYTES = (0, 300)
 LARGE_BODY_BYTES = 60_000
+CANCEL_SHARE = 0.7  # So often somebody cancels or asks, for each call that sends.
 BURST_CALLS = 12
 HERD_ROWS = (300, 1_500)
 HERD_AHEAD_MS = 1_500
@@ -56,6 +58,7 @@ class Load:
         self._calls: set[asyncio.Task[None]] = set()
         self._unknown: list[tuple[AsyncProducer, SendHandle, list[int]]] = []
         self._producers: list[AsyncProducer] = []
+        self._canceller = Canceller(ledger, HANG_S)
 
     async def __aenter__(self) -> Self:
         self._producers += [AsyncProducer(self._meta, timeout_ms=timeout_ms) for timeout_ms in TIMEOUTS_MS]
@@ -117,6 +120,7 @@ class Load:
                 else:
                     self._ledger.kept(number, None)
         self._unknown.clear()
+        await self._canceller.quiet(self._producers[-1], random.Random(f"{self._seed} {len(self._ledger.sent)}"))
 
     # Producers.
 
@@ -127,6 +131,8 @@ class Load:
                 await self._sending.wait()
                 if len(self._calls) < UNDER_WAY_MAX * len(TIMEOUTS_MS):
                     self._call((self._send_batch if draw.random() < 0.6 else self._send_singles)(producer, draw))
+                    if draw.random() < CANCEL_SHARE:
+                        self._call(self._canceller.cancel_some(producer, draw))
                 await asyncio.sleep(draw.uniform(*PAUSE_S))
             while self._calls:
                 await asyncio.wait(set(self._calls))
@@ -159,6 +165,7 @@ class Load:
             log_ids, sequences = receipt.log_ids.tolist(), receipt.sequences.tolist()
             for number, log_id, sequence in zip(numbers, log_ids, sequences, strict=True):
                 self._ledger.kept(number, (log_id, sequence))
+            self._canceller.sent(subject, receipt, numbers)
 
     async def _send_singles(self, producer: AsyncProducer, draw: random.Random) -> None:
         instants = _draw_instants(draw, draw.randint(*SINGLES))
@@ -173,6 +180,7 @@ class Load:
             self._failed(producer, [number], error)
         else:
             self._ledger.kept(number, (receipt.log_id, receipt.sequence))
+            self._canceller.sent(subject, receipt, [number])
 
     def _failed(self, producer: AsyncProducer, numbers: Sequence[int], error: DelaydError) -> None:
         self._ledger.fault(error)

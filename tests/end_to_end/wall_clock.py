@@ -25,7 +25,7 @@ class WallClock(Preloaded):
         return int(ahead_ms)
 
     def now_ms(self) -> int:
-        """What it shows."""
+        """The time that this clock shows."""
         return time.time_ns() // 1_000_000 + self.ahead_ms
 
     def step(self, ms: int) -> None:

@@ -16,8 +16,6 @@ from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.watch import LOOK_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
-from tests.delay_harness import FOLDER, Remains, World, small_slots
-from tests.delay_outside import wanted
 from tests.faults.harness import (
     FileFault,
     ReadFault,
@@ -28,6 +26,8 @@ from tests.faults.harness import (
     watched,
 )
 from tests.memory_files import content
+from tests.worlds.delay import FOLDER, Remains, World, small_slots
+from tests.worlds.outside import wanted
 
 HOUR = hour_of_ms(START_MS)
 MESSAGE = f"{FOLDER}/message/"
@@ -97,7 +97,7 @@ class FaultWorld(World):
 
 @dataclass(slots=True)
 class Report:
-    """What was tried."""
+    """Counts of what was tried."""
 
     reads: int = 0
     read_faults: int = 0

@@ -16,7 +16,7 @@ from delayd.testing.disk import MemoryDisk
 
 
 class How(Enum):
-    """What a read does instead of what it should."""
+    """The way in which a read fails."""
 
     EIO = "EIO"
     EACCES = "EACCES"

@@ -29,7 +29,7 @@ class ReadFault(Enum):
 
 
 class FileFault(Enum):
-    """What becomes of a file."""
+    """A fault of a file."""
 
     MISSING = "missing"
     EMPTY = "empty"
@@ -114,7 +114,7 @@ def damage(disk: MemoryDisk, path: str, fault: FileFault) -> Callable[[], None] 
 
     def restore() -> None:
         if fault is FileFault.FLIP:
-            # What a server appended behind the bit stays.
+            # Bytes that a server appended behind the flipped bit stay.
             put(disk, path, _damaged(content(disk, path), fault, len(whole)))
             return
         if neighbour:

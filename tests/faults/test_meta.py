@@ -9,6 +9,7 @@ from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.meta import Registered, Routes
 from meta.core import Meta
+from meta.registry import RegistryTerms
 from tests.faults.harness import flip_value
 
 SUBJECTS = ["orders.eu", "mails", "bills"]
@@ -16,7 +17,8 @@ SUBJECTS = ["orders.eu", "mails", "bills"]
 
 def started(state: MemoryState) -> tuple[Meta, StepExecutor]:
     executor = StepExecutor()
-    return Meta(state, "META", executor, SimClock(), 5_000, lambda error: pytest.fail(str(error))), executor
+    terms = RegistryTerms(lease_ms=5_000)
+    return Meta(state, "META", executor, SimClock(), terms, lambda error: pytest.fail(str(error))), executor
 
 
 def registered(log_id: int) -> Registered:

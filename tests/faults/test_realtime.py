@@ -21,8 +21,8 @@ from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
 from realtime.quarantine import RETRY_MS
 from tests.faults.disk import How, ReadFaultDisk
-from tests.unit.realtime.batches import ORIGIN, dispatch_batch
-from tests.unit.realtime.world import Pulled, SimPeer, World
+from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
+from tests.worlds.realtime import Pulled, SimPeer, World
 
 SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 3_600_000_000, "lease_ms": 5_000}
 SUBJECTS = ("orders", "mail")

@@ -14,10 +14,13 @@ from random import Random
 from typing import NamedTuple
 
 import msgpack
+import numpy as np
 from crc32c import crc32c
 
 from delayd.batch import BatchKind, DispatchPart, ProducerPart
+from delayd.wire.ending import Asked, AskedKeys, encode_asked, encode_asked_keys
 from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, Frame, HeadValue
+from delayd.wire.quotas import encode_instants
 from delayd.wire.requests import RequestType, need_rows, need_u64
 from tests.batches import messages, with_true_checksums
 
@@ -27,6 +30,9 @@ from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
 HOUR_MS = 3_600_000
 SHARE_OF_VALID = 0.2
 SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait for its disk.
+# A cut holds back all that the delay server would hand over, for 2 s: with more of them nobody would get a message.
+SHARE_OF_CUTS = 0.01
+SHARES: dict[int, float] = {RequestType.CHECKPOINT: SHARE_OF_CHECKPOINTS, RequestType.CUT: SHARE_OF_CUTS}
 SHARE_OF_TRUE_HANDLES = 0.8
 HANDLES_KEPT = 500
 HEADER = struct.Struct("<IBBHIII")
@@ -38,6 +44,8 @@ ANY: dict[RequestType, Fields] = {
     RequestType.STATUS: {},
     RequestType.CHALLENGE: {"nonce": values.nonce},
     RequestType.PROVE: {"proof": values.nonce, "cluster_id": values.u64},
+    RequestType.CUT: {"hold_ms": values.small},
+    RequestType.CUT_READY: {"cut": values.small},
 }
 META: dict[RequestType, Fields] = {
     RequestType.REGISTER: {
@@ -49,6 +57,7 @@ META: dict[RequestType, Fields] = {
         "pid": values.small,
         "place": values.u64,
         "moves_seen": values.u64,
+        "slots": values.slots,
     },
     RequestType.SERVERS: {"role": values.one_of(None, "delay", "realtime")},
     RequestType.ROUTES: {"subjects": values.subjects, "assign": values.flag},
@@ -59,6 +68,8 @@ META: dict[RequestType, Fields] = {
         "routes": values.flag,
     },
     RequestType.MOVE_ROUTE: {"subject": values.subject, "to": values.u64},
+    RequestType.SLOTS: {"wanted": values.slots},
+    RequestType.MOVE_SLOTS: {"slots": values.slots, "versions": values.versions, "to": values.u64},
 }
 LOGS: dict[RequestType, Fields] = {
     RequestType.QUARANTINE_LIST: {"after": values.text, "limit": values.small},
@@ -73,6 +84,28 @@ DELAY: dict[RequestType, Fields] = {
     RequestType.TARGETS: {"after": values.u64},
     RequestType.TARGET_LOST: {"log_id": values.u64},
     RequestType.TARGET_ACCEPT: {"log_id": values.u64},
+    RequestType.CANCEL: {"log_id": values.u64},
+    RequestType.GET: {"log_id": values.u64},
+    RequestType.RESCHEDULE: {"log_id": values.u64},
+    RequestType.FIND: {
+        "log_id": values.u64,
+        "subject": values.subject,
+        "from_ms": values.small,
+        "to_ms": values.u64,
+        "hour": values.small,
+        "sequence": values.small,
+        "until_sequence": values.u64,
+        "limit": values.small,
+    },
+    RequestType.RELEASE_SLOTS: {"slots": values.slots},
+    RequestType.QUOTAS: {"after": values.text, "prefix": values.text},
+    RequestType.SET_QUOTA: {
+        "subject": values.subject,
+        "per_second": values.one_of(None, 0, 1, 1_000),
+        "pending": values.one_of(None, 0, 1, 1_000),
+        "pending_bytes": values.one_of(None, 0, 100_000),
+    },
+    RequestType.PLACES: {"subject": values.subject, "spread_ms": values.one_of(0, 1_000, 3_600_000, 1 << 40)},
 }
 REALTIME: dict[RequestType, Fields] = {
     RequestType.HELLO: {
@@ -124,6 +157,8 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.ROUTES,
         RequestType.FORGET_SERVER,
         RequestType.MOVE_ROUTE,
+        RequestType.SLOTS,
+        RequestType.MOVE_SLOTS,
         RequestType.META_SUBJECTS,
     ],
     "delay": [
@@ -134,6 +169,11 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.TARGET_ACCEPT,
         RequestType.TRUST_CLOCK,
         RequestType.TARGETS,
+        RequestType.CANCEL,
+        RequestType.GET,
+        RequestType.SET_QUOTA,
+        RequestType.QUOTAS,
+        RequestType.PLACES,
     ],
     "realtime": [
         RequestType.HELLO,
@@ -233,7 +273,8 @@ class Requests:
         """A mutated request."""
         random = self._random
         kind: int = random.choice(self._types)
-        if kind == RequestType.CHECKPOINT and random.random() > SHARE_OF_CHECKPOINTS:
+        share = SHARES.get(kind)
+        if share is not None and random.random() > share:
             kind = RequestType.PING
         head, body = self._head(kind, session), self._body(kind, session)
         chance = random.random()
@@ -327,15 +368,45 @@ class Requests:
             return b"".join(self._producer_batch() for _ in range(self._random.choice([1, 1, 1, 2, 8])))
         if kind == RequestType.DISPATCH:
             return b"".join(self._dispatch_batch(session) for _ in range(self._random.choice([1, 1, 4])))
+        if kind in (RequestType.CANCEL, RequestType.GET):
+            return self._asked_batch() if self._random.random() < 0.6 else self._asked_keys()
+        if kind == RequestType.PLACES:
+            later_ms = [self._random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(self._random.choice([1, 3, 40]))]
+            return encode_instants(np.array(later_ms, np.int64) + self._now_ms)
         return b""
+
+    def _asked_batch(self) -> bytes:
+        random = self._random
+        rows = random.choice([1, 1, 3, 40])
+        due = [self._now_ms + random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(rows)]
+        sequences = random.sample(range(1, 400), rows)
+        return encode_asked(
+            Asked(np.array(sequences, np.uint64), np.array(due, np.int64), np.full(rows, self._now_ms, np.int64))
+        )
+
+    def _asked_keys(self) -> bytes:
+        random = self._random
+        keys = [key or b"k" for key in self._keys(random.choice([1, 1, 3, 40]))]
+        return encode_asked_keys(AskedKeys(random.choice(values.SUBJECTS).encode(), keys))
+
+    def _keys(self, rows: int) -> list[bytes]:
+        # So few that they meet, and some rows without one.
+        return [self._random.choice([b"", b"k", b"12345678", "ä".encode(), b"k" * 200]) for _ in range(rows)]
+
+    def _tags(self, rows: int) -> list[list[str]]:
+        return [self._random.choice([[], ["eu"], ["eu", "urgent"], ["ä" * 32]]) for _ in range(rows)]
 
     def _producer_batch(self) -> bytes:
         random = self._random
         self._number += 1
         rows = random.choice([1, 1, 2, 40])
         names = [name.encode() for name in random.sample(values.SUBJECTS, random.randrange(1, min(rows, 5) + 1))]
+        keys = self._keys(rows) if random.random() < 0.3 else None
         return messages(
             [random.randbytes(random.choice([0, 1, 8, 100])) for _ in range(rows)],
+            keys=keys,
+            flags=None if keys is None or random.random() < 0.3 else [len(key) and random.randrange(3) for key in keys],
+            tags=self._tags(rows) if random.random() < 0.3 else None,
             due=[self._now_ms + random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(rows)],
             headers=[b""] * rows if random.random() < 0.3 else None,
             subjects=names,
@@ -353,6 +424,7 @@ class Requests:
         part = DispatchPart(origin, epoch, self._number, *w, self._now_ms, self._now_ms // HOUR_MS)
         return messages(
             [b"x" * 8] * rows,
+            tags=self._tags(rows) if random.random() < 0.3 else None,
             due=[self._now_ms] * rows,
             subjects=[random.choice(values.SUBJECTS).encode()],
             sequences=[self._number * 8 + row for row in range(rows)],

@@ -31,9 +31,9 @@ from .target import LyingTargets
 
 ROLES = ("meta", "delay", "realtime")
 BURST = 64
-MEETINGS = 4  # Each of the two connections that meet sends so many words between two rounds of bursts.
+MEETINGS = 4  # Between two rounds of bursts, each of the two connections that meet sends this many decisions.
 WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
-MOVE_EVERY = 20  # Rounds; operators' words that are fuzzed may move subjects, too.
+MOVE_EVERY = 20  # Rounds; fuzzed decisions of operators may move subjects too.
 LAST_LINES = 60  # So many are shown when a process ends: why it did is among them.
 REST_S = 3.0  # After the last request, before memory is measured again.
 

@@ -9,6 +9,7 @@ from random import Random
 import msgpack
 
 from delayd.wire.frame import HeadValue
+from delayd.wire.slots import SLOTS, SLOTS_BYTES, VERSIONS
 
 POWERS = (7, 8, 15, 16, 31, 32, 63, 64)
 NUMBERS = [
@@ -149,6 +150,16 @@ def wait_ms(random: Random) -> HeadValue:
 def nonce(random: Random) -> HeadValue:
     """What a challenge begins with."""
     return random.randbytes(32)
+
+
+def slots(random: Random) -> HeadValue:
+    """A set of slots: a few of them."""
+    return bytes(byte if random.random() < 0.05 else 0 for byte in random.randbytes(SLOTS_BYTES))
+
+
+def versions(random: Random) -> HeadValue:
+    """A version of each slot."""
+    return bytes(SLOTS * VERSIONS.itemsize) if random.random() < 0.8 else random.randbytes(SLOTS * VERSIONS.itemsize)
 
 
 def one_of(*values: HeadValue) -> Make:

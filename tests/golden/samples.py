@@ -7,15 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
-from delayd.batch import BatchKind, Buffer, DispatchPart, ProducerPart, SchedulePart, parse
+from delayd.batch import BatchKind, Buffer, ColumnId, DispatchPart, ProducerPart, SchedulePart, parse
+from delayd.delay.keys.entries import new_entries
+from delayd.delay.keys.run import run_path, write_run
 from delayd.gather import Pick, compose, gather
 from delayd.log.checkpoint import HEADER, CheckpointFile
-from delayd.log.control import encode_records
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.control import Ended, encode_known, encode_records
+from delayd.log.dispatch import NewPart, Outcome, Reason, encode_outcomes
+from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup, encode_header
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.log.seal import Seal, SealFacts, encode_seal
 from delayd.log.segment import FileHeader, FileKind
+from delayd.names import Hasher, Names
 from delayd.testing.disk import MemoryDisk
 from tests.batches import messages
 
@@ -25,6 +29,8 @@ NOW_MS = 1_795_190_400_000  # 2026-11-20T16:00Z
 HOUR = 498_664
 BODIES = [b'{"order":1}', b"", b"12345678"]
 HEADERS = [b"\x81\xa1k\xa1v", b"\x80", b"\x80"]
+KEYS = [b"order-42", b"", "gr\u00f6\u00dfe".encode()]
+TAGS = [["eu", "urgent"], [], ["eu"]]
 
 
 def producer_batch() -> bytes:
@@ -37,6 +43,28 @@ def producer_batch() -> bytes:
         subject_of=[0, 1, 0],
         part=ProducerPart(0xA1, 7, 5),
     )
+
+
+def labelled_batch() -> bytes:
+    """The same rows with keys and tags."""
+    return messages(
+        BODIES,
+        due=[NOW_MS, NOW_MS + 1, NOW_MS - 5],
+        headers=HEADERS,
+        keys=KEYS,
+        flags=[2, 0, 1],
+        tags=TAGS,
+        subjects=[b"orders.eu", b"mail"],
+        subject_of=[0, 1, 0],
+        part=ProducerPart(0xA1, 9, 5),
+    )
+
+
+def tagged_dispatch_batch() -> bytes:
+    """Two of these rows as they are handed over: with their tags, and without their keys."""
+    rows = gather([Pick(parse(labelled_batch()), np.array([2, 0]))])
+    part = DispatchPart(LOG_ID, 3, 18, 3, 17, NOW_MS + 2, HOUR)
+    return compose(BatchKind.DISPATCH, part, rows, np.array([105, 103], np.uint64), [b"orders.eu"]).joined()
 
 
 def single_batch() -> bytes:
@@ -53,8 +81,10 @@ def schedule_batch() -> bytes:
         gathered=rows,
         sequences=np.array([100, 101, 102], np.uint64),
         subjects=[b"orders.eu", b"mail"],
-        subject_of=np.array([0, 1, 0], np.uint32),
-        accepted_at_ms=np.array([0, 0, NOW_MS]),
+        others={
+            ColumnId.SUBJECT: np.array([0, 1, 0], np.uint32),
+            ColumnId.ACCEPTED_AT_MS: np.array([0, 0, NOW_MS]),
+        },
     ).joined()
 
 
@@ -108,6 +138,27 @@ def pull_batch() -> bytes:
     return data
 
 
+def ended_batch() -> bytes:
+    """A row that was cancelled, and one that met an earlier row with its key."""
+    rows = np.zeros(2, ENDED)
+    rows["sequence"], rows["deliver_at_ms"], rows["hour"] = [90, 101], [NOW_MS, NOW_MS + 1], HOUR
+    rows["reason"], rows["decided_at_ms"] = (Reason.CANCELLED, Reason.KEPT), NOW_MS - 9
+    rows[1]["other"], rows[1]["other_at_ms"] = 91, NOW_MS + 7
+    return encode_known([Ended(rows.tobytes())])
+
+
+def cancelled_batch() -> bytes:
+    """The outcomes of these rows."""
+    first, second = (np.array([sequence], np.uint64) for sequence in (90, 101))
+    due = (np.array([NOW_MS]), np.array([NOW_MS + 1]))
+    cancelled, kept = Reason.CANCELLED, Reason.KEPT
+    parts = [
+        NewPart(first, due[0], Outcome.CANCELLED, NOW_MS - 9, reason=cancelled),
+        NewPart(second, due[1], Outcome.CANCELLED, NOW_MS - 9, 0, 0, 91, NOW_MS + 7, reason=kept),
+    ]
+    return encode_outcomes(HOUR, parts)
+
+
 def seal_batch() -> bytes:
     """The seal of an hour, the third of its log."""
     facts = SealFacts(
@@ -134,21 +185,37 @@ def checkpoint_slot() -> bytes:
     return data
 
 
+def keys_run() -> bytes:
+    """Two names, whose order is that of their hashes."""
+    disk = MemoryDisk()
+    names = Names.of_lists([b"orders.eu", b"mail"], [b"order-42", b"k"])
+    sequences, due = np.array([100, 101], np.uint64), np.array([NOW_MS, NOW_MS + 1])
+    entries = new_entries(Hasher(LOG_ID), names, sequences, due, np.array([HOUR, HOUR + 1], np.uint32))
+    name = write_run(disk, "/", FileHeader(FileKind.KEYS, LOG_ID, 0, 3, NOW_MS), LOG_ID, entries, lambda: None)
+    return disk.open(run_path("/", 3)).pread(name.total_bytes, 0)
+
+
 SAMPLES: dict[str, Callable[[], bytes]] = {
     "batch_producer": producer_batch,
+    "batch_labelled": labelled_batch,
+    "batch_dispatch_tagged": tagged_dispatch_batch,
     "batch_single": single_batch,
     "batch_schedule": schedule_batch,
     "batch_dispatch": dispatch_batch,
     "batch_outcome": outcome_batch,
     "batch_control": control_batch,
+    "batch_outcome_cancelled": cancelled_batch,
+    "batch_control_ended": ended_batch,
     "batch_pull": pull_batch,
     "batch_seal": seal_batch,
     "group_data": lambda: group(GroupKind.DATA, [producer_batch(), single_batch(), single_batch()], 5),
     "group_control": lambda: group(GroupKind.CONTROL, [control_batch()], 0),
+    "group_decided": lambda: group(GroupKind.DATA, [ended_batch(), producer_batch(), single_batch()], 4),
     "group_tick": lambda: group(GroupKind.TICK, [], 0),
     "file_header": lambda: FileHeader(FileKind.MESSAGE, LOG_ID, 1 << 30, 0, NOW_MS, 0xCAFE).encode(),
     "file_header_schedule": lambda: FileHeader(FileKind.SCHEDULE, LOG_ID, 0, HOUR, NOW_MS, 0).encode(),
     "checkpoint_slot": checkpoint_slot,
+    "keys_run": keys_run,
 }
 
 

@@ -5,18 +5,34 @@ from __future__ import annotations
 import pytest
 
 from delayd.batch import Batch, BatchKind, ColumnId, DispatchPart, OutcomePart, ProducerPart, SchedulePart, parse
+from delayd.delay.keys.run import RunName, open_run, run_path
+from delayd.delay.stored import stored_batches
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.control import decode_records
-from delayd.log.dispatch import decode_outcomes
+from delayd.log.control import Ended, decode_known, decode_records
+from delayd.log.dispatch import Outcome, Reason, decode_outcomes
+from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind, parse_header, verify_group
 from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.schedule import decode_hours
 from delayd.log.seal import decode_seals
 from delayd.log.segment import FileHeader, FileKind, open_segment
+from delayd.names import Hasher
 from delayd.testing.disk import MemoryDisk
 from delayd.validate import check_batch
-from tests.batches import bodies_of
-from tests.golden.samples import BODIES, FOLDER, HEADERS, HOUR, LOG_ID, NOW_MS, SAMPLES, as_text, committed
+from tests.batches import bodies_of, tags_of
+from tests.golden.samples import (
+    BODIES,
+    FOLDER,
+    HEADERS,
+    HOUR,
+    KEYS,
+    LOG_ID,
+    NOW_MS,
+    SAMPLES,
+    TAGS,
+    as_text,
+    committed,
+)
 
 
 def batch(name: str) -> Batch:
@@ -46,6 +62,20 @@ def test_a_producer_batch_of_version_1_is_read() -> None:
     starts, ends = found.region(ColumnId.HEADERS_END)
     assert [bytes(found.heap[start:end]) for start, end in zip(starts, ends, strict=True)] == HEADERS
     assert bodies_of(batch("single")) == [b"hello"]
+
+
+def test_keys_and_tags_of_version_1_are_read() -> None:
+    found = batch("labelled")
+    starts, ends = found.region(ColumnId.KEY_END)
+    assert [bytes(found.heap[start:end]) for start, end in zip(starts, ends, strict=True)] == KEYS
+    assert found.column(ColumnId.ROW_FLAGS).tolist() == [2, 0, 1]
+    assert tags_of(found) == list(map(tuple, TAGS))
+    assert found.uint64s(ColumnId.TAG_BLOOM).tolist() == [0xE00082004000, 0, 0x600000004000]
+    assert bodies_of(found) == BODIES
+    sent = batch("dispatch_tagged")
+    assert tags_of(sent) == [("eu",), ("eu", "urgent")] and bodies_of(sent) == [BODIES[2], BODIES[0]]
+    assert sent.uint64s(ColumnId.TAG_BLOOM).tolist() == [0x600000004000, 0xE00082004000]
+    assert ColumnId.KEY_END not in sent and ColumnId.ROW_FLAGS not in sent
 
 
 def test_a_schedule_batch_of_version_1_is_read() -> None:
@@ -113,6 +143,29 @@ def test_groups_of_version_1_are_read(kind: GroupKind, batches: int) -> None:
         assert data[offset - 640 :][: one.total_bytes] == one.buffer
 
 
+def test_decisions_before_the_rows_of_their_group_take_no_numbers() -> None:
+    data = memoryview(committed("group_decided"))
+    header = parse_header(data, 0, LOG_ID, 640)
+    verify_group(data, header, 0xCAFE)
+    group = CommitGroup(header, data)
+    assert [(stored.base_sequence, stored.batch.count) for stored in stored_batches(group)] == [(100, 3), (103, 1)]
+    (record,) = decode_known(next(group.batches())[1])
+    assert isinstance(record, Ended)
+    rows = decode_ended(record.rows)
+    assert rows["sequence"].tolist() == [90, 101]
+    assert rows["reason"].tolist() == [Reason.CANCELLED, Reason.KEPT]
+    assert (rows[1]["other"], rows[1]["other_at_ms"]) == (91, NOW_MS + 7)
+
+
+def test_cancelled_outcomes_name_reason_and_other_row() -> None:
+    outcomes = decode_outcomes([batch("outcome_cancelled")])
+    assert outcomes.sequences.tolist() == [90, 101]
+    assert outcomes.parts["outcome"].tolist() == [Outcome.CANCELLED] * 2
+    assert outcomes.parts["reason"].tolist() == [Reason.CANCELLED, Reason.KEPT]
+    assert outcomes.parts["batch_id"].tolist() == [0, 91]
+    assert outcomes.parts["target_appended_at_ms"].tolist() == [0, NOW_MS + 7]
+
+
 def test_file_headers_of_version_1_are_read() -> None:
     expected = {
         "file_header": FileHeader(FileKind.MESSAGE, LOG_ID, 1 << 30, 0, NOW_MS, 0xCAFE),
@@ -133,3 +186,14 @@ def test_a_checkpoint_slot_of_version_1_is_read() -> None:
     assert payload == {"replay_offset": 1_280, "replay_crc32c": 5, "next_sequence": 103, "epoch": 3, "log_id": LOG_ID}
     assert isinstance(hours, bytes)
     assert decode_hours(hours).tolist() == [(HOUR, 0xC0DE, 640, 3, 1)]
+
+
+def test_a_run_of_keys_of_version_1_is_read() -> None:
+    disk, data = MemoryDisk(), committed("keys_run")
+    disk.make_folder("/keys")
+    disk.open(run_path("/", 3), create=True).pwritev([data], 0)
+    name = RunName(3, 2, len(data), int.from_bytes(data[104:108], "little"))
+    run = open_run(disk, "/", LOG_ID, LOG_ID, name)
+    entries = run.read(0, run.blocks, Hasher(LOG_ID))
+    rows = dict(zip(entries.names.texts(), entries.rows.tolist(), strict=True))
+    assert rows == {(b"orders.eu", b"order-42"): (100, NOW_MS, HOUR), (b"mail", b"k"): (101, NOW_MS + 1, HOUR + 1)}

@@ -14,8 +14,8 @@ from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
 from realtime.pulls import Pulls
 from tests.groups.run import walks
-from tests.simulation.patches import Bugs, Patch, changed
-from tests.simulation.planted_realtime import ACKNOWLEDGE_FOR_ANYBODY
+from tests.worlds.patches import Bugs, Patch, changed
+from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
 
 
 def walks_to_find(name: str, first: int, most: int) -> tuple[int | None, str]:
@@ -88,19 +88,13 @@ def _knows_no_life(self: Kept) -> list[Life]:
     return []
 
 
-_all_old_or_all_new = changed(
-    Group._pulled,
-    "self.next = max(self.next, end)",
-    "self.next = end if entry.consume_first >= self.next else self.next",
-)
 _lease_all = Pulls.lease_all
 _copy, _apply = Group.copy, Group.apply
 
 PLANTED: Bugs = {
-    "Q5: an entry has messages on both sides of next, and a replay takes them for old ones": [
-        Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
-        Patch(Group, "_pulled", _all_old_or_all_new),
-    ],
+    "Q5: an entry has messages on both sides of next, and a replay takes them for old ones": (
+        ENTRIES_ON_BOTH_SIDES_OF_NEXT
+    ),
     "Q1: an acknowledgement of what another one holds counts": [ACKNOWLEDGE_FOR_ANYBODY],
     "Q1: an acknowledgement is answered before its fsync": [
         Patch(Pulls, "acknowledge", changed(Pulls.acknowledge, "self._log.when_durable(partial(answer, ", "(answer("))

@@ -13,8 +13,8 @@ from random import Random
 from unittest.mock import patch
 
 from delayd.errors import DelaydError
-from tests.delay_harness import small_slots
 from tests.groups.walk import STEPS, Between, Walk
+from tests.worlds.delay import small_slots
 
 TOLD = 40  # The last lines of a trace.
 

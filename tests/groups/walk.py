@@ -20,8 +20,8 @@ from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_maps, need_rows, need_str, need_u64
 from tests.groups.model import Fate, GroupModel, Handle, Word, Wrong
-from tests.unit.realtime.batches import bodies_of, dispatch_batch
-from tests.unit.realtime.world import DATA, SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import DATA, SimPeer, World, pull_head
 
 STEPS = 30
 SUBJECTS = ("mail", "orders")

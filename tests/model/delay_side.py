@@ -181,7 +181,7 @@ def _hear(state: State, number: int, link: Link, removed: Removed) -> Step:
 
 
 def _begun(state: State, link: Link, removed: Removed) -> Link:
-    """What an answered link waits for: that everything recorded is durable."""
+    """An answered link waits until everything that it recorded is durable."""
     levels = {outcome.level for outcome in state.outcomes if outcome is not None}
     if "H4_durable" in removed or "H4_ask" in removed or not levels & {MEMORY, WRITTEN}:
         return link._replace(phase=READY, settled=True)

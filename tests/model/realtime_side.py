@@ -130,7 +130,7 @@ def _window(target: Target) -> tuple[Batch, ...]:
 
 
 def _commit(state: State, number: int, removed: Removed) -> Step:
-    """What is under way is durable: hellos are answered first, as their group is, then the frames."""
+    """The group under way is durable: T answers its hellos first, as they stand first in it, then its frames."""
     target = state.targets[number]
     under_way, target = target.under_way, target._replace(under_way=target.queue, queue=(), unsynced=0)
     replies: list[tuple[Line, Reply]] = []

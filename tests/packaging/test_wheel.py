@@ -89,7 +89,7 @@ def test_without_its_extra_the_spark_audit_says_how_to_get_it(environment: Path,
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "delayd: an audit in Spark needs pyspark: pip install 'delayd[spark]'\n"
-    # What Spark imports in each session of this Python must not fail either.
+    # The module that Spark imports in each session of this Python must not fail either.
     run(str(environment / "bin" / "python"), "-W", "error", "-c", "import pyspark_delayd", folder=tmp_path)
 
 

@@ -43,7 +43,7 @@ from realtime.handoff import InDoubt
 from realtime.index import Subject
 from realtime.intake import FRAME_BATCHES_MAX
 from realtime.pulls import HANDLES_MAX
-from tests.unit.realtime.world import SimPeer, World
+from tests.worlds.realtime import SimPeer, World
 
 NAME = "n" * 255
 TEXTS = st.text(max_size=30) | st.sampled_from(["\ud800", "x" * 70_000, "\U0001f600" * 30_000, "\udfff" * 9_000])
@@ -64,7 +64,7 @@ def largest() -> Iterator[tuple[str, Head]]:
     yield "ROUTES, none", {**Routes({}, servers, names).to_head(), "now_ms": INT_MAX}
     yield "META_SUBJECTS", SubjectPage([(name, U64_MAX) for name in names], more=True).to_head()
     refused = RefusedResult("batch_number_reused", "\U0001f600" * 70_000, INT_MAX, range(65_535, 64_535, -1))
-    accepted = AcceptedResult(U64_MAX, 65_536, INT_MAX, True)
+    accepted = AcceptedResult(U64_MAX, 65_536, INT_MAX, True, 65_536)
     sent: list[list[AcceptedResult | RefusedResult]] = [
         [refused] * BATCHES_MAX,
         [accepted] * BATCHES_MAX,

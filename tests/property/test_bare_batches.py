@@ -15,7 +15,7 @@ from delayd.limits import HEADERS_BYTES_MAX
 from delayd.wire.requests import INT_MAX
 from realtime.intake import HOUR_MAX, read_bare, read_batch
 from tests.batches import with_true_checksums
-from tests.unit.realtime.batches import dispatch_batch
+from tests.worlds.dispatch_batches import dispatch_batch
 
 Read = tuple[Batch, DispatchPart, int]
 U64 = st.integers(0, (1 << 64) - 1)

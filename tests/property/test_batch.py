@@ -6,14 +6,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.batch import HEADER, Batch, BatchKind, ColumnId, DispatchPart, parse
-from delayd.errors import BadSubject, BatchMalformed, MessageTooLarge
+from delayd.batch import HEADER, REGIONS, Batch, BatchKind, ColumnId, DispatchPart, parse
+from delayd.errors import BadKey, BadSubject, BadTags, BatchMalformed, MessageTooLarge
 from delayd.gather import Pick, compose, gather, reorder
 from delayd.validate import check_batch
-from tests.batches import bodies_of, messages, parsed, with_true_checksums
+from tests.batches import bodies_of, messages, parsed, tags_of, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
 BODY = st.binary(max_size=40)
+KEY = st.text(max_size=12).map(str.encode)
+TAGS = st.lists(st.sampled_from(["eu", "urgent", "retry-2", "käse", "x" * 64]), max_size=4, unique=True)
 SUBJECTS = st.lists(st.from_regex(rb"[A-Za-z0-9._%/-]{1,20}", fullmatch=True), min_size=1, max_size=4, unique=True)
 
 
@@ -26,10 +28,14 @@ def batches(draw: st.DrawFn) -> bytes:
     subject_of = list(range(len(subjects))) + draw(
         st.lists(st.integers(0, len(subjects) - 1), min_size=rows - len(subjects), max_size=rows - len(subjects))
     )
+    keys = draw(st.none() | st.lists(KEY, min_size=rows, max_size=rows))
     return messages(
         bodies,
         due=draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=rows, max_size=rows)),
         headers=draw(st.none() | st.lists(BODY, min_size=rows, max_size=rows)),
+        keys=keys,
+        flags=None if keys is None else draw(st.none() | st.just([len(key) % 3 for key in keys])),
+        tags=draw(st.none() | st.lists(TAGS, min_size=rows, max_size=rows)),
         subjects=subjects,
         subject_of=subject_of if len(subjects) > 1 else draw(st.sampled_from([None, subject_of])),
     )
@@ -67,6 +73,8 @@ def use(batch: Batch, seed: int) -> None:
         if ColumnId.HEADERS_END in batch:
             headers = items_of(batch, ColumnId.HEADERS_END)
             assert items_of(copied, ColumnId.HEADERS_END) == [headers[row] for row in rows]
+        assert ColumnId.KEY_END not in copied
+        assert tags_of(copied) == [tags_of(batch)[row] for row in rows]
     gathered = gather([Pick(batch, range(batch.count))])
     turned = reorder(gathered, np.arange(batch.count)[::-1])
     numbers = np.arange(batch.count, dtype=np.uint64)
@@ -89,7 +97,7 @@ def change_a_byte(draw: st.DataObject, batch: Batch, changed: bytearray) -> None
 
 def change_an_end(draw: st.DataObject, batch: Batch, changed: bytearray) -> None:
     """To a number about the heap's size, or about that of the row before, or far away."""
-    column = draw.draw(st.sampled_from([c for c in (8, 9) if c in batch.offsets]))
+    column = draw.draw(st.sampled_from([c for c in REGIONS if c in batch.offsets]))
     # The last end is the one that alone must be inside the heap.
     row = draw.draw(st.just(batch.count - 1) | st.integers(0, batch.count - 1))
     at = batch.offsets[column] + 4 * row
@@ -111,7 +119,7 @@ def test_a_hostile_batch_with_true_checksums_is_refused_or_copied_within_its_bou
         fixed = with_true_checksums(changed)
         batch = parse(fixed)
         check_batch(batch)
-    except (BatchMalformed, BadSubject, MessageTooLarge):
+    except (BatchMalformed, BadSubject, BadKey, BadTags, MessageTooLarge):
         return
     batch.verify()
     assert batch.total_bytes <= len(fixed)

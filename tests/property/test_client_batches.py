@@ -16,22 +16,31 @@ from delayd.client.pulling.acks import merge
 from delayd.client.sending.arguments import Columns, Single
 from delayd.client.sending.block import Block, Progress
 from delayd.client.sending.gathering import Gathering, row_bytes
-from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, pack_one, pack_rows, split_rows
+from delayd.client.sending.labels import NO_LABEL, Label, Labels
+from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, Items, pack_rows, split_rows
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
+from delayd.encode import encode_single
 from delayd.errors import DelaydError, HourFull
 from delayd.log_id import LogId
+from delayd.tags import encode_tags
 from delayd.validate import check_batch
 
 LOG_ID = LogId(5)
 PART = ProducerPart(2**64 - 1, 7, 3)
 NAMES = st.text("abcXYZ019._%/-", min_size=1, max_size=12)
 HEADERS = st.sampled_from([b"", b"\x80", b"\x81\xa1a\xa1b", b"\x81\xa3key\xc4\x01\x00"])
+TAG_ITEMS = [b"", encode_tags(["eu"]), encode_tags(["eu", "urgent"])]
+LABELS = st.none() | st.sampled_from(
+    [Label(key, min(len(key), 2), item) for key in (b"", b"k", b"a key of more than a word") for item in TAG_ITEMS]
+)
 ROWS = st.lists(
-    st.tuples(NAMES, st.binary(max_size=40), st.integers(0, 2**45), st.booleans(), HEADERS), min_size=1, max_size=30
+    st.tuples(NAMES, st.binary(max_size=40), st.integers(0, 2**45), st.booleans(), HEADERS, LABELS),
+    min_size=1,
+    max_size=30,
 )
 
 Outcome = TypeVar("Outcome")
-Row = tuple[bytes, bytes, int, bytes]  # Subject, body, deliver_at_ms, headers.
+Row = tuple[bytes, bytes, int, bytes, Label]  # Subject, body, deliver_at_ms, headers, key and tags.
 
 
 class Kept(Generic[Outcome]):
@@ -77,7 +86,11 @@ def unpacked(pieces: Sequence[bytes]) -> list[Row]:
     due = batch.int64s(ColumnId.DELIVER_AT_MS).tolist()
     bodies = _items(batch, ColumnId.BODY_END)
     headers = _items(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else [b""] * batch.count
-    return list(zip(names, bodies, due, headers, strict=True))
+    nothing = [b""] * batch.count
+    keys = _items(batch, ColumnId.KEY_END) if ColumnId.KEY_END in batch else nothing
+    tags = _items(batch, ColumnId.TAGS_END) if ColumnId.TAGS_END in batch else nothing
+    flags = batch.column(ColumnId.ROW_FLAGS).tolist() if ColumnId.ROW_FLAGS in batch else [0] * batch.count
+    return list(zip(names, bodies, due, headers, map(Label, keys, flags, tags), strict=True))
 
 
 def _items(batch: Batch, column: ColumnId) -> list[bytes]:
@@ -87,8 +100,8 @@ def _items(batch: Batch, column: ColumnId) -> list[bytes]:
 
 def expected(sends: list[Single], clock: ServerClock) -> list[Row]:
     return [
-        (subject.encode(), body, clock.latest_ms(when) if relative else when, headers)
-        for subject, body, when, relative, headers in sends
+        (subject.encode(), body, clock.latest_ms(when) if relative else when, headers, label or NO_LABEL)
+        for subject, body, when, relative, headers, label in sends
     ]
 
 
@@ -121,9 +134,9 @@ def test_rows_that_were_split_off_end_once_and_on_the_right_side(sends: list[Sin
 @given(NAMES, st.binary(max_size=100), st.integers(0, 2**45))
 def test_the_short_way_for_one_row_makes_the_same_bytes(subject: str, body: bytes, due: int) -> None:
     name = subject.encode()
-    assert pack_one(PART, due, name, body) == b"".join(
-        pack_rows(PART, np.array([due]), [name], None, None, [body], np.array([len(body)]))
-    )
+    columns = {ColumnId.DELIVER_AT_MS: np.array([due])}
+    regions = {ColumnId.BODY_END: Items([body], np.array([len(body)]))}
+    assert encode_single(PART, due, name, body) == b"".join(pack_rows(PART, [name], columns, regions))
 
 
 @given(st.lists(st.integers(0, 5 << 20), max_size=40), st.integers(0, 3))
@@ -142,11 +155,13 @@ def test_a_block_that_is_split_again_and_again_reports_every_row_once(sends: lis
     bodies = [row[1] for row in sends]
     due: Int64s = np.array([row[2] for row in sends])
     sizes: Int64s = np.array([len(body) for body in bodies])
-    columns = Columns(b"a", bodies, sizes, sizes, due, False, [row[4] for row in sends])
+    labels = Labels(*zip(*(row[5] or NO_LABEL for row in sends), strict=True))
+    columns = Columns(b"a", bodies, sizes, sizes, due, False, [row[4] for row in sends], labels)
     answer: Kept[BatchReceipt] = Kept()
     blocks = [Block.cut(Progress(count, answer), columns, range(count))]
     sequence = 1
     sequences: dict[int, bytes] = {}
+    told: list[tuple[bytes, Label]] = []
     while blocks:
         block = blocks.pop()
         if block.count > 1 and data.draw(st.booleans()):
@@ -155,12 +170,14 @@ def test_a_block_that_is_split_again_and_again_reports_every_row_once(sends: lis
             continue
         for at, row in enumerate(unpacked(block.encode(PART, known_clock()))):
             sequences[sequence + at] = row[1]
+            told.append((row[1], row[4]))
         block.accept(Accepted(LOG_ID, sequence, block.count, 0, False))
         sequence += block.count
     (receipt,) = answer.outcomes
     assert isinstance(receipt, BatchReceipt)
     assert receipt.rows.tolist() == list(range(count)) and receipt.deliver_at_ms.tolist() == due.tolist()
     assert [sequences[number] for number in receipt.sequences.tolist()] == bodies
+    assert sorted(told) == sorted((row[1], row[5] or NO_LABEL) for row in sends)
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 60), st.integers(1, 12)), max_size=30))

@@ -9,13 +9,13 @@ from collections import Counter
 
 import pytest
 
-from tests.delay_bugs import PLANTED
-from tests.delay_chaos import Chaos
-from tests.delay_harness import small_slots
+from tests.worlds.bugs import PLANTED, PLANTED_IN_CANCELS
+from tests.worlds.chaos import Chaos
+from tests.worlds.delay import small_slots
 
 SEEDS = 160
-PARTS = 2  # Seeds are shared out among so many tests, which may run beside each other.
-SEEDS_PLANTED = 150  # A planted bug must show within so many.
+PARTS = 2  # The seeds are dealt out to this many tests, which may run beside each other.
+SEEDS_PLANTED = 150  # A planted bug must show within this many seeds.
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -28,9 +28,9 @@ def test_whatever_happens_each_message_is_delivered_once_and_the_books_agree(par
     assert min(taken.values()) > SEEDS // PARTS // 4, taken
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_IN_CANCELS])
 def test_a_rule_that_is_taken_out_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*PLANTED[name])
+    monkeypatch.setattr(*(PLANTED | PLANTED_IN_CANCELS)[name])
     with small_slots(), pytest.raises(AssertionError, match="seed "):
         for seed in range(SEEDS_PLANTED):
             Chaos(seed).run()

@@ -40,19 +40,21 @@ row = st.tuples(
     st.binary(max_size=9),
     st.integers(0, len(SUBJECTS) - 1),
 )
-batch = st.tuples(st.lists(row, min_size=1, max_size=FEW_ROWS // 4), st.booleans(), st.booleans())
+batch = st.tuples(st.lists(row, min_size=1, max_size=FEW_ROWS // 4), st.booleans(), st.booleans(), st.booleans())
 
 
 @given(st.lists(batch, min_size=1, max_size=4), st.integers(0, 1 << 40))
 def test_few_rows_are_the_rows_that_arrays_make(
-    batches: list[tuple[list[tuple[int, bytes, bytes, int]], bool, bool]], base: int
+    batches: list[tuple[list[tuple[int, bytes, bytes, int]], bool, bool, bool]], base: int
 ) -> None:
     stored, offset, sequence = [], 8 * base, base
-    for rows, with_headers, with_subjects in batches:
+    for rows, with_headers, with_subjects, with_tags in batches:
         data = messages(
             [body for _, body, _, _ in rows],
             due=[due for due, _, _, _ in rows],
             headers=[header for _, _, header, _ in rows] if with_headers else None,
+            keys=[header.hex().encode() for _, _, header, _ in rows] if with_tags else None,
+            tags=[["tag"] * (len(body) & 1) for _, body, _, _ in rows] if with_tags else None,
             subjects=SUBJECTS if with_subjects else [b"only"],
             subject_of=[subject for _, _, _, subject in rows] if with_subjects else None,
         )

@@ -14,11 +14,10 @@ from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType
-from tests import delay_target
-from tests.delay_harness import wanted
-from tests.delay_target import Cable, Call
 from tests.fuzz.values import BOUNDARY, NUMBERS
 from tests.unit.delay.handoff import cable_of, link_of, put_on_cable, ready_world, target_of
+from tests.worlds.delay import wanted
+from tests.worlds.target import Cable, Call
 
 HOUR_MS = 3_600_000
 LIES = 0.6
@@ -89,7 +88,7 @@ def test_rule_E1_no_answer_of_a_target_ends_a_delay_server(seed: int, monkeypatc
     put_on_cable(world, 3)
     # Only a new life asks what an earlier one handed over.
     world = world.after_crash(PowerLoss.ALL_LOST)
-    monkeypatch.setattr(delay_target.Cable, "_answer", answer)
+    monkeypatch.setattr(Cable, "_answer", answer)
     for step in range(STEPS):
         if liar.random.random() < 0.5:
             due_ms = world.clock.now_ms() - START_MS + 20

@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from typing import NamedTuple
 
-from tests.delay_harness import small_slots
 from tests.simulation.planted import PLANTED, Catch, seeds_to_catch
 from tests.simulation.run import STEPS, Run
+from tests.worlds.delay import small_slots
 
 CHUNK_SEEDS = 50  # One process runs this many before it tells how it went.
 PROGRESS_EVERY = 500

@@ -28,9 +28,9 @@ from delayd.reading.findings import FindingKind
 from delayd.reading.verify import verify_directory
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
-from tests.delay_harness import FOLDER, small_slots
 from tests.simulation.cluster import HOUR_MS, Cluster
 from tests.simulation.run import Run
+from tests.worlds.delay import FOLDER, small_slots
 
 BOOKS = "/books"
 PHOTOGRAPHED = 0.03  # This share of the steps of a run is photographed.

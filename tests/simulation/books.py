@@ -16,12 +16,13 @@ from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import CommitGroup
 from delayd.log.segment import FileKind
 from delayd.testing.disk import MemoryDisk
-from tests.delay_files import read_schedule_log
-from tests.delay_harness import FOLDER
 from tests.simulation.readings import Readings
+from tests.worlds.delay import FOLDER
+from tests.worlds.files import read_schedule_log
 
 Told = tuple[int, int, int, int]
-"""An outcome's hour, target, offset there and batch id."""
+"""An outcome's hour, target, offset there and batch id; of a cancelled row the hour and NO_TARGET."""
+NO_TARGET = 0
 
 
 class DelayBooks:
@@ -82,6 +83,9 @@ def _decode(group: CommitGroup) -> list[tuple[int, Told]]:
     for sequence, part_of in zip(rows.sequences.tolist(), rows.part_of.tolist(), strict=True):
         part = rows.parts[part_of]
         outcome = Outcome(part["outcome"])
+        if outcome == Outcome.CANCELLED:
+            found.append((sequence, (hours[0], NO_TARGET, 0, 0)))
+            continue
         assert outcome == Outcome.DISPATCHED, f"sequence {sequence} is {outcome.name}"
         told = (hours[0], int(part["target_log_id"]), int(part["target_offset"]), int(part["batch_id"]))
         found.append((sequence, told))

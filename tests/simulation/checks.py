@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from delayd.hours import hour_of_ms
 from delayd.reading.seals import verify_seals
-from tests.delay_harness import DATA
 from tests.simulation.consumer import GroupBooks
 from tests.simulation.network import ServedEnd
 from tests.simulation.realtime_side import RealtimeSide
+from tests.worlds.delay import DATA
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster

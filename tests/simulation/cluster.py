@@ -15,7 +15,6 @@ from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import TARGET_IDS, Remains, new_world
 from tests.simulation.books import DelayBooks
 from tests.simulation.checks import Checks
 from tests.simulation.consumer import Consumer, GroupBooks
@@ -27,11 +26,12 @@ from tests.simulation.network import Network
 from tests.simulation.realtime_side import THREADS as REALTIME_THREADS
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.wall import WallBound
+from tests.worlds.delay import TARGET_IDS, Remains, new_world
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
 CONSUMERS_A_GROUP = 2
 HOUR_MS = 3_600_000
-BEFORE_HOUR_MS = 5_000  # A run begins so long before the end of an hour, so that most runs pass it.
+BEFORE_HOUR_MS = 5_000  # A run begins this long before the end of an hour, so that most runs pass it.
 START_TRIES = 50
 NAMES_LOST = (PowerLoss.ALL_LOST, PowerLoss.ENTRIES_LOST)
 LOSSES = tuple(way for way in PowerLoss if way is not PowerLoss.ALL_KEPT)

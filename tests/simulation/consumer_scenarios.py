@@ -138,7 +138,7 @@ class ConsumerScenarios(Parts):
 
     def _well(self, side: RealtimeSide) -> bool:
         """Whether nothing of a server's disk is damaged or about to fail, and it serves consumers."""
-        if side.life is not None and not side.life.core._pulls.known:
+        if side.life is not None and not side.life.core._pulls.roster.known:
             return False  # Its pull log was read wrongly by its start, and is read again in a while.
         faults = side.disk.faults
         planned = (faults.crash_at, faults.fail_sync_at, faults.fail_write_at)

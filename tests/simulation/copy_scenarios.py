@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 from delayd.batch import ProducerPart, parse
 from delayd.errors import DelaydError, NotReady
-from tests.delay_harness import Remains, encode_wanted
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.delay_side import NAME, DelayLife
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
+from tests.worlds.delay import Remains, encode_wanted
 
 OTHER_PRODUCER = 0xC0FFEE
 

@@ -14,13 +14,13 @@ from delayd.log.checkpoint import read_checkpoint
 from delayd.log.schedule import REMOVED, decode_hours
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
-from tests.delay_harness import FOLDER
 from tests.simulation.cluster import HOUR_MS, LOSSES
 from tests.simulation.damage import Damage, Flipped, Gone, file_of, files_of
 from tests.simulation.delay_side import NAME
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
+from tests.worlds.delay import FOLDER
 
 FILE_HEADER_BYTES = 64
 LASTING = 1 << 40  # Reads that fail: until the disk is mended.

@@ -20,13 +20,13 @@ from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
-from tests.delay_harness import FOLDER, Remains, World
-from tests.simulation.books import DelayBooks
+from tests.simulation.books import NO_TARGET, DelayBooks, Told
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
 from tests.simulation.threads import SteppedExecutor, Turns
 from tests.simulation.wall import WallBound
+from tests.worlds.delay import FOLDER, Remains, World
 
 NAME = "delay"
 THREADS = ("commit", "outcomes", "worker")
@@ -108,8 +108,15 @@ class DelayLife(World):
         """See World: everything that could happen next in the cluster."""
         return [move.do for move in self._cluster.moves()]
 
-    def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
+    def outcomes(self) -> dict[int, Told]:
         """See World: also of hours that were removed since."""
+        return {sequence: told for sequence, told in self._told().items() if told[1] != NO_TARGET}
+
+    def cancelled(self) -> dict[int, int]:
+        """See World: also of hours that were removed since."""
+        return {sequence: told[0] for sequence, told in self._told().items() if told[1] == NO_TARGET}
+
+    def _told(self) -> dict[int, Told]:
         with self._cluster.delay_damages.as_written(self.disk):
             # A start leaves a damaged dispatch log as it is, with whatever end a power loss gave it.
             torn = self.own.begun or any(entry.kind is Kind.DISPATCH for entry in self.core.quarantine)

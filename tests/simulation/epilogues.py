@@ -14,13 +14,13 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FileKind, open_segment
-from tests.delay_harness import FOLDER
 from tests.simulation.checks import DOUBT_STEP_MS, DRAIN_STEP_MS
 from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage import Flipped, file_of
 from tests.simulation.realtime_side import RealtimeSide
+from tests.worlds.delay import FOLDER
 
-ALARM_MS = 40_000  # A target that refused is asked again within so long.
+ALARM_MS = 40_000  # The delay server asks a target that refused again within this time.
 HOURS_AHEAD = 3  # An hour that is not loaded for long, so that its rows are in its file alone.
 ROUNDS_MAX = 8  # So many rounds of sends, until a realtime server has heard what became of the first ones.
 CONFIRMED_WITHIN_MS = 60_000  # A clock that nobody sets is believed after half a minute.
@@ -239,7 +239,11 @@ class Epilogues(CopyScenarios):
                 assert len(outcomes) == 1, f"{sequence} has the outcomes {outcomes}"
                 in_doubt = outcomes == [Outcome.IN_DOUBT]
                 assert not (in_doubt and here[sequence]), f"{sequence} is in doubt, and was sent elsewhere"
-                assert in_doubt or here[sequence] or sequence in there, f"{sequence} is nowhere"
+                cancelled = outcomes == [Outcome.CANCELLED]
+                assert not (cancelled and (here[sequence] or sequence in there)), (
+                    f"{sequence} is cancelled, and was sent"
+                )
+                assert in_doubt or cancelled or here[sequence] or sequence in there, f"{sequence} is nowhere"
 
     def _outcomes_now(self) -> dict[int, list[Outcome]]:
         world = self.cluster.world

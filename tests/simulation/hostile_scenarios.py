@@ -5,9 +5,9 @@ Invariant: nothing that a stranger sends here may be taken; all that it asks is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from delayd.batch import ProducerPart
+from delayd.batch import Buffer, ProducerPart
 from delayd.delay.requests import Requests
 from delayd.errors import DelaydError, RetryLater
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
@@ -15,8 +15,6 @@ from delayd.testing.clock import SimClock
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue, encode_frame
 from delayd.wire.requests import RequestType, need_maps
 from tests.batches import PRODUCER, messages
-from tests.delay_harness import PRODUCER_ID, encode_wanted
-from tests.delay_outside import Sent
 from tests.fuzz.requests import ANY, DELAY, LOGS, META, REALTIME, Fields
 from tests.fuzz.values import BOUNDARY, NUMBERS
 from tests.simulation.meta_side import LEASE_MS, MetaSide, Stranger
@@ -24,8 +22,10 @@ from tests.simulation.network import ServedEnd
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
+from tests.worlds.delay import PRODUCER_ID, encode_wanted
+from tests.worlds.outside import Sent
 
-REQUESTS = 12  # One stranger sends so many.
+REQUESTS = 12  # The number of requests that one stranger sends.
 OUTSIDE = (-(1 << 63), -1, 0, INSTANT_MS_MAX + 1, (1 << 63) - 1)  # Instants that no message may be due at.
 BROKEN_HEADERS = (b"\xc1", b"\x01", b"\x81", b"\x81\xa1a", b"\xdf\xff\xff\xff\xff")
 BAD_SUBJECTS = (b"", b"a b", b"orders.eu\n", b"x" * 256)
@@ -302,7 +302,7 @@ class Asker:
         if not isinstance(answer, DelaydError) and "results" in answer:
             self.taken += [result for result in need_maps(answer, "results") if "base_sequence" in result]
 
-    def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+    def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
         """See `delayd.delay.requests.Peer`."""
         self._asked.pop(request_id)(dict(head))
 

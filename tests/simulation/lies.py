@@ -15,9 +15,9 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Inode
-from tests.delay_harness import FOLDER
 from tests.simulation.delay_side import NAME
 from tests.simulation.threads import SOME, WHOLE
+from tests.worlds.delay import FOLDER
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster

@@ -17,14 +17,14 @@ WORKER = f"{NAME} runs a worker"
 COMMIT = f"{NAME} runs a commit"
 WORKER_HEARD = f"{NAME} hears of a worker"
 BEFORE_EDGE_MS = 5_500  # The next hour is loaded some seconds before it begins at the earliest.
-STEP_MS = 50  # The worker does one operation in so long.
+STEP_MS = 50  # The time that the worker needs for one operation.
 PIECE_OPERATIONS = 12  # A checkpoint or a comparison makes, writes and syncs files between two of its pauses.
 FLOOD_MS = 2_000
 QUEUED_SENDS = 24
 QUEUED_BYTES = 2_000
 LAST_BYTES = 6 * (QUEUED_BYTES + 100) + 2_000  # One batch may go over the bound.
 FLOOD_HOURS = 12  # Each is a file of its own for a checkpoint.
-FLOOD_TURNS = 10  # A batch of the flood comes each so many turns.
+FLOOD_TURNS = 10  # The turns from one batch of the flood to the next.
 
 
 class LoadScenarios(Parts):

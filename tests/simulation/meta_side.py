@@ -22,6 +22,7 @@ from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.meta import Registered
 from delayd.wire.requests import RequestType
 from meta.core import Meta
+from meta.registry import RegistryTerms
 from meta.server import MetaService
 
 LOG_ID = 0x3E7A
@@ -49,7 +50,7 @@ class MetaSide:
         """Begin the next life, which the targets register with."""
         self._state = self._state.after_crash()
         self._executor = StepExecutor()
-        self._core = Meta(self._state, PATH, self._executor, self._clock, LEASE_MS, _failed)
+        self._core = Meta(self._state, PATH, self._executor, self._clock, RegistryTerms(LEASE_MS), _failed)
         self._service = asyncio.run(self._made())
         for number, (log_id, host) in enumerate(self._targets.items(), 1):
             self._core.register(Registered("realtime", log_id, host, number, 1, 1), lambda refused: None)

@@ -19,12 +19,12 @@ from delayd.log.dispatch import Outcome
 from delayd.wire.frame import Frame, Head
 from delayd.wire.quarantine import Quarantined, read_list
 from delayd.wire.requests import RequestType
-from tests.delay_harness import FOLDER
 from tests.simulation.damage import Damage, Flipped, Gone, file_of
 from tests.simulation.damage_scenarios import FILE_HEADER_BYTES, LASTING, durable_named
 from tests.simulation.epilogues import Epilogues
 from tests.simulation.network import Line
 from tests.simulation.realtime_side import RealtimeSide
+from tests.worlds.delay import FOLDER
 
 OPERATORS = 2
 WORDS = 6
@@ -183,7 +183,7 @@ class OperatorEpilogues(Epilogues):
             if due_ms <= now_ms
             and hour_of_ms(due_ms) >= hour_of_ms(now_ms) - 1
             and accepted.base_sequence + index not in there
-            and told.get(accepted.base_sequence + index) != [Outcome.IN_DOUBT]
+            and told.get(accepted.base_sequence + index) not in ([Outcome.IN_DOUBT], [Outcome.CANCELLED])
         }
 
     # A realtime server.

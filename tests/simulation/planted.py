@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 from unittest.mock import patch
 
-from tests.simulation.patches import Bugs
 from tests.simulation.planted_delay import IN_DELAY
 from tests.simulation.planted_realtime import IN_REALTIME
 from tests.simulation.run import STEPS, Run
+from tests.worlds.patches import Bugs
 
 PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME}
 

@@ -21,7 +21,6 @@ from delayd.delay.books import retention as delay_retention
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.outcomes import Flushed, OutcomeLog
 from delayd.delay.books.retention import Retention, SegmentRetention
-from delayd.delay.books.seal_log import SealLog
 from delayd.delay.books.sealing import compare
 from delayd.delay.core import DelayCore
 from delayd.delay.damage import mending
@@ -55,8 +54,9 @@ from delayd.testing.executor import StepExecutor
 from delayd.validate import check_batch, check_headers
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType
-from tests.delay_bugs import PLANTED as PLANTED_IN_LIVES
-from tests.simulation.patches import Bugs, Patch, changed
+from tests.worlds.bugs import PLANTED as PLANTED_IN_LIVES
+from tests.worlds.bugs import SEAL_WITHOUT_A_SYNC, call_it_durable
+from tests.worlds.patches import Bugs, Patch, changed
 
 SLOT_MS = 500
 NEVER_MS = 1 << 50
@@ -66,12 +66,8 @@ NEVER_MS = 1 << 50
 
 
 def _write_without_a_sync(self: OutcomeLog, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
-    with patch.object(Segment, "flush", _call_it_durable):
+    with patch.object(Segment, "flush", call_it_durable):
         return _write_outcomes(self, by_hour, now_ms)
-
-
-def _call_it_durable(self: Segment) -> None:
-    self.durable = self.end
 
 
 def _go_on_after_a_failed_sync(self: Segment) -> None:
@@ -100,11 +96,6 @@ def _leave_what_was_written(self: Segment, cause: Exception) -> None:
 
 def _seal_an_hour_early(self: Retention, closed_before_ms: int, now_ms: int) -> None:
     _sweep(self, closed_before_ms + HOUR_MS, now_ms)
-
-
-def _write_a_seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> None:
-    with patch.object(Segment, "flush", _call_it_durable):
-        _add_seal(self, facts, now_ms)
 
 
 def _write_back_and_never_mind(self: Segment, start: int, end: int) -> None:
@@ -299,7 +290,6 @@ def _nothing() -> None:
 _flush = Segment.flush
 _write_back = Segment._write_back
 _sweep = Retention.sweep
-_add_seal = SealLog.add
 _write_outcomes = OutcomeLog._write
 _begin = Producers.begin
 _commit = Intake._commit
@@ -322,13 +312,13 @@ _SYNC_AND_NEVER_MIND = (
 )
 
 IN_DELAY: Bugs = {
-    **{name: [Patch(*patch)] for name, patch in PLANTED_IN_LIVES.items()},
+    **{name: [patch] for name, patch in PLANTED_IN_LIVES.items()},
     "L1: a server goes on after a failed fsync": [Patch(Segment, "flush", _go_on_after_a_failed_sync)],
     "L1: recovery does not write back what it finds": [Patch(Segment, "_write_back", _write_nothing_back)],
     "L2: D_h is not synced": [Patch(OutcomeLog, "_write", _write_without_a_sync)],
     "L3: a failed write is not cut back": [Patch(Segment, "_cut_back", _leave_what_was_written)],
     "P5: an hour seals before the checkpoint has passed it": [Patch(Retention, "sweep", _seal_an_hour_early)],
-    "S4: a seal is counted before it is durable": [Patch(SealLog, "add", _write_a_seal_without_a_sync)],
+    "S4: a seal is counted before it is durable": [SEAL_WITHOUT_A_SYNC],
     "L4: the name of a new segment is not synced": [Patch(log_module, "_create", _create_without_a_folder_sync)],
     "P5: appended_at goes back with the clock": [Patch(Intake, "_commit", _stamp_by_the_clock_alone)],
     "P6: segments go though rows refer to them": [Patch(SegmentRetention, "release", _release_whatever_is_old)],

@@ -17,17 +17,18 @@ from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Writte
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
 from realtime.given_out import GivenOut
+from realtime.group_records import GroupRecords
 from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins
 from realtime.index import Index, Subject
 from realtime.kept import Marks
 from realtime.peer import Peer
-from realtime.polls import Waiting
 from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
-from tests.simulation.patches import Bugs, Patch, changed
+from tests.worlds.patches import Bugs, Patch, changed
+from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
 
 Groups = Iterable[Group | GroupCopy]
 NEVER_MS = 1 << 50
@@ -147,7 +148,7 @@ def _sync_nothing(self: PullCommit) -> None:
 def _lapse_never(self: Pulls) -> None:
     list(self._leases.due(self._clock.monotonic_ms()))
     for waiting in self._deadlines.due(self._clock.monotonic_ms()):
-        self._expire(waiting)
+        self._answer_empty(waiting)
 
 
 # Strangers.
@@ -157,7 +158,7 @@ def _take_any_row(value: HeadValue, name: str, width: int | None) -> list[int]:
     return _row(value, name, None)
 
 
-def _recall_nobody(self: Pulls, waiting: Waiting) -> None:
+def _recall_nobody(self: Pulls, group: Group) -> None:
     """Whoever has messages ahead keeps them."""
 
 
@@ -179,16 +180,6 @@ _hello = DelayServers.hello
 _hear = Origin.hear
 _first = Index.first
 
-ACKNOWLEDGE_FOR_ANYBODY = Patch(
-    Pulls,
-    "acknowledge",
-    changed(
-        Pulls.acknowledge,
-        "in _merged(handles):",
-        "in [(run.incarnation, run.start, run.end)"
-        " for _, first, last in _merged(handles) for run in group.held.within(first, last)]:",
-    ),
-)
 _HEARD_ALL_THE_SAME = [
     Patch(Origin, "check_known", _know_every_origin),
     Patch(Link, "_greeted", changed(Link._greeted, "highest >= next_sequence", "False")),
@@ -230,17 +221,10 @@ IN_REALTIME: Bugs = {
     ],
     "Q4: nobody hears that others have empty hands": [Patch(Pulls, "_recall", _recall_nobody)],
     "Q4: the end of a pull leaves it waiting": [Patch(Pulls, "end_waiting", _end_no_pull)],
-    "Q5: an entry holds messages of both sides of next": [
-        Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
-        Patch(
-            Group,
-            "_pulled",
-            changed(Group._pulled, "max(self.next, end)", "self.next if entry.consume_first < self.next else end"),
-        ),
-    ],
+    "Q5: an entry holds messages of both sides of next": ENTRIES_ON_BOTH_SIDES_OF_NEXT,
     "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
     "L10: what an operator gave up is offered again by the next start": [
-        Patch(Pulls, "give_up", changed(Pulls.give_up, "self._log.append([pulled, acked])", "pass"))
+        Patch(GroupRecords, "give_up", changed(GroupRecords.give_up, "self._log.append([pulled, acked])", "pass"))
     ],
     "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],

@@ -20,15 +20,15 @@ from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType, need_u64
-from realtime.core import Core, Executors
+from realtime.core import Core, Executors, Surroundings
 from realtime.recovery import recover
 from tests.batches import bodies_of
-from tests.delay_target import Kept
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network, ServedEnd
 from tests.simulation.readings import Readings
 from tests.simulation.threads import SteppedExecutor, Turns
+from tests.worlds.target import Kept
 
 DATA = "/data"
 STATE = "/data/realtime/state"
@@ -49,8 +49,8 @@ class RealtimeLife:
         self.failure: BaseException | None = None
         side.disk.make_folder(side.config.folder)
         recovered = recover(side.config, side.disk, side.state, self.clock, lambda: side.log_id, STATE)
-        executors = Executors(*self.threads)
-        self.core = Core(side.config, side.disk, side.state, self.clock, executors, recovered, self._failed)
+        around = Surroundings(side.disk, side.state, self.clock, Executors(*self.threads))
+        self.core = Core(side.config, around, recovered, self._failed)
         self.retaining = False  # Whether segments may be removed by what the worker does next.
         self.own = Threads(side.name, list(zip(THREADS, self.threads, strict=True)))
         self.own.wrap(self._guarded)

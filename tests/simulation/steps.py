@@ -6,12 +6,14 @@ Invariant: a step draws everything from the run's own chance, and leaves the hea
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
+from delayd.errors import RetryLater
 from delayd.testing.disk import CAPACITY_BYTES
-from tests.delay_harness import Wanted
 from tests.simulation.cluster import DEATHS, HOUR_MS, Cluster
 from tests.simulation.realtime_side import RealtimeSide
+from tests.worlds.delay import Wanted
 
 DAY_MS = 24 * HOUR_MS
 Kinds = list[tuple[int, Callable[[], None]]]
@@ -57,6 +59,7 @@ class Steps:
             *kinds,
             (30, self.send),
             (6, self.send_again),
+            (6, self.cancel),
             (12, self.wake),
             (5, self.checkpoint_delay),
             (4, self.sweep),
@@ -102,6 +105,13 @@ class Steps:
         known = [*self._cluster.world.outside.unanswered, *self._cluster.world.outside.accepted]
         if known:
             self._cluster.world.send_again(self._random.choice(known))
+
+    def cancel(self) -> None:
+        """Want some messages cancelled by their receipts."""
+        asked = self._cluster.world.some_receipts(self._random)
+        if asked is not None:
+            with suppress(RetryLater):
+                self._cluster.world.cancel(asked)
 
     def consume(self) -> None:
         """A step of some consumer."""

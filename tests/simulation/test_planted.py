@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.delay_harness import small_slots
 from tests.simulation.planted import (
     CAUGHT_BY,
     FAVOURED,
@@ -20,6 +19,7 @@ from tests.simulation.planted import (
     seeds_to_catch,
 )
 from tests.simulation.run import Run
+from tests.worlds.delay import small_slots
 
 SEEDS_MAX = 300  # Most take a few; which seeds they are changes with every change of the servers.
 PAGE = Path(__file__).parents[2] / "docs/simulation.md"

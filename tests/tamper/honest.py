@@ -9,9 +9,9 @@ from functools import cache
 from random import Random
 
 from delayd.testing.disk import MemoryDisk
-from tests.delay_harness import FOLDER
 from tests.simulation.audit import BOOKS, copy_tree
 from tests.simulation.cluster import HOUR_MS, Cluster
+from tests.worlds.delay import FOLDER
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
 DELAY = f"{BOOKS}/delay"

@@ -26,7 +26,9 @@ from tests.three_audits import report_differences
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTS = 2  # Of each directory, so that what a task knows of the other hours is a part of the plan, too.
+PARTS = (
+    2  # Parts of each directory: with two, the plan must also bring a task what it needs to know of the other hours.
+)
 TASKS = 8  # A task costs 60 to 75 ms, and an audit of such a directory less.
 
 

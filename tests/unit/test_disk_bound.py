@@ -18,7 +18,7 @@ STEP_MS = 1_800_000  # Fewer steps, fewer fsyncs: a few seconds.
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not grow with messages is small too, or a leak of this many would hide in it."""
+    """Make small what does not grow with messages, or a leak of this many messages would hide in it."""
     monkeypatch.setattr(disk, "SEGMENT_BYTES", 1 << 20)
     monkeypatch.setattr(disk, "FIXED_BYTES", 6 << 20)
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from delayd.batch import BatchKind, ColumnId, DispatchPart, SchedulePart, parse
+from delayd.content import content_hash
 from delayd.errors import BatchMalformed
 from delayd.gather import Pick, compose, gather, gather_singles, reorder, row_bytes
+from delayd.tags import bloom_of, encode_tags
 from delayd.validate import check_batch
 from tests.batches import bodies_of, messages, parsed
 
@@ -52,11 +54,11 @@ def test_one_row_of_a_larger_batch_is_copied_whether_as_range_or_as_array(row: i
 def test_neighbours_are_copied_with_their_headers() -> None:
     batch = parse(messages(BODIES, headers=HEADERS))
     gathered = gather([Pick(batch, range(1, 4))])
-    assert gathered.headers_lengths is not None
-    assert gathered.headers_lengths.tolist() == [0, 9, 0]
-    assert gathered.body_lengths.tolist() == [0, 12, 8]
-    assert b"".join(map(bytes, gathered.headers)) == b"h" * 9 + bytes(7)
-    assert b"".join(map(bytes, gathered.bodies)) == b"twelve bytes" + bytes(4) + b"x" * 8
+    headers, bodies = gathered.regions[ColumnId.HEADERS_END], gathered.regions[ColumnId.BODY_END]
+    assert headers.lengths.tolist() == [0, 9, 0]
+    assert bodies.lengths.tolist() == [0, 12, 8]
+    assert b"".join(map(bytes, headers.pieces)) == b"h" * 9 + bytes(7)
+    assert b"".join(map(bytes, bodies.pieces)) == b"twelve bytes" + bytes(4) + b"x" * 8
 
 
 def test_scattered_rows_come_in_the_order_that_was_asked_for_also_twice() -> None:
@@ -80,8 +82,7 @@ def test_rows_without_headers_stay_so_beside_rows_that_have_some() -> None:
     plain, with_headers = parse(messages([b"p"])), parse(messages([b"q"], headers=[b"hh"]))
     for plain_rows in (range(1), np.array([0])):
         gathered = gather([Pick(plain, plain_rows), Pick(with_headers, range(1)), Pick(plain, plain_rows)])
-        assert gathered.headers_lengths is not None
-        assert gathered.headers_lengths.tolist() == [0, 2, 0]
+        assert gathered.regions[ColumnId.HEADERS_END].lengths.tolist() == [0, 2, 0]
     batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(3, dtype=np.uint64), [b"s"]).joined())
     check_batch(batch)
     assert bodies_of(batch) == [b"p", b"q", b"p"]
@@ -101,7 +102,42 @@ def test_reordered_rows_take_their_headers_and_bodies_with_them() -> None:
     found = [bytes(batch.heap[start:end]) for start, end in zip(starts, ends, strict=True)]
     assert found == [HEADERS[index] for index in (3, 1, 4, 0, 2)]
     empty = reorder(gather([Pick(parse(messages([b"", b""])), range(2))]), np.array([1, 0]))
-    assert empty.body_lengths.tolist() == [0, 0]
+    assert empty.regions[ColumnId.BODY_END].lengths.tolist() == [0, 0]
+
+
+def test_tags_and_their_blooms_go_along_with_their_rows() -> None:
+    tags = [["t0"], [], ["t1", "a longer tag"], ["t0", "t2"], ["t4"]]
+    items = list(map(encode_tags, tags))
+    keyed, plain = parse(messages(BODIES, headers=HEADERS, tags=tags)), parse(messages(BODIES))
+    order = [4, 0, 2, 1]
+    expected = [*((items[row], HEADERS[row], BODIES[row]) for row in order), (b"", b"", BODIES[2])]
+    for gathered in (
+        gather([Pick(keyed, np.array(order)), Pick(plain, np.array([2]))]),
+        gather([*(Pick(keyed, range(row, row + 1)) for row in order), Pick(plain, range(2, 3))]),
+        gather_singles([keyed] * 4 + [plain], [*order, 2]),
+        reorder(gather([Pick(keyed, range(5)), Pick(plain, range(2, 3))]), np.array([*order, 5])),
+    ):
+        batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(5, dtype=np.uint64), [b"s"]).joined())
+        check_batch(batch)
+        assert batch.uint64s(ColumnId.TAG_BLOOM).tolist() == [bloom_of(tags[row]) for row in order] + [0]
+        found = [
+            [bytes(batch.heap[start:end]) for start, end in zip(*batch.region(column), strict=True)]
+            for column in (ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)
+        ]
+        assert list(zip(*found, strict=True)) == expected
+        assert batch.content_hashes().tolist() == [content_hash(b"s", *items) for _, *items in expected]
+
+
+def test_a_region_that_dispatch_batches_have_not_is_left_behind() -> None:
+    keyed = parse(messages(BODIES, headers=HEADERS, keys=[b"key"] * 5))
+    with_headers = parse(messages(BODIES, headers=HEADERS))
+    for rows in (range(5), range(1, 2), np.array([3, 0])):
+        count = len(rows)
+        made, expected = (
+            compose(BatchKind.DISPATCH, DISPATCH, gather([Pick(batch, rows)]), np.zeros(count, np.uint64), [b"s"])
+            for batch in (keyed, with_headers)
+        )
+        assert made.joined() == expected.joined()
 
 
 def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:
@@ -112,8 +148,7 @@ def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:
         gathered=gathered,
         sequences=np.array([8, 9], np.uint64),
         subjects=[b"s", b"t"],
-        subject_of=np.array([1, 0], np.uint32),
-        accepted_at_ms=np.array([3, 4]),
+        others={ColumnId.SUBJECT: np.array([1, 0], np.uint32), ColumnId.ACCEPTED_AT_MS: np.array([3, 4])},
     ).joined()
     batch = parsed(data)
     check_batch(batch)
@@ -150,6 +185,6 @@ def test_row_bytes_are_at_least_what_a_new_batch_needs_for_them() -> None:
         gathered=gathered,
         sequences=np.arange(5, dtype=np.uint64),
         subjects=[b"s"],
-        subject_of=np.zeros(5, np.uint32),
+        others={ColumnId.SUBJECT: np.zeros(5, np.uint32)},
     ).joined()
     assert int(needed.sum()) >= parse(data).total_bytes - 200

@@ -1,7 +1,9 @@
 """The import contracts cover every module: one that they forget could import anything. Tests lie where sources lie."""
 
+import ast
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import delayd
@@ -9,6 +11,7 @@ import delayd
 _PACKAGE = Path(delayd.__file__).parent
 _REPOSITORY = _PACKAGE.parent
 _BESIDE = ("realtime", "meta", "cli", "bench")
+_TOPS = ("delayd", "realtime", "meta", "cli", "spark", "bench", "examples", "tests")
 _UNIT = Path(__file__).parent
 
 
@@ -40,6 +43,35 @@ def test_no_test_module_imports_another_one() -> None:
     )
     found = [str(path.relative_to(tests)) for path in tests.rglob("*.py") if imports.search(path.read_text())]
     assert not found, "what two test modules need lies in a module of its own"
+
+
+def test_an_old_name_of_a_world_is_the_same_module_and_nothing_here_imports_it() -> None:
+    tests, old_names = _REPOSITORY / "tests", dict[str, str]()
+    for path in (*tests.glob("delay_*.py"), *(tests / "unit/realtime" / f"{name}.py" for name in ("batches", "world"))):
+        (alias,) = re.findall(r"^from tests\.worlds import (\w+)$", path.read_text(), re.MULTILINE)
+        old_names[".".join(path.relative_to(_REPOSITORY).with_suffix("").parts)] = f"tests.worlds.{alias}"
+    assert len(old_names) == 8
+    for old, new in old_names.items():
+        assert import_module(old) is import_module(new)
+    files = [path for top in _TOPS for path in (_REPOSITORY / top).rglob("*.py")]
+    last = re.compile(rf"\b(?:{'|'.join(name.rpartition('.')[2] for name in old_names)})\b")
+    suspects = {path: text for path in files if last.search(text := path.read_text())}
+    users = [str(path) for path, text in suspects.items() if _imported(path, text) & old_names.keys()]
+    assert not users, "import the worlds by their names in tests/worlds"
+
+
+def _imported(path: Path, text: str) -> set[str]:
+    """The full names of all modules that a file may import, and of what it imports from them."""
+    package = path.relative_to(_REPOSITORY).parent.parts
+    found = set[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return found
 
 
 def _names_in_layers() -> set[str]:

@@ -27,6 +27,12 @@ def test_each_stop_of_the_data_path_exists(module: str, name: str) -> None:
     assert callable(reduce(getattr, name.split("."), found))
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/deploy.md"], ids=lambda page: page.name)
+def test_a_page_names_the_pythons_that_are_tested(page: Path) -> None:
+    *others, last = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert f"Python {', '.join(others)} or {last}" in page.read_text(), "`make pythons` runs on those of pyproject.toml"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_link_to_a_page_of_ours_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

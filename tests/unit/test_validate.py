@@ -172,7 +172,7 @@ def test_outcome_parts_that_do_not_add_up_are_refused() -> None:
         check_batch(parse(encode(BatchKind.PULL, None, 1, [(ColumnId.ENTRY, entry)], [bytes(8)])))
 
 
-# What no reader looks at, and each way in which counts do not add up (rule E2).
+# Bytes that no reader looks at, and each way in which counts do not add up (rule E2).
 
 
 def pads_of(batch: Batch) -> list[int]:

@@ -6,18 +6,19 @@ acknowledgement is durable.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from delayd.client.engine import OwnLoopEngine
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
 from delayd.client.sending.arguments import TIMEOUT_MS
+from delayd.errors import AlreadyClosed
 
 
 class AsyncConsumer:
@@ -60,9 +61,14 @@ class AsyncConsumer:
         max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
-        self._address = need_meta(address, others="subject= and group=")
-        self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
-        self._own_core = self._new_core()
+        meta = need_meta(address, others="subject= and group=")
+        settings = self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
+        # Everything is on one thread, so work is done on the loop at once.
+        self._own = OwnLoopEngine(
+            "consumer",
+            lambda: ConsumerCore(meta, settings, lambda pulled: AsyncMessageBatch(pulled, self), lambda work: work()),
+        )
+        self._own.standing()  # The consumer belongs to the loop in which it is made.
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,14 +79,17 @@ class AsyncConsumer:
         await self.close()
 
     def __aiter__(self) -> Self:
-        self.core.check()
+        self._own.standing().check()
         return self
 
     async def __anext__(self) -> AsyncMessage:
         """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
         close.
         """
-        core = self.core
+        try:
+            core = self._own.standing()
+        except AlreadyClosed:
+            raise StopAsyncIteration from None
         given: list[tuple[AsyncMessageBatch, int]] = []
         while not core.take_next(given):
             core.check_loop()
@@ -103,8 +112,7 @@ class AsyncConsumer:
         """
         most = self._settings.pulled(max_messages)
         until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
-        core = self.core
-        core.check_loop()
+        core = self._own.on_this_loop()
         core.check()
         given: list[Pulled] = []
         while not core.take(most, given):
@@ -114,37 +122,26 @@ class AsyncConsumer:
 
     async def flush(self) -> None:
         """Wait until all acknowledgements are durable. Raises the errors of those that failed since the last call."""
-        core = self.core
-        core.check_loop()
-        await core.flush()
+        await self._own.on_this_loop().flush()
 
     async def close(self) -> None:
         """Flush, give back messages that were fetched ahead, and disconnect. A second call does nothing.
 
         A message that the caller has got can be acknowledged after the close, too.
         """
-        core = self._own_core
-        if not core.closed:
-            core.check_loop()
+        core = self._own.close()
+        if core is not None:
             await core.close(core.leave())
-
-    @property
-    def core(self) -> ConsumerCore[AsyncMessageBatch]:
-        """The core of this process; after a fork a new one."""
-        if self._own_core.pid != os.getpid():
-            _LEFT_TO_PARENTS.append(self._own_core)
-            self._own_core = self._new_core()
-        return self._own_core
 
     async def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
         """Acknowledge ``handles`` or give them ``back``; with ``wait`` it is durable then. Messages call it."""
         if not handles:
             return
-        core = self.core
-        if core.closed:
+        try:
+            core = self._own.on_this_loop()
+        except AlreadyClosed:
             await self._settle_late(handles, back)
             return
-        core.check_loop()
         if wait:
             await core.settle_and_wait(handles, back=back)
         else:
@@ -155,17 +152,11 @@ class AsyncConsumer:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
         """
-        core = self._new_core()
+        core = self._own.make()
         try:
             await core.settle_and_wait(handles, back=back)
         finally:
             await core.close(core.leave())
-
-    def _new_core(self) -> ConsumerCore[AsyncMessageBatch]:
-        # Everything is on one thread, so work is done on the loop at once.
-        return ConsumerCore(
-            self._address, self._settings, lambda pulled: AsyncMessageBatch(pulled, self), lambda work: work()
-        )
 
 
 class AsyncMessageBatch(MessageColumns):
@@ -244,6 +235,3 @@ class AsyncMessage(MessageView):
             wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
         """
         await self._consumer.settle([self.handle], wait, back=True)
-
-
-_LEFT_TO_PARENTS: list[ConsumerCore[AsyncMessageBatch]] = []

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -17,9 +15,10 @@ from types import TracebackType
 from typing import Self
 
 from delayd.client.at_exit import forget, remember
+from delayd.client.engine import OwnEngine
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
-from delayd.client.loop_thread import LoopThread, Work
+from delayd.client.loop_thread import Inbox, LoopThread, Work
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
@@ -69,12 +68,10 @@ class Consumer:
         max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
-        self._address = need_meta(address, others="subject= and group=")
-        self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
-        self._closed = False
-        self._engine: _Engine | None = None
-        # Reentrant, because a signal handler may close the client that it interrupted.
-        self._starting = threading.RLock()
+        meta = need_meta(address, others="subject= and group=")
+        settings = self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
+        self._own = OwnEngine("consumer", lambda: _Engine(meta, settings, lambda pulled: MessageBatch(pulled, self)))
+        self._standing_engine = self._own.standing
 
     def __enter__(self) -> Self:
         return self
@@ -92,11 +89,13 @@ class Consumer:
         """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
         close.
         """
-        engine = self._engine
-        if engine is None or engine.thread.pid != os.getpid():
-            if self._closed:
-                raise StopIteration
-            engine = self._standing_engine()
+        engine = self._own.engine
+        # Written out for speed: a call less for each message.
+        if engine is None or engine.pid != os.getpid():
+            try:
+                engine = self._standing_engine()
+            except AlreadyClosed:
+                raise StopIteration from None
         core = engine.core
         given: list[tuple[MessageBatch, int]] = []
         try:
@@ -147,10 +146,8 @@ class Consumer:
 
         A message that the caller has got can be acknowledged after the close, too, on any thread.
         """
-        with self._starting:
-            self._closed = True
-            engine, self._engine = self._engine, None
-        if engine is not None and engine.thread.pid == os.getpid():
+        engine = self._own.close()
+        if engine is not None:
             engine.close()
 
     def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
@@ -171,26 +168,11 @@ class Consumer:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
         """
-        engine = self._new_engine()
+        engine = self._own.make()
         try:
             engine.thread.call(engine.settle(handles, back))
         finally:
             engine.close()
-
-    def _standing_engine(self) -> _Engine:
-        engine = self._engine
-        if engine is not None and engine.thread.pid == os.getpid():
-            return engine
-        with self._starting:
-            if self._closed:
-                raise AlreadyClosed("this consumer was closed")
-            if self._engine is None or self._engine.thread.pid != os.getpid():
-                # A child does not have the parent's thread, and the connection is the parent's.
-                self._engine = self._new_engine()
-            return self._engine
-
-    def _new_engine(self) -> _Engine:
-        return _Engine(self._address, self._settings, lambda pulled: MessageBatch(pulled, self))
 
 
 class MessageBatch(MessageColumns):
@@ -276,9 +258,9 @@ class _Engine:
 
     def __init__(self, address: str, settings: ConsumerSettings, make: Callable[[Pulled], MessageBatch]) -> None:
         self.thread = LoopThread("delayd-consumer")
-        self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings, make, self._post)))
-        self._inbox: deque[tuple[Handles, bool]] = deque()
-        self._posted = False
+        self.core = self.thread.run(lambda: ConsumerCore(address, settings, make, self._post))
+        self.pid = self.core.pid
+        self._inbox = Inbox(self.thread, self._settle)
         remember(self)
 
     async def settle(self, handles: Handles, back: bool) -> None:
@@ -288,16 +270,7 @@ class _Engine:
     def settle_soon(self, handles: Handles, back: bool) -> None:
         """From any thread: acknowledge or give back soon; raises the error of an earlier call."""
         self.core.check()
-        self._inbox.append((handles, back))
-        # The flag is set before the post and cleared before the inbox is emptied: a call in between posts once more.
-        if not self._posted:
-            try:
-                self._posted = True
-                self.thread.post(self._empty_inbox)
-            except BaseException:
-                # A Ctrl-C came in between: the next call posts again.
-                self._posted = False
-                raise
+        self._inbox.put((handles, back))
 
     def wait_to_iterate(self) -> bool:
         """From any thread: wait until something may be in stock; False after the close."""
@@ -308,10 +281,9 @@ class _Engine:
 
     def end(self, until: float) -> None:
         """Close because the program ends; see at_exit."""
-        if self.thread.pid == os.getpid():
-            closing = self.core.close(self.core.leave())
-            if not self.thread.call_within(closing, max(until - monotonic_s(), 0)):
-                log.warning("ended_before_flushed subject=%s", self.core.subject)
+        closing = self.core.close(self.core.leave())
+        if not self.thread.call_within(closing, max(until - monotonic_s(), 0)):
+            log.warning("ended_before_flushed subject=%s", self.core.subject)
 
     def close(self) -> None:
         """Flush, give back, disconnect and end the thread."""
@@ -327,13 +299,5 @@ class _Engine:
         with suppress(AlreadyClosed):
             self.thread.post(work)
 
-    def _empty_inbox(self) -> None:
-        self._posted = False
-        inbox, settle = self._inbox, self.core.settle
-        while inbox:
-            handles, back = inbox.popleft()
-            settle(handles, back=back)
-
-
-async def _made(make: Callable[[], ConsumerCore[MessageBatch]]) -> ConsumerCore[MessageBatch]:
-    return make()
+    def _settle(self, handles: Handles, back: bool) -> None:
+        self.core.settle(handles, back=back)

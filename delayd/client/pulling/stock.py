@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class Stock(Generic[Batch]):
-    """Batches in the order in which they came; ``make`` turns pulled messages into the consumer's batch.
+    """Messages in the order in which they came; each answer to a PULL stands on a *shelf* of its own.
+
+    ``make`` turns pulled messages into the consumer's batch.
 
     The loop puts in and gives back, any thread takes out. The loop never waits for a thread, because that thread may be
     in a signal handler and wait for the loop.
@@ -52,10 +54,10 @@ class Stock(Generic[Batch]):
         self._shelves.append(_Shelf(pulled, now))
 
     def next(self, now: float, given: list[tuple[Batch, int]]) -> int:
-        """Add the next message to ``given``, as its batch and row; return how many its shelf has left, or -1 when none
-        is here.
+        """Add the next message to ``given``, as its batch and row; return how many messages of its answer are left, or
+        -1 when no message is here.
 
-        ``given`` has the message before it is taken off the shelf, so an interrupted caller loses nothing (`put_back`).
+        ``given`` has the message before it leaves the stock, so an interrupted caller loses nothing (`put_back`).
         """
         with self._lock:
             while True:
@@ -77,7 +79,12 @@ class Stock(Generic[Batch]):
                 return shelf.count - row
 
     def take(self, most: int, now: float, given: list[Pulled]) -> bool:
-        """Add up to ``most`` messages of one answer to ``given``, as `next` does; False when nothing is here."""
+        """Take out the next messages, at most ``most`` and of one answer only, and add them to ``given``; False when no
+        message is here.
+
+        ``given`` has them before they leave the stock, so an interrupted caller loses nothing: it puts them back
+        (`put_back`). A message whose lease has ended is not handed out.
+        """
         with self._lock:
             while (shelf := self._first(now)) is not None:
                 end = min(shelf.row + most, shelf.count)
@@ -153,7 +160,7 @@ class Stock(Generic[Batch]):
 
 
 class _Shelf(Generic[Batch]):
-    """A shelf: the messages of one answer that are not handed out yet."""
+    """The messages of one answer to a PULL that are not handed out yet."""
 
     __slots__ = ("batch", "count", "pulled", "put_at", "row")
 

@@ -4,13 +4,17 @@ A map, in the order in which a message passes.
 
     producer            Producer: blocking, on a background thread
     async_producer      AsyncProducer: on the caller's own loop
-    arguments, due_columns   check what the caller said, and turn wishes into due instants
+    arguments, due_columns, labels   check what the caller said, and turn wishes into due instants
     producer_core       what both forms share
     room, slots         how much may be queued and be under way
     outbox              messages that were sent and have no outcome yet
     unsent, gathering, packing   single sends that share a batch; the bytes of a batch
     block               a piece of one `send_batch`
     groups              which delay server gets the next batch
+    key_owners          which delay server judges which keys
     sender              numbers batches, sends them, and repeats them until their outcome is known
-    receipt, send_future   what the caller gets back
+    place_asker         asks for the least loaded instants, for sends with ``spread``
+    walker              goes through all pending messages of a subject and a window
+    message_asker, joined   cancel and move messages, and ask what became of them; single questions share a request
+    receipt, rescheduled, send_future   what the caller gets back
 """

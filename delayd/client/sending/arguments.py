@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+import numpy as np
+
 from delayd.batch import Int64s
 from delayd.client.instants import HORIZON_MS, wall_ms, wish
 from delayd.client.limits import (
@@ -27,15 +29,19 @@ from delayd.client.limits import (
     pack_headers,
 )
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs, wish_column
+from delayd.client.sending.labels import REJECT, Key, Label, Labels, OnConflict, Tags, label_of, labels_of
+from delayd.client.sending.message_asker import NewInstants
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
 from delayd.hours import INSTANT_MS_MIN
 from delayd.limits import MESSAGE_BYTES_MAX
 
-# Enough to gather several messages at 5,000 sends a second, and little beside the fsync that every batch waits for.
-LINGER_MS = 2.0
+# Longer than an acknowledgement takes on a calm machine: a second batch that leaves beside the first one costs the
+# server as much as that and is answered no sooner.
+LINGER_MS = 5.0
 LINGER_MS_MAX = 1_000.0
 QUEUE_BYTES_MAX = 64 << 20  # Single sends may hold this much memory; above it senders wait.
 TIMEOUT_MS = 30_000.0  # Longer than a server takes to restart and replay.
+HORIZON = timedelta(milliseconds=HORIZON_MS)
 CHECKED_MAX = 4_096  # Subjects remembered as checked.
 
 
@@ -46,20 +52,20 @@ class ProducerSettings:
     linger_ms: float = LINGER_MS
     queue_bytes_max: int = QUEUE_BYTES_MAX
     timeout_ms: float = TIMEOUT_MS
-    horizon: timedelta = timedelta(milliseconds=HORIZON_MS)
+    horizon: timedelta = HORIZON
 
     def __post_init__(self) -> None:
         need_ms("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
         if need_whole("queue_bytes_max", self.queue_bytes_max, 0, BadSetting) < MESSAGE_BYTES_MAX:
             raise BadSetting(f"queue_bytes_max is {self.queue_bytes_max}; one message may need {MESSAGE_BYTES_MAX}")
-        if not timedelta(0) < need_timedelta("horizon", self.horizon, BadSetting) <= timedelta(milliseconds=HORIZON_MS):
-            raise BadSetting(f"horizon is {self.horizon} and must lie within 0 and {HORIZON_MS // 86_400_000} days")
+        if not timedelta(0) < need_timedelta("horizon", self.horizon, BadSetting) <= HORIZON:
+            raise BadSetting(f"horizon is {self.horizon} and must lie within 0 and {HORIZON.days} days")
 
 
 # One send, checked: subject, body, when, whether `when` is in us on the monotonic clock instead of ms since the epoch,
-# and packed headers. A plain tuple, because one is made for every send.
-Single = tuple[str, bytes, int, bool, bytes]
+# packed headers, and key and tags if it has any. A plain tuple, because one is made for every send.
+Single = tuple[str, bytes, int, bool, bytes, Label | None]
 
 
 class Columns(NamedTuple):
@@ -68,10 +74,27 @@ class Columns(NamedTuple):
     subject: bytes
     bodies: Sequence[bytes]
     body_bytes: Int64s
-    sizes: Int64s  # Headers and body together.
+    sizes: Int64s  # All that a row brings: body, headers, key and tags.
     deliver: Int64s
-    relative: bool
+    relative: bool  # Whether ``deliver`` is in us on the monotonic clock, instead of ms since the epoch.
     headers: Sequence[bytes] | None
+    labels: Labels | None = None
+
+    def cut(self, run: range) -> Columns:
+        """Neighbouring rows, without a copy of the arrays."""
+        piece = slice(run.start, run.stop)
+        headers = None if self.headers is None else self.headers[piece]
+        labels = None if self.labels is None else self.labels.cut(run)
+        arrays = self.body_bytes[piece], self.sizes[piece], self.deliver[piece]
+        return Columns(self.subject, self.bodies[piece], *arrays, self.relative, headers, labels)
+
+    def pick(self, rows: Int64s) -> Columns:
+        """Some rows."""
+        chosen = rows.tolist()
+        headers = None if self.headers is None else [self.headers[row] for row in chosen]
+        labels = None if self.labels is None else self.labels.pick(chosen)
+        arrays = self.body_bytes[rows], self.sizes[rows], self.deliver[rows]
+        return Columns(self.subject, [self.bodies[row] for row in chosen], *arrays, self.relative, headers, labels)
 
 
 class Arguments:
@@ -93,6 +116,9 @@ class Arguments:
         deliver_at: datetime | None,
         deliver_at_ms: int | None,
         headers: Headers | None,
+        key: Key | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | None = None,
     ) -> Single:
         """Check one send."""
         if (
@@ -105,14 +131,17 @@ class Arguments:
             and headers is None
             and delay is None
             and deliver_at is None
+            and key is None
+            and tags is None
+            and on_conflict == REJECT
         ):
-            return subject, body, deliver_at_ms, False, NO_HEADERS
+            return subject, body, deliver_at_ms, False, NO_HEADERS, None
         if type(subject) is not str or subject not in self._checked:
             self._check_subject(subject)
         packed = NO_HEADERS if headers is None else pack_headers(headers)
         check_body(body, len(packed))
         when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
-        return subject, body, when, relative, packed
+        return subject, body, when, relative, packed, label_of(key, on_conflict, tags)
 
     def columns(
         self,
@@ -122,6 +151,9 @@ class Arguments:
         delay: Delays | None,
         deliver_at: DeliverAt | None,
         headers: Headers | Sequence[Headers | None] | None,
+        keys: Sequence[Key | None] | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | Sequence[Tags | None] | None = None,
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
         name = check_subject(subject)
@@ -136,7 +168,23 @@ class Arguments:
             row = int(sizes.argmax())
             raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
         deliver, relative = wish_column(delay, deliver_at, deliver_at_ms, len(bodies), self._horizon_ms)
-        return Columns(name, bodies, body_bytes, sizes, deliver, relative, packed)
+        labels = labels_of(keys, on_conflict, tags, len(bodies))
+        if labels is not None:
+            sizes = sizes + labels.sizes()
+        return Columns(name, bodies, body_bytes, sizes, deliver, relative, packed, labels)
+
+    def new_instant(
+        self, delay: timedelta | None, deliver_at: datetime | None, deliver_at_ms: int | None
+    ) -> NewInstants:
+        """Check the instant to which a message is to be moved."""
+        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
+        return NewInstants(np.array([when], np.int64), relative)
+
+    def new_instants(
+        self, delay: Delays | None, deliver_at: DeliverAt | None, deliver_at_ms: DeliverAtMs | None, count: int
+    ) -> NewInstants:
+        """Check the instants to which ``count`` messages are to be moved."""
+        return NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, count, self._horizon_ms))
 
     def _check_subject(self, subject: str) -> None:
         check_subject(subject)

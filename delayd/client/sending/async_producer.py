@@ -14,19 +14,41 @@ from os import getpid
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayd.client.at_exit import forget, remember
-from delayd.client.instants import HORIZON_MS
+from delayd.client.engine import OwnLoopEngine
 from delayd.client.limits import Headers, need_meta
 from delayd.client.own_loop import check_loop, own_loop
-from delayd.client.sending.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
+from delayd.client.sending.arguments import (
+    HORIZON,
+    LINGER_MS,
+    QUEUE_BYTES_MAX,
+    TIMEOUT_MS,
+    Arguments,
+    ProducerSettings,
+    Single,
+)
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
-from delayd.client.sending.gathering import ROW_BYTES
+from delayd.client.sending.gathering import ROW_BYTES, row_bytes
+from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
+from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch, info_of
+from delayd.client.sending.place_asker import spread_of
 from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
-from delayd.errors import SendHandle
+from delayd.client.sending.rescheduled import (
+    Rescheduled,
+    RescheduledBatch,
+    rescheduled_batch_of,
+    rescheduled_of,
+)
+from delayd.client.sending.walker import Progress, Walked, shift_ms_of, window_of
+from delayd.errors import QueueFull, SendHandle
+from delayd.wire.ending import AnswerRows, CancelAnswer
 
-HORIZON = timedelta(milliseconds=HORIZON_MS)
 WHAT = "an AsyncProducer"
+PLACING_MAX = 10_000  # Sends with spread that wait for an instant; they stand outside of the queue.
 
 
 class AsyncProducer:
@@ -59,10 +81,11 @@ class AsyncProducer:
         timeout_ms: float = TIMEOUT_MS,
         horizon: timedelta = HORIZON,
     ) -> None:
-        self._address = need_meta(address)
-        self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
+        meta = need_meta(address)
+        settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
         self._arguments = Arguments(horizon)
-        self._core = _AsyncCore(self._address, self._settings)
+        self._own = OwnLoopEngine("producer", lambda: _Engine(meta, settings))
+        self._own.standing()  # The producer belongs to the loop in which it is made.
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,6 +104,10 @@ class AsyncProducer:
         deliver_at: datetime | None = None,
         deliver_at_ms: int | None = None,
         headers: Headers | None = None,
+        spread: timedelta | None = None,
+        key: Key | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | None = None,
     ) -> asyncio.Future[Receipt]:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``.
 
@@ -93,22 +120,36 @@ class AsyncProducer:
             deliver_at: when the message is due, with a time zone. A message whose instant is past is due at once.
             deliver_at_ms: the same in milliseconds since the epoch.
             headers: names with texts or bytes, at most 32 KiB; the consumer gets them with the body.
+            spread: how much later the message may be due: the server chooses the least loaded instant between the due
+                instant and the end of this window, at most 7 days, and the receipt says which.
+            key: a name for the message, text or UTF-8 of 1 to 200 bytes: no two pending messages of a subject have the
+                same one.
+            on_conflict: what happens when a pending message has this key: ``"reject"`` (KeyPending), ``"keep"`` (the
+                receipt is that of the pending message, and ``kept`` is true) or ``"replace"`` (the new one takes its
+                place).
+            tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
 
         Raises:
             CallerError: an argument is wrong; the call itself raises it, and nothing was queued.
             QueueFull: the queue stayed full for the timeout; nothing was sent.
             RetryLater: no server took the message within the timeout; it is not kept.
+            KeyPending: a pending message has the key; nothing changed.
+            InFlight: the message with this key is being handed over at this moment, so it can't be replaced; nothing
+                changed. Send again a moment later.
             OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
-        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
-        core = self._core
-        if core.pid != getpid():
-            core = self._standing_core()
+        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags)
+        if spread is not None:
+            return self._own.on_this_loop().queue_spread(row, spread_of(spread))
+        engine = self._own.engine
+        # Written out for speed: a call less for each message.
+        if engine is None or engine.pid != getpid():
+            engine = self._own.standing()
         try:
-            return core.queue(row)
+            return engine.queue(row)
         except RuntimeError:
             # The loop is not checked for each message, because the check costs a twentieth of a send.
-            core.check_loop()
+            engine.check_loop()
             raise
 
     send_nowait = send  # As the blocking Producer calls it.
@@ -122,6 +163,10 @@ class AsyncProducer:
         delay: Delays | None = None,
         deliver_at: DeliverAt | None = None,
         headers: Headers | Sequence[Headers | None] | None = None,
+        spread: timedelta | None = None,
+        keys: Sequence[Key | None] | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | Sequence[Tags | None] | None = None,
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
@@ -136,14 +181,222 @@ class AsyncProducer:
             delay: how long from now they are due, by the delay server's clock.
             deliver_at: when they are due, with a time zone.
             headers: as for `send`; None for a message without headers.
+            spread: how much later each message may be due: the server chooses the least loaded instants, and the
+                receipt says which.
+            keys: a key for each message, or None for a message without one. What became of each is in the receipt's
+                ``verdicts``; a message that is rejected raises nothing here.
+            on_conflict: as for `send`, one for all messages.
+            tags: one list of texts for all messages, or one for each.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
             BatchFailed: some messages failed; the error has the receipt of the others.
             DelaydError: all messages failed in the same way; this is that error.
         """
-        columns = self._arguments.columns(subject, bodies, deliver_at_ms, delay, deliver_at, headers)
-        return await self._core_of_this_loop().core.send_batch(columns)
+        columns = self._arguments.columns(
+            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags
+        )
+        window_ms = None if spread is None else spread_of(spread)
+        return await self._own.on_this_loop().core.send_batch(columns, window_ms)
+
+    async def cancel(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> CancelAnswer:
+        """End a message that is pending, so that it is never delivered.
+
+        Returns a `CancelAnswer`: CANCELLED (durably, also if it was cancelled before), ALREADY_DISPATCHED (it has left,
+        or has ended in another way: `get` says how), IN_FLIGHT (it is being handed over: ask again a moment later), or
+        UNKNOWN (no such message is kept).
+
+        Args:
+            subject: the one that the message was sent to.
+            receipt: what `send` returned; it names this message.
+            key: in place of the receipt, the key that the message was sent with; it names the newest message that took
+                it.
+
+        Raises:
+            CallerError: an argument is wrong, or nobody knows the receipt's server.
+            RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
+                be cancelled; ask again, for to cancel twice does no harm.
+        """
+        rows = asked_of(subject, receipt, key)
+        answers = await self._own.on_this_loop().core.messages.cancel(rows)
+        return CancelAnswer(int(answers["answer"][0]))
+
+    async def cancel_batch(
+        self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
+    ) -> NDArray[np.uint8]:
+        """End many messages; see `cancel`.
+
+        Returns uint8[n], one `CancelAnswer` a message, in the order of the receipt's columns. If one server gives no
+        answer, this error is raised, and messages of the others may be cancelled.
+
+        Args:
+            subject: the one that the messages were sent to.
+            receipt: what `send_batch` returned.
+            keys: in place of the receipt, a key for each message; the answers are in their order.
+        """
+        rows = asked_of_batch(subject, receipt, keys)
+        answers = await self._own.on_this_loop().core.messages.cancel(rows)
+        return answers["answer"].copy()
+
+    async def reschedule(
+        self,
+        subject: str,
+        *,
+        receipt: Receipt | None = None,
+        key: Key | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+    ) -> Rescheduled:
+        """Move a pending message to another instant, earlier or later.
+
+        Returns a `Rescheduled`: its ``answer`` is MOVED (durably, also when it was due at that instant already),
+        ALREADY_DISPATCHED (it has left, or has ended in another way), IN_FLIGHT (it is being handed over: ask again a
+        moment later), CANCELLED (it was cancelled or replaced before), or UNKNOWN (no such message is kept).
+
+        The message keeps its subject, key, tags, headers and body. Its earlier receipts go on to stand for it.
+
+        Args:
+            subject: the one that the message was sent to.
+            receipt: what `send` or an earlier `reschedule` returned; it names this message.
+            key: in place of the receipt, the key that the message was sent with; it names the newest message that took
+                it.
+            delay: how long from now it is to be due; of the three, give one.
+            deliver_at: when it is to be due. An instant that has passed means at once.
+            deliver_at_ms: the same in milliseconds since the epoch.
+
+        Raises:
+            CallerError: an argument is wrong, the instant is refused as that of a send would be, or nobody knows the
+                receipt's server.
+            RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
+                be moved; ask again, for to move it to the same instant twice does no harm.
+        """
+        rows = asked_of(subject, receipt, key)
+        core = self._own.on_this_loop().core
+        instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
+        log_ids, answers = await core.messages.reschedule(rows, instants)
+        return rescheduled_of(int(log_ids[0]), answers[0])
+
+    async def reschedule_batch(
+        self,
+        subject: str,
+        *,
+        receipt: BatchReceipt | RescheduledBatch | None = None,
+        keys: Sequence[Key] | None = None,
+        delay: Delays | None = None,
+        deliver_at: DeliverAt | None = None,
+        deliver_at_ms: DeliverAtMs | None = None,
+    ) -> RescheduledBatch:
+        """Move many messages; see `reschedule`.
+
+        Returns a `RescheduledBatch`, which later calls take as they take the receipt. Each message is moved by itself:
+        if one server gives no answer, this error is raised, and other messages may be moved.
+
+        Args:
+            subject: the one that the messages were sent to.
+            receipt: what `send_batch` or an earlier `reschedule_batch` returned.
+            keys: in place of the receipt, a key for each message; the answers are in their order.
+            delay: how long from now they are to be due, one for all or one for each; of the three, give one.
+            deliver_at: when they are to be due, one for all or one for each.
+            deliver_at_ms: the same in milliseconds since the epoch.
+        """
+        rows = asked_of_batch(subject, receipt, keys)
+        core = self._own.on_this_loop().core
+        instants = self._arguments.new_instants(delay, deliver_at, deliver_at_ms, rows.row_count)
+        return rescheduled_batch_of(*await core.messages.reschedule(rows, instants))
+
+    async def get(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> MessageInfo:
+        """Ask what became of a message.
+
+        Returns a `MessageInfo`. A message is known as long as the logs of its hour are kept; then its state is UNKNOWN.
+        ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors.
+        """
+        rows = asked_of(subject, receipt, key)
+        answers = await self._own.on_this_loop().core.messages.get(rows)
+        return info_of(answers[0])
+
+    async def get_batch(
+        self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
+    ) -> AnswerRows:
+        """Ask what became of many messages; see `get`.
+
+        Returns a structured array with one row a message, in the order of the receipt's columns, and the fields state,
+        deliver_at_ms, attempt, decided_at_ms, target_log_id, target_appended_at_ms, target_offset, other and
+        other_at_ms, in which 0 stands for None.
+
+        Args:
+            subject: the one that the messages were sent to.
+            receipt: what `send_batch` returned.
+            keys: in place of the receipt, a key for each message; the answers are in their order.
+        """
+        rows = asked_of_batch(subject, receipt, keys)
+        return await self._own.on_this_loop().core.messages.get(rows)
+
+    async def cancel_where(
+        self,
+        subject: str,
+        *,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Walked:
+        """End all pending messages of a subject that are due in a window, or only count them.
+
+        It goes through the delay servers hour by hour, in pieces of up to 65,536 messages, and cancels each message as
+        `cancel` does. Messages that were accepted before it began at a server are covered; later ones are not. When it
+        is interrupted, or raises, the pieces so far are done; call it again to go on.
+
+        Args:
+            subject: the one that the messages were sent to.
+            due_from: when the first of them is due; None: the earliest.
+            due_before: the messages are due before this; None: all later ones.
+            dry_run: only count, and change nothing. It is the default; say False to cancel.
+            progress: called with the counts so far, after each piece.
+
+        Returns a `Walked` with the counts.
+
+        Raises:
+            CallerError: an argument is wrong; nothing was done.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
+        """
+        window = window_of(subject, due_from, due_before)
+        return await self._own.on_this_loop().core.walker.cancel(window, dry_run=dry_run, progress=progress)
+
+    async def reschedule_where(
+        self,
+        subject: str,
+        *,
+        shift: timedelta,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Walked:
+        """Move all pending messages of a subject that are due in a window by ``shift``, or only count them.
+
+        It walks as `cancel_where` does and moves each message as `reschedule` does. No message is moved twice by one
+        call, even if it is due in the window again: only messages that were accepted before the call began at a server
+        are covered. When it is interrupted, or raises, the pieces so far are done. Another call moves what is due in
+        the window by then, so messages that were moved and are still due in it are moved once more.
+
+        Args:
+            subject: the one that the messages were sent to.
+            shift: how much later they are to be due; negative: earlier. What would be due in the past is due at once.
+            due_from: when the first of them is due; None: the earliest.
+            due_before: the messages are due before this; None: all later ones.
+            dry_run: only count, and change nothing. It is the default; say False to move.
+            progress: called with the counts so far, after each piece.
+
+        Returns a `Walked` with the counts.
+
+        Raises:
+            CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
+        """
+        window, shift_ms = window_of(subject, due_from, due_before), shift_ms_of(shift)
+        walker = self._own.on_this_loop().core.walker
+        return await walker.reschedule(window, shift_ms, dry_run=dry_run, progress=progress)
 
     async def outcome(self, handle: SendHandle) -> Accepted | None:
         """Ask what became of a send that raised OutcomeUnknown.
@@ -154,30 +407,20 @@ class AsyncProducer:
         Args:
             handle: the ``handle`` of the error. Ask within a minute.
         """
-        return await self._core_of_this_loop().core.sender.ask(handle)
+        return await self._own.on_this_loop().core.sender.ask(handle)
 
     async def flush(self) -> None:
         """Wait until all earlier sends have an outcome. It raises no errors of sends: each send raises its own."""
-        await self._core_of_this_loop().flush()
+        await self._own.on_this_loop().flush()
 
     async def close(self) -> None:
         """Flush and disconnect; calling it again does nothing."""
-        await self._core.close()
-
-    def _core_of_this_loop(self) -> _AsyncCore:
-        core = self._standing_core()
-        core.check_loop()
-        return core
-
-    def _standing_core(self) -> _AsyncCore:
-        if self._core.pid != getpid():
-            # Sockets and batch numbers belong to the parent process, which goes on with them (rule I2).
-            _LEFT_TO_PARENTS.append(self._core)
-            self._core = _AsyncCore(self._address, self._settings)
-        return self._core
+        engine = self._own.close()
+        if engine is not None:
+            await engine.close()
 
 
-class _AsyncCore:
+class _Engine:
     """A core, and the line of sends that wait because its queue is full."""
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
@@ -190,12 +433,12 @@ class _AsyncCore:
         self._bytes_max = settings.queue_bytes_max
         self._queued_bytes = 0
         self._line: deque[_InLine] = deque()
+        self._placing: set[asyncio.Task[Receipt]] = set()  # Sends whose instant a server is choosing.
         remember(self)
 
     def end(self, until: float) -> None:
         """Do nothing but log: the program ends, and the loop has ended before; see at_exit."""
-        if self.pid == getpid():
-            tell_unsent(self.core.outbox.unsent + len(self._line))
+        tell_unsent(self.core.outbox.unsent + len(self._line) + len(self._placing))
 
     def check_loop(self) -> None:
         """Raise WrongLoop outside of the loop that this core was made in."""
@@ -203,10 +446,8 @@ class _AsyncCore:
 
     def queue(self, row: Single) -> asyncio.Future[Receipt]:
         """Queue one send, or let it wait in line."""
-        if self.core.closed:
-            self.core.check_open()
         answered: asyncio.Future[Receipt] = self._new_future()
-        byte_count = len(row[1]) + len(row[4]) + ROW_BYTES
+        byte_count = row_bytes(row) if row[5] else len(row[1]) + len(row[4]) + ROW_BYTES
         if self._line or self._queued_bytes + byte_count > self._bytes_max:
             timer = self._loop.call_later(self._settings.timeout_ms / 1000, self._queue_full, answered)
             self._line.append(_InLine(row, byte_count, answered, timer))
@@ -215,8 +456,25 @@ class _AsyncCore:
             self._add(row, byte_count, answered)
         return answered
 
+    def queue_spread(self, row: Single, window_ms: int) -> asyncio.Future[Receipt]:
+        """Queue one send once a server has chosen its instant."""
+
+        if len(self._placing) >= PLACING_MAX:
+            raise QueueFull(f"{PLACING_MAX} sends with spread wait for their instants; await some of them first")
+
+        async def place() -> Receipt:
+            return await self.queue(await self.core.places.place(row, window_ms))
+
+        task = self._loop.create_task(place())
+        self._placing.add(task)
+        task.add_done_callback(self._placing.discard)
+        # A caller that gives up does not take the send back.
+        return asyncio.shield(task)
+
     async def flush(self) -> None:
         """See AsyncProducer."""
+        while self._placing:
+            await asyncio.wait(self._placing)
         in_line = [waiting.answered for waiting in self._line]
         if in_line:
             await asyncio.wait(in_line)
@@ -224,12 +482,9 @@ class _AsyncCore:
 
     async def close(self) -> None:
         """See AsyncProducer."""
-        if not self.core.closed:
-            self.check_loop()
-            self.core.closed = True
-            await self.flush()
-            forget(self)
-            await self.core.disconnect()
+        await self.flush()
+        forget(self)
+        await self.core.disconnect()
 
     def _free(self, byte_count: int) -> None:
         self._queued_bytes -= byte_count
@@ -253,6 +508,3 @@ class _InLine(NamedTuple):
     byte_count: int
     answered: asyncio.Future[Receipt]
     timer: asyncio.TimerHandle
-
-
-_LEFT_TO_PARENTS: list[_AsyncCore] = []

@@ -10,12 +10,14 @@ from typing import Self
 
 import numpy as np
 
-from delayd.batch import Int64s, ProducerPart
+from delayd.batch import ColumnId, Int64s, ProducerPart
+from delayd.batch import Columns as PackedColumns
 from delayd.client.instants import ServerClock
+from delayd.client.limits import lengths_of
 from delayd.client.sending.arguments import Columns
-from delayd.client.sending.packing import pack_rows
+from delayd.client.sending.packing import Items, pack_rows
 from delayd.client.sending.receipt import Accepted, BatchFailed, BatchReceipt, Failure, ReceiptPart
-from delayd.client.sending.unsent import Waiter
+from delayd.client.sending.unsent import NO_KEYED_ROWS, KeyedRows, Waiter
 from delayd.errors import DelaydError
 
 
@@ -58,48 +60,18 @@ class Progress:
 class Block:
     """See UnsentRows; all of one subject."""
 
-    __slots__ = (
-        "_bodies",
-        "_body_bytes",
-        "_deliver",
-        "_deliver_at_ms",
-        "_headers",
-        "_progress",
-        "_relative",
-        "_rows",
-        "_subject",
-    )
+    __slots__ = ("_columns", "_deliver_at_ms", "_progress", "_rows")
 
-    def __init__(
-        self,
-        progress: Progress,
-        rows: Int64s,
-        subject: bytes,
-        bodies: Sequence[bytes],
-        body_bytes: Int64s,
-        deliver: Int64s,
-        relative: bool,
-        headers: Sequence[bytes] | None,
-    ) -> None:
+    def __init__(self, progress: Progress, rows: Int64s, columns: Columns) -> None:
         self._progress = progress
-        self._rows = rows
-        self._subject = subject
-        self._bodies = bodies
-        self._body_bytes = body_bytes
-        self._deliver = deliver  # ms since the epoch, or monotonic us if `relative`.
-        self._relative = relative
-        self._headers = headers
-        self._deliver_at_ms = deliver
+        self._rows = rows  # Their numbers in the call.
+        self._columns = columns
+        self._deliver_at_ms = columns.deliver
 
     @classmethod
     def cut(cls, progress: Progress, columns: Columns, run: range) -> Self:
         """The rows ``run`` of a call."""
-        piece = slice(run.start, run.stop)
-        headers = None if columns.headers is None else columns.headers[piece]
-        rows = np.arange(run.start, run.stop)
-        deliver = columns.deliver[piece]
-        bodies, body_bytes = columns.bodies[piece], columns.body_bytes[piece]
-        return cls(progress, rows, columns.subject, bodies, body_bytes, deliver, columns.relative, headers)
+        return cls(progress, np.arange(run.start, run.stop), columns.cut(run))
 
     @property
     def count(self) -> int:
@@ -113,9 +85,16 @@ class Block:
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See UnsentRows."""
-        self._deliver_at_ms = clock.latest_ms_column(self._deliver) if self._relative else self._deliver
-        due, bodies = self._deliver_at_ms, self._bodies
-        return pack_rows(part, due, [self._subject], None, self._headers, bodies, self._body_bytes)
+        columns = self._columns
+        if columns.relative:
+            self._deliver_at_ms = clock.latest_ms_column(columns.deliver)
+        regions = {ColumnId.BODY_END: Items(columns.bodies, columns.body_bytes)}
+        if columns.headers is not None:
+            regions[ColumnId.HEADERS_END] = Items(columns.headers, lengths_of(columns.headers))
+        packed: dict[ColumnId, PackedColumns] = {ColumnId.DELIVER_AT_MS: self._deliver_at_ms}
+        if columns.labels is not None:
+            columns.labels.add_to(packed, regions)
+        return pack_rows(part, [columns.subject], packed, regions)
 
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
@@ -125,6 +104,14 @@ class Block:
         """See UnsentRows."""
         self._progress.fail(self._rows, error)
 
+    def keyed_rows(self) -> KeyedRows:
+        """See UnsentRows."""
+        labels = self._columns.labels
+        rows = [] if labels is None else labels.keyed_rows()
+        if labels is None or not rows:
+            return NO_KEYED_ROWS
+        return KeyedRows(rows, [self._columns.subject] * len(rows), [labels.keys[row] for row in rows])
+
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
         named = np.zeros(len(self._rows), bool)
@@ -132,15 +119,4 @@ class Block:
         return self._pick(np.flatnonzero(named)), self._pick(np.flatnonzero(~named))
 
     def _pick(self, rows: Int64s) -> Self:
-        chosen = rows.tolist()
-        headers = self._headers
-        return type(self)(
-            self._progress,
-            self._rows[rows],
-            self._subject,
-            [self._bodies[row] for row in chosen],
-            self._body_bytes[rows],
-            self._deliver[rows],
-            self._relative,
-            None if headers is None else [headers[row] for row in chosen],
-        )
+        return type(self)(self._progress, self._rows[rows], self._columns.pick(rows))

@@ -13,16 +13,19 @@ from typing import Self
 
 import numpy as np
 
-from delayd.batch import ProducerPart
+from delayd.batch import ColumnId, Columns, ProducerPart
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
 from delayd.client.sending.arguments import Single
-from delayd.client.sending.packing import pack_one, pack_rows
+from delayd.client.sending.labels import NO_LABEL, Labels
+from delayd.client.sending.packing import Items, pack_rows
 from delayd.client.sending.receipt import Accepted, Receipt, receipts
-from delayd.client.sending.unsent import Waiter
+from delayd.client.sending.unsent import NO_KEYED_ROWS, KeyedRows, Waiter
+from delayd.encode import encode_single
 from delayd.errors import DelaydError
 
-ROW_BYTES = 160  # A waiting row holds this much besides its body: the tuple, its number, and two references.
+LABEL_BYTES = 160  # A label holds this much besides the bytes of its key and tags.
+ROW_BYTES = 168  # A waiting row holds this much besides its body: the tuple, its number, and two references.
 
 
 class Gathering:
@@ -50,34 +53,40 @@ class Gathering:
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See UnsentRows."""
         rows = self.rows
-        if len(rows) == 1 and not rows[0][4]:
-            subject, body, when, is_relative, _ = rows[0]
+        if len(rows) == 1 and not rows[0][4] and rows[0][5] is None:
+            subject, body, when, is_relative, _, _ = rows[0]
             due = clock.latest_ms(when) if is_relative else when
             self._deliver_at_ms = (due,)
-            return (pack_one(part, due, subject.encode("ascii"), body),)
-        subjects, bodies, deliver, are_relative, headers = zip(*rows, strict=True)
+            return (encode_single(part, due, subject.encode("ascii"), body),)
+        subjects, bodies, deliver, are_relative, headers, labels = zip(*rows, strict=True)
         deliver_at_ms = np.array(deliver, np.int64)
         self._deliver_at_ms = deliver
         if any(are_relative):
             relative = np.array(are_relative, np.bool_)
             deliver_at_ms[relative] = clock.latest_ms_column(deliver_at_ms[relative])
             self._deliver_at_ms = deliver_at_ms.tolist()
-        subject_of = None
+        columns: dict[ColumnId, Columns] = {ColumnId.DELIVER_AT_MS: deliver_at_ms}
         names: Sequence[str] = subjects[:1]
         if subjects.count(names[0]) < len(subjects):
             index = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
             names = list(index)
-            subject_of = np.array([index[subject] for subject in subjects], np.uint32)
-        encoded = [name.encode("ascii") for name in names]
-        packed = headers if any(headers) else None
-        return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, bodies, lengths_of(bodies))
+            columns[ColumnId.SUBJECT] = np.array([index[subject] for subject in subjects], np.uint32)
+        regions = {ColumnId.BODY_END: Items(bodies, lengths_of(bodies))}
+        if any(headers):
+            regions[ColumnId.HEADERS_END] = Items(headers, lengths_of(headers))
+        if any(labels):
+            Labels(*zip(*(label or NO_LABEL for label in labels), strict=True)).add_to(columns, regions)
+        return pack_rows(part, [name.encode("ascii") for name in names], columns, regions)
 
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
         for waiter, receipt in zip(self.waiters, receipts(accepted, self._deliver_at_ms), strict=True):
             # A cancelled caller has stopped waiting; its message is kept all the same.
             if not waiter.done():
-                waiter.set_result(receipt)
+                if isinstance(receipt, DelaydError):
+                    waiter.set_exception(receipt)
+                else:
+                    waiter.set_result(receipt)
 
     def fail(self, error: DelaydError) -> None:
         """See UnsentRows."""
@@ -88,6 +97,11 @@ class Gathering:
                 own = copy.copy(error)
                 own.__cause__ = error.__cause__
                 waiter.set_exception(own)
+
+    def keyed_rows(self) -> KeyedRows:
+        """See UnsentRows."""
+        keyed = [(at, row[0].encode("ascii"), row[5].key) for at, row in enumerate(self.rows) if row[5] and row[5].key]
+        return KeyedRows(*map(list, zip(*keyed, strict=True))) if keyed else NO_KEYED_ROWS
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
@@ -100,4 +114,6 @@ class Gathering:
 
 def row_bytes(row: Single) -> int:
     """How many bytes a row holds in memory while it waits."""
-    return len(row[1]) + len(row[4]) + ROW_BYTES
+    label = row[5]
+    labelled = 0 if label is None else len(label.key) + len(label.tags) + LABEL_BYTES
+    return len(row[1]) + len(row[4]) + labelled + ROW_BYTES

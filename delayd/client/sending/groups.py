@@ -34,6 +34,17 @@ class Groups:
     def __len__(self) -> int:
         return len(self._groups)
 
+    def known(self, log_id: int) -> DelayGroup | None:
+        """The group that holds a log, if meta has named it."""
+        self._take_news()
+        return self._groups.get(log_id)
+
+    @property
+    def only(self) -> int | None:
+        """The log of the only group that is known; None when there are several, or none."""
+        self._take_news()
+        return next(iter(self._groups)) if len(self._groups) == 1 else None
+
     def choose(self) -> DelayGroup | None:
         """Choose a group for a new batch: one that is alive and reachable as far as is known, with the fewest batches
         under way; equal ones in turn.
@@ -64,6 +75,11 @@ class Groups:
         if group is None:
             raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
         return group
+
+    async def all(self) -> list[int]:
+        """The log of each group, after meta was asked; raises as `find`."""
+        await self.find()
+        return sorted(self._groups)
 
     async def named(self, log_id: int) -> DelayGroup:
         """The group that holds a log; UnknownServer when meta does not know it either."""

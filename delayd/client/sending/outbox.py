@@ -1,8 +1,11 @@
 """Outbox: messages that a producer was given and that have no outcome yet: single sends are gathered, batches are cut
 in pieces.
 
-Invariant: at most two batches of single sends for each delay server are under way, and at most 16 pieces of batches, so
-a slow server leads to fuller batches instead of more of them.
+Invariant: at most two batches of single sends for each delay server and lane are under way, and at most 16 pieces of
+batches, so a slow server leads to fuller batches instead of more of them.
+
+Single sends with keys have a lane of their own: a server looks their keys up, and refuses them while it can't, and no
+other send waits for that.
 
 When a gathering leaves depends on how many sends wait and how many batches are under way:
 
@@ -46,14 +49,11 @@ class Outbox:
 
     def __init__(self, sender: Sender, linger_ms: float, timeout_ms: float, on_free: Callable[[int], None]) -> None:
         self._sender = sender
-        self._linger_s = linger_ms / 1000
         self._timeout_s = timeout_ms / 1000
         self._on_free = on_free  # Called with how many bytes of single sends have ended.
         self._loop = asyncio.get_running_loop()
-        self._gathering = Gathering()
-        self._timer: asyncio.Handle | None = None  # Set while anything is gathered.
-        self._look_at = 1  # `_look` is called when this many rows are gathered.
-        self._singles = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
+        self._plain = _Lane(sender, linger_ms / 1000, self._leave)
+        self._keyed = _Lane(sender, linger_ms / 1000, self._leave)
         self._pieces = Slots(lambda: PIECES_UNDER_WAY)
         self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
         self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
@@ -61,17 +61,20 @@ class Outbox:
     @property
     def unsent(self) -> int:
         """Messages that have no outcome yet."""
-        return self._gathering.count + sum([parcel.rows.count for parcel in list(self._under_way)])
+        gathered = self._plain.gathering.count + self._keyed.gathering.count
+        return gathered + sum([parcel.rows.count for parcel in list(self._under_way)])
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
         """Take one send, which holds ``byte_count`` bytes."""
-        gathering = self._gathering
+        label = row[5]
+        lane = self._plain if label is None or not label.key else self._keyed
+        gathering = lane.gathering
         # The same as `Gathering.add`: a call for each send would be a hundredth of its cost.
         gathering.rows.append(row)
         gathering.waiters.append(waiter)
         gathering.held_bytes += byte_count
-        if len(gathering.rows) >= self._look_at or gathering.held_bytes >= BYTES_TARGET:
-            self._look()
+        if len(gathering.rows) >= lane.look_at or gathering.held_bytes >= BYTES_TARGET:
+            lane.look()
 
     async def add_batch(self, progress: Progress, columns: Columns) -> None:
         """Take the rows of one `send_batch`, piece by piece; returns when the last of them is under way."""
@@ -87,8 +90,9 @@ class Outbox:
 
     async def flush(self) -> None:
         """Wait until everything that was added before has ended."""
-        if self._gathering.count:
-            self._close_gathering()
+        for lane in (self._plain, self._keyed):
+            if lane.gathering.count:
+                lane.close_gathering()
         ends: list[asyncio.Future[None]] = []
         for parcel, end in self._under_way.items():
             if end is None:
@@ -97,67 +101,28 @@ class Outbox:
         if ends:
             await asyncio.wait(ends)
 
-    def _look(self) -> None:
-        """Decide when the gathering leaves, at its first row and whenever it has become much larger."""
-        count = self._gathering.count
-        if count >= ROWS_TARGET or self._gathering.held_bytes >= BYTES_TARGET:
-            self._close_gathering()
-        elif count >= CROWD_ROWS:
-            self._look_at = ROWS_TARGET
-            if self._singles.free:
-                self._close_gathering()
-        elif count >= COMPANY_ROWS:
-            self._look_at = CROWD_ROWS
-            if self._singles.free:
-                self._set_timer(self._loop.call_soon(self._flush))
-        else:
-            self._look_at = COMPANY_ROWS
-            if self._singles.taken:
-                self._set_timer(self._loop.call_later(self._linger_s, self._flush))
-            else:
-                self._set_timer(self._loop.call_soon(self._flush))
-
-    def _set_timer(self, timer: asyncio.Handle | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = timer
-
-    def _flush(self) -> None:
-        """Send what is gathered, if it may leave now."""
-        self._set_timer(None)
-        if not self._gathering.count:
-            return
-        if self._singles.free:
-            self._close_gathering()
-        else:
-            self._set_timer(self._loop.call_later(CLOSE_GATHERING_MS / 1000, self._close_gathering))
-
-    def _close_gathering(self) -> None:
-        """End the gathering: it leaves when it has a slot, and its time limit begins now."""
-        self._set_timer(None)
-        self._look_at = 1
-        parcel = self._sender.parcel(self._gathering)
-        self._gathering = Gathering()
-        if self._singles.take_free():
-            self._carry(parcel, self._singles)
+    def _leave(self, parcel: Parcel, slots: Slots) -> None:
+        """Carry a parcel as soon as it has a slot."""
+        if slots.take_free():
+            self._carry(parcel, slots)
         else:
             self._under_way[parcel] = None
-            self._spawn(self._carry_when_free(parcel))
+            self._spawn(self._carry_when_free(parcel, slots))
 
     def _carry(self, parcel: Parcel, slots: Slots) -> None:
         """Carry a parcel that has a slot."""
         self._under_way.setdefault(parcel, None)
         self._sender.carry(parcel, partial(self._ended, slots))
 
-    async def _carry_when_free(self, parcel: Parcel) -> None:
+    async def _carry_when_free(self, parcel: Parcel, slots: Slots) -> None:
         try:
-            await self._singles.take(parcel.deadline)
+            await slots.take(parcel.deadline)
         except TimeoutError:
             parcel.rows.fail(self._sender.given_up(parcel))
             self._on_free(parcel.rows.held_bytes)
             self._over(parcel)
             return
-        self._carry(parcel, self._singles)
+        self._carry(parcel, slots)
 
     def _ended(self, slots: Slots, parcel: Parcel, split: Split) -> None:
         slots.give()
@@ -167,7 +132,9 @@ class Outbox:
             self._spawn(self._carry_split(parcel, split))
         else:
             self._over(parcel)
-        self._flush()
+        for lane in (self._plain, self._keyed):
+            if slots in (lane.slots, self._pieces):
+                lane.flush()
 
     async def _carry_split(self, parcel: Parcel, split: Split) -> None:
         """Carry the parts that a parcel was split into; the parcel ends with them."""
@@ -189,3 +156,60 @@ class Outbox:
         task = self._loop.create_task(waiting)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class _Lane:
+    """Single sends that share batches, until these leave."""
+
+    def __init__(self, sender: Sender, linger_s: float, leave: Callable[[Parcel, Slots], None]) -> None:
+        self.gathering = Gathering()
+        self.look_at = 1  # `look` is called when this many rows are gathered.
+        self.slots = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
+        self._sender = sender
+        self._linger_s = linger_s
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None  # Set while anything is gathered.
+
+    def look(self) -> None:
+        """Decide when the gathering leaves, at its first row and whenever it has become much larger."""
+        count = self.gathering.count
+        if count >= ROWS_TARGET or self.gathering.held_bytes >= BYTES_TARGET:
+            self.close_gathering()
+        elif count >= CROWD_ROWS:
+            self.look_at = ROWS_TARGET
+            if self.slots.free:
+                self.close_gathering()
+        elif count >= COMPANY_ROWS:
+            self.look_at = CROWD_ROWS
+            if self.slots.free:
+                self._set_timer(self._loop.call_soon(self.flush))
+        else:
+            self.look_at = COMPANY_ROWS
+            if self.slots.taken:
+                self._set_timer(self._loop.call_later(self._linger_s, self.flush))
+            else:
+                self._set_timer(self._loop.call_soon(self.flush))
+
+    def _set_timer(self, timer: asyncio.Handle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def flush(self) -> None:
+        """Send what is gathered, if it may leave now."""
+        self._set_timer(None)
+        if not self.gathering.count:
+            return
+        if self.slots.free:
+            self.close_gathering()
+        else:
+            self._set_timer(self._loop.call_later(CLOSE_GATHERING_MS / 1000, self.close_gathering))
+
+    def close_gathering(self) -> None:
+        """End the gathering: it leaves when it has a slot, and its time limit begins now."""
+        self._set_timer(None)
+        self.look_at = 1
+        parcel = self._sender.parcel(self.gathering)
+        self.gathering = Gathering()
+        self._leave(parcel, self.slots)

@@ -1,62 +1,57 @@
 """Rows of a producer as one PRODUCER batch (docs/formats/batch.md).
 
 Invariant: a batch that is packed here passes a delay server's intake: limits were checked before, layout and checksums
-are made here. One row costs as little as possible, because a lone send is common.
+are made here. A row alone is made by `delayd.encode.encode_single`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from delayd.batch import (
-    BatchKind,
-    Buffer,
-    ColumnId,
-    Columns,
-    Int64s,
-    ProducerPart,
-)
-from delayd.client.limits import lengths_of
-from delayd.encode import PADS, encode_one, encode_pieces, encode_subject_table, one_subject_table
+from delayd.batch import REGIONS, BatchKind, Buffer, ColumnId, Columns, Int64s, ProducerPart
+from delayd.encode import PADS, encode_pieces, encode_subject_table, one_subject_table
 
 # A batch of this many rows takes a few ms to make and to check: nobody else waits longer for a turn.
 ROWS_TARGET = 8_192
 BYTES_TARGET = 4 << 20  # One message of the largest size may come on top, so the limit of 16 MiB is never near.
 
 
+class Items(NamedTuple):
+    """The items of one region, one a row, and their lengths."""
+
+    items: Sequence[bytes]
+    lengths: Int64s
+
+
 def pack_rows(
     part: ProducerPart,
-    deliver_at_ms: Int64s,
     subjects: Sequence[bytes],
-    subject_of: NDArray[np.uint32] | None,
-    headers: Sequence[bytes] | None,
-    bodies: Sequence[bytes],
-    body_bytes: Int64s,
+    columns: Mapping[ColumnId, Columns],
+    regions: Mapping[ColumnId, Items],
 ) -> tuple[bytes, bytes]:
-    """Make the batch; ``subject_of`` is None when all rows have the one subject, ``headers`` when none has any.
+    """Make the batch in two pieces, because the second one holds the only copy that is made of a body.
 
-    In two pieces, because the second one holds the only copy that is made of a body.
+    Args:
+        part: the kind part.
+        subjects: the subject table; when it has several names, ``columns`` says which row has which.
+        columns: all columns that have no region.
+        regions: bodies, and what else a row has.
     """
     table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
-    columns: list[tuple[ColumnId, Columns]] = [(ColumnId.DELIVER_AT_MS, deliver_at_ms)]
+    ordered = list(columns.items())
     heap: list[Buffer] = [table]
     begin = len(table)
-    if subject_of is not None:
-        columns.append((ColumnId.SUBJECT, subject_of))
-    if headers is not None:
-        headers_end, begin = _lay_out(headers, lengths_of(headers), begin, heap)
-        columns.append((ColumnId.HEADERS_END, headers_end))
-    body_end, _ = _lay_out(bodies, body_bytes, begin, heap)
-    columns.append((ColumnId.BODY_END, body_end))
-    return encode_pieces(BatchKind.PRODUCER, part, len(bodies), columns, heap, len(subjects))
-
-
-def pack_one(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes) -> bytes:
-    """Make a batch of one row without headers: the same bytes as `pack_rows`, at a fraction of its cost."""
-    return encode_one(BatchKind.PRODUCER, part, (deliver_at_ms,), subject, body, len(body))
+    for column in REGIONS:
+        if column in regions:
+            ends, begin = _lay_out(*regions[column], begin, heap)
+            ordered.append((column, ends))
+    ordered.sort(key=itemgetter(0))
+    count = len(columns[ColumnId.DELIVER_AT_MS])
+    return encode_pieces(BatchKind.PRODUCER, part, count, ordered, heap, len(subjects))
 
 
 def split_rows(sizes: Int64s) -> list[range]:

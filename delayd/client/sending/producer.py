@@ -6,28 +6,46 @@ own (rule I2).
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayd.client.at_exit import forget, remember
-from delayd.client.instants import HORIZON_MS, monotonic_s
+from delayd.client.engine import OwnEngine
+from delayd.client.instants import monotonic_s
 from delayd.client.limits import Headers, need_meta
-from delayd.client.loop_thread import LoopThread
-from delayd.client.sending.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
+from delayd.client.loop_thread import Inbox, LoopThread
+from delayd.client.sending.arguments import (
+    HORIZON,
+    LINGER_MS,
+    QUEUE_BYTES_MAX,
+    TIMEOUT_MS,
+    Arguments,
+    ProducerSettings,
+    Single,
+)
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
-from delayd.client.sending.gathering import ROW_BYTES
+from delayd.client.sending.gathering import ROW_BYTES, row_bytes
+from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
+from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch, info_of
+from delayd.client.sending.place_asker import spread_of
 from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
+from delayd.client.sending.rescheduled import (
+    Rescheduled,
+    RescheduledBatch,
+    rescheduled_batch_of,
+    rescheduled_of,
+)
 from delayd.client.sending.room import Room
 from delayd.client.sending.send_future import SendFuture
-from delayd.errors import AlreadyClosed, SendHandle
-
-HORIZON = timedelta(milliseconds=HORIZON_MS)
+from delayd.client.sending.walker import Progress, Walked, shift_ms_of, window_of
+from delayd.errors import SendHandle
+from delayd.wire.ending import AnswerRows, CancelAnswer
 
 
 class Producer:
@@ -60,13 +78,11 @@ class Producer:
         timeout_ms: float = TIMEOUT_MS,
         horizon: timedelta = HORIZON,
     ) -> None:
-        self._address = need_meta(address)
-        self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
+        meta = need_meta(address)
+        settings = self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
         self._arguments = Arguments(horizon)
-        self._closed = False
-        self._engine: _Engine | None = None
-        # Reentrant, because a signal handler may close the client that it interrupted.
-        self._starting = threading.RLock()
+        self._own = OwnEngine("producer", lambda: _Engine(meta, settings))
+        self._standing_engine = self._own.standing
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +101,10 @@ class Producer:
         deliver_at: datetime | None = None,
         deliver_at_ms: int | None = None,
         headers: Headers | None = None,
+        spread: timedelta | None = None,
+        key: Key | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | None = None,
     ) -> Receipt:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``, and wait until it is kept.
 
@@ -95,14 +115,27 @@ class Producer:
             deliver_at: when the message is due, with a time zone. A message whose instant is past is due at once.
             deliver_at_ms: the same in milliseconds since the epoch.
             headers: names with texts or bytes, at most 32 KiB; the consumer gets them with the body.
+            spread: how much later the message may be due: the server chooses the least loaded instant between the due
+                instant and the end of this window, at most 7 days, and the receipt says which.
+            key: a name for the message, text or UTF-8 of 1 to 200 bytes: no two pending messages of a subject have the
+                same one.
+            on_conflict: what happens when a pending message has this key: ``"reject"`` (KeyPending), ``"keep"`` (the
+                receipt is that of the pending message, and ``kept`` is true) or ``"replace"`` (the new one takes its
+                place).
+            tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
 
         Raises:
             CallerError: an argument is wrong; nothing was queued.
             QueueFull: the queue stayed full for the timeout; nothing was sent.
             RetryLater: no server took the message within the timeout; it is not kept.
+            KeyPending: a pending message has the key; nothing changed.
+            InFlight: the message with this key is being handed over at this moment, so it can't be replaced; nothing
+                changed. Send again a moment later.
             OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
-        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags)
+        if spread is not None:
+            row = self._placed(row, spread)
         future = SendFuture()
         self._standing_engine().queue(row, future)
         # Every send ends by itself; this limit only keeps a bug from looking like a slow server.
@@ -117,13 +150,21 @@ class Producer:
         deliver_at: datetime | None = None,
         deliver_at_ms: int | None = None,
         headers: Headers | None = None,
+        spread: timedelta | None = None,
+        key: Key | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | None = None,
     ) -> SendFuture:
         """Send one message, and do not wait for the outcome: the future has the receipt, or the error.
 
-        While the queue is full the call waits for room. It raises CallerError and QueueFull itself. ``subject``,
-        ``body``, ``delay``, ``deliver_at``, ``deliver_at_ms`` and ``headers`` are those of `send`.
+        While the queue is full the call waits for room; with ``spread`` it waits until the server has chosen an
+        instant. It raises CallerError, QueueFull and what prevents that choice itself. ``subject``, ``body``,
+        ``delay``, ``deliver_at``, ``deliver_at_ms``, ``headers``, ``spread``, ``key``, ``on_conflict`` and ``tags`` are
+        those of `send`.
         """
-        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags)
+        if spread is not None:
+            row = self._placed(row, spread)
         future = SendFuture()
         self._standing_engine().queue(row, future)
         return future
@@ -137,6 +178,10 @@ class Producer:
         delay: Delays | None = None,
         deliver_at: DeliverAt | None = None,
         headers: Headers | Sequence[Headers | None] | None = None,
+        spread: timedelta | None = None,
+        keys: Sequence[Key | None] | None = None,
+        on_conflict: OnConflict = REJECT,
+        tags: Tags | Sequence[Tags | None] | None = None,
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
@@ -151,15 +196,236 @@ class Producer:
             delay: how long from now they are due, by the delay server's clock.
             deliver_at: when they are due, with a time zone.
             headers: as for `send`; None for a message without headers.
+            spread: how much later each message may be due: the server chooses the least loaded instants, and the
+                receipt says which.
+            keys: a key for each message, or None for a message without one. What became of each is in the receipt's
+                ``verdicts``; a message that is rejected raises nothing here.
+            on_conflict: as for `send`, one for all messages.
+            tags: one list of texts for all messages, or one for each.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
             BatchFailed: some messages failed; the error has the receipt of the others.
             DelaydError: all messages failed in the same way; this is that error.
         """
-        columns = self._arguments.columns(subject, bodies, deliver_at_ms, delay, deliver_at, headers)
+        columns = self._arguments.columns(
+            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags
+        )
+        window_ms = None if spread is None else spread_of(spread)
         engine = self._standing_engine()
-        return engine.thread.call(engine.core.send_batch(columns))
+        return engine.thread.call(engine.core.send_batch(columns, window_ms))
+
+    def _placed(self, row: Single, spread: timedelta) -> Single:
+        """The same send with the instant that a server chose."""
+        window_ms = spread_of(spread)
+        engine = self._standing_engine()
+        return engine.thread.call(engine.core.places.place(row, window_ms))
+
+    def cancel(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> CancelAnswer:
+        """End a message that is pending, so that it is never delivered.
+
+        Returns a `CancelAnswer`: CANCELLED (durably, also if it was cancelled before), ALREADY_DISPATCHED (it has left,
+        or has ended in another way: `get` says how), IN_FLIGHT (it is being handed over: ask again a moment later), or
+        UNKNOWN (no such message is kept).
+
+        Args:
+            subject: the one that the message was sent to.
+            receipt: what `send` returned; it names this message.
+            key: in place of the receipt, the key that the message was sent with; it names the newest message that took
+                it.
+
+        Raises:
+            CallerError: an argument is wrong, or nobody knows the receipt's server.
+            RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
+                be cancelled; ask again, for to cancel twice does no harm.
+        """
+        rows = asked_of(subject, receipt, key)
+        engine = self._standing_engine()
+        answers = engine.thread.call(engine.core.messages.cancel(rows))
+        return CancelAnswer(int(answers["answer"][0]))
+
+    def cancel_batch(
+        self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
+    ) -> NDArray[np.uint8]:
+        """End many messages; see `cancel`.
+
+        Returns uint8[n], one `CancelAnswer` a message, in the order of the receipt's columns. If one server gives no
+        answer, this error is raised, and messages of the others may be cancelled.
+
+        Args:
+            subject: the one that the messages were sent to.
+            receipt: what `send_batch` returned.
+            keys: in place of the receipt, a key for each message; the answers are in their order.
+        """
+        rows = asked_of_batch(subject, receipt, keys)
+        engine = self._standing_engine()
+        answers = engine.thread.call(engine.core.messages.cancel(rows))
+        return answers["answer"].copy()
+
+    def reschedule(
+        self,
+        subject: str,
+        *,
+        receipt: Receipt | None = None,
+        key: Key | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+    ) -> Rescheduled:
+        """Move a pending message to another instant, earlier or later.
+
+        Returns a `Rescheduled`: its ``answer`` is MOVED (durably, also when it was due at that instant already),
+        ALREADY_DISPATCHED (it has left, or has ended in another way), IN_FLIGHT (it is being handed over: ask again a
+        moment later), CANCELLED (it was cancelled or replaced before), or UNKNOWN (no such message is kept).
+
+        The message keeps its subject, key, tags, headers and body. Its earlier receipts go on to stand for it.
+
+        Args:
+            subject: the one that the message was sent to.
+            receipt: what `send` or an earlier `reschedule` returned; it names this message.
+            key: in place of the receipt, the key that the message was sent with; it names the newest message that took
+                it.
+            delay: how long from now it is to be due; of the three, give one.
+            deliver_at: when it is to be due. An instant that has passed means at once.
+            deliver_at_ms: the same in milliseconds since the epoch.
+
+        Raises:
+            CallerError: an argument is wrong, the instant is refused as that of a send would be, or nobody knows the
+                receipt's server.
+            RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
+                be moved; ask again, for to move it to the same instant twice does no harm.
+        """
+        rows = asked_of(subject, receipt, key)
+        engine = self._standing_engine()
+        instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
+        log_ids, answers = engine.thread.call(engine.core.messages.reschedule(rows, instants))
+        return rescheduled_of(int(log_ids[0]), answers[0])
+
+    def reschedule_batch(
+        self,
+        subject: str,
+        *,
+        receipt: BatchReceipt | RescheduledBatch | None = None,
+        keys: Sequence[Key] | None = None,
+        delay: Delays | None = None,
+        deliver_at: DeliverAt | None = None,
+        deliver_at_ms: DeliverAtMs | None = None,
+    ) -> RescheduledBatch:
+        """Move many messages; see `reschedule`.
+
+        Returns a `RescheduledBatch`, which later calls take as they take the receipt. Each message is moved by itself:
+        if one server gives no answer, this error is raised, and other messages may be moved.
+
+        Args:
+            subject: the one that the messages were sent to.
+            receipt: what `send_batch` or an earlier `reschedule_batch` returned.
+            keys: in place of the receipt, a key for each message; the answers are in their order.
+            delay: how long from now they are to be due, one for all or one for each; of the three, give one.
+            deliver_at: when they are to be due, one for all or one for each.
+            deliver_at_ms: the same in milliseconds since the epoch.
+        """
+        rows = asked_of_batch(subject, receipt, keys)
+        engine = self._standing_engine()
+        instants = self._arguments.new_instants(delay, deliver_at, deliver_at_ms, rows.row_count)
+        return rescheduled_batch_of(*engine.thread.call(engine.core.messages.reschedule(rows, instants)))
+
+    def get(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> MessageInfo:
+        """Ask what became of a message.
+
+        Returns a `MessageInfo`. A message is known as long as the logs of its hour are kept; then its state is UNKNOWN.
+        ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors.
+        """
+        rows = asked_of(subject, receipt, key)
+        engine = self._standing_engine()
+        answers = engine.thread.call(engine.core.messages.get(rows))
+        return info_of(answers[0])
+
+    def get_batch(
+        self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
+    ) -> AnswerRows:
+        """Ask what became of many messages; see `get`.
+
+        Returns a structured array with one row a message, in the order of the receipt's columns, and the fields state,
+        deliver_at_ms, attempt, decided_at_ms, target_log_id, target_appended_at_ms, target_offset, other and
+        other_at_ms, in which 0 stands for None.
+
+        Args:
+            subject: the one that the messages were sent to.
+            receipt: what `send_batch` returned.
+            keys: in place of the receipt, a key for each message; the answers are in their order.
+        """
+        rows = asked_of_batch(subject, receipt, keys)
+        engine = self._standing_engine()
+        return engine.thread.call(engine.core.messages.get(rows))
+
+    def cancel_where(
+        self,
+        subject: str,
+        *,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Walked:
+        """End all pending messages of a subject that are due in a window, or only count them.
+
+        It goes through the delay servers hour by hour, in pieces of up to 65,536 messages, and cancels each message as
+        `cancel` does. Messages that were accepted before it began at a server are covered; later ones are not. When it
+        is interrupted, or raises, the pieces so far are done; call it again to go on.
+
+        Args:
+            subject: the one that the messages were sent to.
+            due_from: when the first of them is due; None: the earliest.
+            due_before: the messages are due before this; None: all later ones.
+            dry_run: only count, and change nothing. It is the default; say False to cancel.
+            progress: called with the counts so far, after each piece, on a thread of the producer.
+
+        Returns a `Walked` with the counts.
+
+        Raises:
+            CallerError: an argument is wrong; nothing was done.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
+        """
+        window = window_of(subject, due_from, due_before)
+        engine = self._standing_engine()
+        walk = engine.core.walker.cancel(window, dry_run=dry_run, progress=progress)
+        return engine.thread.call(walk, ends_with_caller=True)
+
+    def reschedule_where(
+        self,
+        subject: str,
+        *,
+        shift: timedelta,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Walked:
+        """Move all pending messages of a subject that are due in a window by ``shift``, or only count them.
+
+        It walks as `cancel_where` does and moves each message as `reschedule` does. No message is moved twice by one
+        call, even if it is due in the window again: only messages that were accepted before the call began at a server
+        are covered. When it is interrupted, or raises, the pieces so far are done. Another call moves what is due in
+        the window by then, so messages that were moved and are still due in it are moved once more.
+
+        Args:
+            subject: the one that the messages were sent to.
+            shift: how much later they are to be due; negative: earlier. What would be due in the past is due at once.
+            due_from: when the first of them is due; None: the earliest.
+            due_before: the messages are due before this; None: all later ones.
+            dry_run: only count, and change nothing. It is the default; say False to move.
+            progress: called with the counts so far, after each piece, on a thread of the producer.
+
+        Returns a `Walked` with the counts.
+
+        Raises:
+            CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
+        """
+        window, shift_ms = window_of(subject, due_from, due_before), shift_ms_of(shift)
+        engine = self._standing_engine()
+        walk = engine.core.walker.reschedule(window, shift_ms, dry_run=dry_run, progress=progress)
+        return engine.thread.call(walk, ends_with_caller=True)
 
     def outcome(self, handle: SendHandle) -> Accepted | None:
         """Ask what became of a send that raised OutcomeUnknown.
@@ -180,23 +446,9 @@ class Producer:
 
     def close(self) -> None:
         """Flush and disconnect. A second call does nothing."""
-        with self._starting:
-            closed, self._closed = self._closed, True
-            engine, self._engine = self._engine, None
-        if not closed and engine is not None and engine.thread.pid == os.getpid():
+        engine = self._own.close()
+        if engine is not None:
             engine.close()
-
-    def _standing_engine(self) -> _Engine:
-        engine = self._engine
-        if engine is not None and engine.thread.pid == os.getpid():
-            return engine
-        with self._starting:
-            if self._closed:
-                raise AlreadyClosed("this producer was closed")
-            if self._engine is None or self._engine.thread.pid != os.getpid():
-                # A child does not have the parent's thread, and the batch numbers are the parent's.
-                self._engine = _Engine(self._address, self._settings)
-            return self._engine
 
 
 class _Engine:
@@ -206,32 +458,22 @@ class _Engine:
         self.thread = LoopThread("delayd-producer")
         self._settings = settings
         self._room = Room(settings.queue_bytes_max)
-        self.core = self.thread.call(_made(lambda: ProducerCore(address, settings, self._room.give)))
-        self._inbox: deque[tuple[Single, int, SendFuture]] = deque()
-        self._posted = False
+        self.core = self.thread.run(lambda: ProducerCore(address, settings, self._room.give))
+        self.pid = self.core.pid
+        self._inbox = Inbox[Single, int, SendFuture](self.thread, self.core.outbox.add)
         remember(self)
 
     def queue(self, row: Single, future: SendFuture) -> None:
         """Hand one send over when there is room for it."""
-        byte_count = len(row[1]) + len(row[4]) + ROW_BYTES
+        byte_count = row_bytes(row) if row[5] else len(row[1]) + len(row[4]) + ROW_BYTES
         if not self._room.take(byte_count, self._settings.timeout_ms / 1000):
             raise queue_full(self._settings)
-        self._inbox.append((row, byte_count, future))
-        # The flag is set before the post and cleared before the inbox is emptied: a send in between posts once more.
-        if not self._posted:
-            try:
-                self._posted = True
-                self.thread.post(self._empty_inbox)
-            except BaseException:
-                # A Ctrl-C came in between: the next send posts again.
-                self._posted = False
-                raise
+        self._inbox.put((row, byte_count, future))
 
     def end(self, until: float) -> None:
         """Flush because the program ends; see at_exit."""
-        if self.thread.pid == os.getpid():
-            self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
-            tell_unsent(self.core.outbox.unsent + len(self._inbox))
+        self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
+        tell_unsent(self.core.outbox.unsent + len(self._inbox))
 
     def close(self) -> None:
         """Flush, disconnect and end the thread."""
@@ -239,13 +481,3 @@ class _Engine:
         self.thread.call(self.core.outbox.flush())
         self.thread.call(self.core.disconnect())
         self.thread.close()
-
-    def _empty_inbox(self) -> None:
-        self._posted = False
-        inbox, add = self._inbox, self.core.outbox.add
-        while inbox:
-            add(*inbox.popleft())
-
-
-async def _made(make: Callable[[], ProducerCore]) -> ProducerCore:
-    return make()

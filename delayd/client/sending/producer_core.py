@@ -15,10 +15,13 @@ from collections.abc import Callable
 from delayd.client.meta import MetaView
 from delayd.client.sending.arguments import Columns, ProducerSettings
 from delayd.client.sending.block import Progress
+from delayd.client.sending.message_asker import MessageAsker
 from delayd.client.sending.outbox import Outbox
+from delayd.client.sending.place_asker import PlaceAsker
 from delayd.client.sending.receipt import BatchReceipt
 from delayd.client.sending.sender import Sender
-from delayd.errors import AlreadyClosed, QueueFull
+from delayd.client.sending.walker import Walker
+from delayd.errors import QueueFull
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +31,18 @@ class ProducerCore:
 
     def __init__(self, address: str, settings: ProducerSettings, on_free: Callable[[int], None]) -> None:
         self.pid = os.getpid()
-        self.closed = False
         self._loop = asyncio.get_running_loop()
         self._meta = MetaView(address)
         self.sender = Sender(self._meta, settings.timeout_ms)
+        self.messages = MessageAsker(self.sender.groups, self.sender.owners, settings.timeout_ms)
+        self.walker = Walker(self.messages)
+        self.places = PlaceAsker(self.sender.groups, self._meta, settings.timeout_ms)
         self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, on_free)
 
-    def check_open(self) -> None:
-        """Raise AlreadyClosed after the close."""
-        if self.closed:
-            raise AlreadyClosed("this producer was closed")
-
-    async def send_batch(self, columns: Columns) -> BatchReceipt:
-        """Send the rows of one call and wait until each has ended."""
-        self.check_open()
+    async def send_batch(self, columns: Columns, window_ms: int | None = None) -> BatchReceipt:
+        """Send the rows of one call and wait until each has ended; with a window, a server chooses their instants."""
+        if window_ms is not None:
+            columns = await self.places.place_columns(columns, window_ms)
         if not columns.bodies:
             return BatchReceipt(())
         answered: asyncio.Future[BatchReceipt] = self._loop.create_future()

@@ -5,22 +5,32 @@ Invariant: a receipt exists only for messages that a delay server has made durab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import base64
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from enum import IntEnum
 from functools import partial
 from itertools import count, repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.client.instants import utc
-from delayd.errors import DelaydError
+from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending
+from delayd.hours import INSTANT_MS_MAX
+from delayd.log.dispatch import Reason
+from delayd.log.ended import decode_ended
 from delayd.log_id import LogId
 
 Column = TypeVar("Column", bound=np.generic)
 
+TOKEN_FIELDS_BYTES = 28  # log_id and sequence in 8 bytes each, two instants in 6 bytes each.
+CHECK_BYTES = 2  # The front of a CRC-32C; with them a token has whole letters, 48 of them.
+
+_NO_UINT8S: NDArray[np.uint8] = np.empty(0, np.uint8)
 _NO_INT64S: Int64s = np.empty(0, np.int64)
 _NO_UINT64S: NDArray[np.uint64] = np.empty(0, np.uint64)
 
@@ -33,6 +43,30 @@ class Accepted(NamedTuple):
     row_count: int
     accepted_at_ms: int
     duplicate: bool
+    decided: bytes = b""  # Rows of `delayd.log.ended`, for those that met others by their keys; see `Verdicts`.
+
+
+class SendVerdict(IntEnum):
+    """What became of a message that was sent with a key (docs/keys.md).
+
+    ACCEPTED: it is kept. KEPT: an earlier message with the key stands for it. REPLACED: it is kept, and the earlier
+    message has ended. REJECTED and IN_FLIGHT: it is not kept, and the earlier message stays as it is.
+    """
+
+    ACCEPTED = 0
+    KEPT = 1
+    REPLACED = 2
+    REJECTED = 3
+    IN_FLIGHT = 4
+
+
+_VERDICT_OF = np.zeros(max(Reason) + 2, np.uint8)  # By reason; 0 where a send can't have it.
+_VERDICT_OF[[Reason.REPLACED, Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT]] = [
+    SendVerdict.REPLACED,
+    SendVerdict.REJECTED,
+    SendVerdict.KEPT,
+    SendVerdict.IN_FLIGHT,
+]
 
 
 class Receipt(NamedTuple):
@@ -50,6 +84,9 @@ class Receipt(NamedTuple):
         accepted_at_ms: when the delay server made the message durable, by that server's clock.
         was_due: whether the message was due already when it was accepted; then it is delivered at once.
         duplicate: whether the server knew the message from an earlier try. It has kept the message once.
+        kept: whether an earlier message with this key stands for this one, which is not kept. ``sequence`` and
+            ``deliver_at_ms`` are then those of the earlier message, and ``accepted_at_ms`` is not exact.
+        replaced: the sequence of the earlier message with this key, which this one replaced; None when there was none.
     """
 
     log_id: LogId
@@ -58,6 +95,8 @@ class Receipt(NamedTuple):
     accepted_at_ms: int
     was_due: bool
     duplicate: bool
+    kept: bool = False
+    replaced: int | None = None
 
     @property
     def deliver_at(self) -> datetime:
@@ -69,16 +108,114 @@ class Receipt(NamedTuple):
         """When the delay server made it durable, in UTC and by that server's clock."""
         return utc(self.accepted_at_ms)
 
+    @property
+    def token(self) -> str:
+        """The receipt as one word of 48 letters and digits, for a database or a command line; see `of_token`."""
+        instants = (self.deliver_at_ms.to_bytes(6, "big"), self.accepted_at_ms.to_bytes(6, "big"))
+        fields = self.log_id.to_bytes(8, "big") + self.sequence.to_bytes(8, "big") + b"".join(instants)
+        return base64.b32encode(fields + _check_of(fields)).decode().lower()
+
+    @classmethod
+    def of_token(cls, token: str) -> Receipt:
+        """The receipt that a token stands for.
+
+        `cancel`, `reschedule` and `get` take it as they take the receipt itself; ``duplicate``, ``kept`` and
+        ``replaced`` are not part of a token.
+
+        Raises:
+            BadArgument: it was mistyped, cut, or is no token.
+        """
+        try:
+            packed = base64.b32decode(token.strip().upper())
+        except ValueError:
+            packed = b""
+        fields, check = packed[:TOKEN_FIELDS_BYTES], packed[TOKEN_FIELDS_BYTES:]
+        if len(packed) != TOKEN_FIELDS_BYTES + CHECK_BYTES or check != _check_of(fields):
+            raise BadArgument(f"{token.strip()[:80]!r} is no receipt; it was mistyped or cut")
+        deliver_at_ms, accepted_at_ms = int.from_bytes(fields[16:22], "big"), int.from_bytes(fields[22:], "big")
+        log_id, sequence = LogId(int.from_bytes(fields[:8], "big")), int.from_bytes(fields[8:16], "big")
+        return cls(log_id, sequence, deliver_at_ms, accepted_at_ms, deliver_at_ms <= accepted_at_ms, False)
+
+
+def _check_of(fields: bytes) -> bytes:
+    return crc32c(fields).to_bytes(4, "big")[:CHECK_BYTES]
+
 
 _new_receipt = partial(tuple.__new__, Receipt)
 
 
-def receipts(accepted: Accepted, deliver_at_ms: Sequence[int]) -> Iterator[Receipt]:
-    """The receipt of each single send of a batch, made without a Python call for each."""
-    log_id, base_sequence, _, at_ms, duplicate = accepted
+def receipts(accepted: Accepted, deliver_at_ms: Sequence[int]) -> Iterable[Receipt | KeyPending | InFlight]:
+    """The receipt of each single send of a batch, or the error in its place; made without a Python call for each."""
+    log_id, base_sequence, _, at_ms, duplicate, decided = accepted
     was_due = [due <= at_ms for due in deliver_at_ms]
-    columns = zip(repeat(log_id), count(base_sequence), deliver_at_ms, repeat(at_ms), was_due, repeat(duplicate))
-    return map(_new_receipt, columns)
+    shared = repeat(log_id), count(base_sequence), deliver_at_ms, repeat(at_ms), was_due, repeat(duplicate)
+    made: Iterator[Receipt] = map(_new_receipt, zip(*shared, repeat(False), repeat(None)))
+    if not decided:
+        return made
+    columns = zip(made, *(column.tolist() for column in Verdicts.of(accepted)), strict=True)
+    return [_met(receipt, SendVerdict(verdict), other, other_at_ms) for receipt, verdict, other, other_at_ms in columns]
+
+
+def _met(receipt: Receipt, verdict: SendVerdict, other: int, other_at_ms: int) -> Receipt | KeyPending | InFlight:
+    """The outcome of a single send of which this is the receipt, if no key met another."""
+    if verdict is SendVerdict.ACCEPTED:
+        return receipt
+    if verdict is SendVerdict.REPLACED:
+        return receipt._replace(replaced=other)
+    if verdict is SendVerdict.KEPT:
+        # The server does not say when it had accepted the earlier message. Whoever asks about this one needs that only
+        # for a message that was past due by then, so an instant in its filing hour does as well.
+        return receipt._replace(
+            sequence=other,
+            deliver_at_ms=other_at_ms,
+            accepted_at_ms=min(receipt.accepted_at_ms, other_at_ms),
+            was_due=other_at_ms <= receipt.accepted_at_ms,
+            kept=True,
+        )
+    due = utc(other_at_ms).isoformat()
+    if verdict is SendVerdict.REJECTED:
+        return KeyPending(
+            f"message {other}, due at {due}, is pending with this key",
+            log_id=receipt.log_id,
+            sequence=other,
+            deliver_at_ms=other_at_ms,
+        )
+    return InFlight(
+        f"message {other} with this key was due at {due} and is being handed over; send again a moment later"
+    )
+
+
+class Verdicts(NamedTuple):
+    """What became of the rows of one batch by their keys: columns with one item for each row."""
+
+    verdict: NDArray[np.uint8]  # `SendVerdict`.
+    other: NDArray[np.uint64]  # The sequence of the earlier message that the row met; 0 for ACCEPTED.
+    other_at_ms: Int64s  # When that message is due; 0 for ACCEPTED.
+
+    @classmethod
+    def of(cls, accepted: Accepted) -> Verdicts:
+        """Read what a server decided; BatchMalformed when it does not fit the batch."""
+        columns = cls(
+            np.zeros(accepted.row_count, np.uint8),
+            np.zeros(accepted.row_count, np.uint64),
+            np.zeros(accepted.row_count, np.int64),
+        )
+        rows = decode_ended(accepted.decided)
+        # A row REPLACED is the earlier one, and names the new one; the others are new rows, and name the earlier one.
+        replaced = rows["reason"] == Reason.REPLACED
+        new = np.where(replaced, rows["other"], rows["sequence"])
+        place = new - np.uint64(accepted.base_sequence)
+        if bool((place >= accepted.row_count).any()) or len(np.unique(place)) < len(place):
+            raise BatchMalformed("a decision is not about a row of the batch")
+        verdict = _VERDICT_OF.take(rows["reason"], mode="clip")
+        if not verdict.all():
+            raise BatchMalformed("a decision about a row that was sent has a reason that a send can't have")
+        columns.verdict[place] = verdict
+        columns.other[place] = np.where(replaced, rows["sequence"], rows["other"])
+        columns.other_at_ms[place] = np.where(replaced, rows["deliver_at_ms"], rows["other_at_ms"])
+        if bool((columns.other_at_ms < 0).any()) or bool((columns.other_at_ms > INSTANT_MS_MAX).any()):
+            raise BatchMalformed("a decision names an instant that no message has")
+        return columns
 
 
 class ReceiptPart(NamedTuple):
@@ -91,6 +228,8 @@ class ReceiptPart(NamedTuple):
 
 class BatchReceipt:
     """Says that many messages are kept. Each column has one item for each accepted message, in the order given.
+
+    Of messages with keys, ``verdicts`` says which are kept, and which met an earlier message.
 
     Example::
 
@@ -143,6 +282,21 @@ class BatchReceipt:
     def was_due(self) -> NDArray[np.bool_]:
         """bool[n]: whether each message was due already when it was accepted; then it is delivered at once."""
         return self.deliver_at_ms <= self.accepted_at_ms
+
+    @property
+    def verdicts(self) -> NDArray[np.uint8]:
+        """uint8[n]: the `SendVerdict` of each message; all 0, ACCEPTED, where no key met another."""
+        return self._ordered([_NO_UINT8S, *(Verdicts.of(part.accepted).verdict for part in self.parts)])
+
+    @property
+    def others(self) -> NDArray[np.uint64]:
+        """uint64[n]: the sequence of the earlier message that each one met by its key; 0 where it met none."""
+        return self._ordered([_NO_UINT64S, *(Verdicts.of(part.accepted).other for part in self.parts)])
+
+    @property
+    def others_at_ms(self) -> Int64s:
+        """int64[n]: when those earlier messages are due, in milliseconds since the epoch; 0 where there is none."""
+        return self._ordered([_NO_INT64S, *(Verdicts.of(part.accepted).other_at_ms for part in self.parts)])
 
     @property
     def duplicates(self) -> int:

@@ -14,24 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from delayd.batch import ROWS_MAX, ProducerPart
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import ROWS_MAX, Buffer, ProducerPart
 from delayd.client.instants import monotonic_us
 from delayd.client.link import unreadable
 from delayd.client.meta import MetaView
 from delayd.client.retry import Backoff, spread_ms
 from delayd.client.sending.groups import DelayGroup, Groups
-from delayd.client.sending.receipt import Accepted
-from delayd.client.sending.unsent import UnsentRows
+from delayd.client.sending.key_owners import KeyOwners
+from delayd.client.sending.receipt import Accepted, Verdicts
+from delayd.client.sending.unsent import KeyedRows, UnsentRows
 from delayd.errors import (
     BadArgument,
     BadRequest,
+    BatchMalformed,
     ClockInDoubt,
     DelaydError,
+    Detail,
     InternalError,
+    NotOwner,
     OutcomeUnknown,
     RequestFailed,
     RetryLater,
@@ -39,6 +46,7 @@ from delayd.errors import (
     ServerUnavailable,
     error_by_code,
 )
+from delayd.log.ended import ENDED_BYTES
 from delayd.log_id import LogId
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
@@ -107,6 +115,7 @@ class Sender:
 
     def __init__(self, meta: MetaView, timeout_ms: float) -> None:
         self.groups = Groups(meta)
+        self.owners = KeyOwners(meta, self.groups)
         self.producer_id = 0  # Drawn at the first send (rule I2).
         self._meta = meta
         self._timeout_s = timeout_ms / 1000
@@ -145,10 +154,10 @@ class Sender:
             _check_log(answer.head, handle.log_id)
             state = need_str(answer.head, "state")
             if state == "accepted":
-                return _accepted(need_map(answer.head, "result"), handle.log_id)
+                return _accepted(need_map(answer.head, "result"), handle.log_id, answer.body)
             if state != "unknown":
                 raise BadRequest(f"the state is {state}, which is neither accepted nor unknown")
-        except BadRequest as error:
+        except (BadRequest, BatchMalformed) as error:
             raise unreadable(connection, error) from error
         return None
 
@@ -163,23 +172,66 @@ class Sender:
             self._end(parcel, self.given_up(parcel))
             return
         group = parcel.group or self.groups.choose()
+        if parcel.group is None and len(self.groups) > 1 and (keyed := parcel.rows.keyed_rows()).rows:
+            log_ids = self.owners.known(keyed.subjects, keyed.keys)
+            if log_ids is None:
+                self._later(self._find_owners(parcel, keyed, left_s))
+                return
+            if (log_ids != log_ids[0]).any():
+                self._part(parcel, keyed, log_ids)
+                return
+            group = self.groups.known(int(log_ids[0]))
+            if group is None:
+                self.owners.forget()
+                what = f"the delay server {int(log_ids[0]):016x} owns these keys, and meta does not know it"
+                self._heard(parcel, ServerUnavailable(f"{what}; start it, or move its slots with `delayd slots`"))
+                return
         connection = None if group is None else group.link.standing
         if group is None or connection is None:
-            task = self._loop.create_task(self._connect(parcel, group, left_s))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._later(self._connect(parcel, group, left_s))
             return
         self._ask(parcel, group, connection, left_s)
+
+    def _later(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _find_owners(self, parcel: Parcel, keyed: KeyedRows, left_s: float) -> None:
+        """Ask meta who owns the keys of a parcel, and then try it (rule I4)."""
+        try:
+            async with asyncio.timeout(left_s):
+                await self.owners.find(keyed.subjects, keyed.keys)
+        except TimeoutError:
+            self._end(parcel, self.given_up(parcel))
+        except DelaydError as error:
+            self._heard(parcel, error)
+        else:
+            self._try(parcel)
+
+    def _part(self, parcel: Parcel, keyed: KeyedRows, log_ids: NDArray[np.uint64]) -> None:
+        """Part the rows of different owners; rows without a key go with the others."""
+        assert parcel.ended is not None, "it is being carried"
+        first = [row for row, log_id in zip(keyed.rows, log_ids.tolist(), strict=True) if log_id == int(log_ids[0])]
+        parts = parcel.rows.split(first)
+        parcel.ended(parcel, [(Parcel(part, parcel.deadline), 0.0) for part in parts])
 
     async def _connect(self, parcel: Parcel, group: DelayGroup | None, left_s: float) -> None:
         """Find a group and connect to it, and then send."""
         try:
             async with asyncio.timeout(left_s):
-                group = group or await self.groups.find()
+                if group is None:
+                    group = await self.groups.find()
+                    if len(self.groups) > 1:
+                        # A row with a key may not go to any of them.
+                        self._try(parcel)
+                        return
                 try:
                     connection = await group.link.connection()
                 except ServerUnavailable:
                     self._meta.refresh_soon()
+                    # An operator may have given its keys to another one.
+                    self.owners.forget()
                     if not parcel.may_be_kept:
                         self._unbind(parcel)
                     raise
@@ -229,8 +281,8 @@ class Sender:
             results = need_maps(answer.head, "results")
             if len(results) != 1:
                 raise BadRequest(f"{len(results)} results came for one batch")
-            outcome = _outcome(results[0], group.log_id, parcel.rows.count)
-        except BadRequest as error:
+            outcome = _outcome(results[0], group.log_id, parcel.rows.count, answer.body)
+        except (BadRequest, BatchMalformed) as error:
             self._heard(parcel, unreadable(connection, error))
         else:
             self._heard(parcel, outcome)
@@ -264,6 +316,11 @@ class Sender:
             outcome = outcome.error
         if not isinstance(outcome, RetryLater):
             return None
+        if isinstance(outcome, NotOwner):
+            # The server would know the batch if it had kept it, so it kept nothing.
+            self.owners.forget()
+            parcel.may_be_kept = False
+            self._unbind(parcel)
         parcel.failure = outcome
         return spread_ms(outcome.retry_after_ms)
 
@@ -353,9 +410,9 @@ def _check_log(head: Head, log_id: int) -> None:
         raise BadRequest(f"it is for the log {answered:016x} instead of {log_id:016x}")
 
 
-def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:
+def _outcome(result: Head, log_id: int, count: int, body: Buffer) -> Accepted | Refusal:
     if "error" not in result:
-        accepted = _accepted(result, log_id)
+        accepted = _accepted(result, log_id, body)
         if accepted.row_count != count:
             raise BadRequest(f"{accepted.row_count} rows were accepted of a batch of {count}")
         return accepted
@@ -365,14 +422,26 @@ def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:
     hint = result.get("retry_after_ms")
     message = need_str(result, "message", ERROR_TEXT_BYTES_MAX)
     retry_after_ms = 0 if hint is None else need_retry_after(result)
-    return Refusal(error_by_code(need_str(result, "error"), message, retry_after_ms), rows)
+    details: dict[str, Detail] = {}
+    if "next_free_ms" in result:
+        details["next_free_ms"] = need_instant(result, "next_free_ms")
+    return Refusal(error_by_code(need_str(result, "error"), message, retry_after_ms, details), rows)
 
 
-def _accepted(result: Head, log_id: int) -> Accepted:
-    return Accepted(
+def _accepted(result: Head, log_id: int, body: Buffer) -> Accepted:
+    count = need_int(result, "count", 1, ROWS_MAX)
+    decided = need_int(result, "decided", 1, count) if "decided" in result else 0
+    if len(body) != decided * ENDED_BYTES:
+        raise BadRequest(f"its body has {len(body)} bytes for {decided} rows that were decided about")
+    accepted = Accepted(
         LogId(log_id),
         need_u64(result, "base_sequence"),
-        need_int(result, "count", 1, ROWS_MAX),
+        count,
         need_instant(result, "appended_at_ms"),
         need_bool(result, "duplicate"),
+        bytes(body),
     )
+    if decided:
+        # What does not fit the batch is found here and not by the caller.
+        Verdicts.of(accepted)
+    return accepted

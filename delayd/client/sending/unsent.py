@@ -6,7 +6,7 @@ Invariant: each row ends exactly once, accepted or failed, however often it was 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from delayd.batch import ProducerPart
 from delayd.client.instants import ServerClock
@@ -29,6 +29,17 @@ class Waiter(Protocol[Outcome]):
         """Tell that it failed."""
 
 
+class KeyedRows(NamedTuple):
+    """Rows that have a key, with their subjects and keys."""
+
+    rows: Sequence[int]
+    subjects: Sequence[bytes]
+    keys: Sequence[bytes]
+
+
+NO_KEYED_ROWS = KeyedRows((), (), ())
+
+
 class UnsentRows(Protocol):
     """The rows of a batch, with the callers that wait for them."""
 
@@ -48,6 +59,9 @@ class UnsentRows(Protocol):
 
     def fail(self, error: DelaydError) -> None:
         """Note that all rows failed."""
+
+    def keyed_rows(self) -> KeyedRows:
+        """The rows that have a key, by rising number."""
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """Split into the named rows and the others; neither side may be empty."""

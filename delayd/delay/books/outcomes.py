@@ -7,7 +7,7 @@ H4).
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -74,6 +74,8 @@ class OutcomeLog:
     ) -> None:
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
+        # Called with the rows of each flush whose outcomes are durable, in several arrays.
+        self.on_ended: Callable[[list[NDArray[np.uint64]]], None] = lambda sequences: None
         self._filed_below = 0
         self._moved = set(ends)  # Hours whose end is in no checkpoint yet.
         self._disk = site.disk
@@ -171,6 +173,10 @@ class OutcomeLog:
     def unwritten_hours(self) -> set[int]:
         """Hours with recorded outcomes that are not durable yet."""
         return {recorded.hour for recorded in chain(self._waiting, self._flushing)}
+
+    def unwritten(self) -> Iterator[NDArray[np.uint64]]:
+        """The sequences of all recorded outcomes that are not durable yet, in several arrays."""
+        return (recorded.part.sequences for recorded in chain(self._waiting, self._flushing))
 
     def unwritten_of(self, hour: int) -> list[NDArray[np.uint64]]:
         """The sequences of an hour's recorded outcomes that are not durable yet, in several arrays."""
@@ -313,6 +319,7 @@ class OutcomeLog:
             flushed = [recorded for recorded in flushed if recorded.hour not in full]
         self._note_ends(flushed, ends)
         self._note_handed_over(flushed)
+        self.on_ended([recorded.part.sequences for recorded in flushed])
         for recorded in flushed:
             recorded.on_durable()
         for callback in after:

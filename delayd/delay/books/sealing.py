@@ -25,7 +25,7 @@ OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not col
 Packed = NDArray[np.void]  # Its dtype is SCHEDULE_ROW.
 COPIED = (  # Columns that a row takes over from its part.
     *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
-    *("target_appended_at_ms", "target_offset", "outcome", "attempt"),
+    *("target_appended_at_ms", "target_offset", "outcome", "reason", "attempt"),
 )
 
 

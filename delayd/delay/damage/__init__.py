@@ -8,5 +8,6 @@ A map. `quarantine`, one folder up, has the names of everything that is damaged.
     lost_values         values of the state that do not check
     held                keeps due rows whose bodies can't be read
     mending             tries the logs of an hour again, and loads the rows that it lacked
+    keys_rebuild        makes the index of keys again
     seal_mending        tries the seal log again
 """

@@ -61,8 +61,8 @@ class FileWatch:
         self,
         site: Site,
         hours: HourTable,
-        ends: Mapping[int, OutcomeEnd],
-        earlier_ends: Mapping[int, OutcomeEnd],
+        written_ends: Mapping[int, OutcomeEnd],
+        sealed_ends: Mapping[int, OutcomeEnd],
         quarantine: Quarantine,
         damaged: Callable[[int, DamagedData], None],
     ) -> None:
@@ -72,8 +72,8 @@ class FileWatch:
         self._clock = site.clock
         self._worker = site.worker
         self._hours = hours
-        self._ends = ends  # Ends of dispatch logs that were written in this life.
-        self._earlier_ends = earlier_ends  # Ends of dispatch logs that were sealed before it.
+        self._written_ends = written_ends  # Ends of dispatch logs that were written in this life.
+        self._sealed_ends = sealed_ends  # Ends of dispatch logs that were sealed before it.
         self._quarantine = quarantine
         self._damaged = damaged
         self._due_ms = self._clock.monotonic_ms() + LOOK_MS
@@ -111,7 +111,7 @@ class FileWatch:
         self._worker.submit(work, self._looked, Priority.SPARE)
 
     def _end_of(self, hour: int) -> OutcomeEnd:
-        return self._ends.get(hour) or self._earlier_ends.get(hour, OutcomeEnd())
+        return self._written_ends.get(hour) or self._sealed_ends.get(hour, OutcomeEnd())
 
     def _looked(self, done: Done[Looked]) -> None:
         self._looking = False

@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.sources import Sources
-from delayd.delay.handoff.waiting import lowest_offset
+from delayd.delay.handoff.waiting import lowest_offset, split_off
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.errors import DamagedData, Shortage
@@ -95,6 +98,20 @@ class HeldRows:
     def parts(self) -> Iterator[Rows]:
         """All rows that are held."""
         return (rows for parts in self._held.values() for rows in parts)
+
+    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
+        """Take rows: they have ended; returns them, in several arrays. ``sequences`` rise."""
+        found: list[Rows] = []
+        for name, parts in list(self._held.items()):
+            kept, taken = split_off(parts, sequences)
+            if not taken:
+                continue
+            found += taken
+            self._held[name] = kept
+            if not kept:
+                del self._held[name]
+                self._quarantine.lift(Kind.ROWS, name)
+        return found
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a held row refers to (rule P6)."""

@@ -465,6 +465,17 @@ class Mending:
         self._worker.submit(work, self._read_done)
 
     def _read(self, hour: int, file: HourFile, decided: Sequences, end: OutcomeEnd) -> tuple[LoadedHour, Sequences]:
+        """Load an hour's rows from its schedule log, without those that have an outcome; runs on the worker.
+
+        Args:
+            hour: the hour whose files are whole again.
+            file: how much of its schedule log counts.
+            decided: sequences of rows with an outcome from an earlier life, sorted.
+            end: how much of its dispatch log counts; the outcomes in it are decided too.
+
+        Returns:
+            The rows, and the sequences of all rows with an outcome, sorted.
+        """
         if end.length:
             segment = open_segment(
                 self._disk, dispatch_path(self._folder, hour), FileKind.DISPATCH, self._log_id, write=False

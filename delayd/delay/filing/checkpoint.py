@@ -6,7 +6,8 @@ durable, then the LMDB transaction counts them, then the checkpoint file publish
 1. On the loop, `begin` fixes the offset, say 5,000,000: the rows between the last one, 4,000,000, and this one are to
    be filed. Producers are packed in pieces, some in each turn of the loop.
 2. On the worker thread the rows are appended to the schedule logs of their hours, and these files are synced.
-3. One LMDB transaction sets the replay offset to 5,000,000 and the new lengths of these hours' files.
+   Keys that rows have taken are written as a run of the index of keys.
+3. One LMDB transaction sets the replay offset to 5,000,000, the new lengths of these hours' files, and the runs.
 4. The checkpoint file says the same to readers in other processes.
 5. On the loop, the hour table takes the new lengths, and the pending rows up to 5,000,000 are forgotten.
 
@@ -33,8 +34,10 @@ from delayd.delay.filing.hour_table import BESIDE_PREFIX, FiledHours, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
+from delayd.delay.keys.index import STATE_KEY as KEYS_KEY
+from delayd.delay.keys.index import Frozen, KeyIndex, Written
 from delayd.delay.producers import Producers
-from delayd.delay.state_values import TARGET_PREFIX
+from delayd.delay.state_values import ENDED_KEY, TARGET_PREFIX
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done
 from delayd.log.checkpoint import CheckpointFile, Value
@@ -123,6 +126,8 @@ class Facts(NamedTuple):
     told: Told
     ends: dict[int, OutcomeEnd]
     books: Books
+    owed: bytes
+    keys: Frozen
 
 
 class Abandoned(Exception):
@@ -138,6 +143,7 @@ class Filed(NamedTuple):
     beside: HourRows
     damage: dict[int, DamagedData]
     unpublished: DataError | OSError | None
+    keys: Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,7 @@ class Filing:
     filed: FiledHours
     pending: PendingRows
     producers: Producers
+    keys: KeyIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,7 @@ class Checkpointer:
         self._filed = filing.filed
         self._pending = filing.pending
         self._producers = filing.producers
+        self._keys = filing.keys
         self._calls = calls
         self._file = CheckpointFile(site.disk, site.folder, site.log_id)
         self._published = -1  # The replay offset in the checkpoint file, as far as this life knows it.
@@ -253,12 +261,14 @@ class Checkpointer:
         ended: Callable[[bool], None],
         books: Books,
         forgotten: Iterable[bytes] = (),
+        owed_rows: bytes = b"",
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
         ``notes``: targets of subjects. ``ends``: the ends of all dispatch logs, by hour. ``moved``: the hours whose end
         is not in the state yet. ``handed_over``: the rows whose bodies need not be filed. ``forgotten``: the subjects
-        whose target is not needed any more.
+        whose target is not needed any more. ``owed_rows``: the rows that decisions have ended, as far as their
+        outcomes are not durable (rule C2).
         """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
@@ -266,7 +276,7 @@ class Checkpointer:
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         owed, self._owed = self._owed, NOTHING_TOLD
         told = Told(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
-        facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books)
+        facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books, owed_rows, self._keys.freeze())
         # Only the loop may read a producer's batches; all else is packed beside the loop.
         self.collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
         self._collected = partial(self._submit, facts, self._pending.take(), handed_over, ended)
@@ -341,9 +351,19 @@ class Checkpointer:
             "skipped": facts.books.skipped,
         }
         written, beside = writer.written.rows, writer.written_beside.rows
-        counted = (b"checkpoint", msgpack.packb(checkpoint))
+        counted = [(b"checkpoint", msgpack.packb(checkpoint))]
+        if facts.owed:
+            counted.append((ENDED_KEY, facts.owed))
+        else:
+            removes = removes | {ENDED_KEY}
         rows_of_hours = chain(hour_puts(written), hour_puts(beside, BESIDE_PREFIX))
-        self._state.commit(chain(rows_of_hours, sorted(puts.items()), [counted]), sorted(removes))
+        keys = self._keys.write(facts.keys)
+        counted.append((KEYS_KEY, keys.known.encode()))
+        try:
+            self._state.commit(chain(rows_of_hours, sorted(puts.items()), counted), sorted(removes))
+        except (DataError, OSError):
+            self._keys.abandon(keys)
+            raise
         self._executor.give_way()
         unpublished: DataError | OSError | None = None
         try:
@@ -353,7 +373,7 @@ class Checkpointer:
             # The state counts this checkpoint all the same. If it were treated as undone, the next one would cut off
             # rows that are counted.
             unpublished = error
-        return Filed(written, beside, writer.damage, unpublished)
+        return Filed(written, beside, writer.damage, unpublished, keys)
 
     def _pause(self) -> None:
         """Called between two parts. Nothing counts the rows that were written so far, so the checkpoint can be given up
@@ -378,6 +398,7 @@ class Checkpointer:
                 "beside": beside.tobytes(),
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
+                "latest_ms": evidence.latest_ms,
                 "seals": None if seals is None else [seals.seals, seals.sha256],
                 "skipped": [list(range_) for range_ in books.skipped],
                 "dropped": books.dropped,
@@ -400,6 +421,7 @@ class Checkpointer:
             return
         self._hours.update(filed.hours)
         self._beside.update(filed.beside)
+        self._keys.counted(filed.keys)
         for hour, damage in filed.damage.items():
             self._calls.on_damaged(hour, damage)
         self._pending.drop(taken)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours
 
@@ -131,6 +132,10 @@ class FiledHours:
 
     hours: HourTable
     beside: HourTable  # Of the files beside damaged schedule logs.
+
+    def all(self) -> NDArray[np.uint32]:
+        """The hours that have filed rows, rising."""
+        return np.union1d(self.hours.rows["hour"], self.beside.rows["hour"])
 
 
 def merge_hours(rows: HourRows, newer: HourRows) -> HourRows:

@@ -14,19 +14,20 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.content import NOT_STATED, Region
+from delayd.batch import DTYPES, KIND_COLUMNS, BatchKind, ColumnId, Columns, Int64s
+from delayd.content import HASHED_REGIONS, NOT_STATED, Region
 from delayd.delay.rows import among, filing_hours
-from delayd.delay.stored import Stored
+from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import subjects_of, tabulate
 from delayd.errors import DamagedData
-from delayd.gather import ROW_COLUMNS_BYTES
+from delayd.gather import ROW_COLUMNS_BYTES, GatheredItems
 from delayd.hours import HOUR_MS
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log
 
-WINDOW_BYTES = 32 << 20  # This much of the log is in memory at a time.
+# This much of the log is in memory at a time; a column of its rows stays below `MMAP_BYTES` of delayd.net.heap.
+WINDOW_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
 PIECE_WORDS = 128 << 10  # Words copied in one call: they stay in the processor's cache between being read and written.
 
@@ -34,17 +35,23 @@ Rising = NDArray[np.intp]
 
 
 class Items(NamedTuple):
-    """One item a row: 64-bit words, which begin behind the words of the row before, and exact lengths in bytes."""
+    """The items of one region, one a row: 64-bit words, which begin behind the words of the row before, and exact
+    lengths in bytes.
+    """
 
     words: NDArray[np.uint64]
     ends: Int64s  # In words.
     lengths: Int64s
 
-    def slice(self, low: int, high: int) -> memoryview:
-        """Bytes of the items from ``low`` up to ``high``."""
-        return self._words(low, high).data.cast("B")
+    def gathered(self, low: int, high: int) -> GatheredItems:
+        """The items from ``low`` up to ``high``, as views."""
+        return GatheredItems(self.lengths[low:high], [self._words(low, high).data.cast("B")])
 
-    def region(self, low: int, high: int) -> Region:
+    def any(self, low: int, high: int) -> bool:
+        """Whether a row from ``low`` up to ``high`` has an item that is not empty."""
+        return bool(self.lengths[low:high].any())
+
+    def hashed(self, low: int, high: int) -> Region:
         """The same items, to be hashed."""
         return Region(self._words(low, high), self.lengths[low:high])
 
@@ -85,8 +92,10 @@ class LogRange:
         self._log = log
         self._give_way = give_way
         self._windows: list[_Window] = []
-        self._bodies = _Places(np.empty(count, np.int64), np.empty(count, np.uint32))
-        self._headers: _Places | None = None
+        self._regions = KIND_COLUMNS[BatchKind.SCHEDULE].regions
+        self._places: dict[ColumnId, _Places] = {}  # For each of these regions in which a row has an item.
+        self._kept = KIND_COLUMNS[BatchKind.SCHEDULE].kept
+        self.kept: dict[ColumnId, Columns] = {}  # Each of these columns that a batch has.
         self._words = np.empty(0, np.uint64)  # Room for the window that is copied from.
         self._subjects = Subjects()  # Its own numbers, because the server's numbers are given on the loop only.
         self.deliver_at_ms = np.empty(count, np.int64)
@@ -112,11 +121,10 @@ class LogRange:
         return self._subjects.names
 
     def size_bytes(self) -> Int64s:
-        """Bytes of each row's columns, headers and body in a new batch: int64[n], a new array, never 0."""
-        sizes = (self._bodies.length.astype(np.int64) + 7) & ~7
-        if self._headers is not None:
-            sizes += (self._headers.length.astype(np.int64) + 7) & ~7
-        sizes += ROW_COLUMNS_BYTES
+        """Bytes of each row's columns and items in a new batch: int64[n], a new array, never 0."""
+        sizes = np.full(len(self.sequences), ROW_COLUMNS_BYTES)
+        for places in self._places.values():
+            sizes += (places.length.astype(np.int64) + 7) & ~7
         return sizes
 
     def filing_order(self, rows: Rising) -> Rising:
@@ -147,35 +155,35 @@ class LogRange:
         stated = np.flatnonzero(hashes != NOT_STATED)
         if len(stated) < len(hashes):
             sequences, hashes = sequences.take(stated), hashes.take(stated)
-        gone = np.flatnonzero(among(self.sequences, sequences) & (self._bodies.length > 0))
+        body_bytes = self._places[ColumnId.BODY_END].length
+        gone = np.flatnonzero(among(self.sequences, sequences) & (body_bytes > 0))
         if not len(gone):
             return
         self.hashes = np.zeros(len(self.sequences), np.uint64)
         self.hashes[gone] = hashes.take(np.searchsorted(sequences, self.sequences.take(gone)))
         self.left_out = np.zeros(len(self.sequences), np.uint32)
-        self.left_out[gone] = self._bodies.length[gone]
-        self._bodies.length[gone] = 0
-        if self._headers is not None:
-            self._headers.length[gone] = 0
+        self.left_out[gone] = body_bytes[gone]
+        # The hash stands for them. Items of other regions stay.
+        for column in HASHED_REGIONS:
+            if column in self._places:
+                self._places[column].length[gone] = 0
 
-    def copy(self, rows: Rising, order: Rising) -> tuple[Items, Items | None]:
-        """Copy bodies and headers of ``rows``; the i-th item is that of row ``rows[order[i]]``; None without headers.
+    def copy(self, rows: Rising, order: Rising) -> dict[ColumnId, Items]:
+        """Copy the items of ``rows`` in each region, in the heap's order; the i-th item is that of row
+        ``rows[order[i]]``.
 
         Raises:
             DamagedData: the log has changed since its columns were read.
         """
-        regions = [_Region(self._bodies, rows, order)]
-        if self._headers is not None:
-            regions.append(_Region(self._headers, rows, order))
+        regions = {c: _Region(self._places[c], rows, order) for c in self._regions if c in self._places}
         bounds = np.searchsorted(rows, [*(window.first_row for window in self._windows), len(self.sequences)]).tolist()
         for window, low, high in zip(self._windows, bounds, bounds[1:], strict=False):
             if low < high:
                 self._give_way()
                 words = self._read(window)
-                for region in regions:
+                for region in regions.values():
                     region.fill(words, window.start, low, high)
-        items = [region.items() for region in regions]
-        return items[0], items[1] if len(items) > 1 else None
+        return {column: region.items() for column, region in regions.items()}
 
     def _read(self, window: _Window) -> NDArray[np.uint64]:
         """Read and verify the bytes of a window, valid until the next one is read; a segment may end within it."""
@@ -197,7 +205,7 @@ class LogRange:
         stored = _stored(window)
         if not stored:
             return at
-        table = tabulate(stored)
+        table = tabulate(stored, self._regions)
         heaps = np.fromiter((entry.offset + entry.batch.heap_offset for entry in stored), np.int64, len(stored))
         base = heaps.take(table.batch_of)
         rows = slice(at, at + len(base))
@@ -208,19 +216,27 @@ class LogRange:
         self.sequences[rows] = table.sequences
         self.hours[rows] = filing_hours(table.deliver_at_ms, accepted_at_ms)
         self.subject_of[rows] = subjects_of(stored, table, self._subjects)
-        self._bodies.offset[rows] = base + table.body_starts
-        self._bodies.length[rows] = table.body_lengths
-        if table.headers is not None:
-            if self._headers is None:
+        for column, (starts, lengths) in table.regions.items():
+            if column not in self._places:
                 count = len(self.sequences)
-                self._headers = _Places(np.zeros(count, np.int64), np.zeros(count, np.uint32))
-            self._headers.offset[rows] = base + table.headers[0]
-            self._headers.length[rows] = table.headers[1]
+                self._places[column] = _Places(np.zeros(count, np.int64), np.zeros(count, np.uint32))
+            places = self._places[column]
+            places.offset[rows] = base + starts
+            places.length[rows] = lengths
+        found = frozenset[int]().union(*{entry.batch.layout.columns for entry in stored})
+        for column in self._kept:
+            if column in found:
+                values = self.kept.setdefault(column, np.zeros(len(self.sequences), DTYPES[column]))
+                first = at
+                for _, _, batch in stored:
+                    if column in batch.offsets:
+                        values[first : first + batch.count] = batch.column(column)
+                    first += batch.count
         return rows.stop
 
 
 class _Region:
-    """The items (bodies or headers) of the wanted rows, while they are copied into their order."""
+    """The items of the wanted rows in one region, while they are copied into their order."""
 
     def __init__(self, places: _Places, rows: Rising, order: Rising) -> None:
         lengths = places.length.take(rows).astype(np.int64)
@@ -277,8 +293,5 @@ def _stored(window: list[CommitGroup]) -> list[Stored]:
     stored: list[Stored] = []
     for group in window:
         if group.header.kind == GroupKind.DATA:
-            sequence = group.header.base_sequence
-            for offset, batch in group.batches():
-                stored.append(Stored(offset, sequence, batch))
-                sequence += batch.count
+            stored += stored_batches(group)
     return stored

@@ -113,6 +113,16 @@ class PendingRows:
         """Copy those of the kept rows, from number ``first`` on, that are filed in one hour."""
         return rows_of_hour(self.views(first), hour)
 
+    def between(self, first_sequence: int, last_sequence: int) -> list[Rows]:
+        """View the kept rows block by block, without blocks whose sequences all lie outside of these bounds; rows rise
+        in sequence.
+        """
+        return [
+            rows
+            for rows in self._views()
+            if len(rows) and int(rows[0]["sequence"]) <= last_sequence and int(rows[-1]["sequence"]) >= first_sequence
+        ]
+
     def views(self, first: int) -> list[Rows]:
         """View the kept rows from number ``first`` on; other threads may read them, also after they were dropped."""
         views: list[Rows] = []

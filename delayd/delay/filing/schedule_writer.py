@@ -5,13 +5,13 @@ off (rule P4). Runs on the worker thread, in calls that release the GIL or are s
 """
 
 import errno
-from collections.abc import Callable, Iterable
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, Int64s, SchedulePart
+from delayd.batch import BatchKind, ColumnId, Columns, Int64s, SchedulePart
 from delayd.content import NOT_STATED, hash_items, subject_states
 from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
@@ -19,7 +19,7 @@ from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
-from delayd.gather import SUBJECT_NONE, Gathered, compose
+from delayd.gather import Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import open_schedule_log, schedule_path
@@ -91,52 +91,57 @@ class ScheduleWriter:
 
     def _write_part(self, source: LogRange, part: Rising, source_range: tuple[int, int]) -> None:
         order = source.filing_order(part)
-        bodies, headers = source.copy(part, order)
+        regions = source.copy(part, order)
+        headers, bodies = regions.get(ColumnId.HEADERS_END), regions[ColumnId.BODY_END]
         chosen = part.take(order)
         hours = source.hours.take(chosen)
         deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
         numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
         left_out = None if source.left_out is None else source.left_out.take(chosen)
         known = None if source.hashes is None else source.hashes.take(chosen)
+        kept = {column: values.take(chosen) for column, values in source.kept.items()}
         states = subject_states(source.names)
-        cuts = _cuts(hours, bodies.ends if headers is None else bodies.ends + headers.ends)
+        cuts = _cuts(hours, np.sum([items.ends for items in regions.values()], axis=0))
         pieces = ((int(hours[low]), low, high) for low, high in pairwise(cuts))
         for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
-            batches: list[bytes] = []
+            batches: list[Sequence[bytes]] = []
             count = size = 0
             for _, low, high in bounds:
                 of = slice(low, high)
                 used, subject_of = _subjects(numbers[of])
-                gathered = Gathered(
-                    deliver_at_ms[of],
-                    None if headers is None else headers.lengths[of],
-                    [] if headers is None else [headers.slice(low, high)],
-                    bodies.lengths[of],
-                    [bodies.slice(low, high)],
-                )
+                # A batch has the regions in which one of its own rows has an item.
+                items = {
+                    column: copied.gathered(low, high)
+                    for column, copied in regions.items()
+                    if column == ColumnId.BODY_END or copied.any(low, high)
+                }
+                gathered = Gathered(deliver_at_ms[of], items)
                 hashes = hash_items(
                     int(states[used[0]]) if len(used) == 1 else states.take(numbers[of]),
-                    None if headers is None else headers.region(low, high),
-                    bodies.region(low, high),
+                    None if headers is None else headers.hashed(low, high),
+                    bodies.hashed(low, high),
                 )
                 if known is not None:
                     hashes = np.where(known[of] == NOT_STATED, hashes, known[of])
-                was_due = bool((gathered.deliver_at_ms < accepted_at_ms[of]).any())
-                batches.append(
-                    compose(
-                        BatchKind.SCHEDULE,
-                        SchedulePart(*source_range, hour),
-                        gathered,
-                        sequences[of],
-                        [source.names[number] for number in used],
-                        subject_of,
-                        accepted_at_ms[of] if was_due else None,
-                        left_out[of] if left_out is not None and left_out[of].any() else None,
-                        hashes,
-                    ).joined()
+                others: dict[ColumnId, Columns] = {ColumnId.CONTENT_HASH: hashes}
+                if len(used) > 1:
+                    others[ColumnId.SUBJECT] = subject_of
+                if bool((gathered.deliver_at_ms < accepted_at_ms[of]).any()):
+                    others[ColumnId.ACCEPTED_AT_MS] = accepted_at_ms[of]
+                if left_out is not None and left_out[of].any():
+                    others[ColumnId.BODY_LEFT_OUT] = left_out[of]
+                others |= {column: values[of] for column, values in kept.items() if values[of].any()}
+                made = compose(
+                    BatchKind.SCHEDULE,
+                    SchedulePart(*source_range, hour),
+                    gathered,
+                    sequences[of],
+                    [source.names[number] for number in used],
+                    others,
                 )
+                batches.append((made.front, made.heap))
                 count += high - low
-                size += len(batches[-1])
+                size += len(made.front) + len(made.heap)
                 if size >= GROUP_BYTES:
                     self._append(hour, batches, count)
                     batches = []
@@ -144,9 +149,11 @@ class ScheduleWriter:
             if batches:
                 self._append(hour, batches, count)
 
-    def _append(self, hour: int, batches: list[bytes], count: int) -> None:
+    def _append(self, hour: int, batches: Sequence[Sequence[bytes]], count: int) -> None:
+        """Append ``count`` rows to an hour's file; each batch comes in pieces, and no body is copied to join them."""
         segment, known, written = self._segment(hour)
-        segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, self._now_ms, 0, count)])
+        pieces, sizes = list(chain(*batches)), [sum(map(len, batch)) for batch in batches]
+        segment.append([NewGroup(GroupKind.DATA, pieces, self._epoch, self._now_ms, 0, count, sizes)])
         written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
         self._dirty_bytes += segment.end - known.length
         self._give_way()
@@ -250,11 +257,9 @@ def _parts(source: LogRange) -> list[Rising]:
 
 
 def _subjects(numbers: NDArray[np.uint32]) -> tuple[list[int], NDArray[np.uint32]]:
-    """The subjects of a batch, and for each row the place of its subject among them; empty when all rows have one
-    subject.
-    """
+    """The subjects of a batch, and for each row the place of its subject among them."""
     if bool((numbers == numbers[0]).all()):
-        return [int(numbers[0])], SUBJECT_NONE
+        return [int(numbers[0])], np.zeros(len(numbers), np.uint32)
     used, subject_of = np.unique(numbers, return_inverse=True)
     return used.tolist(), subject_of.astype(np.uint32)
 

@@ -20,6 +20,7 @@ from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import Segment
 
 READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read is enough where the length is not known.
+READER_CACHE_BYTES = 16 << 20  # One batch at its limit.
 FILES_MAX = 64  # Schedule logs kept open; the loaded hours are a handful.
 
 
@@ -76,6 +77,12 @@ class Sources:
         else:
             self._cache.move_to_end(key)
         return batch
+
+    def reader(self) -> "Sources":
+        """A reader of the same files for one job on another thread, which closes it."""
+        reader = Sources(self._disk, self._folder, self._log, 0, READER_CACHE_BYTES)
+        reader._joined = dict(self._joined)
+        return reader
 
     def forget_hour(self, hour: int) -> None:
         """Close the schedule log of an hour and drop its batches: its file is deleted or replaced."""

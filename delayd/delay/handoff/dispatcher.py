@@ -19,9 +19,10 @@ from delayd.batch import FEW_ROWS
 from delayd.clock import Clock
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
-from delayd.delay.handoff.waiting import lowest_offset
-from delayd.delay.rows import NO_SEQUENCES, Rows, without
+from delayd.delay.handoff.waiting import lowest_offset, split_off
+from delayd.delay.rows import NO_SEQUENCES, Rows, among, due_at_ms, without
 from delayd.delay.subjects import Subjects
+from delayd.delay.timers.claimed import Claimed
 from delayd.delay.timers.wheel import Wheel
 from delayd.log.control import TargetNote, encode_known
 
@@ -38,12 +39,21 @@ AskRoutes = Callable[[list[bytes]], None]
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierLives:
+    """Which rows an earlier life may have sent: those that it had given numbers, and that were due by then (H5)."""
+
+    sequences_below: int
+    due_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Notes:
     """The targets of subjects, as a start found them."""
 
     targets: Mapping[bytes, int]  # By subject.
     owed: Collection[bytes]  # Subjects whose target only the message log names: the next checkpoint takes it.
     lost: Collection[bytes]  # Subjects whose target does not check in the state.
+    earlier: EarlierLives
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,7 @@ class Dispatcher:
     def __init__(
         self, wheel: Wheel, subjects: Subjects, clock: Clock, words: TargetWords, notes: Notes, routing: Routing
     ) -> None:
+        self._earlier = notes.earlier
         self.links: dict[int, Link] = {}
         self.targets = dict(notes.targets)  # Subject to log_id of its target; durable in the message log (rule H5).
         self.changed = {subject: notes.targets[subject] for subject in notes.owed}  # What no checkpoint holds yet.
@@ -84,6 +95,7 @@ class Dispatcher:
         self._is_freed = words.is_freed  # Tells whether all rows that wait for a lost target are in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._decided = NO_SEQUENCES
+        self.claimed = Claimed()  # Rows in the wheel that a caller's decision has ended.
         self._trusted = False
         for target in sorted(set(notes.targets.values())):
             self._link(target)
@@ -113,7 +125,8 @@ class Dispatcher:
             # Rows beyond this number are taken in a later turn of the loop: `next_due_ms` then says that they are due.
             rows = self._wheel.take_due(now_ms, ROWS_A_STEP)
             if len(rows):
-                self._hand_out(without(rows, self._decided))
+                rows = without(rows, self._decided)
+                self._hand_out(self.claimed.without(rows) if self.claimed.some else rows)
         for link in self._order:
             link.pump()
         if self._moving:
@@ -233,6 +246,37 @@ class Dispatcher:
         self._decided = np.sort(np.concatenate((self._decided, sequences)), kind="stable")
         for link in self._order:
             link.sender.settle(self._decided)
+
+    def is_decided(self, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which rows got an outcome in another way, though they may still wait here or stand in the wheel."""
+        return among(sequences, self._decided)
+
+    def may_have_left(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows an earlier life of this server may have sent, to a target that has not answered since (rule
+        H5).
+        """
+        found: NDArray[np.bool_] = rows["sequence"] < np.uint64(self._earlier.sequences_below)
+        if found.any():
+            found &= due_at_ms(rows) <= self._earlier.due_until_ms
+        if not found.any():
+            return found
+        for number in np.unique(rows["subject"].compress(found)).tolist():
+            name = self._subjects.names[number]
+            target = self.targets.get(name)
+            answered = name not in self.withheld if target is None else self.links[target].sender.earlier_settled
+            if answered:
+                found &= rows["subject"] != np.uint32(number)
+        return found
+
+    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
+        """Take rows out of where they wait: they have ended; returns them, in several arrays. ``sequences`` rise."""
+        found = [rows for link in self._order for rows in link.sender.take_out(sequences)]
+        for number, parts in list(self._unrouted.items()):
+            kept, taken = split_off(parts, sequences)
+            if taken:
+                self._unrouted[number] = kept
+                found += taken
+        return found
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a due row refers to (rule P6)."""

@@ -26,7 +26,7 @@ from delayd.delay.handoff.frames import (
     split_by_subject_and_hour,
 )
 from delayd.delay.handoff.target_ends import TargetEnds
-from delayd.delay.handoff.waiting import WaitingRows, lowest_offset
+from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
 from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_SEQUENCES, Rows, due_at_ms, join_rows, latest_due_ms, without
@@ -74,7 +74,7 @@ class SenderTerms:
     hold: Callable[[Rows, DamagedData], None]  # Called with rows of one batch that can't be read.
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # Each is itself only: its arrays are not compared when one is removed.
 class Refused:
     """Rows of one batch that the target refused for good, and when they are tried again, alone.
 
@@ -176,11 +176,37 @@ class Sender:
         )
         self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
 
-    def give_up(self, doubt_until_ms: int | None) -> int:
-        """Record IN_DOUBT for every row that the target may hold; return how many (rules S2, H5).
+    @property
+    def earlier_settled(self) -> bool:
+        """Whether everything that an earlier life sent to the target is decided."""
+        return self.window.earlier_settled
 
-        With ``doubt_until_ms`` an earlier life of this server may have sent any row that was due by this instant, so
-        such waiting rows are in doubt too. Without it only batches of this life are in doubt.
+    def waiting_parts(self) -> list[Rows]:
+        """View the rows that are not in an undecided batch: those that wait, and those that the target refused."""
+        return [*self.waiting.parts(), *(refused.rows for refused in self._refused)]
+
+    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
+        """Take some of these rows: they have ended; returns them, in several arrays. ``sequences`` rise."""
+        taken = self.waiting.take_out(sequences)
+        for refused in list(self._refused):
+            kept, found = split_off([refused.rows], sequences)
+            if found:
+                taken += found
+                if kept:
+                    refused.rows = kept[0]
+                else:
+                    self._refused.remove(refused)
+        return taken
+
+    def give_up(self, doubt_until_ms: int | None) -> int:
+        """Record the outcome IN_DOUBT for each row that a lost target may hold; return how many rows (rules S2, H5).
+
+        An operator has called the target lost, so nobody can ask it any more. Rows of a batch that it has not
+        acknowledged may have reached it or not. They are never sent again, because that could deliver them twice.
+
+        Other rows still wait here. ``doubt_until_ms`` is None if this life of the server knows what earlier lives have
+        sent: then no waiting row has left, and all of them may go to another target (`take_rest`). Else an earlier
+        life may have sent any row that was due by this instant, so such waiting rows are in doubt too.
         """
         found = [sent.rows for sent in self.window.unacknowledged()]
         for sent in self.window.unacknowledged():

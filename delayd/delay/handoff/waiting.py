@@ -1,12 +1,13 @@
 """Waiting rows: due rows of one target that were not handed over yet, in the order in which they fell due."""
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS
-from delayd.delay.rows import NO_ROWS, Rows, join_rows, without
+from delayd.delay.rows import NO_ROWS, Rows, among, join_rows, without
 from delayd.location import message_log_offset
 
 JOINED_ROWS = 4_096  # Arrays are joined up to this length: so a queue of single rows is a few arrays of 128 KB each.
@@ -73,6 +74,15 @@ class WaitingRows:
             return NO_ROWS
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
+    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
+        """Take rows from anywhere; returns them, in several arrays. ``sequences`` rise."""
+        kept, taken = split_off(self._parts, sequences)
+        if taken:
+            self._clear()
+            for part in kept:
+                self.add(part)
+        return taken
+
     def remove(self, decided: NDArray[np.uint64]) -> None:
         """Drop rows whose sequences are among ``decided``, sorted."""
         for part in self._clear():
@@ -107,6 +117,21 @@ class WaitingRows:
             self._lowest.pop()
             self._parts[-1] = join_rows([self._parts[-1], newer])
             self._lowest[-1] = None
+
+
+def split_off(parts: Iterable[Rows], sequences: NDArray[np.uint64]) -> tuple[list[Rows], list[Rows]]:
+    """Arrays without the rows of ``sequences``, which rise; and these rows."""
+    kept: list[Rows] = []
+    taken: list[Rows] = []
+    for part in parts:
+        found = among(part["sequence"], sequences)
+        if not found.any():
+            kept.append(part)
+            continue
+        taken.append(part.take(np.flatnonzero(found)))
+        if not found.all():
+            kept.append(part.take(np.flatnonzero(~found)))
+    return kept, taken
 
 
 def size_of(rows: Rows) -> int:

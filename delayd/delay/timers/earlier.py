@@ -65,11 +65,38 @@ class EarlierOutcomes:
             has_outcome |= among(sequences, answered)
         return ~has_outcome
 
+    def has(self, hours: NDArray[np.uint32], sequences: Sequences) -> NDArray[np.bool_]:
+        """Which rows, each of the hour beside it, are known here to have an outcome."""
+        found = np.zeros(len(sequences), np.bool_)
+        for hour in np.unique(hours).tolist() if self._decided or self._answered else ():
+            parts = self._answered.get(hour, [])
+            decided = self._decided.get(hour)
+            if decided is not None:
+                parts = [*parts, decided]
+            if parts:
+                own = np.flatnonzero(hours == np.uint32(hour))
+                for part in parts:
+                    found[own] |= among(sequences.take(own), part)
+        return found
+
+    def claim(self, hour: int, sequences: Sequences) -> None:
+        """Note rows of an hour that is not loaded, which a decision ends: the load leaves them out."""
+        self._note(hour, sequences)
+
+    def unclaim(self, hour: int, sequences: Sequences) -> None:
+        """The decision was not stored: the load takes the rows again."""
+        decided = self.of(hour)
+        self._decided[hour] = decided.compress(~among(decided, sequences))
+
     def decided(self, hour: int, sequences: Sequences) -> None:
         """Note rows of an earlier epoch that had no outcome and that a target holds: they have one now."""
-        answered = self._answered.setdefault(hour, [])
         sequences = np.sort(sequences)
         self._told.append(sequences)
+        self._note(hour, sequences)
+
+    def _note(self, hour: int, sequences: Sequences) -> None:
+        """Take in sequences that rise."""
+        answered = self._answered.setdefault(hour, [])
         # Arrays of about the same length are merged, so that each sequence is moved only a few times however many
         # batches come.
         while answered and len(answered[-1]) <= 2 * len(sequences):

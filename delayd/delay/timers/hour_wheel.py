@@ -11,6 +11,7 @@ one, and its sort the last step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ TAIL_ROWS = 65_536  # Rows in arrival order; ordering a full tail takes 2 to 3 m
 # This many runs of at most a quarter tail each are merged into one: short delays would leave thousands of runs
 # otherwise.
 FOLD_RUNS = 4
+
+Sequences = npt.NDArray[np.uint64]
 
 _GONE = 0xFFFF  # Slot of a tail row that was taken out.
 _NOT_IN_MESSAGE_LOG = 0xFFFF_FFFF_FFFF_FFFF
@@ -206,6 +209,27 @@ class HourWheel:
         """View all rows held, in several arrays."""
         parts = self._ready.parts() + [run.rows[int(run.bounds[self._opened]) :] for run in self._runs]
         return [*parts, self._tail.take(self._tail_alive())]
+
+    def find(self, due_ms: npt.NDArray[np.int32], wanted: Callable[[Sequences], npt.NDArray[np.bool_]]) -> list[Rows]:
+        """Copy or view the rows of wanted sequences that are due at these instants, in several arrays; others may be
+        among them. The instants count from the hour's start. Only the slots in which they lie are searched.
+        """
+        slots = np.unique(np.maximum(due_ms, np.int32(-1)) // np.int32(SLOT_MS))
+        parts = self._ready.parts() if int(slots[0]) < self._opened else []
+        slots = slots.compress(slots >= self._opened)
+        if not len(slots):
+            return parts
+        for run in self._runs:
+            starts, counts = run.bounds.take(slots), run.bounds.take(slots + 1) - run.bounds.take(slots)
+            firsts = np.cumsum(counts) - counts
+            places = np.repeat(starts - firsts, counts) + np.arange(int(counts.sum()))
+            # A few rows of many are wanted, so the others are not copied.
+            parts.append(run.rows.take(places.compress(wanted(run.rows["sequence"][places]))))
+        if self._tail_count:
+            is_slot = np.zeros(_GONE + 1, np.bool_)
+            is_slot[slots] = True
+            parts.append(self._tail.take(np.flatnonzero(is_slot.take(self._tail_slots[: self._tail_count]))))
+        return parts
 
     def _tail_added(self, count: int, first_slot: int) -> None:
         self._tail_count += count

@@ -41,6 +41,7 @@ class Loading:
     ) -> None:
         self.until = loaded.stop - 1  # The last loaded hour; all from ``loaded.start`` to it are loaded.
         self.running = False
+        self.is_due = False  # Whether the next hour is to be loaded, though that may wait for something.
         self._from = loaded.start
         self._site = site
         self._filed = hours.filed
@@ -90,13 +91,13 @@ class Loading:
             if hour < before and not self._wheel.len_of(hour):
                 self._wheel.drop_hour(hour)
 
-    def step(self, filing_ms: int, mending: int | None) -> None:
+    def step(self, filing_ms: int, waits: Callable[[int], bool]) -> None:
         """Begin to load the next hour when it is due. New rows are filed in the hour of ``filing_ms`` or later.
 
-        The hour ``mending`` is being mended, and is loaded afterwards.
+        ``waits`` says whether an hour is loaded later: it is being mended, or rows of it are being claimed.
         """
-        due = hour_of_ms(filing_ms + self._load_ahead_ms) > self.until
-        if due and mending != self.until + 1 and not self.running:
+        self.is_due = hour_of_ms(filing_ms + self._load_ahead_ms) > self.until
+        if self.is_due and not self.running and not waits(self.until + 1):
             self._load_next()
 
     def _load_next(self) -> None:

@@ -9,13 +9,13 @@ never merged. Rows are due before their hour begins only if the clock was set ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from delayd.delay.rows import NO_ROWS, Rows, hour_span, join_rows, latest_due_ms
-from delayd.delay.timers.hour_wheel import OPEN_AHEAD_MS, TAIL_ROWS, HourWheel, PreparedRows, prepare
+from delayd.delay.timers.hour_wheel import OPEN_AHEAD_MS, TAIL_ROWS, HourWheel, PreparedRows, Sequences, prepare
 from delayd.location import message_log_offset
 
 __all__ = ["OPEN_AHEAD_MS", "PreparedRows", "Wheel", "prepare"]
@@ -135,10 +135,19 @@ class Wheel:
         lowest = [location for wheel in self._hours.values() if (location := wheel.lowest_location()) is not None]
         return message_log_offset(min(lowest)) if lowest else None
 
-    def parts(self) -> Iterator[Rows]:
-        """View all rows held, in several arrays."""
-        for wheel in self._hours.values():
-            yield from wheel.parts()
+    def find(
+        self, hour: int, due_ms: npt.NDArray[np.int32], wanted: Callable[[Sequences], npt.NDArray[np.bool_]]
+    ) -> list[Rows]:
+        """Copy or view the rows of one hour that are wanted and due at these instants, in several arrays; others may be
+        among them. ``due_ms`` counts from the hour's start.
+        """
+        return self._hours[hour].find(due_ms, wanted)
+
+    def parts(self, first: int = 0, last: int | None = None) -> Iterator[Rows]:
+        """View all rows held, in several arrays; or those of the hours from ``first`` to ``last``."""
+        for hour, wheel in self._hours.items():
+            if first <= hour and (last is None or hour <= last):
+                yield from wheel.parts()
 
     def rows_of(self, hour: int) -> Rows:
         """Copy all rows held of one hour, in no particular order, for listings."""

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.hour_schedule import Hour, Schedule, Window, schedules
+from cli.hour_schedule import Window
 from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome
+from delayd.reading import scheduled
+from delayd.reading.schedule import HourRows
+from delayd.reading.scheduled import Counted, Hour, Schedule, schedules
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 from .runner import run
@@ -52,6 +55,22 @@ def test_hours_count_what_is_filed_and_what_is_still_in_the_message_log(books: B
     counted = [(row["hour"], row["messages"], row["pending"], row["dispatched"], row["other_outcomes"]) for row in rows]
     assert counted == [("2026112015", 1, 1, 0, 0), ("2026112016", 6, 3, 2, 1), ("2026112018", 2, 2, 0, 0)]
     assert {row["delay_log_id"] for row in rows} == {"000000000000de1a"}
+
+
+def test_the_rows_that_are_not_filed_are_counted_once_and_not_for_each_hour(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    count = scheduled.count_hours
+
+    def counts(rows: HourRows) -> dict[int, Counted]:
+        counted.append(len(rows.hours))
+        return count(rows)
+
+    monkeypatch.setattr(scheduled, "count_hours", counts)
+    books.send([_LATER_MS + hour * HOUR_MS for hour in range(100)])
+    assert len(_listed(books, "schedule", "hours", "--limit", "0")) > 100
+    assert len(counted) == 1
 
 
 def test_hours_take_the_filters(books: Books) -> None:
@@ -114,6 +133,7 @@ def test_outcomes_say_where_a_message_went_and_how_late(books: Books) -> None:
         "subject": "orders",
         "deliver_at_ms": START_MS + 2000,
         "outcome": "dispatched",
+        "reason": None,
         "late_ms": 5,
         "claimed_at_ms": START_MS + 2000,
         "appended_at_ms": START_MS + 2005,
@@ -144,7 +164,7 @@ def test_an_hour_is_read_again_when_its_server_moves_on_meanwhile(tmp_path: Path
     books = Books(str(tmp_path), segment_bytes=1)
     books.send([START_MS])
     books.send([START_MS + 1])
-    (schedule,) = schedules(RealDisk(), books.root)
+    (schedule,) = schedules(RealDisk(), books.root, [])
     before = schedule.read(HOUR)
     books.checkpoint()
     books.tick(START_MS)
@@ -235,10 +255,28 @@ def test_rule_P3_an_hour_that_retention_is_removing_is_listed_or_left_out_and_no
     books.removed.add(HOUR)
     books.seal()
     assert len(_listed(books, "schedule", "hours")) == 3
-    (each,) = schedules(RealDisk(), books.root)
+    (each,) = schedules(RealDisk(), books.root, [])
     books.path_of("schedule").unlink()
     assert not len(each.read(HOUR).rows), "its files went after the table was read"
     assert len(_listed(books, "schedule", "hours")) == 2
     books.path_of("dispatch").unlink()
     assert len(_listed(books, "schedule", "hours")) == 2
     assert not len(each.read(HOUR).rows)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_each_hour_has_a_bar_in_a_table_and_only_there(
+    books: Books, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("LINES", raising=False)
+    shown = run("schedule", "hours", "--data", books.root).out
+    assert max(map(len, shown.splitlines())) <= width
+    # Of 1, 6 and 2 messages in 24 places; three of the six are done.
+    assert shown.count("█") == 4 + 12 + 8 and shown.count("░") == 12
+    assert "\x1b" not in shown
+    for form in ("json", "csv"):
+        exact = run("schedule", "hours", "--data", books.root, "--format", form).out
+        assert "█" not in exact and "chart" not in exact
+    rows = list(csv.DictReader(io.StringIO(exact)))
+    assert [(row["hour"], row["pending"], row["state"]) for row in rows][1] == ("2026112016", "3", "open")

@@ -11,11 +11,14 @@ import pytest
 
 from delayd.disk import File, RealDisk
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
-from delayd.log.control import Record, encode_records
+from delayd.log.control import Ended, Record, encode_known, encode_records
+from delayd.log.dispatch import Reason
+from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.state import LmdbState
-from tests.books import START_MS, Books
+from tests.batches import messages
+from tests.books import HOUR, START_MS, Books
 
 from .runner import Ran, run
 
@@ -199,6 +202,31 @@ def test_outcomes_and_control_records_are_dumped_as_facts(books: Books) -> None:
     assert str(outcomes[0]["content"]).startswith(f"dispatched claimed_at_ms={START_MS + 2} ")
     hello = _dump(sorted(Path(books.target.place.folder).iterdir())[-1], "messages")
     assert hello[0]["content"] == "type=hello log_id=000000000000de1a epoch=1 instance=1 session=1 w=[1, 3]"
+
+
+def test_decisions_before_the_rows_of_their_group_check_and_are_dumped(books: Books) -> None:
+    ended = np.zeros(2, ENDED)
+    ended["sequence"], ended["deliver_at_ms"], ended["hour"] = [2, 4], [START_MS + 1, START_MS + 9], HOUR
+    ended["reason"], ended["other"], ended["other_at_ms"] = [Reason.CANCELLED, Reason.KEPT], [0, 3], [0, START_MS + 2]
+    batch = messages([b"body 4"], due=[START_MS + 9])
+    group = NewGroup(GroupKind.DATA, [encode_known([Ended(ended.tobytes())]), batch], 1, START_MS, 4, 1)
+    books.messages.append([group], START_MS)
+    books.messages.flush()
+    path = _message_files(books)[-1]
+    kind = "type=ended reason"
+    assert [(row["sequence"], row["content"]) for row in _dump(path, "messages")] == [
+        (2, f"{kind}=cancelled hour=2026112016"),
+        (4, f"{kind}=kept hour=2026112016 other=3 other_at_ms={START_MS + 2}"),
+        (4, "body 4"),
+    ]
+    assert run("log", "verify", str(path)).code == 0
+    ended["reason"] = 99
+    wrong = NewGroup(GroupKind.DATA, [encode_known([Ended(ended.tobytes())]), batch], 1, START_MS, 5, 1)
+    books.messages.append([wrong], START_MS)
+    books.messages.flush()
+    ran = run("log", "verify", str(_message_files(books)[-1]))
+    assert ran.code == 3
+    assert "unknown reason" in ran.out
 
 
 @pytest.mark.parametrize("subject", [b"orders.cancel", "orders.cancel"])

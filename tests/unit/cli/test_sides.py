@@ -80,7 +80,7 @@ def test_consumption_is_shown_by_group_when_it_is_asked_for(data: Path) -> None:
     for books in found:
         parts = books["acknowledged"] + books["given_back"] + books["lapsed"] + books["outstanding"]
         assert books["pulled"] == parts > 0
-    # Whoever asks for chosen hours waits for no pull log, unless it is asked for.
+    # An audit of chosen hours does not read the pull log, unless it is told to.
     some = ("audit", "--data", str(data), "--from", "2027-01-15T00:00Z", "--format", "json")
     assert json.loads(run(*some).out)["groups"] == []
     assert json.loads(run(*some, "--groups").out)["groups"] == found

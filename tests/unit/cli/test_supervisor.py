@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.child import Child, Ready, parse_ready
+from cli.child import Child, OnChild, Ready, parse_ready
 from cli.lines import LineWriter
 from cli.supervisor import address_from_here
 from delayd.config import parse_address
@@ -61,12 +61,9 @@ def test_a_child_that_has_ended_does_not_run_though_no_turn_of_the_loop_has_told
         child = Child(
             "meta",
             lambda _: [sys.executable, "-c", "print('ready meta h:1 pid=1', flush=True); input()"],
-            say=lambda _: None,
-            on_line=lambda _: None,
-            errors=LineWriter(errors.fileno()),
-            on_ready=lambda _: ready.set(),
-            on_held=lambda _: None,
-            on_down=lambda *_: None,
+            lambda _: None,
+            LineWriter(errors.fileno()),
+            OnChild(lambda _: None, lambda _: ready.set(), lambda _: None, lambda *_: None),
         )
         assert not runs(child)
         task = asyncio.create_task(child.keep())

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from delayd.batch import Batch, ColumnId, parse
 from delayd.errors import DelaydError
+from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_bool, need_strs, need_u64, optional_str
+from delayd.wire.slots import SlotOwners
 
 HOST = "127.0.0.1"
 
@@ -30,6 +32,7 @@ class SmallServer:
         self.ahead_ms = 0
         self.in_doubt = False  # Nothing has confirmed its clock since its machine was started.
         self.seen: list[Frame] = []
+        self.connected_count = 0  # Connections that it has ever had.
         self.crashes: list[Exception] = []
         self.server: Server | None = None
 
@@ -53,7 +56,7 @@ class SmallServer:
         return {**head, "now_ms": self.now_ms(), **({"clock_in_doubt": True} if self.in_doubt else {})}
 
     def connected(self, connection: Connection) -> None:
-        """Nothing is kept of it."""
+        self.connected_count += 1
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Nothing was kept of it."""
@@ -89,12 +92,17 @@ class SmallMeta(SmallServer):
         self.delay: list[SmallServer] = []
         self.realtime: list[SmallServer] = []
         self.dead: set[int] = set()
+        self.owners: dict[int, int] = {}  # Slots of keys; the others belong to the first delay server.
+        self.asked_for_owners = 0
 
     def serve(self, connection: Connection, frame: Frame) -> None:
         if frame.type == RequestType.SERVERS:
             assert optional_str(frame.head, "role") == "delay"
             servers = [self._server(server, "delay") for server in self.delay]
             connection.answer(frame.request_id, {"servers": servers, "now_ms": self.now_ms()})
+        elif frame.type == RequestType.SLOTS:
+            self.asked_for_owners += 1
+            connection.answer(frame.request_id, {**self.slot_owners().to_head(), "now_ms": self.now_ms()})
         else:
             assert frame.type == RequestType.ROUTES and need_bool(frame.head, "assign")
             subjects = need_strs(frame.head, "subjects")
@@ -106,6 +114,15 @@ class SmallMeta(SmallServer):
                 "unrouted": [subject for subject in subjects if subject not in routes],
             }
             connection.answer(frame.request_id, head)
+
+    def slot_owners(self) -> SlotOwners:
+        """As it tells them."""
+        owners = SlotOwners.nobody()
+        if self.delay:
+            owners.log_ids[:] = self.delay[0].log_id
+            for slot, log_id in self.owners.items():
+                owners.log_ids[slot] = log_id
+        return owners
 
     def _server(self, server: SmallServer, role: str) -> Head:
         alive = server.log_id not in self.dead
@@ -121,6 +138,7 @@ class Kept:
     low_water: int
     batch: Batch
     result: Head
+    decided: bytes = b""
 
 
 class SmallDelay(SmallServer):
@@ -134,6 +152,8 @@ class SmallDelay(SmallServer):
         self.script: deque[Callable[[Connection, Frame], bool]] = deque()
         self.holding = False
         self.held: list[tuple[Connection, Frame]] = []
+        # What it decides about the rows of a batch, which begins at this sequence.
+        self.decide: Callable[[Batch, int], EndedRows] = lambda batch, base_sequence: NO_ENDED
 
     def serve(self, connection: Connection, frame: Frame) -> None:
         if frame.type == RequestType.OUTCOME:
@@ -157,11 +177,14 @@ class SmallDelay(SmallServer):
             self.accept(connection, frame)
 
     def accept(self, connection: Connection, frame: Frame) -> None:
-        self.answer(connection, frame, self.keep(frame))
+        result = self.keep(frame)
+        part = parse(frame.body).producer
+        known = self._find(part.producer_id, part.producer_batch)
+        self.answer(connection, frame, result, b"" if known is None else known.decided)
 
-    def answer(self, connection: Connection, frame: Frame, result: Head) -> None:
+    def answer(self, connection: Connection, frame: Frame, result: Head, decided: bytes = b"") -> None:
         head = self.timed({"log_id": self.log_id, "results": [result]})
-        connection.answer(frame.request_id, head)
+        connection.answer(frame.request_id, head, [decided])
 
     def keep(self, frame: Frame) -> Head:
         batch = parse(bytes(frame.body))
@@ -176,8 +199,11 @@ class SmallDelay(SmallServer):
             "appended_at_ms": self.now_ms(),
             "duplicate": False,
         }
+        decided = self.decide(batch, self.next_sequence)
+        if len(decided):
+            result["decided"] = len(decided)
         self.next_sequence += batch.count
-        self.kept.append(Kept(part.producer_batch, part.low_water, batch, result))
+        self.kept.append(Kept(part.producer_batch, part.low_water, batch, result, decided.tobytes()))
         return result
 
     @property
@@ -199,7 +225,7 @@ class SmallDelay(SmallServer):
         head: Head = {"log_id": self.log_id, "now_ms": self.now_ms()}
         head["state"] = "unknown" if known is None else "accepted"
         head["result"] = None if known is None else known.result
-        connection.answer(frame.request_id, head)
+        connection.answer(frame.request_id, head, [b"" if known is None else known.decided])
 
 
 def refuse(delay: SmallDelay, error: DelaydError, rows: list[int]) -> Callable[[Connection, Frame], bool]:

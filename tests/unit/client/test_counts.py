@@ -10,10 +10,10 @@ from types import FrameType
 import numpy as np
 import uvloop
 
-from delayd.batch import ProducerPart
+from delayd.batch import ColumnId, ProducerPart
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.outbox import CROWD_ROWS
-from delayd.client.sending.packing import pack_rows
+from delayd.client.sending.packing import Items, pack_rows
 from delayd.client.sending.receipt import Receipt
 from delayd.wire.requests import RequestType
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside
@@ -111,7 +111,7 @@ def test_a_crowd_leaves_before_the_turn_of_the_loop_ends() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
             await producer.send("a", BODY, deliver_at_ms=PAST_MS)
-            group = producer._core.core.sender.groups.choose()
+            group = producer._own.standing().core.sender.groups.choose()
             assert group is not None and group.link.standing is not None
             writer = group.link.standing._writer
             writes = writer.flushes
@@ -127,7 +127,7 @@ def test_a_batch_is_one_frame_and_one_write() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
             await producer.send_batch("a", [BODY] * 500, PAST_MS)
-            group = producer._core.core.sender.groups.choose()
+            group = producer._own.standing().core.sender.groups.choose()
             assert group is not None and group.link.standing is not None
             connection = group.link.standing
             writes = connection._writer.flushes
@@ -140,10 +140,11 @@ def test_a_batch_is_one_frame_and_one_write() -> None:
 
 
 def test_a_body_is_copied_once_into_its_batch() -> None:
-    bodies = [bytes(4 << 20)]
+    columns = {ColumnId.DELIVER_AT_MS: np.array([1])}
+    regions = {ColumnId.BODY_END: Items([bytes(4 << 20)], np.array([4 << 20]))}
     tracemalloc.start()
     try:
-        pieces = pack_rows(ProducerPart(1, 1, 1), np.array([1]), [b"a"], None, None, bodies, np.array([4 << 20]))
+        pieces = pack_rows(ProducerPart(1, 1, 1), [b"a"], columns, regions)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -45,7 +45,7 @@ def test_requests_end_when_a_server_answers_nothing_any_more_and_the_next_use_co
         link = ServerLink(HOST, port, 1)
         connection = await link.connection()
         error = await error_of(connection.request(RequestType.SEND, {}))
-        # It has no limit of its own here, so it is the silence that ended it; what became of it is not known.
+        # The request has no time limit here, so the silence ended it; nobody knows whether the server did it.
         assert isinstance(error, ConnectionLost) and error.sent
         assert await link.connection() is not connection
         await until(lambda: len(handler.connections) == 2, "a second connection")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from delayd.batch import Buffer
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.log.segment import FileKind, open_segment
 from delayd.wire.frame import Head, HeadValue
-from tests.delay_files import FOLDER
-from tests.delay_harness import World
+from tests.worlds.delay import World
+from tests.worlds.files import FOLDER
 
 
 class Answers:
@@ -21,9 +22,11 @@ class Answers:
 
     def __init__(self) -> None:
         self.heads: list[Head] = []
+        self.bodies: list[bytes] = []
 
-    def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+    def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
         self.heads.append(dict(head))
+        self.bodies.append(b"".join(body))
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
         raise error

@@ -6,8 +6,8 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.log import open_log
 from delayd.log.seal import Seal, decode_seals, seal_place
 from delayd.testing.clock import START_MS
-from tests.delay_harness import FOLDER, World
-from tests.delay_outside import wanted
+from tests.worlds.delay import FOLDER, World
+from tests.worlds.outside import wanted
 
 
 def sealed_hour(world: World, name: str, *, sealed: bool = True) -> None:

@@ -13,8 +13,8 @@ from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.validate import check_batch
 from tests.batches import bodies_of
-from tests.delay_files import read_schedule_log
-from tests.delay_harness import FOLDER, World, wanted
+from tests.worlds.delay import FOLDER, World, wanted
+from tests.worlds.files import read_schedule_log
 
 HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)

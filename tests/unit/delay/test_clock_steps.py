@@ -12,8 +12,8 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.reading.verify import verify_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import DATA, TARGET_IDS, Wanted, World, new_world
-from tests.delay_target import FakeTarget
+from tests.worlds.delay import DATA, TARGET_IDS, Wanted, World, new_world
+from tests.worlds.target import FakeTarget
 
 SECOND_MS, DAY_MS = 1_000, 24 * HOUR_MS
 BEGIN_MS = START_MS + HOUR_MS // 2

@@ -7,18 +7,18 @@ import pytest
 from delayd.batch import ProducerPart, parse
 from delayd.testing.clock import START_MS
 from tests.counts import calls, operations
-from tests.delay_harness import World, encode_wanted, wanted
 from tests.unit.delay.handoff import cable_of, ready_world
+from tests.worlds.delay import World, encode_wanted, wanted
 
 # Calls of Python functions, the disk in memory included, measured and rounded up by a tenth: a call costs a server
 # 0.3 to 1 us, and these run for each group, frame and answer.
-SEND_CALLS_MAX = {5: 171, 500: 226}  # By rows: few are indexed in plain integers, many as arrays.
+SEND_CALLS_MAX = {5: 171, 500: 230}  # By rows: few are indexed in plain integers, many as arrays.
 FRAME_CALLS_MAX = 147
 ANSWER_CALLS_MAX = 37
 OUTCOME_CALLS_MAX = 241  # From an answer until its outcomes are durable; a third of them are those of the test.
 IDLE_WAKE_CALLS_MAX = 32
-BATCH_CALLS_MAX = 28  # What a subject with one row costs, besides the frame.
-ROW_CALLS_MAX = 7  # What a row costs that lies in another batch than its neighbours.
+BATCH_CALLS_MAX = 28  # The calls that a subject with one row costs, besides those of the frame.
+ROW_CALLS_MAX = 7  # The calls for a row that lies in another batch than its neighbours.
 
 
 def send(world: World, rows: int, number: int = 1) -> int:

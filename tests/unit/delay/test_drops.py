@@ -13,8 +13,8 @@ from delayd.log.segment import FileKind, open_segment
 from delayd.log.watch import LOOK_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
-from tests.delay_harness import FOLDER, World, wanted
 from tests.unit.delay.answers import decided
+from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)
 DISPATCH, SCHEDULE = f"dispatch/{hour_name(HOUR)}", f"schedule/{hour_name(HOUR)}"

@@ -5,7 +5,7 @@ import pytest
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
 from delayd.fence import META
-from tests.delay_harness import TARGET_IDS, World, new_world, wanted
+from tests.worlds.delay import TARGET_IDS, World, new_world, wanted
 
 SUBJECTS = [b"s"]
 

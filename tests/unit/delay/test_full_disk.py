@@ -13,7 +13,7 @@ from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import FOLDER, World, new_world, wanted
+from tests.worlds.delay import FOLDER, World, new_world, wanted
 
 HOUR = hour_of_ms(START_MS)
 

@@ -28,7 +28,7 @@ from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from delayd.validate import refused_rows
 from tests.batches import messages
-from tests.delay_harness import FOLDER, PRODUCER_ID, World, encode_wanted, wanted
+from tests.worlds.delay import FOLDER, PRODUCER_ID, World, encode_wanted, wanted
 
 DAY_MS = 86_400_000
 Answer = tuple[AcceptedBatch | DelaydError, bool]

@@ -1,16 +1,16 @@
 """What a batch costs the delay server's intake, as counts that fail when they grow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from delayd.batch import ProducerPart
+from delayd.batch import Buffer, ProducerPart
 from delayd.delay.requests import Requests
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType
 from tests.counts import calls
-from tests.delay_harness import PRODUCER_ID, World, encode_wanted, wanted
 from tests.unit.delay.answers import Answers
+from tests.worlds.delay import PRODUCER_ID, World, encode_wanted, wanted
 
 # Calls of Python functions, the disk in memory and this file included, measured and rounded up by a tenth: each costs
 # 0.1 to 0.3 us. They grow with neither rows nor bytes.
@@ -73,7 +73,7 @@ def test_the_next_group_is_given_to_the_thread_before_the_last_one_is_answered()
     waiting_at_answer: list[int] = []
 
     class Looking(Answers):
-        def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+        def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
             waiting_at_answer.append(intake.commit.waiting)
 
     intake.answers = Looking()

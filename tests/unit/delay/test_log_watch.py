@@ -8,11 +8,11 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.log import segment_name
 from delayd.log.schedule import dispatch_path
 from delayd.log.watch import LOOK_MS
-from tests.delay_harness import FOLDER, World
-from tests.delay_outside import wanted
 from tests.faults.harness import files_of
 from tests.memory_files import content, put
 from tests.unit.delay.sealed import sealed_hour
+from tests.worlds.delay import FOLDER, World
+from tests.worlds.outside import wanted
 
 FIRST = f"{FOLDER}/message/{segment_name(0)}"
 ID = f"log/{segment_name(0).removesuffix('.log')}"

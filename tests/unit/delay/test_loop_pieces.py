@@ -21,8 +21,8 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from tests.counts import calls
-from tests.delay_harness import FOLDER, World, encode_wanted, wanted
 from tests.unit.delay.handoff import ready_world
+from tests.worlds.delay import FOLDER, World, encode_wanted, wanted
 
 HOUR = 500_000
 DAY_MS = 24 * HOUR_MS
@@ -151,7 +151,7 @@ class Loads:
                 world.disk.before_each = self._fall_due
                 worker.run_one()
                 world.disk.before_each = lambda: None
-                # What waits still has waited for the whole job.
+                # The requests that still wait have waited for the whole job.
                 while worker._waiting.jobs[Priority.DUE]:
                     worker.run_one()
             elif worker.ran:

@@ -26,7 +26,7 @@ from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from tests.counts import lines
-from tests.delay_harness import FOLDER, World, wanted
+from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, ProducerPart, parse
+from delayd.batch import Batch, ProducerPart, parse
 from delayd.delay import producers as module
 from delayd.delay.producers import (
     IDLE_MS,
@@ -19,7 +19,7 @@ from delayd.delay.producers import (
     Allowance,
     Producers,
 )
-from delayd.encode import encode_one
+from delayd.encode import encode_single
 from delayd.errors import BatchNumberReused, DelaydError, SlowDown
 
 Answer = tuple[AcceptedBatch | DelaydError, bool]
@@ -35,7 +35,7 @@ class Clock:
 
 def batch(producer_id: int, number: int, low_water: int = 0, body: bytes = b"x") -> Batch:
     part = ProducerPart(producer_id, number, low_water)
-    return parse(encode_one(BatchKind.PRODUCER, part, (1_800_000_000_000,), b"s", body, len(body)))
+    return parse(encode_single(part, 1_800_000_000_000, b"s", body))
 
 
 def begin(producers: Producers, one: Batch, allowance: Allowance | None = None) -> list[Answer]:

@@ -12,8 +12,8 @@ from delayd.log.dispatch import Outcome
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, open_segment
 from delayd.testing.clock import START_MS
-from tests.delay_harness import FOLDER, World, wanted
 from tests.unit.delay.answers import decided
+from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)
 FAR = HOUR + 5

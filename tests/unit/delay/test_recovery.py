@@ -19,7 +19,7 @@ from delayd.reading.groups import file_size
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import FOLDER, TARGET_IDS, World, wanted
+from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
 
 HOUR_MS = 3_600_000
 
@@ -137,7 +137,7 @@ def test_rule_P7_rows_that_arrive_while_their_hour_is_loaded_are_held_once() -> 
     world.send(wanted(2, HOUR_MS + 1_000, "filed"))
     world.settle()
     world.checkpoint()
-    # What else the worker does after an hour is done before the load is due.
+    # The worker ends its other work on the hour before the load is due.
     world.clock.advance(HOUR_MS - 40_000)
     world.core.wake()
     world.settle()

@@ -13,8 +13,8 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_maps
 from delayd.wire.results import BATCHES_MAX
 from tests.batches import messages
-from tests.delay_harness import World
 from tests.unit.delay.answers import Answers
+from tests.worlds.delay import World
 
 HOUR_MS = 3_600_000
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)

@@ -19,7 +19,7 @@ from delayd.log.control import decode_records
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
-from tests.delay_harness import World
+from tests.worlds.delay import World
 
 HOUR_MS = 3_600_000
 

@@ -15,9 +15,9 @@ from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import FOLDER, PRODUCER_ID, Remains, World, small_slots, wanted
 from tests.unit.delay.answers import outcomes
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
+from tests.worlds.delay import FOLDER, PRODUCER_ID, Remains, World, small_slots, wanted
 
 FAR_MS = 5 * HOUR_MS
 FAR = hour_of_ms(START_MS + FAR_MS)

@@ -21,10 +21,10 @@ from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.wire.meta import Move
-from tests.delay_harness import FOLDER, PRODUCER_ID, TARGET_IDS, World, new_world, wanted
-from tests.delay_target import FakeTarget
 from tests.unit.delay.answers import outcomes
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
+from tests.worlds.delay import FOLDER, PRODUCER_ID, TARGET_IDS, World, new_world, wanted
+from tests.worlds.target import FakeTarget
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
 SPARE = 0x7777

@@ -5,6 +5,7 @@ import pytest
 from delayd.batch import parse
 from delayd.errors import BatchMalformed
 from delayd.log.control import (
+    Ended,
     GroupCreated,
     GroupDeleted,
     HelloHeard,
@@ -31,6 +32,7 @@ KNOWN: list[Known] = [
     OriginAccepted(9),
     GroupCreated(1, "orders", "billing"),
     GroupDeleted(1),
+    Ended(bytes(40)),
 ]
 
 

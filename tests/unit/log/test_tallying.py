@@ -9,6 +9,7 @@ import pytest
 from delayd.batch import BatchKind
 from delayd.content import Tally, content_hash, tally
 from delayd.errors import BatchMalformed
+from delayd.log import tallying
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
 from delayd.log.tallying import Tallier
 from tests.unit.log.dispatch_batches import Row, batch
@@ -71,12 +72,22 @@ def test_batches_of_all_shapes_are_tallied_as_the_page_has_it(seed: int) -> None
         rows = some_rows(rng, count, first, headers=headers)
         first += count
         key = rng.choice((1, 2)), rng.choice((500_000, 500_001))
-        batches.append(batch(subject, rows, *key, headers=headers))
+        batches.append(batch(subject, rows, *key, headers=headers, tags=rng.random() < 0.4))
         hashed = [(row[0], row[1], content_hash(subject, row[2], row[3])) for row in rows]
         expected.setdefault(key, []).extend(hashed)
     tallier = tallies_of(iter([group(*batches[:7]), *([group(*batches[7:])] if batches[7:] else [])]), 0)
     assert tallier.differing == []
     assert found(tallier) == {key: tally_of(rows) for key, rows in expected.items()}
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_small_batches_of_each_shape_are_taken_together(headers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[int] = []
+    monkeypatch.setattr(tallying, "parse", lambda *args: alone.append(1))
+    rows = some_rows(random.Random(5), 9, 1, headers=headers)
+    batches = [batch(b"orders", [row], headers=headers, tags=tags) for row in rows for tags in (False, True)]
+    tallier = tallies_of(iter([group(*batches)]), 0)
+    assert not alone and tallier.differing == [] and sum(tally.rows for tally in found(tallier).values()) == 18
 
 
 @pytest.mark.parametrize("count", [1, 5, 5_000])
@@ -89,7 +100,7 @@ def test_rule_S6_a_row_that_is_not_what_its_hash_says_is_named(count: int, heade
     ((offset, row, sequence, origin),) = tallier.differing
     assert (row, sequence, origin) == (count - 1, 10 + count - 1, 1) and offset > len(good)
     assert tallier.differing_count == int(tallier.entries()["differing"].sum()) == 1
-    # What is tallied is what its bytes give, so that the other side sees the difference too.
+    # The tally has the hash of the stored bytes, so that a comparison with the other side shows the difference too.
     honest = tallies_of(iter([group(good, batch(b"orders", [*rows[:-1], (*rows[-1][:4], -1)], headers=headers))]), 0)
     assert found(tallier) == found(honest)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from delayd.errors import RetryLater
 from delayd.testing.clock import SimClock
@@ -10,6 +10,7 @@ from delayd.testing.executor import InlineExecutor, StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.meta import Registered, Routes
 from meta.core import Meta
+from meta.registry import RegistryTerms
 
 LEASE_MS = 5_000
 
@@ -22,7 +23,20 @@ def realtime_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1)
     return Registered("realtime", log_id, "127.0.0.1", port or 2_000 + log_id, epoch, pid)
 
 
-class World:
+class FullState(MemoryState):
+    """Has no space left for as long as a test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        if self.error is not None:
+            raise self.error
+        super().commit(puts, removes)
+
+
+class SteppedMeta:
     """One meta server that can be stepped, stopped and started again."""
 
     def __init__(self, state: MemoryState | None = None, executor: InlineExecutor | StepExecutor | None = None) -> None:
@@ -58,4 +72,5 @@ class World:
         return {info.server.log_id: info.alive for info in self.meta.servers(role)}
 
     def _open(self, *, moved: bool = False) -> Meta:
-        return Meta(self.state, "state.lmdb", self.executor, self.clock, LEASE_MS, self.stopped.append, moved=moved)
+        terms = RegistryTerms(LEASE_MS, moved)
+        return Meta(self.state, "state.lmdb", self.executor, self.clock, terms, self.stopped.append)

@@ -13,10 +13,10 @@ from delayd.testing.executor import InlineExecutor, StepExecutor
 from meta import routes
 from meta.core import MOVES_MAX
 
-from .servers import LEASE_MS, World, delay_server, realtime_server
+from .servers import LEASE_MS, SteppedMeta, delay_server, realtime_server
 
 
-def forget(world: World, role: str, log_id: int, *, with_routes: bool = False) -> str:
+def forget(world: SteppedMeta, role: str, log_id: int, *, with_routes: bool = False) -> str:
     told: list[str | RetryLater] = []
     world.meta.forget(role, log_id, with_routes, told.append)
     (message,) = told
@@ -24,7 +24,7 @@ def forget(world: World, role: str, log_id: int, *, with_routes: bool = False) -
     return message
 
 
-def move(world: World, subject: str, log_id: int) -> str:
+def move(world: SteppedMeta, subject: str, log_id: int) -> str:
     told: list[str | RetryLater] = []
     world.meta.move(subject, log_id, told.append)
     (message,) = told
@@ -32,12 +32,12 @@ def move(world: World, subject: str, log_id: int) -> str:
     return message
 
 
-def operator_entries(world: World) -> int:
+def operator_entries(world: SteppedMeta) -> int:
     return len(world.state.scan(b"operator/"))
 
 
 def test_a_server_that_lives_or_is_not_known_is_not_forgotten() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1))
     with pytest.raises(BadArgument, match="is alive at"):
         forget(world, "delay", 1)
@@ -47,7 +47,7 @@ def test_a_server_that_lives_or_is_not_known_is_not_forgotten() -> None:
 
 
 def test_a_restored_server_registers_after_an_operator_had_its_newer_life_forgotten() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=9))
     world.clock.advance(LEASE_MS)
     with pytest.raises(StaleEpoch):
@@ -61,7 +61,7 @@ def test_a_restored_server_registers_after_an_operator_had_its_newer_life_forgot
 
 
 def test_a_realtime_server_that_is_forgotten_keeps_its_subjects_unless_the_operator_says_otherwise() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1, epoch=9))
     assert world.routes("a", "b").routes == {"a": 1, "b": 1}
     world.clock.advance(LEASE_MS)
@@ -82,7 +82,7 @@ def test_a_realtime_server_that_is_forgotten_keeps_its_subjects_unless_the_opera
 
 
 def test_a_subject_is_moved_durably_and_delay_servers_hear_of_each_move_once() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1), realtime_server(2))
     before = world.routes("a", "b").routes
     other = 3 - before["a"]
@@ -103,7 +103,7 @@ def test_a_subject_is_moved_durably_and_delay_servers_hear_of_each_move_once() -
 
 
 def test_moves_are_told_in_parts() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1))
     for number in range(MOVES_MAX + 5):
         move(world, f"s{number}", 1)
@@ -111,9 +111,9 @@ def test_moves_are_told_in_parts() -> None:
     assert len(world.meta.moves_after(MOVES_MAX)) == 5
 
 
-def slow_world() -> tuple[World, StepExecutor]:
+def slow_world() -> tuple[SteppedMeta, StepExecutor]:
     executor = StepExecutor()
-    world = World(executor=executor)
+    world = SteppedMeta(executor=executor)
     world.register(realtime_server(1, epoch=9), realtime_server(2))
     executor.run_all()
     world.ask(["a"])
@@ -155,7 +155,7 @@ def test_nothing_is_decided_by_a_state_that_an_operators_word_changes() -> None:
     ):
         with pytest.raises(SlowDown, match="meta is storing"):
             decision()
-    # What changes nothing is answered: leases are renewed, and known routes are told.
+    # Requests that change nothing are answered: leases are renewed, and known routes are told.
     assert world.register(realtime_server(2)) == [None]
     assert world.routes("a").routes == {"a": 1}
     executor.run_all()
@@ -195,7 +195,7 @@ def test_what_meta_says_is_what_it_says_after_a_restart(steps: list[tuple[int, i
 
 def test_rule_B1_routes_that_no_message_has_used_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "UNUSED_MAX", 3)
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1))
 
     def look(*subjects: str) -> object:
@@ -207,7 +207,7 @@ def test_rule_B1_routes_that_no_message_has_used_are_bounded(monkeypatch: pytest
     for _ in range(2):
         with pytest.raises(TooManySubjects):
             look("d")
-        # What is known is answered, and what has messages gets its route whatever others have looked at.
+        # Known routes are answered, and a subject with messages gets its route, however many others are only looked up.
         look("a", "b", "c")
         world.restart()
     assert world.routes("e").routes == {"e": 1}
@@ -225,7 +225,7 @@ def test_rule_B1_routes_that_no_message_has_used_are_given_back_when_nobody_look
 ) -> None:
     monkeypatch.setattr(routes, "UNUSED_MAX", 4)
     monkeypatch.setattr(routes, "GIVEN_BACK_MAX", 2)
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1), realtime_server(2))
 
     def look(*subjects: str) -> None:
@@ -254,7 +254,7 @@ def test_rule_B1_routes_that_no_message_has_used_are_given_back_when_nobody_look
 
 
 def test_rule_B1_a_route_that_is_used_while_it_would_be_given_back_stays() -> None:
-    world = World(executor=StepExecutor())
+    world = SteppedMeta(executor=StepExecutor())
     executor = world.executor
     assert isinstance(executor, StepExecutor)
     world.register(realtime_server(1), realtime_server(2))
@@ -276,7 +276,7 @@ def test_rule_B1_a_route_that_is_used_while_it_would_be_given_back_stays() -> No
 
 def test_only_the_newest_entries_of_operators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayd.operator_log.ENTRIES_MAX", 5)
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1))
     for number in range(12):
         move(world, f"s{number}", 1)

@@ -8,11 +8,11 @@ from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown,
 from delayd.identity import EPOCH_MAX, EPOCH_STEPS_MAX
 from delayd.wire.meta import SERVERS_MAX
 
-from .servers import LEASE_MS, World, delay_server, realtime_server
+from .servers import LEASE_MS, SteppedMeta, delay_server, realtime_server
 
 
 def test_a_server_is_alive_for_one_lease_after_its_last_registration() -> None:
-    world = World()
+    world = SteppedMeta()
     assert world.register(delay_server(1)) == [None]
     world.clock.advance(LEASE_MS - 1)
     assert world.alive() == {1: True}
@@ -28,7 +28,7 @@ def test_a_server_is_alive_for_one_lease_after_its_last_registration() -> None:
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
 def test_rule_T3_a_step_of_the_wall_clock_ends_no_lease(step_ms: int) -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1), delay_server(2))
     world.clock.advance(LEASE_MS - 1)
     world.register(delay_server(2))
@@ -39,7 +39,7 @@ def test_rule_T3_a_step_of_the_wall_clock_ends_no_lease(step_ms: int) -> None:
 
 
 def test_a_heartbeat_that_says_nothing_new_costs_no_transaction() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1))
     before = world.state.commits
     assert world.register(*[delay_server(1)] * 20) == [None] * 20
@@ -47,7 +47,7 @@ def test_a_heartbeat_that_says_nothing_new_costs_no_transaction() -> None:
 
 
 def test_a_restarted_meta_knows_the_servers_and_gives_each_a_whole_lease() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=7), realtime_server(2))
     world.clock.advance(LEASE_MS * 3)
     assert world.alive() == {1: False, 2: False}
@@ -60,7 +60,7 @@ def test_a_restarted_meta_knows_the_servers_and_gives_each_a_whole_lease() -> No
 
 
 def test_an_older_life_of_a_server_is_refused_also_after_a_restart_of_meta() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=7, pid=70))
     with pytest.raises(StaleEpoch, match="epoch 6 of delay server 0000000000000001 is over"):
         world.register(delay_server(1, epoch=6, pid=60))
@@ -72,7 +72,7 @@ def test_an_older_life_of_a_server_is_refused_also_after_a_restart_of_meta() -> 
 
 
 def test_a_newer_life_takes_the_place_of_the_one_before() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, port=1, epoch=1, place=5))
     world.register(delay_server(1, port=2, epoch=2, place=5))
     world.restart()
@@ -80,7 +80,7 @@ def test_a_newer_life_takes_the_place_of_the_one_before() -> None:
 
 
 def test_a_process_on_a_copy_of_a_directory_is_refused_while_the_first_is_alive() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, port=1, pid=10))
     with pytest.raises(PlaceTaken, match="was alive 0 ms ago"):
         world.register(delay_server(1, port=2, pid=20))
@@ -94,14 +94,14 @@ def test_a_process_on_a_copy_of_a_directory_is_refused_while_the_first_is_alive(
 
 
 def test_a_server_that_starts_on_an_empty_directory_ends_the_lease_of_what_was_at_its_address() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(9, port=2_000), realtime_server(5, port=2_001))
     world.register(realtime_server(6, port=2_000))
     assert world.alive() == {5: True, 6: True, 9: False}
 
 
 def test_roles_are_apart() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1), realtime_server(1), realtime_server(3))
     assert [info.server for info in world.meta.servers("delay")] == [delay_server(1)]
     assert [info.server for info in world.meta.servers("realtime")] == [realtime_server(1), realtime_server(3)]
@@ -110,7 +110,7 @@ def test_roles_are_apart() -> None:
 
 
 def test_when_no_place_is_left_the_server_unseen_for_longest_is_forgotten_but_none_that_is_needed() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(5_000))
     world.routes("a.subject")
     world.clock.advance(1)
@@ -131,7 +131,7 @@ def test_when_no_place_is_left_the_server_unseen_for_longest_is_forgotten_but_no
 
 
 def test_rule_H8_a_copy_that_starts_beside_a_server_is_refused_for_good_when_the_server_is_heard_again() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=1, place=5))
     world.clock.advance(100)
     copy = delay_server(1, port=9, epoch=2, pid=2, place=6)
@@ -151,7 +151,7 @@ def test_rule_H8_a_copy_that_starts_beside_a_server_is_refused_for_good_when_the
 
 
 def test_rule_H8_a_restarted_meta_gives_no_copy_the_place_of_a_server_that_it_knows() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=1, place=5))
     world.restart()
     world.clock.advance(10)
@@ -165,7 +165,7 @@ def test_rule_H8_a_restarted_meta_gives_no_copy_the_place_of_a_server_that_it_kn
 
 
 def test_a_server_that_was_moved_is_taken_when_the_lease_of_its_old_place_has_ended() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=1, place=5))
     world.clock.advance(LEASE_MS - 1)
     moved = delay_server(1, port=9, epoch=2, pid=2, place=6)
@@ -178,7 +178,7 @@ def test_a_server_that_was_moved_is_taken_when_the_lease_of_its_old_place_has_en
 
 
 def test_places_that_are_not_known_are_told_apart_by_the_address() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, port=1, epoch=1))
     with pytest.raises(PlaceTaken):
         world.register(delay_server(1, port=2, epoch=2, place=6))
@@ -187,7 +187,7 @@ def test_places_that_are_not_known_are_told_apart_by_the_address() -> None:
 
 @pytest.mark.parametrize("epoch", [EPOCH_MAX + 1, (1 << 63) - 1, 7 + EPOCH_STEPS_MAX + 1])
 def test_rule_H8_an_epoch_that_no_server_can_have_reached_is_refused(epoch: int) -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1, epoch=7))
     with pytest.raises(EpochOutOfRange, match="epoch 7 was heard last"):
         world.register(delay_server(1, epoch=epoch))
@@ -195,7 +195,7 @@ def test_rule_H8_an_epoch_that_no_server_can_have_reached_is_refused(epoch: int)
 
 
 def test_meta_says_which_servers_it_has_heard_in_this_life() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(delay_server(1), delay_server(2))
     world.restart()
     world.register(delay_server(2))
@@ -203,7 +203,7 @@ def test_meta_says_which_servers_it_has_heard_in_this_life() -> None:
 
 
 def test_rule_H8_a_copy_of_meta_sends_nobody_to_the_servers_that_it_was_copied_from() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(1), delay_server(2, epoch=4, place=5))
     assert world.routes("a").routes == {"a": 1}
     world.restart(moved=True)

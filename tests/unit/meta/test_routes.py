@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import pytest
 
 from delayd.errors import BadRequest, BadSubject, DamagedData, DiskFull, DiskReserve, SyncFailed
@@ -13,11 +11,11 @@ from delayd.testing.state import MemoryState
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, encode_frame
 from delayd.wire.meta import SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, servers_head
 
-from .servers import LEASE_MS, World, delay_server, realtime_server
+from .servers import LEASE_MS, FullState, SteppedMeta, delay_server, realtime_server
 
 
 def test_subjects_go_to_the_live_realtime_server_with_the_fewest_the_lowest_log_id_first() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(30), realtime_server(10), realtime_server(20), delay_server(1))
     answer = world.routes("a", "b", "c", "d")
     assert answer.routes == {"a": 10, "b": 20, "c": 30, "d": 10}
@@ -30,7 +28,7 @@ def test_subjects_go_to_the_live_realtime_server_with_the_fewest_the_lowest_log_
 
 
 def test_a_route_stays_when_its_server_is_dead() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     world.routes("a")
     world.clock.advance(LEASE_MS)
@@ -41,7 +39,7 @@ def test_a_route_stays_when_its_server_is_dead() -> None:
 
 
 def test_without_a_live_realtime_server_subjects_are_unrouted_and_get_a_route_later() -> None:
-    world = World()
+    world = SteppedMeta()
     assert world.routes("a", "b") == Routes({}, [], ["a", "b"])
     world.register(delay_server(1), realtime_server(10))
     world.clock.advance(LEASE_MS)
@@ -52,7 +50,7 @@ def test_without_a_live_realtime_server_subjects_are_unrouted_and_get_a_route_la
 
 
 def test_a_look_up_assigns_nothing() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     commits = world.state.commits
     assert world.routes("a", assign=False).unrouted == ["a"]
@@ -61,7 +59,7 @@ def test_a_look_up_assigns_nothing() -> None:
 
 
 def test_routes_are_known_after_a_restart_and_counted_again() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     world.routes("a", "b")
     world.register(realtime_server(20))
@@ -73,7 +71,7 @@ def test_routes_are_known_after_a_restart_and_counted_again() -> None:
 
 def test_a_route_is_given_out_when_it_is_durable_and_not_before() -> None:
     executor = StepExecutor()
-    world = World(executor=executor)
+    world = SteppedMeta(executor=executor)
     world.register(realtime_server(10), realtime_server(20))
     executor.run_all()
     first = world.ask(["a"])
@@ -92,7 +90,7 @@ def test_a_route_is_given_out_when_it_is_durable_and_not_before() -> None:
 
 def test_what_is_asked_while_a_transaction_runs_is_one_transaction() -> None:
     executor = StepExecutor()
-    world = World(executor=executor)
+    world = SteppedMeta(executor=executor)
     world.register(realtime_server(10))
     executor.run_all()
     before = world.state.commits
@@ -107,7 +105,7 @@ def test_what_is_asked_while_a_transaction_runs_is_one_transaction() -> None:
 
 def test_a_route_that_is_asked_for_by_many_at_once_is_decided_once() -> None:
     executor = StepExecutor()
-    world = World(executor=executor)
+    world = SteppedMeta(executor=executor)
     world.register(realtime_server(10), realtime_server(20))
     executor.run_all()
     answers = [world.ask(["a", "a"]) for _ in range(10)]
@@ -116,22 +114,9 @@ def test_a_route_that_is_asked_for_by_many_at_once_is_decided_once() -> None:
     assert world.meta.route_count == 1
 
 
-class FullState(MemoryState):
-    """Has no space left for as long as a test says so."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__()
-        self.error = error
-
-    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
-        if self.error is not None:
-            raise self.error
-        super().commit(puts, removes)
-
-
 def test_a_full_disk_refuses_by_name_and_what_was_decided_is_taken_back() -> None:
     state = FullState()
-    world = World(state)
+    world = SteppedMeta(state)
     world.register(realtime_server(10))
     world.routes("kept")
     state.error = DiskFull("state.lmdb")
@@ -149,7 +134,7 @@ def test_a_full_disk_refuses_by_name_and_what_was_decided_is_taken_back() -> Non
 
 def test_a_failed_sync_stops_the_server_and_nobody_is_answered() -> None:
     state = FullState()
-    world = World(state)
+    world = SteppedMeta(state)
     world.register(realtime_server(10))
     state.error = SyncFailed("state.lmdb", "input/output error")
     assert world.ask(["a"]) == []
@@ -158,7 +143,7 @@ def test_a_failed_sync_stops_the_server_and_nobody_is_answered() -> None:
 
 @pytest.mark.parametrize("subject", ["", "a b", "a" * 256, "ä", "a\n"])
 def test_a_subject_that_can_not_be_is_refused_and_none_of_the_request_gets_a_route(subject: str) -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     with pytest.raises(BadSubject):
         world.ask(["good", subject])
@@ -166,7 +151,7 @@ def test_a_subject_that_can_not_be_is_refused_and_none_of_the_request_gets_a_rou
 
 
 def test_too_many_subjects_at_once_are_refused_whole() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     subjects = [f"s{number}" for number in range(SUBJECTS_MAX + 1)]
     with pytest.raises(BadRequest, match="2000 at a time"):
@@ -192,7 +177,7 @@ def test_the_largest_answers_fit_a_head() -> None:
 
 
 def test_subjects_are_listed_by_name_page_by_page() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     names = sorted({f"orders.{number}" for number in range(25)} | {"order", "ordert", "a", "z"})
     world.routes(*names[::2])
@@ -214,7 +199,7 @@ def test_subjects_are_listed_by_name_page_by_page() -> None:
 
 def test_a_listing_never_shows_a_route_that_is_not_durable() -> None:
     executor = StepExecutor()
-    world = World(executor=executor)
+    world = SteppedMeta(executor=executor)
     world.register(realtime_server(10))
     executor.run_all()
     world.ask(["a"])
@@ -224,7 +209,7 @@ def test_a_listing_never_shows_a_route_that_is_not_durable() -> None:
 
 
 def test_a_page_is_bounded_whatever_was_asked_for() -> None:
-    world = World()
+    world = SteppedMeta()
     world.register(realtime_server(10))
     for begin in (0, SUBJECTS_MAX):
         world.routes(*(f"s{number}" for number in range(begin, begin + SUBJECTS_MAX)))
@@ -238,4 +223,4 @@ def test_a_state_that_is_damaged_is_named() -> None:
         state = MemoryState()
         state.commit([(key, value)])
         with pytest.raises(DamagedData, match=r"state\.lmdb"):
-            World(state)
+            SteppedMeta(state)

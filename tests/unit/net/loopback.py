@@ -112,7 +112,7 @@ async def settled(value: Callable[[], int], quiet_turns: int = 50) -> int:
 
 
 async def error_of(answer: Awaitable[object]) -> DelaydError:
-    """What an awaited answer raises."""
+    """The error that an awaited answer raises."""
     try:
         await answer
     except DelaydError as error:

@@ -36,6 +36,7 @@ from tests.waiting import until
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
 PING, STATUS, SEND, DISPATCH, PULL = 1, 2, 20, 31, 40
+WITH_ROWS = (RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE, RequestType.PLACES)
 
 
 def frames(kind: int, count: int, head: Mapping[str, HeadValue] | None = None, body: bytes = b"") -> bytes:
@@ -169,7 +170,7 @@ def test_rule_B2_who_may_cost_much_or_has_cost_much_waits_behind_who_asks_little
         await until(lambda: len(order) > 60, "a part of the flood")
         before = len(order)
         await one.request(PING, {})
-        # What was begun in that turn and the next one, of 190 that stood before it.
+        # Of the 190 requests before the PING, the server may begin those of that turn and the next one.
         assert len(order) - before <= 12
         await until(lambda: len(order) == 252, "all of them, for those that wait behind get their turns as well")
         for _, writer in many:
@@ -445,9 +446,8 @@ def test_rule_B1_a_type_without_a_body_is_refused_at_its_header(kind: int, limit
         header = frames(kind, 1, {}, bytes(STRAY_BODY_BYTES_MAX + 8))[:24]
         reader.get_buffer()[:24] = header
         reader.received(24)
-        takes = (kind == SEND and limits is DELAY_LIMITS) or (
-            kind == DISPATCH and limits is REALTIME_LIMITS and trusted
-        )
+        of_delay = kind in (SEND, *WITH_ROWS) and limits is DELAY_LIMITS
+        takes = of_delay or (kind == DISPATCH and limits is REALTIME_LIMITS and trusted)
         assert (reader.fault is None) == takes
         assert takes or isinstance(reader.fault, FrameTooLarge)
 

@@ -436,7 +436,7 @@ def test_a_connection_is_not_open_any_more_before_its_end_is_told() -> None:
             asyncio.get_running_loop().call_soon(lambda: seen.append((served.is_open, len(handler.ends))))
             return closed_its_side()
 
-        # What the loop does between the peer's word and the end of the transport: others may answer just then.
+        # The loop has one more turn before the transport ends, and other callbacks may answer in it.
         served.eof_received = look_next  # type: ignore[method-assign]
         client.close()
         await until(lambda: len(handler.ends) == 1, "the end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
@@ -102,3 +103,39 @@ def test_a_job_that_fails_is_told_to_the_loop_and_not_only_to_a_log(tmp_path: Pa
 
     asyncio.run(scenario())
     assert isinstance(told[0], ZeroDivisionError)
+
+
+def test_a_stop_in_the_turn_in_which_a_job_is_due_logs_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        found, core = Home(DelayConfig(data=str(tmp_path)), (), lambda: None), Core()
+        # The scheduler's turn, in which the job is due, and the end of the scheduler are both queued on the loop.
+        found.every(0, lambda: None)
+        await found.stop(core)
+        await turns()
+        found.close(core)
+
+    asyncio.run(scenario())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
+
+
+def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_path: Path) -> None:
+    async def scenario(turns_before: int) -> None:
+        found, core, late = Home(DelayConfig(data=str(tmp_path)), (), lambda: None), Core(), list[int]()
+        found.every(0, lambda: late.append(turns_before))
+        await turns(turns_before)
+        late.clear()
+        await found.stop(core)
+        await turns()
+        found.close(core)
+        assert not late, "the core was stopped under this job"
+
+    for turns_before in range(12):
+        asyncio.run(scenario(turns_before))
+
+
+async def turns(count: int = 8) -> None:
+    """Let a loop go round; each callback that a callback plans takes one turn more."""
+    for _ in range(count):
+        await asyncio.sleep(0)

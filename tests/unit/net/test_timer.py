@@ -13,7 +13,7 @@ import uvloop
 from delayd.net.timer import Timer
 from tests.waiting import until
 
-LOOP_CLOCK_MS = 1.0  # The loop's own timers count whole milliseconds, so one may fire that much early or late.
+LOOP_CLOCK_MS = 1.0  # The loop's own timers count whole milliseconds, so a timer may fire up to one early or late.
 
 
 class Firings:

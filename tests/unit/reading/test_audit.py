@@ -39,7 +39,7 @@ def audit(books: Books, now_ms: int = LATER_MS) -> AuditReport:
         patch.setattr(schedule, "SAMPLE_ROWS", 2)
         assert audit_directory(books.root, now_ms=now_ms) == report
     for hour in report.hours:
-        # What is passed over for one hour that is asked for changes nothing of it.
+        # An audit of one hour skips the others, and the report of this hour stays the same.
         assert audit_directory(books.root, now_ms=now_ms, hours=[hour.hour]).hours == (hour,)
         assert hour.scheduled == sum(getattr(hour, name) for name in CLASSES)
     return report

@@ -80,4 +80,4 @@ def test_the_words_of_a_lie_are_its_figures(lie: Lie) -> None:
     try:
         check_states(liar.disk, now_ms)
     except (DamagedData, LogMoved):
-        pass  # What the audit does not read, no table shows.
+        pass  # The audit ends with this error, so there is no table to check.

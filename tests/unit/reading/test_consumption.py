@@ -48,7 +48,7 @@ def test_each_message_that_was_given_out_is_counted_by_what_became_of_it() -> No
             end(ACK, 0, 4),
             end(NACK, 4, 1),
             end(RETURNED, 5, 2),
-            # A lease ends for all that it was given for, though some of it is acknowledged.
+            # A lease lapses for its whole range, though some of it was acknowledged.
             end(LAPSED, 0, 10),
             pull(15, 1, 4, attempt=2),
             pull(16, 2, 5),

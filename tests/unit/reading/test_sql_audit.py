@@ -11,7 +11,7 @@ import pytest
 
 from delayd.disk import Disk
 from delayd.hours import hour_name
-from delayd.log.dispatch import NewPart, Outcome
+from delayd.log.dispatch import NewPart, Outcome, Reason
 from delayd.reading import plan
 from delayd.reading.books import AuditReport, audit_directory, report_plan
 from delayd.reading.directory import Directory
@@ -114,6 +114,16 @@ def unasked(books: Books) -> None:
         books.decide(books.send([START_MS + 7_000]), outcome)
 
 
+def cancelled(books: Books) -> None:
+    books.decide(books.send([START_MS + 7_000]), Outcome.CANCELLED, Reason.CANCELLED)
+
+
+def cancelled_and_delivered(books: Books) -> None:
+    rows = books.send([START_MS + 7_000])
+    books.decide(rows, Outcome.CANCELLED, Reason.CANCELLED)
+    books.hand_over(rows, record=False)
+
+
 def other_subject(books: Books) -> None:
     (sequence,) = books.send([START_MS + 7_000])
     books.record([books.store([books.rows[sequence]], "ghosts", HOUR, START_MS + 7_000, START_MS + 7_005)])
@@ -143,6 +153,8 @@ PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
     "unscheduled": (unscheduled, {"ORPHAN": 2}),
     "decided": (decided_without_outcome, {"ORPHAN": 1}),
     "each outcome": (each_outcome, {}),
+    "cancelled by a caller": (cancelled, {}),
+    "cancelled by a caller and delivered": (cancelled_and_delivered, {"MISMATCH": 1}),
     "outcomes that nobody asked for": (unasked, {"MISMATCH": 2}),
     "late": (late, {"LATE": 2}),
     "other offset": (told_otherwise(lambda part: part._replace(target_offset=8)), {"MISMATCH": 1}),

@@ -8,7 +8,7 @@ import pytest
 
 from delayd.batch import BatchKind, ColumnId, DispatchPart
 from delayd.disk import RealDisk
-from delayd.encode import encode, encode_one, encode_subject_table
+from delayd.encode import encode, encode_bare, encode_subject_table
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
 from delayd.reading import realtime, target_columns
@@ -49,12 +49,11 @@ def test_batches_of_many_subjects_keep_their_names_and_rows(
     expected: list[str] = []
     for group in range(3):
         batches = [
-            encode_one(
-                BatchKind.DISPATCH,
+            encode_bare(
                 PART._replace(batch_id=100 * group + number),
                 (START_MS + number, 1_000 * group + number, 1),
                 name.encode(),
-                b"body" * number,
+                b"body" * number + bytes(-4 * number % 8),
                 4 * number,
             )
             for number, name in enumerate(names)

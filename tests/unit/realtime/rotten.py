@@ -2,8 +2,8 @@
 
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
-from tests.unit.realtime.batches import dispatch_batch
-from tests.unit.realtime.world import GROUP, SimPeer, World
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import GROUP, SimPeer, World
 
 FOLDER = "/data/realtime/message"
 BAD = b"bad" * 100

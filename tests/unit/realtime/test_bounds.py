@@ -9,17 +9,16 @@ from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
 from delayd.gather import row_bytes
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps, need_rows
+from realtime import group_records, roster
 from realtime import handoff as handoff_module
 from realtime import index as index_module
 from realtime import parts as parts_module
 from realtime import pulls as pulls_module
-from realtime import roster
 from realtime.pulls import HANDLES_MAX
 from realtime.stored import DISPATCH_PART
 from tests.batches import with_true_checksums
-
-from .batches import dispatch_batch
-from .world import SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 EXTREMES = (-(1 << 63), -1, 0, 1, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
@@ -119,9 +118,9 @@ def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypat
     waiting = SimPeer()
     world.send(waiting, RequestType.PULL, pull_head(subject="waited-for", wait_ms=50_000))
     for number in range(20):
-        world.pass_time(pulls_module.ROOM_EVERY_MS)
+        world.pass_time(group_records.ROOM_EVERY_MS)
         world.pull(peer, subject=f"made-up-{number}")
-        world.pass_time(pulls_module.ROOM_EVERY_MS)
+        world.pass_time(group_records.ROOM_EVERY_MS)
         world.pull(peer, f"group-{number}", subject="one")
     with pytest.raises(SlowDown):
         world.pull(peer, subject="too-soon")
@@ -132,7 +131,7 @@ def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypat
     assert waiting.answers == {} and waiting.errors == {}
     # One that has had a message makes no room: what it has not acknowledged is its own.
     world.dispatch(peer, 1, dispatch_batch(9, [b"a"], subject="made-up-19"), dispatch_batch(10, [b"b"], subject="one"))
-    world.pass_time(pulls_module.ROOM_EVERY_MS)
+    world.pass_time(group_records.ROOM_EVERY_MS)
     with pytest.raises(SlowDown):
         world.pull(peer, subject="another")
 

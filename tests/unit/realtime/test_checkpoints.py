@@ -5,9 +5,8 @@ import pytest
 from delayd.log.checkpoint import read_checkpoint
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_int, need_map, need_maps
-
-from .batches import dispatch_batch
-from .world import SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 FOLDER = "/data/realtime"
 SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
@@ -116,12 +115,12 @@ def test_rule_Q3_a_group_that_comes_while_messages_are_being_removed_starts_behi
         w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
         world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2, w=w))
     work.run_all()
-    # What may go must be tallied first.
+    # A segment is tallied before it may be removed.
     world.core.retain()
     work.run_all()
     world.pass_time(2_000)
     world.core.retain()
-    # What goes is decided, and nothing of it is gone.
+    # The server has decided which segments to remove, and has removed none of them yet.
     before = segments(world)
     pulled = world.pull(peer, "late", most=1).bodies
     work.run_all()

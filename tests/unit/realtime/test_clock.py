@@ -4,9 +4,8 @@ import pytest
 
 from delayd.testing.clock import SimClock
 from delayd.wire.requests import RequestType
-
-from .batches import dispatch_batch
-from .world import SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -8,9 +8,8 @@ from delayd.log.tally import covered, sum_tallies
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_int
 from tests.unit.log.dispatch_batches import batch
-
-from .batches import DUE_MS, ORIGIN
-from .world import SimPeer, World
+from tests.worlds.dispatch_batches import DUE_MS, ORIGIN
+from tests.worlds.realtime import SimPeer, World
 
 SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
 HOUR = hour_of_ms(DUE_MS)

@@ -4,9 +4,8 @@ import pytest
 
 from delayd.wire.requests import RequestType
 from tests.counts import calls, operations
-
-from .batches import dispatch_batch
-from .world import GROUP, SUBJECT, SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 
 # Calls of Python functions, the disk in memory and this file included, measured and rounded up by a tenth: a call costs
 # a server 0.3 to 1 us, and these run for each dispatch. They grow with neither rows nor bytes.

@@ -5,9 +5,8 @@ import pytest
 from delayd.errors import BadRequest
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_int, need_list, need_rows
-
-from .batches import bodies_of, dispatch_batch
-from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
 WAIT_MS = 5_000
 

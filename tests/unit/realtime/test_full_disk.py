@@ -5,9 +5,8 @@ import pytest
 from delayd.errors import DiskReserve
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.wire.requests import RequestType
-
-from .batches import dispatch_batch
-from .world import SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 LEASE_MS = 30_000
 

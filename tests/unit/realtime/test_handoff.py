@@ -19,9 +19,8 @@ from delayd.hours import hour_of_ms
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_list
-
-from .batches import DUE_MS, ORIGIN, dispatch_batch
-from .world import SimPeer, World
+from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, dispatch_batch
+from tests.worlds.realtime import SimPeer, World
 
 GIVEN = 1 << 40  # The next sequence of a delay server that has given all numbers that came.
 
@@ -232,7 +231,7 @@ def test_rule_H7_a_hello_that_names_a_batch_which_is_gone_is_refused_though_the_
     for session, (offset, origin) in enumerate([(last + 8, ORIGIN), (1 << 40, ORIGIN), (last, 0xBAD)], 4):
         error = named_hello(world, session, offset, origin)
         assert isinstance(error, HandoffRefused) and "has lost data" in error.message
-    # What was refused was not heard.
+    # The server did not remember the hello that it refused.
     assert named_hello(world, 4, last) is None
 
 
@@ -291,7 +290,7 @@ def test_rule_H8_a_delay_server_that_has_forgotten_what_it_recorded_is_refused(
     assert "origin_restored origin=" in caplog.text and "delayd target accept" in caplog.text
     head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
     assert any("restored from a copy" in str(wait) for wait in need_list(head, "waits"))
-    # What was refused was not heard, and the right one goes on.
+    # The server did not remember the hello that it refused, so the right session goes on.
     assert named_hello(world, 9, offsets[1]) is None
     head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
     assert "restored from a copy" not in str(head["waits"])
@@ -312,7 +311,7 @@ def test_rule_H8_a_damaged_dispatch_log_explains_only_batches_of_its_own_hour(wa
     copy = named_hello(world, 8, offsets[0], unread_hours=[hour], next_sequence=highest)
     assert isinstance(copy, RestoredOrigin)
     assert named_hello(world, 8, offsets[0], unread_hours=[hour - 1, hour], next_sequence=highest + 1) is None
-    # What it names must be there all the same.
+    # The offset that it names must lie in this log all the same.
     error = named_hello(world, 9, offsets[0] + 8, unread_hours=[hour], next_sequence=GIVEN)
     assert isinstance(error, HandoffRefused) and "has lost data" in error.message
     # The figure stands: a hello without damage has to name as much again.

@@ -11,9 +11,8 @@ from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
 from delayd.wire.waits import read_waits
 from tests.memory_files import content, files, put
-
-from .batches import dispatch_batch
-from .world import SimPeer, World
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import SimPeer, World
 
 MESSAGE = "/data/realtime/message"
 PULL = "/data/realtime/pull"

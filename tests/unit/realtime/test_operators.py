@@ -12,10 +12,10 @@ from delayd.wire.quarantine import Quarantined, read_list
 from delayd.wire.requests import RequestType, need_bool, need_list, need_maps
 from realtime.kept import COPY_PREFIX, GROUP_PREFIX
 from realtime.quarantine import RETRY_MS
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 
-from .batches import dispatch_batch
 from .rotten import BAD, FOLDER, flip, flip_value, pull_all, served
-from .world import GROUP, SUBJECT, SimPeer, World, pull_head
 
 
 def listed(world: World) -> list[Quarantined]:

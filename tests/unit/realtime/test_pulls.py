@@ -2,13 +2,15 @@
 
 import pytest
 
+from delayd.batch import BatchKind, ColumnId, parse
 from delayd.errors import BadRequest, BadSubject, UnknownRequest
+from delayd.tags import bloom_of
 from delayd.testing.executor import StepExecutor
+from delayd.validate import check_batch
 from delayd.wire.requests import RequestType, need_maps, need_rows
-from tests.unit.realtime.world import ready_world
-
-from .batches import bodies_of, dispatch_batch, split
-from .world import GROUP, SUBJECT, SimPeer, World, pull_head
+from tests.batches import messages, tags_of
+from tests.worlds.dispatch_batches import DUE_MS, bodies_of, dispatch_batch, split
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
 
 
 def test_whole_stored_batches_are_answered_as_they_came() -> None:
@@ -42,6 +44,23 @@ def test_max_bytes_bounds_an_answer_but_one_message_is_always_given() -> None:
     assert len(pulled.raw) <= 5_000
     assert len(world.pull(peer, max_bytes=100).bodies) == 1
     assert len(world.pull(peer, max_bytes=1 << 20).bodies) == 2
+
+
+def test_rows_that_are_cut_out_of_a_batch_keep_their_tags() -> None:
+    world, peer = ready_world()
+    tags = [["eu"], [], ["eu", "urgent"], ["x" * 64, "y" * 64], []]
+    part = parse(dispatch_batch(1, [b"a"])).dispatch
+    whole = {"subjects": [SUBJECT.encode()], "sequences": range(5), "kind": BatchKind.DISPATCH, "part": part}
+    world.dispatch(peer, 1, messages([b"a"] * 5, due=[DUE_MS] * 5, tags=tags, **whole))  # type: ignore[arg-type]
+    found: list[tuple[str, ...]] = []
+    for max_bytes in (400, 400, 400, 400, 1 << 20):
+        pulled = world.pull(peer, most=2, max_bytes=max_bytes)
+        assert len(pulled.raw) <= max_bytes
+        for cut in split(pulled.raw):
+            check_batch(cut)
+            assert cut.uint64s(ColumnId.TAG_BLOOM).tolist() == [bloom_of(own) for own in tags_of(cut)]
+            found += tags_of(cut)
+    assert found == list(map(tuple, tags))
 
 
 def test_a_waiting_pull_is_answered_when_a_message_comes_in_order_of_arrival() -> None:

@@ -9,9 +9,8 @@ from delayd.log.log import Log
 from delayd.wire.requests import RequestType, need_int, need_maps
 from realtime.quarantine import BATCHES_A_PULL, RETRY_MS
 from tests.unit.realtime.rotten import BAD, FOLDER, OUT_OF_MEMORY, flip, pull_all, served
-
-from .batches import bodies_of, dispatch_batch
-from .world import GROUP, SUBJECT, SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 
 
 def quarantined(world: World, group: str = GROUP) -> int:

@@ -17,9 +17,8 @@ from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_maps
 from realtime import index as index_module
 from realtime import rebuild as rebuild_module
-
-from .batches import bodies_of, dispatch_batch
-from .world import SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 FOLDER = "/data/realtime/consume"
 SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 1_000}
@@ -318,7 +317,7 @@ def test_rule_L9_a_rebuild_beside_a_checkpoint_loses_nothing_of_what_the_checkpo
     world.core.wake()
     assert bodies_of(waiting.answers[1][0][1]) == bodies[5:]
     for _ in range(2):
-        # Nothing of it is left to chance by the next checkpoints, nor by the next life.
+        # Two checkpoints and another life change nothing of it.
         world.core.checkpoint()
         pulls.run_all()
         work.run_all()

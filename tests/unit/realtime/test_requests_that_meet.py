@@ -20,10 +20,10 @@ from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
 from realtime.groups import Group
 from realtime.kept import GROUP_PREFIX
 from realtime.quarantine import RETRY_MS
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 
-from .batches import dispatch_batch
 from .rotten import BAD, flip, flip_value, pull_all, served
-from .world import GROUP, SUBJECT, SimPeer, World, pull_head
 
 GROUPS = (GROUP, "other", "third")
 PEERS = 3

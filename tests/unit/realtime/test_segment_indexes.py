@@ -9,9 +9,8 @@ from delayd.log.segment_index import IndexedGroup, read_index
 from delayd.reading.indexed import proves
 from delayd.testing.executor import StepExecutor
 from tests.unit.log.dispatch_batches import batch
-
-from .batches import DUE_MS, ORIGIN
-from .world import SimPeer, World
+from tests.worlds.dispatch_batches import DUE_MS, ORIGIN
+from tests.worlds.realtime import SimPeer, World
 
 SMALL = {"segment_bytes": 32_768, "retention_ms": 1_000, "tail_bytes": 0}
 HOUR = hour_of_ms(DUE_MS)
@@ -39,7 +38,7 @@ def names(world: World) -> list[str]:
 
 
 def indexed(world: World) -> list[bool]:
-    """Of each closed segment whether its index is whole, proves right, and spares reading it."""
+    """For each closed segment: whether its index is whole, checks, and saves a reader the segment."""
     segments = world.recovered.message_log.segments
     found = []
     for segment, following in pairwise(segments):

@@ -8,8 +8,7 @@ from delayd.wire.requests import RequestType
 from realtime import groups as groups_module
 from realtime import pulls as pulls_module
 from realtime.groups import PAUSE_MS, PAUSE_MS_MAX, pause_after
-
-from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
+from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
 HOUR_MS = 3_600_000
 

@@ -20,9 +20,8 @@ from delayd.wire.requests import RequestType
 from realtime.kept import group_keys
 from realtime.unread_pulls import AGAIN_MS, LOOK_MS
 from tests.memory_files import content, files, put
-
-from .batches import dispatch_batch
-from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
+from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
 PULL = "/data/realtime/pull"
 SETTINGS = {"segment_bytes": 1 << 20, "retention_ms": 1_000, "lease_ms": 5_000}

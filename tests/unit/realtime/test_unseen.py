@@ -7,9 +7,8 @@ import pytest
 
 from delayd.wire.requests import RequestType, need_maps
 from realtime import index, unseen
-
-from .batches import DUE_MS, dispatch_batch
-from .world import SUBJECT, SimPeer, World
+from tests.worlds.dispatch_batches import DUE_MS, dispatch_batch
+from tests.worlds.realtime import SUBJECT, SimPeer, World
 
 HOUR_MS = 3_600_000
 RETENTION_MS = 72 * HOUR_MS

@@ -16,10 +16,10 @@ from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
 from realtime.kept import GROUP_PREFIX
 from tests.memory_files import content, files, put
+from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 
-from .batches import ORIGIN, dispatch_batch
 from .rotten import BAD, flip, flip_value, pull_all, served
-from .world import GROUP, SUBJECT, SimPeer, World
 
 MESSAGE, PULL = "/data/realtime/message", "/data/realtime/pull"
 SLOT_BYTES = 2_048
@@ -112,7 +112,7 @@ def quarantined(world: World) -> list[str]:
 
 
 def no_rows_wait(world: World) -> bool:
-    # What is rotten in a file is found when somebody pulls. It is in doubt too, which is a word of its own.
+    # A damaged row is found when somebody pulls it. It is also in doubt, which needs a decision of its own.
     pull_all(world)
     return not any(id_.startswith("rows/") for id_ in quarantined(world))
 

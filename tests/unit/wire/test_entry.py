@@ -25,7 +25,7 @@ from delayd.wire.requests import (
     need_u32,
     need_u64,
 )
-from tests.unit.realtime.world import ready_world
+from tests.worlds.realtime import ready_world
 
 WIDTHS: list[tuple[Callable[[Head, str], int], int]] = [
     (need_u32, U32_MAX),

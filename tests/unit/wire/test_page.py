@@ -6,6 +6,7 @@ import pytest
 
 from delayd import limits
 from delayd.delay import producers, subjects
+from delayd.delay.ending import message_requests
 from delayd.wire import results, waits
 from realtime import answers, intake, parts, pulls, roster
 
@@ -26,6 +27,10 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| producers that one connection brings |", [producers.NEW_AT_ONCE]),
         ("| batches that wait for the disk |", [producers.WAITERS_MAX]),
         ("| names of subjects that messages in memory have |", [subjects.BYTES_MAX >> 20, subjects.NAME_BYTES]),
+        (
+            "| rows of CANCEL, GET and RESCHEDULE that are not answered yet |",
+            [message_requests.ROWS_UNDER_WAY_MAX, message_requests.ROWS_OWED_MAX],
+        ),
         ("| numbers that OUTCOME called unknown |", [producers.FENCED_MAX]),
         ("| the name of a group |", [limits.GROUP_NAME_BYTES_MAX]),
         ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),

@@ -338,6 +338,7 @@ def test_an_outage_ends_no_iteration_and_is_told_once(caplog: pytest.LogCaptureF
     assert 2 <= len(words) <= 7
 
 
+@pytest.mark.usefixtures("heard_interrupts")
 def test_a_ctrl_c_while_a_pull_waits_loses_nothing_for_a_lease() -> None:
     with world_aside() as (world, do), Consumer(world.address, "a", "g") as consumer:
         do(partial(add_messages, world, 1))

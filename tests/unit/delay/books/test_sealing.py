@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from delayd.batch import Batch, BatchKind, SchedulePart, parse
+from delayd.batch import Batch, BatchKind, ColumnId, SchedulePart, parse
 from delayd.content import content_hash
 from delayd.delay.books import retention
 from delayd.delay.books.sealing import ContentDiffers, compare
@@ -32,8 +32,8 @@ from delayd.testing.disk import CAPACITY_BYTES, Crash, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
-from tests.delay_harness import FOLDER, TARGET_IDS, World, new_world, wanted
 from tests.unit.delay.sealed import seals_of
+from tests.worlds.delay import FOLDER, TARGET_IDS, World, new_world, wanted
 
 HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)
@@ -57,7 +57,7 @@ def ready_world(**settings: int) -> World:
     return world
 
 
-# What a seal says.
+# The contents of a seal.
 
 
 def rows(count: int) -> tuple[list[int], list[int], list[bytes]]:
@@ -84,7 +84,7 @@ def schedule_batches(count: int, cuts: list[int]) -> Iterator[Batch]:
                 gathered=gather([Pick(made, np.arange(high - low))]),
                 sequences=np.arange(low + 1, high + 1, dtype=np.uint64),
                 subjects=[SUBJECTS[number] for number in used],
-                subject_of=np.array([used.index(number) for number in subjects[part]], np.uint32),
+                others={ColumnId.SUBJECT: np.array([used.index(number) for number in subjects[part]], np.uint32)},
             ).joined()
         )
 
@@ -101,7 +101,7 @@ def outcomes_of(count: int, order: list[int], cut: int) -> OutcomeRows:
     parts = [
         NewPart(
             *(np.array([row + 1], np.uint64), np.array([due[row]]), Outcome(1 + row % 5), 1_000 + row, 7, 1, row),
-            # What was handed over was read, and what was cancelled was not.
+            # A row that was handed over has a hash, because its body was read; a cancelled row has none.
             hashes=np.array([hash_of(count, row)], np.uint64) if row % 5 == 0 else None,
         )
         for row in order

@@ -8,20 +8,17 @@ import pytest
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.quarantine import quarantine_path
 from delayd.errors import DamagedData
-from delayd.hours import hour_name, hour_of_ms
+from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, open_segment
 from delayd.reading import dispatch as reading
 from delayd.reading.directory import find_directories
 from delayd.reading.schedule import take_snapshot
-from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import FOLDER, TARGET_IDS, Remains, World, new_world, wanted
-
-HOUR_MS = 3_600_000
-HOUR = hour_of_ms(START_MS)
+from tests.unit.delay.damage.dispatch_logs import HOUR, HOUR_MS, damaged_dispatch_log, flip
+from tests.worlds.delay import FOLDER, TARGET_IDS, Remains, World, new_world, wanted
 
 
 def test_rule_L5_a_damaged_group_of_an_hour_is_quarantined_and_the_others_are_delivered() -> None:
@@ -44,29 +41,6 @@ def test_rule_L5_a_damaged_group_of_an_hour_is_quarantined_and_the_others_are_de
     world.core.sweep()
     world.settle()
     assert not world.hours().get(HOUR + 1).sealed
-
-
-def damaged_dispatch_log(position: int) -> Remains:
-    """What a life leaves in whose dispatch log one byte was flipped since, at a position or counted from the end."""
-    world = World()
-    for number in range(3):
-        world.send(wanted(1, 500 * number, f"m{number}"))
-        world.pass_ms(600)
-    world.send(wanted(2, HOUR_MS + 5_000, "next"))
-    world.settle()
-    world.checkpoint()
-    remains = world.remains(PowerLoss.ALL_LOST)
-    flip(remains, position)
-    return remains
-
-
-def flip(remains: Remains, position: int) -> None:
-    """Flip a byte of the hour's dispatch log, durably; a second time is a repair."""
-    file = remains.disk.open(dispatch_path(FOLDER, HOUR), write=True)
-    at = position if position > 0 else file.size() + position
-    file.pwritev([bytes([file.pread(1, at)[0] ^ 0xFF])], at)
-    file.sync()
-    file.close()
 
 
 # The first group, with others behind it; and the last one, which without the checkpoint's word is a torn tail.

@@ -10,10 +10,10 @@ from delayd.delay.damage.file_watch import LOOK_MS
 from delayd.delay.damage.mending import RETRY_MS
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import dispatch_path, schedule_path
-from tests.delay_harness import FOLDER, World
-from tests.delay_outside import wanted
 from tests.memory_files import content, put
 from tests.unit.delay.sealed import sealed_hour
+from tests.worlds.delay import FOLDER, World
+from tests.worlds.outside import wanted
 
 
 @pytest.mark.parametrize("how", ["removed", "8 bytes short"])
@@ -31,7 +31,7 @@ def test_rule_L10_a_schedule_log_that_goes_under_the_server_is_told_before_its_h
     world.pass_ms(LOOK_MS + 2_000)
     (wait,) = world.core.waits()
     assert f"schedule/{hour_name(hour)}" in wait.what and path in wait.why
-    # What is filed there meanwhile goes beside it.
+    # A checkpoint that files rows of this hour meanwhile writes them to a file beside it.
     world.send(wanted(2, 5 * HOUR_MS, "n"))
     world.settle()
     world.checkpoint()

@@ -12,7 +12,7 @@ from delayd.log.group import NewGroup
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import Segment
 from delayd.testing.clock import START_MS
-from tests.delay_harness import FOLDER, World, wanted
+from tests.worlds.delay import FOLDER, World, wanted
 
 FAR = hour_of_ms(START_MS) + 5
 FAR_MS = 5 * HOUR_MS

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart, parse
+from delayd.batch import KEPT, Batch, BatchKind, ColumnId, ProducerPart, parse
+from delayd.content import differing_row
 from delayd.delay.damage.mending import RETRY_MS
 from delayd.delay.filing import log_range, schedule_writer
 from delayd.delay.filing.hour_table import HourFile
@@ -16,13 +17,14 @@ from delayd.hours import hour_name, hour_of_ms
 from delayd.log.group import BYTES_MAX
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.tags import bloom_of
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from delayd.validate import check_batch
-from tests.batches import bodies_of, messages
-from tests.delay_files import read_schedule_log
-from tests.delay_harness import FOLDER, PRODUCER_ID, World, wanted
+from tests.batches import bodies_of, messages, tags_of
+from tests.worlds.delay import FOLDER, PRODUCER_ID, World, wanted
+from tests.worlds.files import read_schedule_log
 
 HOUR_MS = 3_600_000
 FAR_MS = 2 * HOUR_MS  # Not loaded, so that nothing but the writer touches it.
@@ -78,6 +80,33 @@ def test_rows_of_several_subjects_and_hours_go_to_their_hours_with_their_subject
         names = [batch.subjects()[number] for number in batch.uint32s(ColumnId.SUBJECT).tolist()]
         assert names == [rows[offset][1], rows[offset + 3][1]]
         assert bodies_of(batch) == [rows[offset][2], rows[offset + 3][2]]
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_keys_and_tags_are_filed_with_their_rows(rows: int) -> None:
+    world = World()
+    bodies, keys = [b"b%d" % row for row in range(rows)], [b"key" * (row % 4) for row in range(rows)]
+    flags, tags = [min(row % 4, 2) for row in range(rows)], [["a", f"t{row % 3}"][row % 3 :] for row in range(rows)]
+    due = [START_MS + FAR_MS + row for row in reversed(range(rows))]
+    plain = messages([b"last"], due=[due[0] + 1], part=ProducerPart(PRODUCER_ID, 1, 0))
+    keyed = messages(bodies, due=due, keys=keys, flags=flags, tags=tags, part=ProducerPart(PRODUCER_ID, 2, 0))
+    # In another hour nobody has a key or tags.
+    later = messages([b"bare"], due=[due[0] + HOUR_MS], part=ProducerPart(PRODUCER_ID, 3, 0))
+    for data in (plain, keyed, later):
+        world.core.send(parse(data), lambda what, duplicate: None)
+    world.settle()
+    world.checkpoint()
+    (batch,) = filed(world)
+    check_batch(batch)
+    found = [bytes(batch.heap[start:end]) for start, end in zip(*batch.region(ColumnId.KEY_END), strict=True)]
+    assert found == [*reversed(keys), b""]
+    assert batch.column(ColumnId.ROW_FLAGS).tolist() == [*reversed(flags), 0]
+    assert tags_of(batch) == [*map(tuple, reversed(tags)), ()]
+    assert batch.uint64s(ColumnId.TAG_BLOOM).tolist() == [*map(bloom_of, reversed(tags)), 0]
+    assert bodies_of(batch) == [*reversed(bodies), b"last"]
+    assert differing_row(batch) is None
+    (bare,) = filed(world, FAR + 1)
+    assert bare.layout.regions == (ColumnId.BODY_END,) and bare.layout.columns.isdisjoint(KEPT)
 
 
 def test_headers_are_kept_for_the_rows_that_have_them() -> None:

@@ -1,10 +1,12 @@
 """When a checkpoint begins before its minute is over: by bytes, fewer while little arrives or few hours wait."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from delayd.delay.filing import checkpoint, schedule_writer
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
-from tests.delay_harness import World, wanted
+from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000
 FAR_MS = 2 * HOUR_MS
@@ -63,7 +65,7 @@ def test_a_checkpoint_of_many_hours_holds_no_more_files_open_than_the_process_ma
     monkeypatch.setattr(schedule_writer, "unsynced_files_max", lambda: 16)
     append, most = ScheduleWriter._append, 0
 
-    def counting(writer: ScheduleWriter, hour: int, batches: list[bytes], count: int) -> None:
+    def counting(writer: ScheduleWriter, hour: int, batches: list[Sequence[bytes]], count: int) -> None:
         nonlocal most
         append(writer, hour, batches, count)
         most = max(most, len(writer._open))

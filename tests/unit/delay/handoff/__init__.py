@@ -3,8 +3,8 @@
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.link import Link, Phase
 from delayd.testing.clock import START_MS
-from tests.delay_harness import TARGET_IDS, World, wanted
-from tests.delay_target import Cable, FakeTarget
+from tests.worlds.delay import TARGET_IDS, World, wanted
+from tests.worlds.target import Cable, FakeTarget
 
 TARGET = TARGET_IDS[0]
 

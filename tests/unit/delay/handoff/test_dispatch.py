@@ -16,8 +16,8 @@ from delayd.log.segment import FileHeader, FileKind, create_segment, open_segmen
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import FOLDER, TARGET_IDS, World, new_world, wanted
-from tests.delay_target import FakeTarget
+from tests.worlds.delay import FOLDER, TARGET_IDS, World, new_world, wanted
+from tests.worlds.target import FakeTarget
 
 TARGET = TARGET_IDS[0]
 HOUR = hour_of_ms(START_MS)

@@ -6,8 +6,8 @@ from delayd.delay.handoff.link import Phase
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
-from tests.delay_harness import World, new_world, wanted
 from tests.unit.delay.handoff import TARGET, cable_of, link_of, put_on_cable, ready_world, run_threads, target_of
+from tests.worlds.delay import World, new_world, wanted
 
 
 def test_rule_H5_a_note_is_durable_before_the_first_batch_leaves() -> None:

@@ -3,8 +3,8 @@
 from delayd.batch import Batch, parse
 from delayd.delay.handoff.sender import BATCHES_A_FRAME
 from delayd.testing.clock import START_MS
-from tests.delay_harness import wanted
 from tests.unit.delay.handoff import cable_of, ready_world
+from tests.worlds.delay import wanted
 
 
 def split(body: bytes) -> list[Batch]:

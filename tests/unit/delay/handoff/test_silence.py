@@ -9,8 +9,8 @@ from delayd.delay.handoff.link import Phase
 from delayd.delay.handoff.watched_wire import STOOD_STILL_MS
 from delayd.testing.clock import START_MS
 from delayd.wire.requests import RequestType
-from tests.delay_harness import TARGET_IDS, World, new_world, wanted
 from tests.unit.delay.handoff import TARGET, cable_of, link_of, put_on_cable, ready_world, target_of
+from tests.worlds.delay import TARGET_IDS, World, new_world, wanted
 
 LIMIT_MS = DelayConfig().target_silence_ms_max
 

@@ -13,12 +13,12 @@ from delayd.log.dispatch import Outcome
 from delayd.reading.seals import verify_seals
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move
-from tests.delay_files import DATA
-from tests.delay_harness import Remains, World, wanted
-from tests.delay_target import FakeTarget
 from tests.unit.delay.answers import outcomes
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
 from tests.unit.delay.sealed import seals_of
+from tests.worlds.delay import Remains, World, wanted
+from tests.worlds.files import DATA
+from tests.worlds.target import FakeTarget
 
 OTHER = 0x7002
 
@@ -174,7 +174,7 @@ def test_rule_H7_a_target_that_lost_data_is_accepted_by_an_operator(restarted: b
     assert link_of(world).phase is Phase.READY
     assert [body for kept in target.log for body in kept.bodies] == [b"a-0"]
     if restarted:
-        # What was acknowledged before the word says nothing of where the log ends, in the next life too.
+        # Acknowledgements from before the operator's decision do not show where the log ends, also in the next life.
         world = world.after_crash(PowerLoss.ALL_LOST)
         world.send(wanted(1, 0, "b"))
         world.pass_ms(5_000)

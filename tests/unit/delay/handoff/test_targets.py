@@ -7,8 +7,8 @@ from delayd.errors import InternalError
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import ANSWER, Frame, Head
 from delayd.wire.requests import RequestType
-from tests.delay_harness import World, wanted
 from tests.unit.delay.handoff import TARGET, cable_of, link_of, put_on_cable, ready_world, run_threads, target_of
+from tests.worlds.delay import World, wanted
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -10,7 +10,7 @@ from delayd.delay.timers.earlier import EarlierOutcomes, Sequences
 
 HOUR = 500_000
 ROWS = 1_000_000
-BATCHES = 40  # A window has so many in the middle of a herd.
+BATCHES = 40  # A window holds about this many batches when many messages are due at once.
 
 
 def earlier_outcomes(settled: list[Sequences]) -> EarlierOutcomes:

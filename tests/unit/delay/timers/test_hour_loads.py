@@ -12,7 +12,7 @@ from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryFile
-from tests.delay_harness import FOLDER, World, wanted
+from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR_MS = 3_600_000
 FAR_MS = 2 * HOUR_MS
@@ -91,7 +91,7 @@ def test_each_byte_of_columns_headers_and_subjects_is_checked_and_none_of_a_body
         else:
             assert len(found.prepared.rows) <= 3, "what follows it is quarantined with it"
         flip(world, position)
-    bodies, pads = 6 * 32, 2 * 4  # What fills up a group's table says nothing.
+    bodies, pads = 6 * 32, 2 * 4  # Nobody notices flips in bodies and in the padding of a group's table here.
     assert load(world).damage is None
     assert unnoticed == bodies + pads, "names of subjects are checked too: a flipped bit makes another name of one"
 

@@ -1,0 +1,344 @@
+"""``delayd backup`` and ``delayd restore``: copies of servers, and putting them back (docs/backup.md).
+
+Invariant: the servers that run are cut by themselves, one after the other, while the delay server sends nothing; a
+server that does not run is locked for as long as it is copied.
+"""
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+
+import click
+
+import delayd
+from delayd.backup.journal import read_journal
+from delayd.backup.manifest import Held, Manifest, read_manifest
+from delayd.backup.restore import restore as put_back
+from delayd.backup.sources import ROLES, STATE, Source
+from delayd.backup.take import Cut, Stage, Terms, take
+from delayd.config import parse_address
+from delayd.disk import RealDisk
+from delayd.errors import BadArgument, ServerUnavailable
+from delayd.holder import LOCK, is_held
+from delayd.log.checkpoint import NAME as CHECKPOINT
+from delayd.net.connection import Connection
+from delayd.net.cut import FOLDER, SIZES, read_sizes
+from delayd.reading.verify import verify_directory
+from delayd.secret import FILE_MODE, SECRET_FILE, Secret
+from delayd.state import LMDB_FILE
+from delayd.wire.requests import RequestType, need_bool, need_str, need_u64
+
+from . import ask
+from .exits import NOT_BALANCED, OK
+from .listing import show
+from .options import (
+    DataFolder,
+    examples,
+    format_option,
+    meta_option,
+    secret_data_option,
+    secret_of,
+    secret_option,
+)
+from .progress import progress
+from .table import Cell, Column, Kind, size_text
+from .times import instant_text
+
+HOLD_MS = 2_000  # A hold ends once all servers are cut, after some milliseconds; this ends that of a dead command.
+HOLDS_MAX = 3
+COLUMNS = (
+    Column("role"),
+    Column("log_id"),
+    Column("instant_ms", Kind.INSTANT),
+    Column("next_sequence", Kind.NUMBER),
+    Column("replay_offset", Kind.NUMBER),
+    Column("log_end", Kind.NUMBER, spare=True),
+    Column("hours", Kind.NUMBER, spare=True),
+    Column("first_hour", spare=True),
+    Column("last_hour", spare=True),
+    Column("size_bytes", Kind.SIZE),
+)
+role_option = click.option(
+    "--role", "roles", multiple=True, type=click.Choice(ROLES), help="Only this server; may be repeated."
+)
+_HOLDER = re.compile(r"pid (\d+) ")
+
+
+@click.command(
+    epilog=examples(
+        "delayd backup /mnt/backup --data /var/lib/delayd",
+        "delayd backup /mnt/backup --show",
+    )
+)
+@click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
+@role_option
+@click.option("--show", "only_show", is_flag=True, help="Say what the backup in DIR holds, and copy nothing.")
+@secret_data_option
+@meta_option
+@secret_option
+@format_option
+def backup(
+    folder: str, roles: Sequence[str], only_show: bool, data: str, meta: str, secret_file: str | None, form: str
+) -> int:
+    """Copy the servers of a data directory into DIR, while they run or not.
+
+    Servers that run serve on. DIR is new or empty, or has an earlier backup of the same servers: then only what came
+    since is copied, and until that is done DIR holds no whole backup. A backup that was interrupted goes on where it
+    stopped when the command is given again. Each file is checked.
+
+    Exit codes: 3 a file is damaged; everything else is copied, and stderr names it.
+    """
+    folder = os.path.abspath(folder)
+    disk = RealDisk()
+    if only_show:
+        manifest = _manifest(disk, folder)
+    else:
+        DataFolder().convert(data, None, None)
+        manifest = _take(disk, folder, os.path.abspath(data), roles, meta, secret_file)
+    return _tell(folder, manifest, form)
+
+
+@click.command(epilog=examples("delayd restore /mnt/backup --data /var/lib/delayd"))
+@click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="DIR")
+@role_option
+@click.option("--damaged", is_flag=True, help="Restore although files do not check; the servers name these.")
+@secret_data_option
+def restore(folder: str, roles: Sequence[str], damaged: bool, data: str) -> int:
+    """Copy the servers of the backup in DIR into the directory of --data.
+
+    The folders of these servers must be new or empty, and no server may run there. Each file is checked against the
+    backup. A restore that was interrupted goes on where it stopped when the command is given again; until it is done
+    no server starts there. The command ends by saying what to do next.
+
+    Exit codes: 3 a file of the backup does not check, and nothing is restored unless --damaged is given.
+    """
+    folder, data = os.path.abspath(folder), os.path.abspath(data)
+    disk = RealDisk()
+    manifest = _manifest(disk, folder)
+    wanted = [each.role for each in manifest.servers if not roles or each.role in roles]
+    wanted += [role for role in roles if role not in wanted]
+    disk.make_folder(data)
+    with progress("bytes", manifest.size_bytes) as advance:
+        found = put_back(disk, disk, folder, manifest, data, wanted, advance, damaged_too=damaged)
+    for sentence in found:
+        click.echo(f"delayd: {sentence}", err=True)
+    if found and not damaged:
+        click.echo("delayd: nothing is restored; take another backup, or give --damaged", err=True)
+        return NOT_BALANCED
+    _copy_secret(folder, data)
+    restored = [each for each in manifest.servers if each.role in wanted]
+    instants = ", ".join(f"{each.role} of {instant_text(each.cut_ms)}" for each in restored)
+    click.echo(f"restored into {data}: {instants}")
+    for line in next_steps(wanted, manifest.at_one_instant):
+        click.echo(line)
+    return NOT_BALANCED if found else OK
+
+
+def next_steps(roles: Sequence[str], at_one_instant: bool) -> list[str]:
+    """What an operator has to do after a restore (docs/operations.md, Restore)."""
+    steps = ["never start the servers that the backup is of again: they and the restored ones would deliver twice"]
+    if "delay" in roles and "realtime" in roles:
+        if at_one_instant:
+            steps.append("start the servers: they go on from that moment; what came or was acknowledged since is lost")
+        else:
+            steps.append("start the servers: they are of different moments, so `delayd target list` may name an alarm;")
+            steps.append("  `delayd target accept TARGET` then says what that costs")
+    elif "delay" in roles:
+        steps.append("start it: it is fenced once its target says that it knows more; bring back its newest directory")
+        steps.append("  or run `delayd target accept TARGET`: what was delivered since is delivered a second time")
+    elif "realtime" in roles:
+        steps.append("start it: delay servers refuse it when its log ends before what it had acknowledged; then run")
+        steps.append("  `delayd target accept TARGET`: what it lost is not delivered again; `delayd audit` names it")
+    if "meta" in roles:
+        steps.append("meta: subjects that got a server since get one anew; `delayd route move` puts them back")
+    elif roles:
+        steps.append(
+            "a meta that knows a later life refuses it (`fenced`): then `delayd server forget`, and restart it"
+        )
+    return steps
+
+
+def _take(disk: RealDisk, folder: str, data: str, roles: Sequence[str], meta: str, secret_file: str | None) -> Manifest:
+    inside = os.path.commonpath((os.path.realpath(folder), os.path.realpath(data)))
+    if inside in (os.path.realpath(folder), os.path.realpath(data)):
+        raise BadArgument(f"{folder} and {data} lie one within the other; give a folder on another disk")
+    wanted = [role for role in ROLES if (role in roles if roles else os.path.isdir(f"{data}/{role}/state.lmdb"))]
+    missing = [role for role in wanted if not os.path.isdir(f"{data}/{role}/state.lmdb")]
+    if missing or not wanted:
+        raise BadArgument(f"{data} holds no {' and no '.join(missing or ROLES)} server; give the directory of --data")
+    with ExitStack() as stack, progress("bytes", None) as advance:
+        running = [role for role in wanted if _runs(data, role)]
+        for role in wanted:
+            if role not in running:
+                lock = disk.lock(f"{data}/{role}/{LOCK}", "backup")
+                stack.callback(lock.release)
+        secret = secret_of(secret_file, data) if running else None
+
+        def cut(stage: Stage) -> Cut:
+            held, sources = True, [_stopped(data, role) for role in wanted if role not in running]
+            for each in sources:
+                stage(each)
+            if running and secret is not None:
+                own, held = ask.run(lambda: _cut(data, running, meta, secret, stage))
+                sources += own
+            return Cut(sorted(sources, key=lambda each: ROLES.index(each.role)), held)
+
+        terms = Terms(cut, _check, advance, _now_ms(), delayd.__version__)
+        manifest = take(disk, disk, folder, wanted, terms)
+        _copy_secret(data, folder)
+        return manifest
+
+
+def _stopped(data: str, role: str) -> Source:
+    home = f"{data}/{role}"
+    return Source(role, home, _now_ms(), f"{home}/{STATE}", f"{home}/{CHECKPOINT}", None)
+
+
+async def _cut(data: str, roles: Sequence[str], meta: str, secret: Secret, stage: Stage) -> tuple[list[Source], bool]:
+    """Cut the servers that run, and copy what they hold for this; the rest of their files is copied later."""
+    async with AsyncExitStack() as stack:
+        connections: dict[str, Connection] = {}
+        async with ask.meta(meta) as asked:
+            known = await ask.known_servers(asked)
+        pids = {_holder(data, role) for role in roles}
+        others = sum(server.alive and server.pid not in pids for server in known)
+        if others:
+            click.echo(
+                f"delayd: {others} more servers of this cluster are elsewhere: back them up there, too",
+                err=True,
+            )
+        for role in roles:
+            if role == "meta":
+                host, port = parse_address(meta)
+                connection = await stack.enter_async_context(ask.connected(host, port, "meta server"))
+            else:
+                server = _server_of(data, role, known, meta)
+                connection = await stack.enter_async_context(ask.reached(server))
+            await ask.prove(connection, secret)
+            connections[role] = connection
+        held, at_ms, cuts = False, 0, dict[str, int]()
+        for _ in range(HOLDS_MAX):
+            # In the order of ROLES: what a delay server has been told is in the log of its target, cut later, and the
+            # target hears of nothing in between.
+            for role, connection in connections.items():
+                hold_ms = HOLD_MS if role == "delay" else 0
+                answer = await ask.ask(connection, RequestType.CUT, {"hold_ms": hold_ms})
+                if not _same(need_str(answer, "folder"), f"{data}/{role}"):
+                    raise ServerUnavailable(
+                        f"the {role} server at {connection.peer} is not the one of {data}/{role}; "
+                        "give the address of its meta server with --meta"
+                    )
+                cuts[role] = need_u64(answer, "cut")
+            held, at_ms = True, _now_ms()
+            for role, connection in connections.items():
+                answer = await ask.ask(connection, RequestType.CUT_READY, {"cut": cuts[role]})
+                held = need_bool(answer, "held") and held
+            if held:
+                break
+        sources = [_running(data, role, at_ms) for role in connections]
+        for each in sources:
+            stage(each)
+        return sources, held
+
+
+def _running(data: str, role: str, at_ms: int) -> Source:
+    home = f"{data}/{role}"
+    path = f"{home}/{FOLDER}/{SIZES}"
+    with open(path, "rb") as file:
+        sizes = read_sizes(path, file.read())
+    return Source(role, home, at_ms, f"{home}/{FOLDER}/{LMDB_FILE}", f"{home}/{FOLDER}/{CHECKPOINT}", sizes)
+
+
+def _server_of(data: str, role: str, known: Sequence[ask.Known], meta: str) -> ask.Known:
+    """The running server of a folder: the one whose process holds the lock."""
+    pid = _holder(data, role)
+    for server in known:
+        if (server.role, server.pid, server.alive) == (role, pid, True):
+            return server
+    raise ServerUnavailable(
+        f"the {role} server of {data} runs (pid {pid}), and meta at {meta} does not know it as alive; "
+        "give the address of its meta server with --meta, or stop the server"
+    )
+
+
+def _holder(data: str, role: str) -> int:
+    with open(f"{data}/{role}/{LOCK}", encoding="utf-8", errors="replace") as file:
+        found = _HOLDER.match(file.read(100))
+    return int(found[1]) if found else 0
+
+
+def _runs(data: str, role: str) -> bool:
+    try:
+        return is_held(os.stat(f"{data}/{role}/{LOCK}"))
+    except FileNotFoundError:
+        return False
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _check(folder: str) -> list[str]:
+    """Read every checksum of a backup, as `delayd log verify` does."""
+    if not any(os.path.isdir(f"{folder}/{role}/message") for role in ROLES):
+        return []
+    with progress("files checked", None) as advance:
+        report = verify_directory(folder, progress=lambda done, total: advance(1, total))
+    return [each.sentence for each in report.damaged]
+
+
+def _manifest(disk: RealDisk, folder: str) -> Manifest:
+    left = read_journal(disk, folder)
+    if left is not None and not os.path.exists(f"{folder}/backup.json"):
+        raise BadArgument(
+            f"the backup in {folder} was not finished: {left:,} files of it are copied; "
+            "give `delayd backup` again, and it goes on"
+        )
+    return read_manifest(disk, folder)
+
+
+def _tell(folder: str, manifest: Manifest, form: str) -> int:
+    show(COLUMNS, [_row(manifest, each) for each in manifest.servers], form)
+    if form == "table":
+        roles = {each.role for each in manifest.servers}
+        fit = "its servers fit each other" if manifest.at_one_instant else "its servers are of different moments"
+        together = f"; {fit}" if {"delay", "realtime"} <= roles else ""
+        click.echo(
+            f"{folder} is whole: {len(manifest.entries):,} files, {size_text(manifest.size_bytes)}, "
+            f"made {instant_text(manifest.made_at_ms)} by delayd {manifest.version}{together}"
+        )
+    for sentence in manifest.damaged:
+        click.echo(f"delayd: {sentence}", err=True)
+    return NOT_BALANCED if manifest.damaged else OK
+
+
+def _row(manifest: Manifest, each: Held) -> tuple[Cell, ...]:
+    own = sum(entry.size_bytes for entry in manifest.entries if entry.path.startswith(f"{each.role}/"))
+    has_log = each.role != "meta"
+    counts = (each.next_sequence, each.offset, each.end, each.hours) if has_log else (None,) * 4
+    hours = (each.first_hour or None, each.last_hour or None)
+    return (each.role, f"{each.log_id:016x}", each.cut_ms, *counts, *hours, own)
+
+
+def _copy_secret(source: str, target: str) -> None:
+    """Copy the cluster's secret, readable for this user only; one that is there already stays."""
+    try:
+        with open(f"{source}/{SECRET_FILE}", "rb") as file:
+            data = file.read()
+        descriptor = os.open(f"{target}/{SECRET_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    except (FileNotFoundError, FileExistsError):
+        return
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

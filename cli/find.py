@@ -1,0 +1,228 @@
+"""``delayd schedule find``: messages by what they say, read from files.
+
+Invariant: other processes search and this one writes, so memory holds some pieces of files and never all that is found.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
+
+import click
+
+from delayd.disk import RealDisk
+from delayd.errors import BadArgument
+from delayd.reading.find import Finder, Found, FoundRow, Piece, Search, find_pieces
+from delayd.reading.matching import Pattern, Wanted
+from delayd.reading.salvage import Space
+
+from .hour_schedule import LeftOut
+from .listing import printable, show
+from .offers import offer_subjects
+from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
+from .progress import progress
+from .table import Cell, Column, JsonText, Kind
+from .times import check_order
+
+COLUMNS = (
+    Column("sequence", Kind.NAME),
+    Column("subject"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("accepted_at_ms", Kind.INSTANT, spare=True),
+    Column("key", spare=True),
+    Column("tags", spare=True),
+    Column("body_bytes", Kind.SIZE, spare=True),
+    Column("state"),
+    Column("delay_log_id", detail=True),
+)
+ALONE_TASKS = 2  # So much is searched in this process: to start others would take longer.
+TASKS_AHEAD = 2  # For each process: one that it searches, and one that waits.
+NICE = 5  # Servers on this machine come first.
+
+_SPACE = Space()  # One for each process, which searches one piece at a time.
+
+
+@click.command(
+    epilog=examples(
+        'delayd schedule find orders.cancel --grep "customer 4711"',
+        "delayd schedule find --data /var/lib/delayd --tag night --from now --to +12h --count",
+        'delayd schedule find --header "tenant=^acme$" --body json --format json',
+    )
+)
+@click.argument("name", metavar="[SUBJECT]", required=False, shell_complete=offer_subjects)
+@data_option
+@subject_option
+@from_option
+@to_option
+@click.option("--key", metavar="KEY", help="The message with this key.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Messages with this tag; may be given often.")
+@click.option(
+    "--grep", metavar="PATTERN", help="A regular expression on bytes matches in the body, or in the headers as stored."
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=PATTERN",
+    help="There is such a header, and PATTERN matches in its value; may be given often.",
+)
+@click.option("--sequence", type=click.IntRange(min=1), metavar="N", help="The message with this sequence.")
+@click.option("--all", "ended", is_flag=True, help="Messages that have an outcome, too.")
+@click.option("--count", "only_count", is_flag=True, help="Only say how many there are.")
+@click.option(
+    "--body",
+    "body_form",
+    type=click.Choice(["text", "json", "hex"]),
+    default="text",
+    show_default=True,
+    help="How bodies are shown.",
+)
+@click.option("--no-body", is_flag=True, help="Show no bodies.")
+@limit_option
+@format_option
+def find(
+    name: str | None,
+    data: str,
+    subject: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    key: str | None,
+    tags: tuple[str, ...],
+    grep: str | None,
+    headers: tuple[str, ...],
+    sequence: int | None,
+    ended: bool,
+    only_count: bool,
+    body_form: str,
+    no_body: bool,
+    limit: int,
+    form: str,
+) -> int:
+    """Find pending messages by subject, time, key, tag, or what their bodies and headers say.
+
+    All options must hold. Messages that no checkpoint has filed come first, then the others hour by hour.
+
+    Exit codes: 3 something is damaged; stderr names it, and everything else is searched.
+    """
+    if name is not None and subject is not None and name != subject:
+        raise BadArgument(f"SUBJECT {name} and --subject {subject} differ; give one of them")
+    check_order(from_ms, to_ms)
+    wanted = Wanted(
+        from_ms,
+        to_ms,
+        _bytes(name or subject),
+        sequence,
+        _bytes(key),
+        tags,
+        None if grep is None else Pattern(os.fsencode(grep)),
+        tuple(_header(text) for text in headers),
+    )
+    search = Search(wanted, ended, with_rows=not only_count, with_bodies=not no_body)
+    finder, left_out = Finder(RealDisk(), data, search, _in_processes), LeftOut()
+    if only_count:
+        click.echo(sum(found.row_count for found in _found(finder, left_out)))
+    else:
+        columns = COLUMNS if no_body else (*COLUMNS, Column("body"))
+        shown = None if no_body else body_form
+        lines = (_line(row, shown, form) for found in _found(finder, left_out) for row in found.rows)
+        show(columns, lines, form, limit)
+    return left_out.end()
+
+
+def _found(finder: Finder, left_out: LeftOut) -> Iterator[Found]:
+    with progress("MiB", None) as done:
+        seen = 0
+        for found in finder.found():
+            before, seen = seen, seen + found.size_bytes
+            done((seen >> 20) - (before >> 20), finder.total_bytes >> 20)
+            for error in found.damage:
+                left_out.add(error)
+            yield found
+
+
+def _in_processes(tasks: Iterator[list[Piece]], search: Search) -> Iterator[Found]:
+    """Search a little in this process, and the rest in one process for each core; results come in order."""
+    disk = RealDisk()
+    for task in islice(tasks, ALONE_TASKS):
+        yield find_pieces(disk, task, search, _SPACE)
+    first = next(tasks, None)
+    if first is None:
+        return
+    processes = len(os.sched_getaffinity(0))
+    # A process begins as a copy of this one: to import everything again would take longer than most searches.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _begin)
+    waiting: deque[Future[Found]] = deque()
+    try:
+        with warnings.catch_warnings():
+            # Newer Pythons warn of threads in this process; a thread that draws progress holds nothing that is needed.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            waiting.append(pool.submit(_search, first, search))
+        for task in tasks:
+            waiting.append(pool.submit(_search, task, search))
+            if len(waiting) >= processes * TASKS_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    # Ctrl-C reaches the whole group of processes; this one ends when its parent does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICE)
+
+
+def _search(task: list[Piece], search: Search) -> Found:
+    return find_pieces(RealDisk(), task, search, _SPACE)
+
+
+def _line(row: FoundRow, body_form: str | None, form: str) -> tuple[Cell, ...]:
+    line: tuple[Cell, ...] = (
+        row.sequence,
+        row.subject,
+        row.deliver_at_ms,
+        row.accepted_at_ms or None,
+        row.key,
+        ", ".join(row.tags) or None if form != "json" else JsonText(json.dumps(row.tags)),
+        row.body_bytes,
+        row.state,
+        f"{row.log_id:016x}",
+    )
+    return line if body_form is None else (*line, shown_body(row.body, body_form, form))
+
+
+def shown_body(body: bytes | None, body_form: str, form: str) -> Cell:
+    """A body as a listing shows it: whole in JSON and CSV, and its beginning in a table."""
+    if body is None:
+        return None
+    if body_form == "hex":
+        return printable(body.hex().encode()) if form == "table" else body.hex()
+    if body_form == "json":
+        text = _json(body)
+        return printable(text.encode()) if form == "table" and text is not None else text
+    return printable(body) if form == "table" else body.decode("utf-8", "backslashreplace")
+
+
+def _json(body: bytes) -> JsonText | None:
+    """A body that is JSON, in one line; None for another one."""
+    try:
+        return JsonText(json.dumps(json.loads(body), ensure_ascii=False, separators=(",", ":")))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _header(text: str) -> tuple[str, Pattern]:
+    name, equals, pattern = text.partition("=")
+    if not name or not equals:
+        raise BadArgument(f"--header {text} is not NAME=PATTERN; write for example tenant=acme")
+    return name, Pattern(os.fsencode(pattern))
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)

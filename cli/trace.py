@@ -1,0 +1,59 @@
+"""``delayd trace``: one message through all logs, read from files.
+
+Invariant: what is listed was read from the named byte of the named file; what could not be seen is said on stderr.
+"""
+
+import click
+
+from delayd.disk import RealDisk
+from delayd.reading.trace import trace as follow
+
+from .listing import show
+from .offers import offer_subjects
+from .options import LogId, data_option, examples, format_option
+from .table import Cell, Column, Kind
+from .times import instant_text
+
+COLUMNS = (
+    Column("step"),
+    Column("at_ms", Kind.INSTANT),
+    Column("detail"),
+    Column("byte", Kind.NAME, spare=True),
+    Column("file", spare=True),
+    Column("log_id", detail=True),
+)
+
+
+@click.command(
+    epilog=examples("delayd trace orders.cancel 4711 --data /var/lib/delayd", "delayd trace orders.cancel order-42")
+)
+@click.argument("subject", shell_complete=offer_subjects)
+@click.argument("which", metavar="SEQUENCE|KEY")
+@click.option("--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits.")
+@click.option("--server", type=LogId(), metavar="LOG_ID", help="The delay server that gave the sequence.")
+@data_option
+@format_option
+def trace(subject: str, which: str, is_key: bool, server: int | None, data: str, form: str) -> None:
+    """Follow one message through all logs.
+
+    A receipt names the SEQUENCE. With a KEY the newest message that took it is followed. The steps are `accepted`,
+    `filed`, `claimed` (the message was due and is handed over), `appended` by the realtime server, `indexed`, and for
+    each group `pulled` and then `acknowledged`, `given back`, `returned` or `lapsed`. In place of `claimed` there may
+    be `cancelled`, `dead`, `expired` or `in doubt`; or `moved` or `replaced`, and then the steps of the message in its
+    place. Each step has the file and the byte where it stands. The last row says what the message waits for. stderr
+    says what could not be seen.
+    """
+    found = follow(RealDisk(), data, subject, which if is_key or not which.isdecimal() else int(which), server)
+    rows: list[tuple[Cell, ...]] = []
+    for each in found:
+        log_id = f"{each.log_id:016x}"
+        rows += [(step.what, step.at_ms, step.detail, step.position, step.path, log_id) for step in each.steps]
+        if each.waits_for:
+            due = f"due {instant_text(each.deliver_at_ms)}; waits for {each.waits_for}"
+            rows.append(("next", None, due, None, None, log_id))
+    show(COLUMNS, rows, form)
+    for each in found:
+        if each.earlier:
+            click.echo(f"delayd: {each.earlier:,} earlier messages had this key; the newest is followed", err=True)
+        for sentence in each.unseen:
+            click.echo(f"delayd: not seen: {sentence}", err=True)

@@ -1,0 +1,346 @@
+"""Message asker: cancels and moves messages, and asks what became of them, by receipt or by key (docs/keys.md).
+
+Invariant: a question that may have been served is asked again until the time limit, because the same question has the
+same effect however often it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import ROWS_MAX, Int64s
+from delayd.client.instants import ServerClock, utc
+from delayd.client.limits import check_subject
+from delayd.client.link import unreadable
+from delayd.client.retry import Backoff, spread_ms
+from delayd.client.sending.groups import Groups
+from delayd.client.sending.joined import Joined
+from delayd.client.sending.key_owners import KeyOwners
+from delayd.client.sending.labels import Key, check_key, check_keys
+from delayd.client.sending.receipt import BatchReceipt, Receipt
+from delayd.client.sending.rescheduled import RescheduledBatch
+from delayd.errors import (
+    BadArgument,
+    BadRequest,
+    ConnectionLost,
+    NotOwner,
+    RequestTimedOut,
+    RetryLater,
+    ServerUnavailable,
+)
+from delayd.log_id import LogId
+from delayd.wire.ending import (
+    ANSWER,
+    KEY_ROWS_MAX,
+    AnswerRows,
+    Asked,
+    AskedKeys,
+    CancelAnswer,
+    MessageState,
+    RescheduleAnswer,
+    decode_answers,
+    encode_asked,
+    encode_asked_keys,
+)
+from delayd.wire.finding import Piece, Window, read_piece
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType, need_u64
+
+Found = TypeVar("Found")
+
+MANY_UNDER_WAY = 4  # Requests of 65,536 rows under way at one server; it takes 16 of them.
+
+
+class MessageInfo(NamedTuple):
+    """What became of one message so far.
+
+    Fields:
+        state: a `MessageState`; PENDING until it is handed over or ended.
+        deliver_at_ms: when it is due, in milliseconds since the epoch.
+        attempt: how often it was handed over; 0 while it has no outcome.
+        decided_at_ms: when it was handed over or ended; None while it is pending.
+        target_log_id: the realtime server that has it; None when it was not handed over.
+        target_appended_at_ms: when that server appended it, by that server's clock.
+        target_offset: where, in that server's message log.
+        other: the sequence of the message that took its place, or that it met; None when there is none.
+        other_at_ms: when that message is due.
+    """
+
+    state: MessageState
+    deliver_at_ms: int
+    attempt: int
+    decided_at_ms: int | None
+    target_log_id: LogId | None
+    target_appended_at_ms: int | None
+    target_offset: int | None
+    other: int | None
+    other_at_ms: int | None
+
+    def __str__(self) -> str:
+        return f"{self.state.name.lower()}, due at {utc(self.deliver_at_ms).isoformat()}"
+
+
+def info_of(answer: np.void) -> MessageInfo:
+    """One answer as a caller reads it."""
+    handed_over = int(answer["target_log_id"]) != 0
+    other = int(answer["other"])
+    return MessageInfo(
+        MessageState(int(answer["state"])),
+        int(answer["deliver_at_ms"]),
+        int(answer["attempt"]),
+        int(answer["decided_at_ms"]) or None,
+        LogId(int(answer["target_log_id"])) if handed_over else None,
+        int(answer["target_appended_at_ms"]) if handed_over else None,
+        int(answer["target_offset"]) if handed_over else None,
+        other or None,
+        int(answer["other_at_ms"]) if other else None,
+    )
+
+
+class AskedRows(NamedTuple):
+    """The rows that a caller asks about, checked: columns, and the server of each; None where the owner of the keys
+    must still be found.
+    """
+
+    log_ids: NDArray[np.uint64] | None
+    asked: Asked | AskedKeys
+    row_count: int
+
+
+def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> AskedRows:
+    """Check the arguments of a question about one message.
+
+    Raises:
+        BadSubject, BadKey, BadArgument: they are not a subject, and a receipt or a key.
+    """
+    name = check_subject(subject)
+    if receipt is None and key is not None:
+        return AskedRows(None, AskedKeys(name, [check_key(key)]), 1)
+    _need_one_of(receipt is None, key is None, "key")
+    if not isinstance(receipt, Receipt):
+        raise BadArgument(f"receipt is what a send returned, not {type(receipt).__name__}")
+    instants = [np.array([instant], np.int64) for instant in (receipt.deliver_at_ms, receipt.accepted_at_ms)]
+    sequences = np.array([receipt.sequence], np.uint64)
+    return AskedRows(np.array([receipt.log_id], np.uint64), Asked(sequences, *instants), 1)
+
+
+def asked_of_batch(
+    subject: str, receipt: BatchReceipt | RescheduledBatch | None, keys: Sequence[Key] | None = None
+) -> AskedRows:
+    """Check the arguments of a question about many messages; raises as `asked_of`."""
+    name = check_subject(subject)
+    if receipt is None and keys is not None:
+        packed = check_keys(keys)
+        return AskedRows(None, AskedKeys(name, packed), len(packed))
+    _need_one_of(receipt is None, keys is None, "keys")
+    if not isinstance(receipt, BatchReceipt | RescheduledBatch):
+        raise BadArgument(f"receipt is what send_batch or reschedule_batch returned, not {type(receipt).__name__}")
+    asked = Asked(receipt.sequences, receipt.deliver_at_ms, receipt.accepted_at_ms)
+    return AskedRows(receipt.log_ids, asked, len(receipt))
+
+
+def _need_one_of(no_receipt: bool, no_key: bool, name: str) -> None:
+    if no_receipt == no_key:
+        raise BadArgument(f"say once which message is meant: by receipt= or by {name}=")
+
+
+class NewInstants:
+    """The instants to which messages are to be moved.
+
+    Those that count from now are fixed with the first connection to their server, so that each try wants the same.
+    """
+
+    def __init__(self, when: Int64s, relative: bool) -> None:
+        self._when = when
+        self._relative = relative
+
+    def take(self, rows: NDArray[np.intp]) -> NewInstants:
+        """Those of some rows."""
+        return NewInstants(self._when.take(rows), self._relative)
+
+    def at(self, clock: ServerClock) -> Int64s:
+        """The instants by the clock of the server that holds the messages; ClockInDoubt when it is not confirmed."""
+        if self._relative:
+            self._when, self._relative = clock.latest_ms_column(self._when), False
+        return self._when
+
+
+class MessageAsker:
+    """Asks the delay servers that hold messages; used by one producer, on one loop."""
+
+    def __init__(self, groups: Groups, owners: KeyOwners, timeout_ms: float) -> None:
+        self._groups = groups
+        self._owners = owners
+        self._timeout_s = timeout_ms / 1000
+        self._room = asyncio.Semaphore(MANY_UNDER_WAY)
+        self._joined = Joined(self._room, self._ask_newest)
+
+    async def cancel(self, rows: AskedRows) -> AnswerRows:
+        """End messages; one answer a row, in order, once those that are CANCELLED are so durably."""
+        _, answers = await self._ask_all(RequestType.CANCEL, rows)
+        if not np.isin(answers["answer"], list(CancelAnswer)).all():
+            raise ConnectionLost("a delay server gave an answer that this version does not know", sent=True)
+        return answers
+
+    async def get(self, rows: AskedRows) -> AnswerRows:
+        """Ask what became of messages; one answer a row, in order."""
+        return (await self._ask_all(RequestType.GET, rows))[1]
+
+    async def reschedule(self, rows: AskedRows, instants: NewInstants) -> tuple[NDArray[np.uint64], AnswerRows]:
+        """Move messages to other instants; the server of each, and one answer a row, in order, once those that are
+        MOVED are so durably.
+        """
+        log_ids, answers = await self._ask_all(RequestType.RESCHEDULE, rows, instants)
+        if not np.isin(answers["answer"], list(RescheduleAnswer)).all():
+            raise ConnectionLost("a delay server gave an answer that this version does not know", sent=True)
+        return log_ids, answers
+
+    async def servers(self) -> list[int]:
+        """The logs of all delay servers that meta knows."""
+        return await self._until(asyncio.get_running_loop().time() + self._timeout_s, self._groups.all)
+
+    async def find(self, log_id: int, window: Window) -> Piece:
+        """The next pending messages of a walk at one server."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+
+        async def ask() -> Piece:
+            group = await self._groups.named(log_id)
+            connection = await group.link.connection()
+            left_ms = max(0.0, deadline - loop.time()) * 1000
+            answer = await connection.request(RequestType.FIND, window.to_head(log_id), timeout_ms=left_ms)
+            try:
+                if need_u64(answer.head, "log_id") != log_id:
+                    raise BadRequest("it is another log's")
+                return read_piece(answer.head, answer.body)
+            except BadRequest as error:
+                raise unreadable(connection, error) from error
+
+        return await self._until(deadline, ask)
+
+    async def _ask_all(
+        self, request: RequestType, rows: AskedRows, instants: NewInstants | None = None
+    ) -> tuple[NDArray[np.uint64], AnswerRows]:
+        """Ask all servers that hold messages: the server of each message, and one answer a row, in order."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        if not isinstance(rows.asked, AskedKeys):
+            return await self._ask_at(request, rows, instants, deadline)
+        while True:
+            rows = rows._replace(log_ids=await self._owners_of(rows.asked, deadline))
+            try:
+                return await self._ask_at(request, rows, instants, deadline)
+            except NotOwner as error:
+                # The keys have moved: meta says where to. Rows that were answered are answered again.
+                self._owners.forget()
+                wait_s = spread_ms(error.retry_after_ms) / 1000
+                if asyncio.get_running_loop().time() + wait_s >= deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+
+    async def _ask_at(
+        self, request: RequestType, rows: AskedRows, instants: NewInstants | None, deadline: float
+    ) -> tuple[NDArray[np.uint64], AnswerRows]:
+        """Ask the servers that the rows name."""
+        found = np.zeros(rows.row_count, ANSWER)
+        log_ids = rows.log_ids
+        assert log_ids is not None, "receipts name servers, and owners were found for keys"
+        if rows.row_count == 1 and instants is None:
+            return log_ids, await self._joined.ask(request, int(log_ids[0]), rows.asked, deadline)
+        rows_max = ROWS_MAX if isinstance(rows.asked, Asked) else KEY_ROWS_MAX
+
+        async def ask(log_id: int, places: NDArray[np.intp]) -> None:
+            async with self._room:
+                asked = rows.asked.take(places.tolist())
+                wanted = None if instants is None else instants.take(places)
+                found[places] = await self._ask_newest(request, log_id, asked, deadline, wanted)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for log_id in np.unique(log_ids).tolist():
+                    places = np.flatnonzero(log_ids == np.uint64(log_id))
+                    for first in range(0, len(places), rows_max):
+                        tasks.create_task(ask(log_id, places[first : first + rows_max]))
+        except ExceptionGroup as errors:
+            # The first one ended the others; callers know nothing of groups of errors.
+            raise errors.exceptions[0] from None
+        return log_ids, found
+
+    async def _ask_newest(
+        self,
+        request: RequestType,
+        log_id: int,
+        asked: Asked | AskedKeys,
+        deadline: float,
+        wanted: NewInstants | None = None,
+    ) -> AnswerRows:
+        """Ask one server about rows; where it stopped on the way to the newest row of a message, go on from there."""
+        found = (await self._ask(request, log_id, asked, deadline, wanted)).copy()
+        while len(rows := np.flatnonzero(found["state"] == MessageState.MOVED)):
+            told = found.take(rows)
+            newer = Asked(told["sequence"].copy(), told["deliver_at_ms"].copy(), told["accepted_at_ms"].copy())
+            own = None if wanted is None else wanted.take(rows)
+            found[rows] = await self._ask(request, log_id, newer, deadline, own)
+        return found
+
+    async def _owners_of(self, asked: AskedKeys, deadline: float) -> NDArray[np.uint64]:
+        """The server that owns each key."""
+
+        async def find() -> NDArray[np.uint64]:
+            async with asyncio.timeout_at(deadline):
+                return await self._owners.find([asked.subject] * len(asked.keys), asked.keys)
+
+        try:
+            return await self._until(deadline, find)
+        except TimeoutError:
+            raise ServerUnavailable("meta named no delay server in time; nothing was asked") from None
+
+    async def _ask(
+        self, request: RequestType, log_id: int, asked: Asked | AskedKeys, deadline: float, wanted: NewInstants | None
+    ) -> AnswerRows:
+        """Ask one server, again and again while it may answer later."""
+        loop = asyncio.get_running_loop()
+        return await self._until(
+            deadline, lambda: self._ask_once(request, log_id, asked, wanted, max(0.0, deadline - loop.time()))
+        )
+
+    async def _until(self, deadline: float, ask: Callable[[], Awaitable[Found]]) -> Found:
+        """Ask again and again until the deadline, while an answer may come later."""
+        loop, backoff = asyncio.get_running_loop(), Backoff()
+        while True:
+            try:
+                return await ask()
+            except NotOwner:
+                raise
+            except (RetryLater, ConnectionLost, RequestTimedOut) as error:
+                hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
+                wait_s = max(hint_ms, backoff.next_ms()) / 1000
+                if loop.time() + wait_s >= deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+
+    async def _ask_once(
+        self, request: RequestType, log_id: int, asked: Asked | AskedKeys, wanted: NewInstants | None, left_s: float
+    ) -> AnswerRows:
+        group = await self._groups.named(log_id)
+        connection = await group.link.connection()
+        head: Head = {"log_id": log_id}
+        wanted_at_ms = None if wanted is None else wanted.at(group.link.clock)
+        if isinstance(asked, AskedKeys):
+            body, row_count = encode_asked_keys(asked, wanted_at_ms), len(asked.keys)
+        else:
+            body, row_count = encode_asked(asked, wanted_at_ms), len(asked.sequences)
+        answer = await connection.request(request, head, [body], timeout_ms=left_s * 1000)
+        try:
+            if need_u64(answer.head, "log_id") != log_id:
+                raise BadRequest("it is another log's")
+            rows = decode_answers(answer.body)
+            if len(rows) != row_count:
+                raise BadRequest(f"it has {len(rows)} rows for {row_count}")
+        except BadRequest as error:
+            raise unreadable(connection, error) from error
+        return rows

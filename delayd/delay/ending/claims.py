@@ -1,0 +1,230 @@
+"""Claims: where a row is in memory, and how it is claimed there (rule C1; docs/keys.md, The decision).
+
+Invariant: a claimed row is never sent, and a row that a target may hold is never claimed.
+
+    the row is                                         is claimed by
+    in the wheel                                       a note: it is held back when it falls due
+    above the checkpoint, of an hour that is not loaded   a note: the load leaves it out
+    in the schedule log of such an hour                the same
+    due, and at no target                              taking it out of where it waits
+    of the commit that is under way                    both notes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.damage.held import HeldRows
+from delayd.delay.ending.wanted import Indices, Sequences, Wanted
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.quarantine import Kind, Quarantine
+from delayd.delay.rows import Rows, join_rows
+from delayd.delay.timers.claimed import Claimed
+from delayd.delay.timers.hours import Hours
+from delayd.delay.timers.loading import Loading
+from delayd.location import Locations
+
+
+class Place(IntEnum):
+    """Where a wanted row is."""
+
+    NOWHERE = 0  # In no memory of rows to be delivered: it has ended, it is filed, or it never was.
+    WHEEL = 1
+    COLUMNS = 2  # Among the pending rows, of an hour that is not loaded.
+    OUT = 3  # It has left the wheel, and no target can hold it.
+    IN_FLIGHT = 4  # A target may hold it, or nobody can tell at this moment.
+    ENDED = 5  # It has ended, and may still stand where it stood.
+
+
+Places = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The parts of the server that hold rows."""
+
+    hours: Hours
+    loading: Loading
+    dispatcher: Dispatcher
+    held: HeldRows
+    outcomes: OutcomeLog
+    quarantine: Quarantine
+    mending: Callable[[], int | None]  # The hour that is being mended.
+
+
+@dataclass(slots=True)
+class _Open:
+    """What an undo needs: the claims of the commit that is under way."""
+
+    noted: list[tuple[int, Sequences]] = field(default_factory=list)  # Notes for the load of an hour.
+    taken: list[Rows] = field(default_factory=list)
+
+
+class Claims:
+    """Claims over all holders of rows; belongs to the loop."""
+
+    def __init__(self, holders: Holders) -> None:
+        self._hours = holders.hours
+        self._loading = holders.loading
+        self._dispatcher = holders.dispatcher
+        self._held = holders.held
+        self._outcomes = holders.outcomes
+        self._quarantine = holders.quarantine
+        self._mending = holders.mending
+        self._open = _Open()
+
+    @property
+    def _claimed(self) -> Claimed:
+        return self._dispatcher.claimed
+
+    def is_loaded(self, hour: int) -> bool:
+        """Whether the rows of an hour are in the wheel, or have left it."""
+        return hour <= self._loading.until and hour not in self._hours.withheld
+
+    def waits_for(self, hour: int) -> bool:
+        """Whether the commit that is under way has claimed rows of an hour for its load: the load waits for it."""
+        return any(each == hour for each, _ in self._open.noted)
+
+    def look(self, wanted: Wanted, locations: Locations | None = None) -> Places:
+        """Where each wanted row is now; ``locations`` is filled in for rows of WHEEL, COLUMNS and OUT."""
+        places = np.zeros(len(wanted), np.uint8)
+        if locations is None:
+            locations = np.zeros(len(wanted), np.uint64)
+        wheel = self._hours.wheel
+        for hour in wheel.hours():
+            own = wanted.of_hour(hour)
+            if len(own):
+                of_hour = wanted.take(own)
+                for rows in wheel.find(hour, of_hour.due_ms, of_hour.are):
+                    at, found = of_hour.find(rows)
+                    taken = rows.take(at)
+                    places[own.take(found)] = self._place(taken, Place.WHEEL)
+                    locations[own.take(found)] = taken["location"]
+                places[own.compress(self._claimed.has(hour, wanted.sequences.take(own)))] = Place.ENDED
+        # Until a checkpoint passes them, the pending rows also have those of hours that were loaded since: such a row
+        # is in the wheel, or has left it.
+        far = self._far(wanted)
+        for rows in self._hours.pending.between(int(wanted.sequences[0]), int(wanted.sequences[-1])):
+            at, found = wanted.find_rising(rows)
+            at, found = at.compress(far.take(found)), found.compress(far.take(found))
+            places[found] = Place.COLUMNS
+            locations[found] = rows.take(at)["location"]
+        noted = self._hours.earlier.has(wanted.hours, wanted.sequences)
+        places[noted & (places != Place.WHEEL)] = Place.ENDED
+        left = np.flatnonzero(places == Place.NOWHERE)
+        if len(left):
+            places[left], locations[left] = self._look_outside(wanted.take(left))
+        self._set_aside(wanted, places)
+        return places
+
+    def claim(self, wanted: Wanted, places: Places) -> None:
+        """Claim rows: of WHEEL, COLUMNS and OUT, and NOWHERE for rows that a schedule log holds whose hour is not
+        loaded.
+        """
+        for chosen, hour in _by_hour(wanted, places == Place.WHEEL):
+            self._claimed.add(hour, wanted.sequences.take(chosen))
+        far = (places == Place.COLUMNS) | (places == Place.NOWHERE)
+        for chosen, hour in _by_hour(wanted, far):
+            sequences = wanted.sequences.take(chosen)
+            self._hours.earlier.claim(hour, sequences)
+            self._open.noted.append((hour, sequences))
+        out = wanted.sequences.compress(places == Place.OUT)
+        if len(out):
+            self._open.taken += self._dispatcher.take_out(out)
+            self._open.taken += self._held.take_out(out)
+
+    def claim_new(self, wanted: Wanted) -> None:
+        """Claim rows of the commit that is under way: they are in no memory of rows yet."""
+        for chosen, hour in _by_hour(wanted, np.ones(len(wanted), np.bool_)):
+            sequences = wanted.sequences.take(chosen)
+            # The hour may be loaded before the rows come, or after it: each note holds for one of the two cases.
+            self._claimed.add(hour, sequences)
+            self._hours.earlier.claim(hour, sequences)
+            self._open.noted.append((hour, sequences))
+
+    def settle(self) -> None:
+        """The decisions about the claimed rows are durable."""
+        self._claimed.settle()
+        self._open = _Open()
+
+    def undo(self) -> None:
+        """The decisions were not stored: the rows are pending again."""
+        undone, self._open = self._open, _Open()
+        held_back = self._claimed.undo()
+        for hour, sequences in undone.noted:
+            self._hours.earlier.unclaim(hour, sequences)
+        rows = [part for part in (*undone.taken, held_back) if part is not None and len(part)]
+        if rows:
+            self._loading.put_back(join_rows(rows))
+
+    def _far(self, wanted: Wanted) -> NDArray[np.bool_]:
+        """Which wanted rows are of hours that are not loaded."""
+        found = wanted.hours > np.uint32(max(0, self._loading.until))
+        if self._hours.withheld:
+            found |= _is_of(wanted, self._hours.withheld)
+        return found
+
+    def _place(self, rows: Rows, free: Place) -> Places:
+        """Where rows count as being that a holder has, whether or not a target may hold them."""
+        places = np.full(len(rows), free, np.uint8)
+        places[self._dispatcher.may_have_left(rows)] = Place.IN_FLIGHT
+        places[self._dispatcher.is_decided(rows["sequence"])] = Place.ENDED
+        return places
+
+    def _look_outside(self, wanted: Wanted) -> tuple[Places, Locations]:
+        """Where rows are that are neither in the wheel nor kept for a load, and their locations."""
+        places, locations = np.zeros(len(wanted), np.uint8), np.zeros(len(wanted), np.uint64)
+        for link in self._dispatcher.links.values():
+            for rows in link.sender.window.rows():
+                places[wanted.find(rows)[1]] = Place.IN_FLIGHT
+        waiting = [rows for link in self._dispatcher.links.values() for rows in link.sender.waiting_parts()]
+        for rows in (*waiting, *self._dispatcher.unrouted(), *self._held.parts()):
+            at, found = wanted.find(rows)
+            if len(found):
+                taken = rows.take(at)
+                places[found] = self._place(taken, Place.OUT)
+                locations[found] = taken["location"]
+        for rows in self._open.taken:
+            # The commit under way ends it: afterwards it is owed its outcome, or waits again.
+            places[wanted.find(rows)[1]] = Place.ENDED
+        for sequences in self._outcomes.unwritten():
+            places[wanted.among(np.sort(sequences))] = Place.ENDED
+        return places, locations
+
+    def _set_aside(self, wanted: Wanted, places: Places) -> None:
+        """Nobody can tell now what became of rows of some hours: they are asked about again later."""
+        entries = [(entry.kind, entry.hour) for entry in self._quarantine if entry.hour is not None]
+        unknown = {hour for kind, hour in entries if kind is Kind.DISPATCH}
+        mending = self._mending()
+        if mending is not None:
+            unknown.add(mending)
+        if self._loading.running or self._loading.is_due:
+            unknown.add(self._loading.until + 1)
+        if unknown:
+            places[_is_of(wanted, unknown) & (places != Place.ENDED)] = Place.IN_FLIGHT
+        damaged = {hour for kind, hour in entries if kind is not Kind.DISPATCH}
+        if damaged:
+            places[_is_of(wanted, damaged) & (places == Place.NOWHERE)] = Place.IN_FLIGHT
+
+
+def _is_of(wanted: Wanted, hours: Collection[int]) -> NDArray[np.bool_]:
+    return np.isin(wanted.hours, np.array(sorted(hours), np.uint32))
+
+
+def _by_hour(wanted: Wanted, chosen: NDArray[np.bool_]) -> Iterator[tuple[Indices, int]]:
+    """The chosen rows, hour by hour; the rows of each hour rise in sequence."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return
+    rows = rows.take(np.argsort(wanted.hours.take(rows), kind="stable"))
+    hours = wanted.hours.take(rows)
+    cuts = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(rows)]
+    for low, high in pairwise(cuts):
+        yield rows[low:high], int(hours[low])

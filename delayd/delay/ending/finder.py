@@ -1,0 +1,259 @@
+"""Finder: lists the pending rows of a subject and a window, a piece at a time (docs/keys.md, In bulk).
+
+     loop: rows in memory, and how far   worker: rows of schedule logs   loop: which of them
+     files count, in one moment       ─▶ of hours that are not loaded ─▶ are pending now     ─▶ answer
+
+Invariant: a row that is pending from the beginning of a walk to its end, and stays in its hour, is found once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, ColumnId, Int64s
+from delayd.delay.ending.claims import Claims, Place
+from delayd.delay.ending.wanted import Wanted
+from delayd.delay.filing.hour_table import HourFile
+from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms
+from delayd.delay.timers.hours import Hours
+from delayd.errors import DataError, SlowDown
+from delayd.executor import Done, Priority
+from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.site import Site
+from delayd.wire.finding import FOUND, FoundRows, Piece, Window
+from delayd.wire.finding import Place as WalkPlace
+
+log = logging.getLogger(__name__)
+
+HOURS_MAX = 1_024  # Files that one piece reads.
+PIECES_UNDER_WAY_MAX = 16
+REMEMBERED_ROWS_MAX = 2 << 20  # 24 bytes each.
+
+Answer = Callable[[Piece], None]
+
+
+class _File(NamedTuple):
+    """How far a schedule log of an hour counts; ``beside`` is the path of the file beside a damaged one."""
+
+    hour: int
+    counted: HourFile
+    beside: str
+
+
+class _Snapshot(NamedTuple):
+    """Everything that may hold rows, at one moment."""
+
+    window: Window
+    until_sequence: int
+    hours: list[int]  # Rising: the hours of this piece.
+    more: bool  # Whether the window has hours behind these.
+    files: list[_File]
+    in_memory: FoundRows
+
+
+class _Read(NamedTuple):
+    """The rows of a piece, in memory and in files, whether or not they are pending now."""
+
+    rows: FoundRows
+    place: WalkPlace | None
+    unread: int
+
+
+class _Remembered(NamedTuple):
+    """The rows that a walk finds in a file: the next piece need not read them again."""
+
+    walk: tuple[bytes, int, int, int, _File]
+    rows: FoundRows
+
+
+class Finder:
+    """Belongs to the loop; the files are read on the worker thread."""
+
+    def __init__(
+        self, site: Site, hours: Hours, claims: Claims, dispatcher: Dispatcher, until: Callable[[], int]
+    ) -> None:
+        """``until`` tells the sequence below which all rows are durable."""
+        self._site = site
+        self._hours = hours
+        self._claims = claims
+        self._dispatcher = dispatcher
+        self._until = until
+        self._under_way = 0
+        self._remembered: _Remembered | None = None  # For the worker thread alone.
+
+    def find(self, window: Window, answer: Answer) -> None:
+        """Call ``answer`` with the next piece of a walk.
+
+        Raises SlowDown: as many pieces are under way as may be.
+        """
+        if self._under_way >= PIECES_UNDER_WAY_MAX:
+            raise SlowDown("this server looks for as many messages as it can at a time; ask again later")
+        snapshot = self._snapshot(window)
+        self._under_way += 1
+        self._site.worker.submit(partial(self._read, snapshot), partial(self._found, snapshot, answer), Priority.NORMAL)
+
+    def _snapshot(self, window: Window) -> _Snapshot:
+        until = window.until_sequence or self._until()
+        first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
+        parts = list(self._memory(window, first, last, until))
+        in_memory = np.concatenate([np.empty(0, FOUND), *parts])
+        filed = self._hours.filed.rows["hour"]
+        beside = self._hours.beside.rows["hour"]
+        memory_hours = (in_memory["accepted_at_ms"] // HOUR_MS).astype(np.uint32)
+        every = np.unique(np.concatenate((filed, beside, memory_hours)))
+        every = every[(every >= first) & (every <= last)]
+        hours = every[:HOURS_MAX].tolist()
+        files = [file for hour in hours if not self._claims.is_loaded(hour) for file in self._files(hour)]
+        return _Snapshot(window, until, hours, len(every) > len(hours), files, in_memory)
+
+    def _last_hour(self, window: Window) -> int:
+        """A row is filed in the hour of its due instant, or later if it was due when it came."""
+        latest = max(window.to_ms - 1, self._site.clock.now_ms() + HOUR_MS)
+        return max(hour_of_ms(latest), max(self._hours.wheel.hours(), default=0))
+
+    def _files(self, hour: int) -> Iterator[_File]:
+        if hour in self._hours.filed:
+            yield _File(hour, self._hours.filed.get(hour), "")
+        if hour in self._hours.beside:
+            yield _File(hour, self._hours.beside.get(hour), schedule_beside_path(self._site.folder, hour))
+
+    def _memory(self, window: Window, first: int, last: int, until: int) -> Iterator[FoundRows]:
+        subjects = self._hours.subjects
+        if not subjects.has(window.subject):
+            return
+        number = np.uint32(subjects.number(window.subject))
+        for rows in (*self._hours.pending.views(0), *self._hours.wheel.parts(first, last), *self._dispatcher.parts()):
+            chosen = rows["subject"] == number
+            chosen &= (rows["hour"] >= first) & (rows["hour"] <= last) & (rows["sequence"] < np.uint64(until))
+            # So long before its hour the column counts seconds, and the row's own instant is not known here.
+            chosen &= rows["due_ms"] >= -COARSE_FROM_MS
+            places = np.flatnonzero(chosen)
+            if len(places):
+                yield _within(window, *_columns(rows.take(places)))
+
+    def _read(self, snapshot: _Snapshot) -> _Read:
+        """On the worker thread."""
+        window = snapshot.window
+        parts: list[FoundRows] = []
+        count = unread = read = last = 0
+        files = iter(snapshot.files)
+        file = next(files, None)
+        for last in snapshot.hours:
+            while file is not None and file.hour == last:
+                try:
+                    rows = _behind(self._rows_of_file(snapshot, file), window.place)
+                    parts.append(rows)
+                    count += len(rows)
+                except (DataError, FileNotFoundError) as error:
+                    # Whoever looks after the file finds the same damage, and its rows wait there.
+                    log.warning("rows_not_found hour=%d reason=%r", last, str(error))
+                    unread += 1
+                file = next(files, None)
+            read += 1
+            if count >= window.rows_max:
+                break
+        memory = snapshot.in_memory
+        memory = memory.compress(memory["accepted_at_ms"] < (last + 1) * HOUR_MS)
+        # An hour may have millions of rows: they are put in order here, and not on the loop.
+        rows = _in_order(_behind(np.concatenate((memory, *parts)), window.place))
+        if len(rows) > window.rows_max:
+            rows = rows[: window.rows_max]
+            place = WalkPlace(int(rows[-1]["accepted_at_ms"]) // HOUR_MS, int(rows[-1]["sequence"]))
+            return _Read(rows, place, unread)
+        self._remembered = None
+        more = snapshot.more or read < len(snapshot.hours)
+        return _Read(rows, WalkPlace(last + 1, 0) if more else None, unread)
+
+    def _rows_of_file(self, snapshot: _Snapshot, file: _File) -> FoundRows:
+        """The rows of the subject and the window in a file. Its counted bytes never change, so they are read once."""
+        window, site, until = snapshot.window, self._site, snapshot.until_sequence
+        walk = (window.subject, window.from_ms, window.to_ms, until, file)
+        if self._remembered is not None and self._remembered.walk == walk:
+            return self._remembered.rows
+        parts = [np.empty(0, FOUND)]
+        for stored in scan_fronts(site.disk, site.folder, site.log_id, file.hour, file.counted, file.beside):
+            batch = stored.batch
+            rows = _rows_of(batch, window.subject)
+            if rows is not None:
+                sequences = batch.uint64s(ColumnId.SEQUENCE).take(rows)
+                due = batch.int64s(ColumnId.DELIVER_AT_MS).take(rows)
+                old = sequences < np.uint64(until)
+                hours = np.full(int(np.count_nonzero(old)), file.hour, np.uint32)
+                parts.append(_within(window, sequences.compress(old), due.compress(old), hours))
+            site.worker.give_way()
+        found = np.concatenate(parts)
+        if len(found) <= REMEMBERED_ROWS_MAX:
+            self._remembered = _Remembered(walk, found)
+        return found
+
+    def _found(self, snapshot: _Snapshot, answer: Answer, done: Done[_Read]) -> None:
+        self._under_way -= 1
+        read = done.result()
+        pending, in_flight = self._states(read.rows)
+        rows = read.rows.compress(pending)
+        answer(Piece(rows, int(np.count_nonzero(in_flight)), read.unread, snapshot.until_sequence, read.place))
+
+    def _states(self, rows: FoundRows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows are pending now, and which may be at a target."""
+        if not len(rows):
+            return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+        order = np.argsort(rows["sequence"], kind="stable")
+        ordered = rows.take(order)
+        hours = (ordered["accepted_at_ms"] // HOUR_MS).astype(np.uint32)
+        wanted = Wanted(ordered["sequence"].copy(), ordered["deliver_at_ms"].copy(), hours)
+        places = np.empty(len(rows), np.uint8)
+        places[order] = self._claims.look(wanted)
+        hours[order] = hours.copy()
+        far = ~np.isin(hours, [hour for hour in np.unique(hours).tolist() if self._claims.is_loaded(hour)])
+        pending = np.isin(places, (Place.WHEEL, Place.COLUMNS, Place.OUT)) | (far & (places == Place.NOWHERE))
+        return pending, places == Place.IN_FLIGHT
+
+
+def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
+    """The rows of one subject in a SCHEDULE batch; None when it has none."""
+    names = batch.subjects()
+    if subject not in names:
+        return None
+    if ColumnId.SUBJECT not in batch.offsets:
+        return np.arange(batch.count)
+    return np.flatnonzero(batch.uint32s(ColumnId.SUBJECT) == np.uint32(names.index(subject)))
+
+
+def _columns(rows: Rows) -> tuple[NDArray[np.uint64], Int64s, NDArray[np.uint32]]:
+    return rows["sequence"].copy(), due_at_ms(rows), rows["hour"].copy()
+
+
+def _within(
+    window: Window, sequences: NDArray[np.uint64], deliver_at_ms: Int64s, hours: NDArray[np.uint32]
+) -> FoundRows:
+    """The rows that are due in the window."""
+    chosen = np.flatnonzero((deliver_at_ms >= window.from_ms) & (deliver_at_ms < window.to_ms))
+    found = np.empty(len(chosen), FOUND)
+    found["sequence"], found["deliver_at_ms"] = sequences.take(chosen), deliver_at_ms.take(chosen)
+    found["accepted_at_ms"] = hours.take(chosen).astype(np.int64) * HOUR_MS
+    return found
+
+
+def _behind(rows: FoundRows, place: WalkPlace) -> FoundRows:
+    hours = rows["accepted_at_ms"] // HOUR_MS
+    return rows.compress(
+        (hours > place.hour) | ((hours == place.hour) & (rows["sequence"] > np.uint64(place.sequence)))
+    )
+
+
+def _in_order(rows: FoundRows) -> FoundRows:
+    """The rows by hour and sequence, each once."""
+    rows = rows.take(np.lexsort((rows["sequence"], rows["accepted_at_ms"])))
+    if len(rows) > 1:
+        once = np.concatenate(([True], rows["sequence"][1:] != rows["sequence"][:-1]))
+        rows = rows.compress(once)
+    return rows

@@ -1,0 +1,466 @@
+"""Keyed sends: batches with keys, from their arrival to the verdicts about their rows (rules P1, C1, C3; docs/keys.md).
+
+Invariant: of the rows with one name, one at most is pending. Batches are decided in the order of their arrival.
+
+     batch ──▶ look up names ──▶ look up the rows ──▶ queue ──▶ compare, decide ──▶ fsync ──▶ the index, answers
+               (worker thread)   that they met        (loop)    when the group is closed
+                                 (worker thread)
+
+One round of look-ups is under way at a time; batches that come meanwhile make the next one. A look-up sees the index as
+it was when the round began. When the group is closed, it is compared with the names that were taken since.
+
+Say the rows 7, 8 and 9 of a commit have one name, and row 3, which is pending, has it, too:
+
+    7 keep       met 3: KEPT
+    8 replace    3 is REPLACED by 8
+    9 reject     met 8: REJECTED
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import compress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, ColumnId, Int64s
+from delayd.delay.ending.claims import Claims, Place
+from delayd.delay.ending.lookup import LookedUp
+from delayd.delay.ending.message_requests import NOT_CLAIMABLE, MessageRequests
+from delayd.delay.ending.taken_names import TakenNames, Watch
+from delayd.delay.ending.wanted import Indices, Wanted
+from delayd.delay.intake import Decided, Intake, OpenGroup
+from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
+from delayd.delay.keys.index import View
+from delayd.delay.keys.owned_slots import OwnedSlots, Slots
+from delayd.delay.rows import filing_hours
+from delayd.delay.stored import Stored
+from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
+from delayd.executor import Done, Executor, Priority
+from delayd.log.dispatch import Reason
+from delayd.log.ended import ENDED, NO_ENDED, EndedRows, decided_about
+from delayd.names import Names, slots_of_names
+from delayd.wire.ending import MessageState
+from delayd.wire.slots import NO_SLOTS, SlotSet, slot_set
+
+KEEP, REPLACE = 1, 2  # Values of column row_flags; 0 is to reject.
+ROUND_ROWS_MAX = 131_072  # Rows of one round, as of one commit.
+NO_WANTED = Wanted(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint32))
+
+Bools = NDArray[np.bool_]
+NO_ROWS: Bools = np.zeros(0, np.bool_)
+
+
+class _Names(NamedTuple):
+    """The rows of a batch that have keys, and the entries that their names had."""
+
+    rows: Int64s
+    asked: Asked
+    found: Rows
+    slots: Slots
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round has looked up of the rows that were met."""
+
+    watch: Watch
+    left: int  # Batches that are not decided about yet.
+    wanted: Wanted
+    unknown: Bools  # Which of them were looked up in files.
+    nowhere: Bools  # Which of these were nowhere in memory then.
+    slots: SlotSet  # Those of the batches.
+    looked_up: LookedUp | None = None
+
+
+class _LookedUp(NamedTuple):
+    """A batch whose names were looked up."""
+
+    names: _Names
+    round: _Round
+
+
+class KeyedSends:
+    """All batches with keys; belongs to the loop."""
+
+    def __init__(
+        self,
+        worker: Executor,
+        taken: TakenNames,
+        owned: OwnedSlots,
+        claims: Claims,
+        requests: MessageRequests,
+        intake: Intake,
+    ) -> None:
+        self._owned = owned
+        self._worker = worker
+        self._taken = taken
+        self._claims = claims
+        self._requests = requests
+        self._intake = intake
+        self._arrived: deque[Batch] = deque()
+        self._under_way: _Round | None = None
+        self._queued: dict[tuple[int, int], _LookedUp] = {}  # By producer and number.
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a group commit has batches to decide about."""
+        return bool(self._queued)
+
+    def check(self) -> None:
+        """Raise SlowDown while keys can't be looked up."""
+        self._taken.check()
+
+    def take(self, batch: Batch) -> None:
+        """Look the keys of a batch up, then queue it; or refuse it."""
+        self._arrived.append(batch)
+        self._look()
+
+    # Looking up.
+
+    def _look(self) -> None:
+        if self._under_way is not None or not self._arrived:
+            return
+        batches: list[Batch] = []
+        rows = 0
+        while self._arrived and (not batches or rows + self._arrived[0].count <= ROUND_ROWS_MAX):
+            batches.append(self._arrived.popleft())
+            rows += batches[-1].count
+        watch, view = self._taken.begin()
+        self._under_way = _Round(watch, len(batches), NO_WANTED, NO_ROWS, NO_ROWS, NO_SLOTS)
+        work = partial(_find, view, batches, self._worker.give_way)
+        self._worker.submit(work, partial(self._found, batches), Priority.DUE)
+
+    def _found(self, batches: Sequence[Batch], done: Done[list[_Names]]) -> None:
+        """Look up the rows that were met, where they are not in memory."""
+        round_ = self._under_way
+        assert round_ is not None, "a round is under way until its batches are queued"
+        try:
+            names = done.result()
+        except (DamagedData, Shortage) as error:
+            if isinstance(error, DamagedData):
+                self._taken.damaged(error)
+            self._under_way = None
+            self._taken.end(round_.watch)
+            for batch in batches:
+                self._intake.refuse(batch, SlowDown(f"keys can't be looked up now: {error}"))
+            self._look()
+            return
+        batches, served = self._admitted(batches, names)
+        if not batches:
+            self._under_way = None
+            self._taken.end(round_.watch)
+            self._look()
+            return
+        round_.left = len(batches)
+        round_.slots = slot_set(np.concatenate([each.slots for each in served]))
+        looked_up = [_LookedUp(each, round_) for each in served]
+        round_.wanted = _wanted(np.concatenate([each.found for each in served]))
+        if not len(round_.wanted):
+            self._queue(batches, looked_up)
+            return
+        places, unknown = self._requests.look(round_.wanted)
+        round_.unknown, round_.nowhere = unknown, unknown & (places == Place.NOWHERE)
+        if unknown.any():
+            work = self._requests.look_up(round_.wanted, unknown)
+            self._worker.submit(work, partial(self._rows_found, batches, looked_up), Priority.DUE)
+        else:
+            self._queue(batches, looked_up)
+
+    def _admitted(self, batches: Sequence[Batch], names: Sequence[_Names]) -> tuple[Sequence[Batch], Sequence[_Names]]:
+        """The batches whose keys this server owns; the others wait until meta has said who owns them (rule I4)."""
+        kept = [self._owned.are_served(each.slots) for each in names]
+        for batch, each, is_kept in zip(batches, names, kept, strict=True):
+            if not is_kept:
+                self._owned.admit(each.slots, partial(self._answered, batch))
+        return list(compress(batches, kept)), list(compress(names, kept))
+
+    def _answered(self, batch: Batch, error: DelaydError | None) -> None:
+        """Meta has said who owns the keys of a batch."""
+        if error is None:
+            self.take(batch)
+        else:
+            self._intake.refuse(batch, error)
+
+    def takes(self, slots: SlotSet) -> bool:
+        """Whether rows with keys of some slots are on their way to the disk."""
+        rounds = [each.round for each in self._queued.values()]
+        if self._under_way is not None:
+            rounds.append(self._under_way)
+        if any((each.slots & slots).any() for each in rounds):
+            return True
+        closing = self._taken.closing
+        return closing is not None and bool(slots.take(slots_of_names(closing.names.packed())).any())
+
+    def _rows_found(self, batches: Sequence[Batch], looked_up: Sequence[_LookedUp], done: Done[LookedUp]) -> None:
+        assert self._under_way is not None, "a round is under way until its batches are queued"
+        self._under_way.looked_up = done.result()
+        self._queue(batches, looked_up)
+
+    def _queue(self, batches: Sequence[Batch], looked_up: Sequence[_LookedUp]) -> None:
+        self._under_way = None
+        for batch, each in zip(batches, looked_up, strict=True):
+            self._queued[batch.producer[:2]] = each
+        self._intake.join(batches)
+        self._look()
+
+    # The group commit.
+
+    def close(self, group: OpenGroup) -> EndedRows:
+        """Decide about the rows with keys of a commit: the rows that end with it, by rising sequence."""
+        assert self._taken.closing is None, "one commit is under way at a time"
+        stored = [entry for entry in group.stored if ColumnId.KEY_END in entry.batch.offsets]
+        if not stored:
+            return NO_ENDED
+        looked_up = [self._queued.pop(entry.batch.producer[:2]) for entry in stored]
+        rows = _joined(stored, looked_up, group.appended_at_ms)
+        rounds = {id(each.round): each.round for each in looked_up}
+        self._taken.compare(
+            min((each.watch for each in rounds.values()), key=lambda watch: watch.added), rows.asked, rows.found
+        )
+        self._end(looked_up)
+        order, starts = _by_name(rows)
+        if len(starts) == len(order) and not rows.found.known.any():
+            # The common case: each key is new.
+            self._taken.closing = rows.entries(order)
+            return NO_ENDED
+        ended, took = self._decide(rows, order, starts, looked_up)
+        ended["decided_at_ms"] = group.appended_at_ms
+        self._taken.closing = rows.entries(order.compress(took.take(order)))
+        return ended
+
+    def committed(self) -> None:
+        """The rows of the commit are durable: they have taken their keys."""
+        self._taken.committed()
+
+    def refused(self) -> None:
+        """The commit was not stored, and all queued batches are refused."""
+        self._taken.closing = None
+        self._end(list(self._queued.values()))
+        self._queued.clear()
+
+    def _end(self, looked_up: Sequence[_LookedUp]) -> None:
+        """Batches are decided about, or refused."""
+        for each in looked_up:
+            each.round.left -= 1
+            if not each.round.left:
+                self._taken.end(each.round.watch)
+
+    def _decide(
+        self, rows: _CommitRows, order: Indices, starts: Indices, looked_up: Sequence[_LookedUp]
+    ) -> tuple[EndedRows, Bools]:
+        """The rows that end with the commit, and which of its rows take their keys.
+
+        ``order`` puts rows of one name one behind the other, as they were sent; ``starts`` says where a name begins.
+        """
+        # Of each name: the row that has it so far.
+        holders = rows.found.rows.take(order.take(starts))
+        wanted = _wanted(holders)
+        held = np.flatnonzero(holders["sequence"] != 0)
+        at = np.searchsorted(wanted.sequences, holders["sequence"][held])
+        pending, in_flight = np.zeros((2, len(starts)), np.bool_)
+        claimable: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        if len(wanted):
+            states, claimable = self._requests.states(wanted, *_known(wanted, looked_up))
+            pending[held] = (claimable != NOT_CLAIMABLE).take(at)
+            in_flight[held] = (states["state"] == MessageState.IN_FLIGHT).take(at)
+        # By row, in this order: how its name stands, and which row it meets.
+        n = len(order)
+        place = np.arange(n)
+        name_of = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n)))
+        policy = rows.policy.take(order)
+        is_first = np.zeros(n, np.bool_)
+        is_first[starts] = True
+        taken, flying = pending.take(name_of), in_flight.take(name_of)
+        took = ~flying & ((is_first & ~taken) | (policy == REPLACE))
+        last = np.maximum.accumulate(np.where(took, place, -1))
+        before = np.append([-1], last[:-1])
+        before[before < starts.take(name_of)] = -1
+        met = rows.rows.take(order).take(before)
+        of_earlier = before < 0
+        met[of_earlier] = holders.take(name_of[of_earlier])
+        meets = (~of_earlier) | taken | flying
+        # Rows that take no key end at once; rows that are replaced end, too.
+        mine = rows.rows.take(order)
+        reason = np.where(policy == KEEP, Reason.KEPT, Reason.REJECTED)
+        reason[flying & (policy == REPLACE)] = Reason.IN_FLIGHT
+        none = _ended(mine[~took], reason[~took], met[~took])
+        replaces = took & meets
+        replaced = _ended(met[replaces], np.full(int(replaces.sum()), Reason.REPLACED), mine[replaces])
+        self._claim(wanted, claimable, none, replaced)
+        ended = np.concatenate((none, replaced))
+        ended = ended.take(np.argsort(ended["sequence"], kind="stable"))
+        takes = np.zeros(n, np.bool_)
+        takes[order] = took
+        return ended, takes
+
+    def _claim(self, wanted: Wanted, claimable: NDArray[np.uint8], none: EndedRows, replaced: EndedRows) -> None:
+        """Claim the rows that end: earlier ones where they are, and those of the commit before they come."""
+        old = np.isin(wanted.sequences, replaced["sequence"]) if len(wanted) else np.zeros(0, np.bool_)
+        chosen = np.flatnonzero(old)
+        if len(chosen):
+            self._claims.claim(wanted.take(chosen), claimable.take(chosen))
+        own = replaced.compress(~np.isin(replaced["sequence"], wanted.sequences))
+        new = np.concatenate((none, own))
+        if len(new):
+            self._claims.claim_new(_wanted(new))
+
+
+class _CommitRows(NamedTuple):
+    """The rows with keys of a commit, in their order."""
+
+    asked: Asked
+    found: Found
+    rows: Rows
+    policy: NDArray[np.uint16]
+
+    def entries(self, order: Indices) -> Entries:
+        """Some of them as entries; ``order`` rises by hash, and by sequence where hashes are the same."""
+        return Entries(self.asked.hashes.take(order), self.rows.take(order), self.asked.names.take(order))
+
+
+class Deciding:
+    """The one decider of a delay server: keyed sends of a commit first, then requests about messages."""
+
+    def __init__(self, sends: KeyedSends, requests: MessageRequests) -> None:
+        self._sends = sends
+        self._requests = requests
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to decide."""
+        return self._sends.waiting or self._requests.waiting
+
+    def close(self, group: OpenGroup) -> Decided:
+        """Decide what waits."""
+        ended = self._sends.close(group)
+        decided = self._requests.close(group, ended)
+        keyed = [entry for entry in group.stored if ColumnId.KEY_END in entry.batch.offsets]
+        if not keyed:
+            return decided
+        verdicts: dict[int, bytes] = {}
+        for _, base_sequence, batch in keyed if len(ended) else ():
+            told = decided_about(ended, base_sequence, batch.count)
+            if len(told):
+                verdicts[base_sequence] = told.tobytes()
+        return decided._replace(verdicts=verdicts, keyed=True)
+
+    def committed(self) -> None:
+        """What was decided is durable, and takes effect."""
+        self._sends.committed()
+        self._requests.committed()
+
+    def answer(self) -> None:
+        """Tell those who asked; senders are told when their rows are indexed."""
+        self._requests.answer()
+
+    def refused(self, error: DelaydError) -> None:
+        """Nothing could be stored."""
+        self._sends.refused()
+        self._requests.refused(error)
+
+
+def _find(view: View, batches: Sequence[Batch], give_way: Callable[[], None]) -> list[_Names]:
+    """The entries of the names of some batches; on the worker thread."""
+    rows = [batch.keyed_rows() for batch in batches]
+    names = [Names.of_batch(batch, own) for batch, own in zip(batches, rows, strict=True)]
+    joined = Names.joined(names)
+    asked = view.asked(joined)
+    found = view.find(asked, give_way).rows
+    cuts = np.cumsum([len(own) for own in rows])[:-1]
+    hashes, parts = np.split(asked.hashes, cuts), np.split(found, cuts)
+    slots = np.split(slots_of_names(joined), cuts)
+    return [_Names(*each) for each in zip(rows, map(Asked, names, hashes), parts, slots, strict=True)]
+
+
+def _joined(stored: Sequence[Stored], looked_up: Sequence[_LookedUp], appended_at_ms: int) -> _CommitRows:
+    names = [each.names for each in looked_up]
+    asked = Asked(
+        Names.joined([each.asked.names for each in names]), np.concatenate([each.asked.hashes for each in names])
+    )
+    found = Found(len(asked.hashes))
+    found.rows = np.concatenate([each.found for each in names])
+    rows = np.empty(len(asked.hashes), ROW)
+    policy = np.zeros(len(asked.hashes), np.uint16)
+    at = 0
+    for entry, each in zip(stored, names, strict=True):
+        own = slice(at, at + len(each.rows))
+        at += len(each.rows)
+        rows["sequence"][own] = each.rows.astype(np.uint64) + np.uint64(entry.base_sequence)
+        rows["deliver_at_ms"][own] = entry.batch.int64s(ColumnId.DELIVER_AT_MS).take(each.rows)
+        if ColumnId.ROW_FLAGS in entry.batch.offsets:
+            policy[own] = entry.batch.column(ColumnId.ROW_FLAGS).take(each.rows)
+    rows["hour"] = filing_hours(rows["deliver_at_ms"], appended_at_ms)
+    return _CommitRows(asked, found, rows, policy)
+
+
+def _by_name(rows: _CommitRows) -> tuple[Indices, Indices]:
+    """An order in which rows of one name stand together, as they were sent, by rising hash; and where a name begins."""
+    hashes = rows.asked.hashes
+    order = np.argsort(hashes, kind="stable")
+    sorted_ = hashes.take(order)
+    twins = sorted_[1:] == sorted_[:-1]
+    if not twins.any():
+        return order, np.arange(len(order))
+    same = np.zeros(len(order), np.bool_)
+    at = np.flatnonzero(twins)
+    names = rows.asked.names
+    same[at + 1] = names.take(order.take(at)).equal(names.take(order.take(at + 1)))
+    if not same[at + 1].all():
+        _part(order, twins, names, same)
+    return order, np.flatnonzero(~same)
+
+
+def _part(order: Indices, twins: Bools, names: Names, same: Bools) -> None:
+    """Put rows of one name together where two names share a hash; no more than a few rows ever do."""
+    ends = np.flatnonzero(np.append(~twins, [True])) + 1
+    start = 0
+    for end in ends.tolist():
+        if end - start > 1 and not same[start + 1 : end].all():
+            group = order[start:end]
+            texts = names.take(group).texts()
+            first_of = {text: place for place, text in reversed(list(enumerate(texts)))}
+            by_name = sorted(range(len(texts)), key=lambda place: (first_of[texts[place]], place))
+            order[start:end] = group.take(by_name)
+            same[start:end] = [place != first_of[texts[place]] for place in by_name]
+        start = end
+
+
+def _wanted(rows: Rows | EndedRows) -> Wanted:
+    """Rows as they are looked for in memory, each once; those without a sequence are none."""
+    rows = rows.compress(rows["sequence"] != 0)
+    sequences, firsts = np.unique(rows["sequence"], return_index=True)
+    return Wanted(sequences, rows["deliver_at_ms"].take(firsts), rows["hour"].take(firsts))
+
+
+def _known(wanted: Wanted, looked_up: Sequence[_LookedUp]) -> tuple[Bools, LookedUp | None]:
+    """What rounds have looked up of wanted rows: which were nowhere in memory then, and what the files say."""
+    nowhere = np.zeros(len(wanted), np.bool_)
+    known: LookedUp | None = None
+    for round_ in {id(each.round): each.round for each in looked_up}.values():
+        if round_.looked_up is None:
+            continue
+        if known is None:
+            known = LookedUp._make(np.zeros(len(wanted), column.dtype) for column in round_.looked_up)
+        at = np.searchsorted(wanted.sequences, round_.wanted.sequences)
+        at[at == len(wanted)] = 0
+        mine = np.flatnonzero((wanted.sequences.take(at) == round_.wanted.sequences) & round_.unknown)
+        at = at.take(mine)
+        nowhere[at] = round_.nowhere.take(mine)
+        for column, found in zip(known, round_.looked_up, strict=True):
+            column[at] = found.take(mine)
+    return nowhere, known
+
+
+def _ended(rows: Rows, reasons: NDArray[np.int64], others: Rows) -> EndedRows:
+    ended = np.zeros(len(rows), ENDED)
+    for name in ("sequence", "deliver_at_ms", "hour"):
+        ended[name] = rows[name]
+    ended["reason"] = reasons
+    ended["other"], ended["other_at_ms"] = others["sequence"], others["deliver_at_ms"]
+    return ended

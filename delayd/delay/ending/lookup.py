@@ -1,0 +1,171 @@
+"""Look-up: what schedule logs and dispatch logs say of rows that are nowhere in memory.
+
+Runs on the worker thread, over bytes that are durable and counted, so what it finds stays true.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import ColumnId, Int64s
+from delayd.delay.books.dispatch_logs import read_outcomes
+from delayd.delay.ending.wanted import Indices, Sequences, Wanted
+from delayd.delay.filing.hour_table import HourFile
+from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.disk import Disk
+from delayd.errors import DataError
+from delayd.executor import Executor
+from delayd.location import Locations, pack_locations
+from delayd.log.dispatch import Outcome, Reason
+from delayd.log.schedule import dispatch_path
+from delayd.log.segment import FileKind, open_segment
+from delayd.wire.ending import ANSWER, AnswerRows, MessageState
+
+log = logging.getLogger(__name__)
+
+ROW_BYTES = 24
+REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: four million.
+
+STATE_OF_OUTCOME = {
+    Outcome.DISPATCHED: MessageState.DISPATCHED,
+    Outcome.CANCELLED: MessageState.CANCELLED,
+    Outcome.DEAD: MessageState.DEAD,
+    Outcome.EXPIRED: MessageState.EXPIRED,
+    Outcome.IN_DOUBT: MessageState.IN_DOUBT,
+}
+STATE_OF_REASON = {
+    Reason.CANCELLED: MessageState.CANCELLED,
+    Reason.MOVED: MessageState.MOVED,
+    Reason.REPLACED: MessageState.REPLACED,
+    Reason.REJECTED: MessageState.REJECTED,
+    Reason.KEPT: MessageState.KEPT,
+    Reason.IN_FLIGHT: MessageState.REJECTED,
+}
+
+
+class HourPlace(NamedTuple):
+    """What is to be read of one hour: the files as far as they are counted, and the wanted rows by their places."""
+
+    hour: int
+    rows: Indices
+    filed: HourFile | None  # None: the rows of the hour are in memory.
+    outcomes_end: int
+
+
+class LookedUp(NamedTuple):
+    """What the files say of each wanted row."""
+
+    answers: AnswerRows  # State UNKNOWN where no outcome is found.
+    filed: NDArray[np.bool_]  # Rows that stand in the schedule log of an hour that is not loaded.
+    locations: Locations  # Of these rows.
+    unread: NDArray[np.bool_]  # Rows of hours whose files could not be read.
+
+
+class _Filed(NamedTuple):
+    """The rows of an hour's schedule log."""
+
+    last_crc32c: int
+    sequences: Sequences  # Rising.
+    deliver_at_ms: Int64s
+    locations: Locations
+
+
+class Lookup:
+    """Reads the files of hours; used by one thread, the worker."""
+
+    def __init__(self, disk: Disk, folder: str, log_id: int, worker: Executor) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        self._worker = worker
+        self._remembered: OrderedDict[int, _Filed] = OrderedDict()
+        self._remembered_bytes = 0
+
+    def look_up(self, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp:
+        """What became of wanted rows."""
+        count = len(wanted)
+        marks = np.zeros((2, count), np.bool_)
+        found = LookedUp(np.zeros(count, ANSWER), marks[0], np.zeros(count, np.uint64), marks[1])
+        for place in places:
+            own = wanted.take(place.rows)
+            try:
+                if place.outcomes_end:
+                    self._read_outcomes(place, own, found.answers)
+                if place.filed is not None and place.filed.length:
+                    filed = self._filed(place.hour, place.filed)
+                    at = np.searchsorted(filed.sequences, own.sequences)
+                    at[at == len(filed.sequences)] = 0
+                    same = filed.sequences.take(at) == own.sequences
+                    same &= filed.deliver_at_ms.take(at) == own.deliver_at_ms
+                    found.filed[place.rows] = same
+                    found.locations[place.rows] = filed.locations.take(at)
+            except (DataError, FileNotFoundError) as error:
+                # Whoever looks after the file finds the same damage; this request is asked again meanwhile.
+                log.warning("rows_not_looked_up hour=%d reason=%r", place.hour, str(error))
+                found.unread[place.rows] = True
+            self._worker.give_way()
+        return found
+
+    def _read_outcomes(self, place: HourPlace, own: Wanted, answers: AnswerRows) -> None:
+        path = dispatch_path(self._folder, place.hour)
+        segment = open_segment(self._disk, path, FileKind.DISPATCH, self._log_id, write=False)
+        try:
+            outcomes = read_outcomes(segment, place.outcomes_end, self._worker.give_way)
+        finally:
+            segment.close()
+        rows = np.flatnonzero(np.isin(outcomes.sequences, own.sequences))
+        at = np.searchsorted(own.sequences, outcomes.sequences.take(rows))
+        same = outcomes.deliver_at_ms.take(rows) == own.deliver_at_ms.take(at)
+        rows, at = rows.compress(same), at.compress(same)
+        parts = outcomes.parts.take(outcomes.part_of.take(rows))
+        told = np.zeros(len(rows), ANSWER)
+        for outcome, state in STATE_OF_OUTCOME.items():
+            told["state"][parts["outcome"] == outcome] = state
+        cancelled = parts["outcome"] == Outcome.CANCELLED
+        for reason, state in STATE_OF_REASON.items():
+            told["state"][cancelled & (parts["reason"] == reason)] = state
+        told["attempt"] = parts["attempt"]
+        told["deliver_at_ms"] = own.deliver_at_ms.take(at)
+        told["decided_at_ms"] = parts["claimed_at_ms"]
+        told["target_log_id"] = parts["target_log_id"]
+        told["target_offset"] = parts["target_offset"]
+        # Of CANCELLED rows these two fields name another row.
+        told["target_appended_at_ms"] = np.where(cancelled, 0, parts["target_appended_at_ms"])
+        told["other"] = outcomes.others(rows)
+        told["other_at_ms"] = np.where(cancelled, parts["target_appended_at_ms"], 0)
+        answers[place.rows.take(at)] = told
+
+    def _filed(self, hour: int, file: HourFile) -> _Filed:
+        """The rows of an hour, remembered for the next request; an hour may have more rows than are remembered."""
+        known = self._remembered.get(hour)
+        if known is not None and known.last_crc32c == file.last_crc32c:
+            self._remembered.move_to_end(hour)
+            return known
+        sequences: list[Sequences] = [np.empty(0, np.uint64)]
+        due: list[Int64s] = [np.empty(0, np.int64)]
+        locations: list[Locations] = [np.empty(0, np.uint64)]
+        for stored in scan_fronts(self._disk, self._folder, self._log_id, hour, file):
+            sequences.append(stored.batch.uint64s(ColumnId.SEQUENCE).copy())
+            due.append(stored.batch.int64s(ColumnId.DELIVER_AT_MS).copy())
+            locations.append(pack_locations(True, stored.offset, np.arange(stored.batch.count, dtype=np.uint16)))
+            self._worker.give_way()
+        joined = np.concatenate(sequences)
+        order = np.argsort(joined, kind="stable")
+        filed = _Filed(
+            file.last_crc32c, joined.take(order), np.concatenate(due).take(order), np.concatenate(locations).take(order)
+        )
+        if known is not None:
+            self._remembered_bytes -= ROW_BYTES * len(known.sequences)
+        self._remembered[hour] = filed
+        self._remembered.move_to_end(hour)
+        self._remembered_bytes += ROW_BYTES * len(joined)
+        while self._remembered_bytes > REMEMBERED_BYTES_MAX and len(self._remembered) > 1:
+            _, oldest = self._remembered.popitem(last=False)
+            self._remembered_bytes -= ROW_BYTES * len(oldest.sequences)
+        return filed

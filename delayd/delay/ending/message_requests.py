@@ -1,0 +1,655 @@
+"""Message requests: they end rows or ask about them; from their arrival to their answers (rules P1, C1, C2).
+
+Invariant: a row is claimed before anything is logged, and CANCELLED is answered when the log is durable.
+
+     request ──▶ look in memory ──▶ look up in files ──▶ queue ──▶ decide when the group is closed ──▶ fsync ──▶ answer
+                 (loop)             (worker thread)      (loop)    (loop)
+
+The files say what became of rows that are nowhere in memory; other rows need no look-up. Between the look-up and the
+decision a row may have been handed over, or an hour loaded. Then the request is told to ask again.
+
+A row that was moved leads to the row that took its place, which is looked for in the same way, and so on to the newest.
+Rows that are to be moved are copied beside the loop before they are decided, a piece of the request at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import ROWS_MAX, Batch, ColumnId, Int64s
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.ending.claims import Claims, Place, Places
+from delayd.delay.ending.leads import Leads
+from delayd.delay.ending.lookup import STATE_OF_REASON, HourPlace, LookedUp, Lookup
+from delayd.delay.ending.moving import COPY_ROWS, Copied, ToMove, copy_rows
+from delayd.delay.ending.owed import Owed
+from delayd.delay.ending.taken_names import Named
+from delayd.delay.ending.wanted import Indices, Pile, Wanted, wanted_of
+from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
+from delayd.delay.filing.sources import Sources
+from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
+from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
+from delayd.executor import Done, Priority
+from delayd.log.control import Ended, encode_known
+from delayd.log.dispatch import Reason
+from delayd.log.ended import ENDED, NO_ENDED, EndedRows
+from delayd.site import Site
+from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+
+COMMIT_ROWS_MAX = 131_072  # One turn of the loop claims so many rows.
+ROWS_UNDER_WAY_MAX = 1 << 20  # Rows of requests that are not answered: some 100 bytes each.
+ROWS_OWED_MAX = 1 << 21  # Rows whose outcomes are not written: while a disk is slow, callers wait.
+
+_ANSWERS = np.full(max(MessageState) + 1, CancelAnswer.ALREADY_DISPATCHED, np.uint8)
+_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = CancelAnswer.UNKNOWN
+_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = CancelAnswer.IN_FLIGHT
+_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = CancelAnswer.CANCELLED
+
+_MOVE_ANSWERS = np.full(max(MessageState) + 1, RescheduleAnswer.ALREADY_DISPATCHED, np.uint8)
+_MOVE_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = RescheduleAnswer.UNKNOWN
+_MOVE_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = RescheduleAnswer.IN_FLIGHT
+_MOVE_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = RescheduleAnswer.CANCELLED
+
+STEPS_MAX = 100  # Moves that one request follows; then it is told how far it came, and to ask again from there.
+TRIES_MAX = 8  # So often are rows copied anew because one of them could not be claimed any more.
+COPIES_MAX = 8  # Copies of rows under way: 5 MB each.
+MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.
+MOVED_BYTES_MAX = 12 << 20
+
+NOT_CLAIMABLE = 0xFF  # Stands instead of a `Place`.
+
+_COLUMN_OF = {"sequences": "sequence", "deliver_at_ms": "deliver_at_ms", "accepted_at_ms": "accepted_at_ms"}
+
+Answer = Callable[[AnswerRows | DelaydError], None]
+
+
+class Wish(Enum):
+    """What a request wants of its rows."""
+
+    CANCEL = "cancel"
+    GET = "get"
+    MOVE = "move"
+
+
+@dataclass(slots=True)
+class _Request:
+    wish: Wish
+    asked: Asked  # Its rows; of a moved message the newest row that is known so far.
+    answer: Answer
+    rows: int  # That count as under way.
+    wanted: Wanted = field(init=False)
+    order: Indices = field(init=False)  # For each row of the request, its place in ``wanted``.
+    # Which wanted rows were nowhere when they were looked up. Of another row, an outcome may have been written since.
+    nowhere: NDArray[np.bool_] = field(init=False)
+    looked_up: LookedUp | None = None
+    places: Places | None = None  # Where the rows are, as long as nothing else has happened since.
+    steps: int = 0  # Moves that were followed.
+    move: _Move | None = None
+    named: Named | None = None  # The names of a request by key.
+
+
+@dataclass(slots=True)
+class _Move:
+    """What a request that moves rows knows besides."""
+
+    wanted_at_ms: Int64s  # For each row of the request.
+    done: NDArray[np.bool_]  # Rows of the request that were moved, or can't be read now.
+    unread: NDArray[np.bool_]  # The latter.
+    copied: Copied | None = None
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Commit:
+    """The decisions of one group commit, and the answers that wait for it."""
+
+    rows: EndedRows  # By rising sequence.
+    decided_at_ms: int
+    answers: list[tuple[_Request, AnswerRows]]
+    moved: list[Batch] = field(default_factory=list)
+    moves: list[_Moved] = field(default_factory=list)
+
+
+class _Moved(NamedTuple):
+    """Rows of one request that are moved by a commit."""
+
+    request: _Request
+    rows: Indices  # Their places among the wanted rows; in the order of the batch.
+    base_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowFiles:
+    """Where rows are looked up that are not in memory, and read that are moved."""
+
+    filed: HourTable
+    outcomes: OutcomeLog
+    sources: Sources
+
+
+class MessageRequests:
+    """All requests about rows by receipt; belongs to the loop."""
+
+    def __init__(
+        self,
+        site: Site,
+        claims: Claims,
+        owed: Owed,
+        intake: Intake,
+        files: RowFiles,
+    ) -> None:
+        self._claims = claims
+        self._owed = owed
+        self._filed = files.filed
+        self._outcomes = files.outcomes
+        self._intake = intake
+        self._sources = files.sources
+        self._worker = site.worker
+        self._lookup = Lookup(site.disk, site.folder, site.log_id, site.worker)
+        self._queue: deque[_Request] = deque()
+        self._rows = 0  # Of all requests that are not answered.
+        self._commit: _Commit | None = None
+        self._durable: list[_Commit] = []
+        self._copies = 0  # Under way, or waiting for their commit.
+        self._to_copy: deque[_Request] = deque()
+        self._leads = Leads()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a group commit has something to decide."""
+        return bool(self._queue)
+
+    def ask(self, wish: Wish, asked: Asked, answer: Answer) -> None:
+        """Take a request; ``answer`` is called with one answer a row, in its order, or with an error.
+
+        Raises:
+            SlowDown, Stopping, BadRequest: nothing of it is done.
+        """
+        self._take(_Request(wish, asked, answer, len(asked.sequences)))
+
+    def move(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
+        """Take a request that moves rows to other instants; each row is answered by itself.
+
+        Raises:
+            PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve: an instant is refused, as that of a send is.
+            SlowDown, Stopping, BadRequest: nothing of it is done.
+        """
+        count = len(asked.sequences)
+        marks = np.zeros((2, count), np.bool_)
+        move = _Move(wanted_at_ms, marks[0], marks[1])
+        request = _Request(Wish.MOVE, asked, answer, count, move=move)
+        if not _agree(asked, wanted_at_ms):
+            raise _different_instants()
+        self._intake.check_move(wanted_at_ms)
+        self._take(request)
+
+    def begin(self, rows: int, wanted_at_ms: Int64s | None) -> None:
+        """Count the rows of a request by key, whose names are looked up first; raises as `move` and `ask`."""
+        if wanted_at_ms is not None:
+            self._intake.check_move(wanted_at_ms)
+        self._count(rows)
+
+    def give_up(self, rows: int) -> None:
+        """Names that were counted could not be looked up."""
+        self._rows -= rows
+
+    def ask_named(self, wish: Wish, named: Named, wanted_at_ms: Int64s | None, answer: Answer) -> None:
+        """Take a request by key that `begin` has counted."""
+        asked = named.rows()
+        request = _Request(wish, asked, answer, len(asked.sequences), named=named)
+        if wanted_at_ms is not None:
+            marks = np.zeros((2, request.rows), np.bool_)
+            request.move = _Move(wanted_at_ms, marks[0], marks[1])
+            if not _agree(asked, wanted_at_ms):
+                self.give_up(request.rows)
+                answer(_different_instants())
+                return
+        self._look(request)
+
+    def _take(self, request: _Request) -> None:
+        # A request that can't be read counts nowhere.
+        request.wanted, request.order = wanted_of(request.asked)
+        self._count(request.rows)
+        self._look(request)
+
+    def _count(self, rows: int) -> None:
+        if self._intake.closed:
+            raise Stopping("this server is stopping; ask again when it is back")
+        if self._rows + rows > ROWS_UNDER_WAY_MAX or len(self._owed) > ROWS_OWED_MAX:
+            raise SlowDown("this server has as many requests about messages as it can answer now; ask again later")
+        self._rows += rows
+
+    def _look(self, request: _Request) -> None:
+        """Look for the rows of a request, in memory and then in files; then it is ready."""
+        if request.steps == 0:
+            request.asked = self._leads.follow(request.asked)
+        request.wanted, request.order = wanted, _ = wanted_of(request.asked)
+        request.looked_up = None
+        places, unknown = self.look(wanted)
+        request.nowhere = unknown & (places == Place.NOWHERE)
+        if not unknown.any():
+            request.places = places
+            self._ready(request)
+            request.places = None
+            return
+        self._worker.submit(self.look_up(wanted, unknown), partial(self._looked_up, request), Priority.DUE)
+
+    def look(self, wanted: Wanted) -> tuple[Places, NDArray[np.bool_]]:
+        """Where rows are in memory, and which of them files must be asked about."""
+        places = self._claims.look(wanted)
+        # What has ended is told by its dispatch log; a row that is nowhere may be filed, too.
+        unknown = (places == Place.NOWHERE) | (places == Place.ENDED)
+        unknown[self._owed.find(wanted)[0]] = False
+        return places, unknown
+
+    def look_up(self, wanted: Wanted, unknown: NDArray[np.bool_]) -> Callable[[], LookedUp]:
+        """The work for the worker thread that asks the files."""
+        return partial(self._lookup.look_up, wanted, self._hour_places(wanted, np.flatnonzero(unknown)))
+
+    def _hour_places(self, wanted: Wanted, rows: Indices) -> list[HourPlace]:
+        rows = rows.take(np.argsort(wanted.hours.take(rows), kind="stable"))
+        hours = wanted.hours.take(rows)
+        cuts = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(rows)]
+        places: list[HourPlace] = []
+        for low, high in pairwise(cuts):
+            hour = int(hours[low])
+            filed = None if self._claims.is_loaded(hour) else self._filed.get(hour)
+            end = self._outcomes.ends.get(hour, OutcomeEnd()).length
+            if end or filed is not None:
+                places.append(HourPlace(hour, rows[low:high], filed, end))
+        return places
+
+    def _looked_up(self, request: _Request, done: Done[LookedUp]) -> None:
+        request.looked_up = done.result()
+        self._ready(request)
+
+    def _ready(self, request: _Request) -> None:
+        if self._renew(request) or self._follow(request):
+            return
+        if request.wish is Wish.GET:
+            states, _ = self._states(request)
+            self._answer(request, states)
+            return
+        if request.move is not None and request.move.copied is None:
+            self._to_copy.append(request)
+            self._copy_next()
+            return
+        self._queue.append(request)
+        self._intake.decide()
+
+    def _renew(self, request: _Request) -> bool:
+        """Go on with the rows that have taken the names of a request since, if there are any."""
+        named = request.named
+        if named is None or request.steps == STEPS_MAX or not named.newer():
+            return False
+        asked, newest = request.asked, named.rows()
+        newer = newest.sequences > asked.sequences
+        if request.move is not None:
+            newer &= ~request.move.done
+        if not newer.any():
+            return False
+        request.steps += 1
+        request.asked = Asked._make(np.where(newer, *columns) for columns in zip(newest, asked, strict=True))
+        self._look(request)
+        return True
+
+    def _follow(self, request: _Request) -> bool:
+        """Go on with the rows that took the place of moved ones, if there are any and it was not done too often."""
+        if request.steps == STEPS_MAX:
+            return False
+        wanted, looked_up = request.wanted, request.looked_up
+        other, others = np.zeros(len(wanted), np.uint64), np.zeros((2, len(wanted)), np.int64)
+        found, ended = self._owed.find(wanted)
+        is_moved = ended["reason"] == Reason.MOVED
+        found, ended = found.compress(is_moved), ended.compress(is_moved)
+        other[found] = ended["other"]
+        others[0, found], others[1, found] = ended["other_at_ms"], ended["decided_at_ms"]
+        if looked_up is not None:
+            told = np.flatnonzero(looked_up.answers["state"] == MessageState.MOVED)
+            rows = looked_up.answers.take(told)
+            other[told] = rows["other"]
+            others[0, told], others[1, told] = rows["other_at_ms"], rows["decided_at_ms"]
+        rows_of = other.take(request.order)
+        leads = rows_of != 0
+        if request.move is not None:
+            leads &= ~request.move.done
+        if not leads.any():
+            return False
+        request.steps += 1
+        asked = request.asked
+        request.asked = Asked(
+            np.where(leads, rows_of, asked.sequences),
+            np.where(leads, others[0].take(request.order), asked.deliver_at_ms),
+            np.where(leads, others[1].take(request.order), asked.accepted_at_ms),
+        )
+        self._leads.note(asked, request.asked, leads)
+        self._look(request)
+        return True
+
+    # Copies of rows that are to be moved.
+
+    def _copy_next(self) -> None:
+        while self._to_copy and self._copies < COPIES_MAX:
+            request = self._to_copy.popleft()
+            moves = self._to_move(request)
+            if not len(moves.rows):
+                self._queue.append(request)
+                self._intake.decide()
+                continue
+            self._copies += 1
+            work = partial(copy_rows, self._sources.reader(), self._worker, moves)
+            self._worker.submit(work, partial(self._copied, request), Priority.DUE)
+
+    def _to_move(self, request: _Request) -> ToMove:
+        """The rows that can be claimed now and are due at another instant than they should be."""
+        move, wanted = request.move, request.wanted
+        assert move is not None, "it moves rows"
+        locations = np.zeros(len(wanted), np.uint64)
+        request.places = self._claims.look(wanted, locations)
+        _, claimable = self._states(request)
+        request.places = None
+        if request.looked_up is not None:
+            locations = np.where(claimable == Place.NOWHERE, request.looked_up.locations, locations)
+        wanted_at_ms = _of_wanted(move.wanted_at_ms, len(wanted), request.order)
+        done = np.zeros(len(wanted), np.bool_)
+        done[request.order.compress(move.done)] = True
+        rows = np.flatnonzero((claimable != NOT_CLAIMABLE) & (wanted_at_ms != wanted.deliver_at_ms) & ~done)
+        rows = rows.take(np.argsort(wanted.hours.take(rows), kind="stable"))
+        return ToMove(
+            rows, wanted.hours.take(rows), wanted.sequences.take(rows), locations.take(rows), wanted_at_ms.take(rows)
+        )
+
+    def _copied(self, request: _Request, done: Done[Copied]) -> None:
+        move, copied = request.move, done.result()
+        assert move is not None, "it moves rows"
+        unread = np.isin(request.order, copied.unread)
+        move.done |= unread
+        move.unread |= unread
+        if copied.batch is not None:
+            move.copied = copied
+        else:
+            self._copies -= 1
+        self._queue.append(request)
+        self._intake.decide()
+        self._copy_next()
+
+    def _give_up_copy(self, request: _Request) -> None:
+        if request.move is not None and request.move.copied is not None:
+            request.move.copied = None
+            self._copies -= 1
+            self._copy_next()
+
+    # The group commit.
+
+    def close(self, group: OpenGroup, by_sends: EndedRows = NO_ENDED) -> Decided:
+        """Decide what waits, in the order of arrival; ``by_sends``: the rows that keyed sends of the commit have
+        ended.
+        """
+        assert self._commit is None, "one commit is under way at a time"
+        appended_at_ms = group.appended_at_ms
+        commit = _Commit(np.zeros(0, ENDED), appended_at_ms, [])
+        parts: list[EndedRows] = []
+        ended_now, moved_now = Pile(), Pile()
+        if len(by_sends):
+            parts.append(by_sends)
+            ended_now.add(by_sends["sequence"].copy())
+        rows, moved_rows, moved_bytes = 0, 0, 0
+        while self._queue and rows < COMMIT_ROWS_MAX:
+            request = self._queue.popleft()
+            copied = request.move.copied if request.move is not None else None
+            batch = copied.batch if copied is not None else None
+            if batch is not None and moved_rows:
+                full = moved_rows + batch.count > MOVED_ROWS_MAX or moved_bytes + batch.total_bytes > MOVED_BYTES_MAX
+            else:
+                full = False
+            if full or bool(moved_now.has(request.wanted).any()):
+                # It follows the rows that are moved now, once they are durable.
+                self._queue.appendleft(request)
+                break
+            if request.named is not None and request.named.closing():
+                # The row that takes the name now is the newest one when the commit is durable.
+                self._queue.appendleft(request)
+                break
+            if self._renew(request) or self._follow(request):
+                self._give_up_copy(request)
+                continue
+            rows += len(request.wanted)
+            if parts:
+                request.places = None  # Its rows may just have been claimed.
+            states, claimable = self._states(request)
+            # Rows that an earlier request of this commit has claimed are answered when they are durable.
+            again = ended_now.has(request.wanted)
+            states["state"][again] = MessageState.CANCELLED
+            states["decided_at_ms"][again] = appended_at_ms
+            claimable[again] = NOT_CLAIMABLE
+            if request.move is not None:
+                ended = self._move(request, claimable, group.next_sequence + moved_rows, commit)
+                if ended is None:
+                    continue
+                if batch is not None and len(ended):
+                    moved_rows, moved_bytes = moved_rows + batch.count, moved_bytes + batch.total_bytes
+                    parts.append(ended)
+                    ended_now.add(ended["sequence"].copy())
+                    moved_now.add(ended["sequence"].copy())
+                else:
+                    commit.answers.append((request, states))
+                continue
+            chosen = np.flatnonzero(claimable != NOT_CLAIMABLE)
+            if len(chosen):
+                self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))
+                parts.append(_ended(request.wanted.take(chosen), Reason.CANCELLED, appended_at_ms))
+                ended_now.add(parts[-1]["sequence"].copy())
+                states["state"][chosen] = MessageState.CANCELLED
+                states["decided_at_ms"][chosen] = appended_at_ms
+            commit.answers.append((request, states))
+        if not parts:
+            for request, states in commit.answers:
+                self._answer(request, states)
+            return NOTHING_DECIDED
+        joined = np.concatenate(parts)
+        commit.rows = joined.take(np.argsort(joined["sequence"], kind="stable"))
+        self._commit = commit
+        cuts = range(0, len(commit.rows), ROWS_MAX)
+        record = encode_known([Ended(commit.rows[begin : begin + ROWS_MAX].tobytes()) for begin in cuts])
+        return Decided(record, with_rows=bool(commit.moved or len(by_sends)), moved=commit.moved)
+
+    def _move(self, request: _Request, claimable: Places, sequence: int, commit: _Commit) -> EndedRows | None:
+        """Claim the rows that were copied, and end them as moved; no rows when there are none to be moved, None when
+        some have to be copied first.
+        """
+        move, wanted = request.move, request.wanted
+        assert move is not None, "it moves rows"
+        copied = move.copied
+        if copied is None or bool((claimable.take(copied.rows) == NOT_CLAIMABLE).any()):
+            self._give_up_copy(request)
+            # A row that could be claimed when it was copied may have been handed over, loaded or filed: it is looked
+            # for anew. Without a copy there was none to be moved; there may be one now.
+            if move.tries == TRIES_MAX or (copied is None and not len(self._to_move(request).rows)):
+                return np.zeros(0, ENDED)
+            move.tries += 1
+            self._look(request)
+            return None
+        batch, rows = copied.batch, copied.rows
+        assert batch is not None, "rows were copied"
+        rising = np.argsort(rows)
+        chosen = rows.take(rising)
+        self._claims.claim(wanted.take(chosen), claimable.take(chosen))
+        ended = _ended(wanted.take(chosen), Reason.MOVED, commit.decided_at_ms)
+        ended["other"] = np.uint64(sequence) + rising.astype(np.uint64)
+        ended["other_at_ms"] = batch.int64s(ColumnId.DELIVER_AT_MS).take(rising)
+        commit.moved.append(batch)
+        commit.moves.append(_Moved(request, rows, sequence))
+        return ended
+
+    def committed(self) -> None:
+        """The decisions are durable: they take effect before anything else of the commit does."""
+        commit, self._commit = self._commit, None
+        if commit is not None:
+            self._claims.settle()
+            self._owed.take(commit.rows)
+            self._durable.append(commit)
+
+    def answer(self) -> None:
+        """Answer the requests whose decisions are durable."""
+        durable, self._durable = self._durable, []
+        for commit in durable:
+            for request, states in commit.answers:
+                self._answer(request, states)
+            for moved in commit.moves:
+                self._moved(moved, commit.decided_at_ms)
+
+    def _moved(self, moved: _Moved, decided_at_ms: int) -> None:
+        """Go on with a request of which rows were moved: they stand for their messages now."""
+        request, rows, base_sequence = moved
+        move = request.move
+        assert move is not None, "it moves rows"
+        assert move.copied is not None and move.copied.batch is not None, "rows were copied"
+        number = np.full(len(request.wanted), -1, np.int64)
+        number[rows] = np.arange(len(rows))
+        of_row = number.take(request.order)
+        own = of_row >= 0
+        asked = request.asked
+        due = move.copied.batch.int64s(ColumnId.DELIVER_AT_MS).take(of_row)
+        request.asked = Asked(
+            np.where(own, np.uint64(base_sequence) + of_row.astype(np.uint64), asked.sequences),
+            np.where(own, due, asked.deliver_at_ms),
+            np.where(own, np.int64(decided_at_ms), asked.accepted_at_ms),
+        )
+        self._leads.note(asked, request.asked, own)
+        move.done |= own
+        self._give_up_copy(request)
+        if (move.done & ~move.unread).all():
+            self._answer(request, np.zeros(len(request.wanted), ANSWER))
+        else:
+            self._look(request)
+
+    def refused(self, error: DelaydError) -> None:
+        """The decisions could not be stored: nothing has changed, and everybody is told so."""
+        commit, self._commit = self._commit, None
+        waiting, self._queue = self._queue, deque()
+        if commit is not None:
+            self._claims.undo()
+        decided: list[_Request] = []
+        if commit is not None:
+            decided = [request for request, _ in commit.answers] + [moved.request for moved in commit.moves]
+        for request in (*decided, *waiting):
+            self._rows -= request.rows
+            self._give_up_copy(request)
+            request.answer(error)
+
+    # What becomes of each row.
+
+    def _states(self, request: _Request) -> tuple[AnswerRows, Places]:
+        # A request that is decided in the turn of the loop in which it came is looked for once.
+        return self.states(request.wanted, request.nowhere, request.looked_up, request.places)
+
+    def states(
+        self,
+        wanted: Wanted,
+        nowhere: NDArray[np.bool_],
+        looked_up: LookedUp | None,
+        places: Places | None = None,
+    ) -> tuple[AnswerRows, Places]:
+        """What is known of each wanted row; and its place where it can be claimed there, else NOT_CLAIMABLE.
+
+        ``nowhere``: rows that were nowhere in memory when the files were asked about them.
+        ``places`` is where the rows are, if that is known.
+        """
+        if places is None:
+            places = self._claims.look(wanted)
+        states = np.zeros(len(wanted), ANSWER)
+        states["deliver_at_ms"] = wanted.deliver_at_ms
+        state = np.full(len(wanted), MessageState.IN_FLIGHT, np.uint8)
+        claimable = np.full(len(wanted), NOT_CLAIMABLE, np.uint8)
+        here = (places == Place.WHEEL) | (places == Place.COLUMNS) | (places == Place.OUT)
+        if looked_up is not None:
+            # A row that was nowhere all the time never was, unless its file is being looked after.
+            gone = nowhere & (places == Place.NOWHERE) & ~looked_up.unread
+            filed = gone & looked_up.filed & self._not_loaded(wanted, looked_up.filed)
+            state[gone & ~looked_up.filed] = MessageState.UNKNOWN
+            here |= filed
+            known = np.flatnonzero(looked_up.answers["state"] != MessageState.UNKNOWN)
+            states[known] = looked_up.answers.take(known)
+            state[known] = looked_up.answers["state"].take(known)
+            here[known] = False
+        state[here] = MessageState.PENDING
+        claimable[here] = places[here]
+        found, ended = self._owed.find(wanted)
+        for reason, told in STATE_OF_REASON.items():
+            state[found.compress(ended["reason"] == reason)] = told
+        states["other"][found], states["other_at_ms"][found] = ended["other"], ended["other_at_ms"]
+        claimable[found] = NOT_CLAIMABLE
+        if bool((state == MessageState.IN_FLIGHT).any()):
+            # A row whose outcome became durable during the look-up has ended all the same.
+            found, ended = self._owed.find_lately(wanted)
+            unsure = state.take(found) == MessageState.IN_FLIGHT
+            found, ended = found.compress(unsure), ended.compress(unsure)
+            for reason, told in STATE_OF_REASON.items():
+                state[found.compress(ended["reason"] == reason)] = told
+            states["other"][found], states["other_at_ms"][found] = ended["other"], ended["other_at_ms"]
+        states["state"] = state
+        return states, claimable
+
+    def _not_loaded(self, wanted: Wanted, filed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which of the filed rows are of hours that are not loaded, still."""
+        found = np.zeros(len(wanted), np.bool_)
+        hours = wanted.hours.compress(filed)
+        far = np.array([hour for hour in np.unique(hours).tolist() if not self._claims.is_loaded(hour)], np.uint32)
+        found[filed] = np.isin(hours, far)
+        return found
+
+    def _answer(self, request: _Request, states: AnswerRows) -> None:
+        self._rows -= request.rows
+        told = states.take(request.order)
+        asked, move = request.asked, request.move
+        told["sequence"], told["accepted_at_ms"] = asked.sequences, asked.accepted_at_ms
+        if request.wish is Wish.CANCEL:
+            told["answer"] = _ANSWERS.take(told["state"])
+        elif move is not None:
+            moved = move.done & ~move.unread
+            told[moved] = 0
+            told["state"][moved] = MessageState.PENDING
+            for name, column in asked._asdict().items():
+                told[_COLUMN_OF[name]][moved] = column.compress(moved)
+            told["answer"] = _MOVE_ANSWERS.take(told["state"])
+            moved |= (told["state"] == MessageState.PENDING) & (asked.deliver_at_ms == move.wanted_at_ms)
+            told["answer"][moved] = RescheduleAnswer.MOVED
+        request.answer(told)
+
+
+def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:
+    """A column of a request's rows as one of its ``count`` wanted rows."""
+    found = np.empty(count, np.int64)
+    found[order] = column
+    return found
+
+
+def _agree(asked: Asked, wanted_at_ms: Int64s) -> bool:
+    """Whether each row that is named twice is wanted at one instant."""
+    known = np.flatnonzero(asked.sequences)
+    if not len(known):
+        return True  # Names that no row has taken.
+    wanted_at_ms = wanted_at_ms.take(known)
+    wanted, order = wanted_of(Asked._make(column.take(known) for column in asked))
+    return bool((wanted_at_ms == _of_wanted(wanted_at_ms, len(wanted), order).take(order)).all())
+
+
+def _different_instants() -> BadRequest:
+    return BadRequest("it wants one message at different instants", field="wanted_at_ms")
+
+
+def _ended(wanted: Wanted, reason: Reason, decided_at_ms: int) -> EndedRows:
+    rows = np.zeros(len(wanted), ENDED)
+    rows["decided_at_ms"] = decided_at_ms
+    rows["sequence"], rows["deliver_at_ms"] = wanted.sequences, wanted.deliver_at_ms
+    rows["hour"], rows["reason"] = wanted.hours, reason
+    return rows

@@ -1,0 +1,122 @@
+"""Wanted rows: the rows of a request, by rising sequence, as they are compared with rows in memory.
+
+Invariant: a row of memory is the wanted one only when sequence, filing hour and due instant are the same. So a receipt
+that somebody has made up names no row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.delay.rows import Rows, SequenceSet, due_within, filing_hours
+from delayd.errors import BadRequest
+from delayd.wire.ending import Asked
+
+Sequences = NDArray[np.uint64]
+Indices = NDArray[np.intp]
+TABLE_FROM_ROWS = 4_096  # An array of this many rows is worth a table of the wanted ones.
+TABLE_ROWS_MIN = 512 << 10  # The table then has up to eight times as many entries, of one byte.
+NO_INDICES: Indices = np.empty(0, np.intp)
+
+
+class Wanted:
+    """Columns of rows, each sequence once."""
+
+    __slots__ = ("_set", "deliver_at_ms", "due_ms", "hours", "sequences")
+
+    def __init__(self, sequences: Sequences, deliver_at_ms: Int64s, hours: NDArray[np.uint32]) -> None:
+        self.sequences = sequences  # Rising.
+        self.deliver_at_ms = deliver_at_ms
+        self.hours = hours  # Filing hours.
+        self.due_ms = due_within(deliver_at_ms, hours)
+        self._set: SequenceSet | None = None  # To hold many rows against, in several arrays.
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def take(self, chosen: Indices) -> Wanted:
+        """Some of the rows; ``chosen`` rises."""
+        return Wanted(self.sequences.take(chosen), self.deliver_at_ms.take(chosen), self.hours.take(chosen))
+
+    def of_hour(self, hour: int) -> Indices:
+        """Which rows are filed in one hour."""
+        return np.flatnonzero(self.hours == np.uint32(hour))
+
+    def are(self, sequences: Sequences) -> NDArray[np.bool_]:
+        """Which sequences are those of wanted rows: bool[n], a new array."""
+        if len(sequences) < TABLE_FROM_ROWS:
+            return SequenceSet(self.sequences, len(sequences)).has(sequences)
+        if self._set is None:
+            self._set = SequenceSet(self.sequences, TABLE_ROWS_MIN)
+        return self._set.has(sequences)
+
+    def find(self, rows: Rows) -> tuple[Indices, Indices]:
+        """Which of ``rows`` are wanted, and which wanted row each of these is."""
+        if not len(rows) or not len(self):
+            return NO_INDICES, NO_INDICES
+        sequences = rows["sequence"]
+        found = np.flatnonzero(SequenceSet(self.sequences, len(rows)).has(sequences))
+        if not len(found):
+            return NO_INDICES, NO_INDICES
+        places = np.searchsorted(self.sequences, sequences.take(found))
+        same = rows["due_ms"].take(found) == self.due_ms.take(places)
+        same &= rows["hour"].take(found) == self.hours.take(places)
+        return found.compress(same), places.compress(same)
+
+    def find_rising(self, rows: Rows) -> tuple[Indices, Indices]:
+        """The same for rows that rise in sequence: many rows cost little when few are wanted."""
+        if not len(rows) or not len(self):
+            return NO_INDICES, NO_INDICES
+        sequences = rows["sequence"].copy()  # A search in a column between others would copy it too.
+        at = np.searchsorted(sequences, self.sequences)
+        at[at == len(rows)] = 0
+        found = np.flatnonzero(sequences.take(at) == self.sequences)
+        rows_found = rows.take(at.take(found))
+        same = (rows_found["due_ms"] == self.due_ms.take(found)) & (rows_found["hour"] == self.hours.take(found))
+        return at.take(found).compress(same), found.compress(same)
+
+    def among(self, sequences: Sequences) -> NDArray[np.bool_]:
+        """Which wanted rows have one of these sequences, which rise."""
+        return SequenceSet(sequences, len(self)).has(self.sequences)
+
+
+class Pile:
+    """Sequences that come in many pieces, against which wanted rows are held."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[Sequences] = []  # Each rises, and is more than twice as long as the next.
+
+    def add(self, sequences: Sequences) -> None:
+        """Take sequences that rise."""
+        while self._parts and len(self._parts[-1]) <= 2 * len(sequences):
+            sequences = np.sort(np.concatenate((self._parts.pop(), sequences)), kind="stable")
+        self._parts.append(sequences)
+
+    def has(self, wanted: Wanted) -> NDArray[np.bool_]:
+        """Which wanted rows have one of these sequences."""
+        found = np.zeros(len(wanted), np.bool_)
+        for part in self._parts:
+            found |= wanted.among(part)
+        return found
+
+
+def wanted_of(asked: Asked) -> tuple[Wanted, Indices]:
+    """The rows of a request, each once, and for each row of the request its place among them.
+
+    Raises:
+        BadRequest: the request names one sequence with different instants.
+    """
+    hours = filing_hours(asked.deliver_at_ms, asked.accepted_at_ms)
+    order = np.lexsort((asked.deliver_at_ms, hours, asked.sequences))
+    sequences, due, hours = asked.sequences.take(order), asked.deliver_at_ms.take(order), hours.take(order)
+    repeats = sequences[1:] == sequences[:-1]
+    if bool((repeats & ((due[1:] != due[:-1]) | (hours[1:] != hours[:-1]))).any()):
+        raise BadRequest("it names one sequence with different instants", field="sequence")
+    firsts = np.concatenate((np.ones(1, np.bool_), ~repeats))
+    places = np.empty(len(order), np.intp)
+    places[order] = np.cumsum(firsts) - 1
+    return Wanted(sequences.compress(firsts), due.compress(firsts), hours.compress(firsts)), places

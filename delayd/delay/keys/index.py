@@ -1,0 +1,443 @@
+"""Index of keys: which row was the newest to take each key (docs/keys.md).
+
+It is derived from the message log and the schedule logs (rule L9). A wrong entry can't deliver anything wrongly, but it
+could let two rows with one key be pending: so while a part of the index is missing, it is not `whole`, and nobody
+decides by it.
+
+1. `add` takes rows that are durable. They stand in memory, in sorted parts that double in size.
+2. A checkpoint takes the parts up to its replay offset with `freeze`, writes them as one run on the worker thread, and
+   names all runs in its transaction. Then `counted` puts the run in the place of the parts.
+3. When the newest runs are together larger than half of the next older one, they are merged beside the loop. The next
+   checkpoint names the merged run; then the old files are removed.
+
+While the index is not whole, nothing leaves memory: a checkpoint only notes in the state that the index must be made
+again. `rebuild` makes new runs from the logs, and `rebuilt` takes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+
+from delayd.delay.keys.entries import NO_ENTRIES, Asked, Entries, Found, Rows, merge, new_entries
+from delayd.delay.keys.keyed import Hours, KeyedRows
+from delayd.delay.keys.run import (
+    BLOCK_ENTRIES,
+    FOLDER,
+    PIECE_ENTRIES,
+    Run,
+    RunName,
+    open_run,
+    run_path,
+    write_pieces,
+    write_run,
+)
+from delayd.disk import Disk
+from delayd.errors import DamagedData, DataError
+from delayd.executor import Done, Priority
+from delayd.log.segment import FileHeader, FileKind
+from delayd.names import Hasher, Names, slots_of_names
+from delayd.site import Site
+from delayd.wire.slots import SlotSet
+
+log = logging.getLogger(__name__)
+
+STATE_KEY = b"keys"
+LOOP_ENTRIES = 16 << 10  # Parts are merged on the loop up to this size: below 1 ms. Larger ones are merged beside it.
+MEMORY_ENTRIES = 1 << 20  # Parts in memory are merged up to this size.
+FIRST_NUMBER = 1
+
+GiveWay = Callable[[], None]
+
+
+class KnownRuns(NamedTuple):
+    """What the state says of the index: the seed of its hashes, and the runs that count, oldest first.
+
+    When it is not ``whole``, the index must be made again.
+    """
+
+    seed: int
+    next_number: int
+    runs: tuple[RunName, ...] = ()
+    whole: bool = True
+
+    def encode(self) -> bytes:
+        """As the state keeps it."""
+        data: bytes = msgpack.packb([self.seed, self.next_number, [list(run) for run in self.runs], self.whole])
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes) -> KnownRuns:
+        """Read what `encode` made; the state has checked the bytes."""
+        seed, next_number, runs, whole = msgpack.unpackb(data)
+        return cls(seed, next_number, tuple(RunName(*run) for run in runs), whole)
+
+
+class Opened(NamedTuple):
+    """The index as a start found it; ``damage`` says why it is not whole."""
+
+    known: KnownRuns
+    runs: list[Run]
+    damage: DamagedData | None
+
+
+class View(NamedTuple):
+    """The index at one moment, for any thread."""
+
+    hasher: Hasher
+    parts: tuple[Entries, ...]
+    runs: tuple[Run, ...]
+
+    def asked(self, names: Names) -> Asked:
+        """Names to be looked up; they are packed."""
+        return Asked(names, self.hasher.hashes(names))
+
+    def find(self, wanted: Asked, give_way: GiveWay) -> Found:
+        """The newest entry of each name.
+
+        Raises:
+            DamagedData: a run does not check or can't be read. Shortage: this process can't read now.
+        """
+        found = Found(len(wanted.hashes))
+        # A search is faster for hashes that rise.
+        order = np.argsort(wanted.hashes)
+        asked = wanted.take(order)
+        for run in self.runs:
+            run.find(asked, found, give_way)
+        for part in self.parts:
+            part.find(asked, found)
+        rows = found.rows.copy()
+        found.rows[order] = rows
+        return found
+
+    def rows_of_slots(self, slots: SlotSet, give_way: GiveWay) -> Rows:
+        """The rows of all entries whose keys fall into some slots; on the worker thread.
+
+        Raises as `find`.
+        """
+        found = [_rows_of_slots(part, slots) for part in self.parts]
+        blocks = PIECE_ENTRIES // BLOCK_ENTRIES
+        for run in self.runs:
+            for first in range(0, run.blocks, blocks):
+                found.append(_rows_of_slots(run.read(first, blocks, self.hasher), slots))
+                give_way()
+        return np.concatenate([NO_ENTRIES.rows, *found])
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a checkpoint writes: entries in memory, and the runs that count beside them."""
+
+    parts: tuple[Entries, ...]
+    known: KnownRuns
+    number: int
+
+
+class Written(NamedTuple):
+    """What a checkpoint wrote: the state's new value, and the run of the frozen parts, None when they were empty."""
+
+    known: KnownRuns
+    run: Run | None
+
+
+class KeyIndex:
+    """The index; for the loop alone, except where a function says otherwise."""
+
+    def __init__(self, site: Site, found: Opened, filed_hours: Callable[[], Hours]) -> None:
+        self.damage = found.damage  # Why the index is not whole.
+        self._site = site
+        self._hasher = Hasher(found.known.seed)
+        self._runs = found.runs
+        self._filed_hours = filed_hours
+        self._next_number = found.known.next_number
+        self._named = {run.number for run in found.known.runs}  # Files that the state names.
+        self._obsolete: list[Run] = []  # Merged into others; their files stay while the state names them.
+        self._frozen: tuple[Entries, ...] = ()
+        self._parts: list[Entries] = []
+        self._compacting = self._merging = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether each key that a row ever took is found."""
+        return self.damage is None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the index takes."""
+        parts = sum(part.nbytes for part in (*self._frozen, *self._parts))
+        return parts + sum(run.nbytes for run in self._runs)
+
+    def __len__(self) -> int:
+        """How many entries there are, with those that have a newer one."""
+        return sum(map(len, (*self._frozen, *self._parts))) + sum(map(len, self._runs))
+
+    def add(self, rows: KeyedRows) -> None:
+        """Take rows that have taken their keys, durably."""
+        self.add_entries(self.entries(rows))
+
+    def entries(self, rows: KeyedRows) -> Entries:
+        """Rows as this index keeps them."""
+        return new_entries(self._hasher, *rows)
+
+    def add_entries(self, entries: Entries) -> None:
+        """Do the same for entries."""
+        if not len(entries):
+            return
+        self._parts.append(entries)
+        while len(self._parts) > 1:
+            last = len(self._parts[-1])
+            before = len(self._parts[-2])
+            if before > 2 * last or before + last > LOOP_ENTRIES:
+                break
+            self._parts[-2:] = [merge(self._parts[-2:])]
+        self._compact()
+
+    def view(self) -> View:
+        """The index as it is now."""
+        return View(self._hasher, (*self._frozen, *self._parts), tuple(self._runs))
+
+    def find(self, names: Names) -> Found:
+        """See `View.find`; a name that is new costs no reading."""
+        view = self.view()
+        return view.find(view.asked(names), _nothing)
+
+    def freeze(self) -> Frozen:
+        """Take what a checkpoint is to write: everything that was added so far."""
+        if self.damage is not None:
+            return Frozen((), KnownRuns(self._hasher.seed, self._next_number, (), whole=False), 0)
+        self._frozen = (*self._frozen, *self._parts)
+        self._parts = []
+        number, self._next_number = self._next_number, self._next_number + 1
+        runs = tuple(run.name for run in self._runs)
+        return Frozen(self._frozen, KnownRuns(self._hasher.seed, self._next_number, runs), number)
+
+    def write(self, frozen: Frozen) -> Written:
+        """Write what was frozen, durable on return; on the worker thread.
+
+        Raises:
+            DiskFull, OSError, DataError: nothing refers to what was written.
+            SyncFailed: the server must stop.
+        """
+        entries = merge(frozen.parts)
+        if not len(entries):
+            return Written(frozen.known, None)
+        site = self._site
+        header = FileHeader(FileKind.KEYS, site.log_id, 0, frozen.number, site.clock.now_ms())
+        name = write_run(site.disk, site.folder, header, self._hasher.seed, entries, site.worker.give_way)
+        run = open_written(site, self._hasher.seed, name)
+        return Written(frozen.known._replace(runs=(*frozen.known.runs, name)), run)
+
+    def abandon(self, written: Written) -> None:
+        """Remove what a checkpoint wrote that the state does not name; on the worker thread."""
+        if written.run is not None:
+            _remove(self._site, [written.run])
+
+    def counted(self, written: Written) -> None:
+        """The state names what a checkpoint wrote: the run takes the place of the frozen parts."""
+        if written.run is not None and self.damage is None:
+            self._frozen = ()
+            self._runs.append(written.run)
+        elif written.run is not None:
+            # The index was found damaged meanwhile: its rows stay in memory until it is made again.
+            self._obsolete.append(written.run)
+        self._named = {run.number for run in written.known.runs}
+        gone = [run for run in self._obsolete if run.name.number not in self._named]
+        if gone:
+            self._obsolete = [run for run in self._obsolete if run.name.number in self._named]
+            # Nothing may remove them in the middle of a look-up, which gives way only to what is more urgent.
+            self._site.worker.submit(partial(_remove, self._site, gone), Done.result, Priority.SPARE)
+        self._merge()
+
+    def damaged(self, damage: DamagedData) -> None:
+        """Note that a run can't be read: the index is not whole from now on."""
+        if self.damage is None:
+            log.critical("keys_damaged reason=%r", str(damage))
+            self.damage = damage
+
+    def rebuild_numbers(self, runs: int) -> range:
+        """Give out the numbers of runs that are made anew."""
+        first, self._next_number = self._next_number, self._next_number + runs
+        return range(first, self._next_number)
+
+    @property
+    def hasher(self) -> Hasher:
+        """How names are hashed here."""
+        return self._hasher
+
+    def rebuilt(self, runs: list[Run]) -> None:
+        """Take runs that were made anew; with the rows in memory they are the whole index."""
+        self._obsolete += self._runs
+        self._runs = runs
+        self.damage = None
+
+    def close(self) -> None:
+        """Close the files."""
+        for run in (*self._runs, *self._obsolete):
+            run.close()
+
+    def _compact(self) -> None:
+        """Merge two neighbouring parts beside the loop, when the second has grown to half of the first."""
+        if self._compacting:
+            return
+        for first, second in zip(self._parts, self._parts[1:], strict=False):
+            if len(first) <= 2 * len(second) and len(first) + len(second) <= MEMORY_ENTRIES:
+                self._compacting = True
+                self._site.worker.submit(partial(merge, (first, second)), partial(self._compacted, first, second))
+                return
+
+    def _compacted(self, first: Entries, second: Entries, done: Done[Entries]) -> None:
+        self._compacting = False
+        merged = done.result()
+        for place, part in enumerate(self._parts[:-1]):
+            # A checkpoint may have taken the parts meanwhile.
+            if part is first and self._parts[place + 1] is second:
+                self._parts[place : place + 2] = [merged]
+                break
+        self._compact()
+
+    def _merge(self) -> None:
+        """Merge the newest runs when they are together larger than half of the next older one."""
+        first = _first_to_merge([len(run) for run in self._runs])
+        if self._merging or self.damage is not None or first is None:
+            return
+        self._merging = True
+        runs = self._runs[first:]
+        number, self._next_number = self._next_number, self._next_number + 1
+        kept = self._filed_hours() if first == 0 else None
+        job = partial(_merge_runs, self._site, self._hasher, runs, number, kept)
+        self._site.worker.submit(job, partial(self._merged, runs), Priority.SPARE)
+
+    def _merged(self, runs: list[Run], done: Done[Run]) -> None:
+        self._merging = False
+        try:
+            merged = done.result()
+        except DamagedData as damage:
+            self.damaged(damage)
+            return
+        except (OSError, DataError) as error:
+            # Nothing rests on the merge: the next checkpoint begins it again.
+            log.warning("keys_not_merged reason=%r", str(error))
+            return
+        if runs[0] not in self._runs:
+            # The index was made again meanwhile.
+            self._obsolete.append(merged)
+            return
+        place = self._runs.index(runs[0])
+        self._runs[place : place + len(runs)] = [merged]
+        self._obsolete += runs
+        self._merge()
+
+
+def open_index(disk: Disk, folder: str, log_id: int, known: KnownRuns) -> Opened:
+    """Open the runs that the state names, and remove all other files of runs.
+
+    A run that is missing or does not check is damage, and the index is not whole without it. Then no run is kept.
+    """
+    opened = _open_runs(disk, folder, log_id, known)
+    kept = {run.path for run in opened.runs}
+    for name in disk.list_folder(f"{folder}/{FOLDER}"):
+        path = f"{folder}/{FOLDER}/{name}"
+        if path not in kept:
+            disk.remove(path)
+    return opened
+
+
+def _open_runs(disk: Disk, folder: str, log_id: int, known: KnownRuns) -> Opened:
+    if not known.whole:
+        return Opened(known, [], DamagedData(f"{folder}/{FOLDER}", 0, "the index of keys was not made again yet"))
+    runs: list[Run] = []
+    for name in known.runs:
+        try:
+            runs.append(open_run(disk, folder, log_id, known.seed, name))
+        except (FileNotFoundError, DamagedData) as error:
+            for run in runs:
+                run.close()
+            missing = DamagedData(run_path(folder, name.number), 0, "the file is missing")
+            return Opened(known, [], error if isinstance(error, DamagedData) else missing)
+    return Opened(known, runs, None)
+
+
+def open_written(site: Site, seed: int, name: RunName) -> Run:
+    """Open a run that was just written; one that can't be opened is removed.
+
+    Raises:
+        DamagedData, Shortage: it does not check or can't be read.
+    """
+    try:
+        return open_run(site.disk, site.folder, site.log_id, seed, name)
+    except (OSError, DataError):
+        site.disk.remove(run_path(site.folder, name.number))
+        raise
+
+
+def merged_pieces(runs: Sequence[Run], hasher: Hasher, kept_hours: Hours | None) -> Iterator[Entries]:
+    """The newest entry of each name out of runs, in pieces, sorted as a whole.
+
+    With ``kept_hours`` entries of all other hours are left out: their logs are deleted. That is right only when no
+    older run is left, or an older entry of the same name would count again.
+
+    Raises:
+        DamagedData: a run does not check or can't be read. Shortage: this process can't read now.
+    """
+    blocks = PIECE_ENTRIES // BLOCK_ENTRIES
+    ahead = [NO_ENTRIES] * len(runs)
+    next_block = [0] * len(runs)
+    wanted = set(range(len(runs)))
+    while True:
+        for place in wanted:
+            more = runs[place].read(next_block[place], blocks, hasher)
+            next_block[place] += blocks
+            ahead[place] = merge((ahead[place].packed(), more)) if len(ahead[place]) else more
+        ends = {place: int(ahead[place].hashes[-1]) for place, run in enumerate(runs) if next_block[place] < run.blocks}
+        if not ends:
+            piece = merge(ahead)
+        else:
+            # Below the lowest last hash, no run can have an entry that was not read.
+            bound = np.uint64(min(ends.values()))
+            counts = [int(part.hashes.searchsorted(bound)) for part in ahead]
+            piece = merge([part.take(np.arange(count)) for part, count in zip(ahead, counts, strict=True)])
+            ahead = [part.take(np.arange(count, len(part))) for part, count in zip(ahead, counts, strict=True)]
+            wanted = {place for place, end in ends.items() if end == bound}
+        if kept_hours is not None:
+            piece = piece.take(np.flatnonzero(np.isin(piece.rows["hour"], kept_hours)))
+        if len(piece):
+            yield piece
+        if not ends:
+            return
+
+
+def _merge_runs(site: Site, hasher: Hasher, runs: Sequence[Run], number: int, kept_hours: Hours | None) -> Run:
+    header = FileHeader(FileKind.KEYS, site.log_id, 0, number, site.clock.now_ms())
+    entries_max = sum(map(len, runs))
+    pieces = merged_pieces(runs, hasher, kept_hours)
+    name = write_pieces(site.disk, site.folder, header, hasher.seed, entries_max, pieces, site.worker.give_way)
+    return open_written(site, hasher.seed, name)
+
+
+def _first_to_merge(sizes: list[int]) -> int | None:
+    """From which run on all runs are merged; None: none."""
+    first, total = len(sizes) - 1, sizes[-1] if sizes else 0
+    while first > 0 and 2 * total > sizes[first - 1]:
+        first -= 1
+        total += sizes[first]
+    return first if 0 <= first < len(sizes) - 1 else None
+
+
+def _remove(site: Site, runs: list[Run]) -> None:
+    for run in runs:
+        run.close()
+        site.disk.remove(run.path)
+
+
+def _rows_of_slots(entries: Entries, slots: SlotSet) -> Rows:
+    return entries.rows.compress(slots.take(slots_of_names(entries.names.packed())))
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,235 @@
+"""Owned slots: the slots of keys that this server serves (docs/keys.md, Owners; rule I4).
+
+Invariant: a row with a key is taken only while its slot stands in the state. A slot is put there by meta's word alone,
+and a slot that was released is put there again only when meta has given it anew since: with a higher version.
+
+     row's slot is owned ──▶ taken at once
+     it is not ──▶ ask meta ──▶ meta names this server ──▶ stored ──▶ taken
+                          └──▶ another one: NotOwner      └──▶ released, or no answer: SlowDown
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.errors import DamagedValue, DelaydError, DiskFull, DiskReserve, NotOwner, SlotsInUse, SlowDown, key_text
+from delayd.executor import Done
+from delayd.site import Site
+from delayd.wire.slots import NO_SLOTS, SlotOwners, SlotSet, slot_set, slots_bytes, slots_of_bytes, slots_text
+
+log = logging.getLogger(__name__)
+
+STATE_KEY = b"slots"
+ASK_RETRY_AFTER_MS = 200  # Meta comes back, or an operator's move goes on.
+
+Slots = NDArray[np.uint16]
+Go = Callable[[DelaydError | None], None]
+"""Called when rows may be taken, or with why not."""
+AskSlots = Callable[[SlotSet, Callable[[SlotOwners | DelaydError], None]], None]
+"""Asks meta for the owners of all slots; the named ones get one if they have none."""
+CountPending = Callable[[SlotSet, Callable[[int | DelaydError], None]], None]
+"""Counts the pending rows with keys of some slots, those included that are being taken at this moment."""
+OnReleased = Callable[[SlotOwners | DelaydError], None]
+Change = Callable[["_Kept"], "_Kept"]
+
+
+class _Kept(NamedTuple):
+    """What the state keeps."""
+
+    owned: SlotSet
+    released: dict[int, int]  # Slots that were given up, with their versions at that time.
+
+    def encode(self) -> bytes:
+        """As the state has it."""
+        data: bytes = msgpack.packb([slots_bytes(self.owned), sorted(self.released.items())])
+        return data
+
+
+@dataclass(slots=True)
+class _Asking:
+    slots: Slots
+    go: Go
+
+
+class OwnedSlots:
+    """Belongs to the loop; the state is written on the worker thread."""
+
+    def __init__(self, site: Site, ask: AskSlots, count_pending: CountPending) -> None:
+        self._kept = _read(site)
+        self._site = site
+        self._ask = ask
+        self._count_pending = count_pending
+        self._releasing = NO_SLOTS
+        self._taken_away = NO_SLOTS  # By meta, while the state does not say so yet.
+        self._waiting: list[_Asking] = []
+        self._asked: list[_Asking] = []  # Those that the question under way is for.
+        self._is_asking = False
+        self._changes: deque[tuple[Change, Go]] = deque()  # The first one is being stored.
+
+    @property
+    def owned(self) -> SlotSet:
+        """The slots that this server serves."""
+        return self._kept.owned & ~self._taken_away
+
+    def admit(self, slots: Slots, go: Go) -> None:
+        """Call ``go`` when rows of these slots may be taken: at once when all of them are owned."""
+        if self.are_served(slots):
+            go(None)
+            return
+        self._waiting.append(_Asking(slots, go))
+        self._ask_meta()
+
+    def lost(self, slots: SlotSet) -> None:
+        """Hear from meta that another server owns these slots: an operator said that this one was lost."""
+        gone = self.owned & slots
+        if gone.any():
+            log.critical("slots_taken_away slots=%s", slots_text(gone))
+            # From this moment on nothing of them is taken. If the state can't follow, meta says it again.
+            self._taken_away = self._taken_away | gone
+            self._change(lambda kept: kept._replace(owned=kept.owned & ~gone), partial(self._gone, gone))
+
+    def _gone(self, slots: SlotSet, error: DelaydError | None) -> None:
+        if error is None:
+            self._taken_away = self._taken_away & ~slots
+
+    def release(self, slots: SlotSet, done: OnReleased) -> None:
+        """Serve these slots no more, when no row of them is pending. Another server may get them then.
+
+        ``done`` is called with the owners and versions from before the move when that is durable, or with SlotsInUse,
+        SlowDown, DiskReserve or what meta answers: then nothing has changed.
+        """
+        if self._releasing.any():
+            done(SlowDown("this server is releasing slots; say it again", retry_after_ms=ASK_RETRY_AFTER_MS))
+            return
+        self._releasing = slots.copy()
+        self._ask(NO_SLOTS, partial(self._release_known, slots, done))
+
+    def _release_known(self, slots: SlotSet, done: OnReleased, answer: SlotOwners | DelaydError) -> None:
+        if isinstance(answer, DelaydError):
+            self._end_release(done, answer)
+        else:
+            self._count_pending(slots, partial(self._release_counted, slots, answer, done))
+
+    def _release_counted(self, slots: SlotSet, owners: SlotOwners, done: OnReleased, count: int | DelaydError) -> None:
+        if isinstance(count, DelaydError):
+            self._end_release(done, count)
+            return
+        if count:
+            message = f"{count} messages with keys of these slots are pending; wait for them, or cancel them"
+            self._end_release(done, SlotsInUse(message))
+            return
+        versions = {slot: int(owners.versions[slot]) for slot in np.flatnonzero(slots).tolist()}
+        self._change(
+            lambda kept: _Kept(kept.owned & ~slots, {**kept.released, **versions}),
+            lambda error: self._end_release(done, owners if error is None else error),
+        )
+
+    def _end_release(self, done: OnReleased, outcome: SlotOwners | DelaydError) -> None:
+        self._releasing = NO_SLOTS
+        done(outcome)
+
+    def are_served(self, slots: Slots) -> bool:
+        """Whether rows of these slots may be taken now."""
+        served: NDArray[np.bool_] = self.owned.take(slots)
+        if self._releasing.any():
+            served &= ~self._releasing.take(slots)
+        return bool(served.all())
+
+    def _ask_meta(self) -> None:
+        """Ask for all who wait; one question is under way at a time."""
+        if self._is_asking or not self._waiting:
+            return
+        self._is_asking = True
+        self._asked, self._waiting = self._waiting, []
+        wanted = slot_set(np.concatenate([each.slots for each in self._asked])) & ~self.owned
+        self._ask(wanted, self._answered)
+
+    def _answered(self, answer: SlotOwners | DelaydError) -> None:
+        if isinstance(answer, DelaydError):
+            message = f"meta must say whether this server owns these keys, and does not answer: {answer.message}"
+            self._tell(lambda each: SlowDown(message, retry_after_ms=ASK_RETRY_AFTER_MS))
+            return
+        mine = answer.of(self._site.log_id)
+
+        def taken(kept: _Kept) -> _Kept:
+            waiting = {
+                slot: version
+                for slot, version in kept.released.items()
+                if not (mine[slot] and was_given_since(answer, slot, version))
+            }
+            own = mine.copy()
+            own[list(waiting)] = False
+            return _Kept(kept.owned | own, waiting)
+
+        if np.array_equal(taken(self._kept).owned, self.owned):
+            self._stored(answer, None)
+        else:
+            self._change(taken, partial(self._stored, answer))
+
+    def _stored(self, answer: SlotOwners, error: DelaydError | None) -> None:
+        self._tell(lambda each: error or self._refusal(each.slots, answer))
+
+    def _tell(self, outcome: Callable[[_Asking], DelaydError | None]) -> None:
+        asked, self._asked = self._asked, []
+        self._is_asking = False
+        for each in asked:
+            each.go(None if self.are_served(each.slots) else outcome(each))
+        self._ask_meta()
+
+    def _refusal(self, slots: Slots, owners: SlotOwners) -> DelaydError:
+        others = np.setdiff1d(owners.log_ids.take(slots), np.array([0, self._site.log_id], np.uint64))
+        if len(others):
+            return NotOwner(f"the delay server {int(others[0]):016x} owns these keys; ask meta, and send to that one")
+        return SlowDown(
+            "an operator is moving these keys to another server; send again later", retry_after_ms=ASK_RETRY_AFTER_MS
+        )
+
+    def _change(self, change: Change, done: Go) -> None:
+        """Store a change; ``done`` is called when it is durable, or with DiskReserve: then nothing has changed."""
+        self._changes.append((change, done))
+        if len(self._changes) == 1:
+            self._store()
+
+    def _store(self) -> None:
+        after = self._changes[0][0](self._kept)
+        work = partial(self._site.state.commit, [(STATE_KEY, after.encode())])
+        self._site.worker.submit(work, partial(self._committed, after))
+
+    def _committed(self, after: _Kept, ended: Done[None]) -> None:
+        refused: DelaydError | None = None
+        try:
+            ended.result()
+            self._kept = after
+        except DiskFull as error:
+            refused = DiskReserve(f"this server can't store which keys it owns: {error.message}")
+        self._changes.popleft()[1](refused)
+        if self._changes:
+            self._store()
+
+
+def was_given_since(owners: SlotOwners, slot: int, version: int) -> bool:
+    """Whether meta has given a slot to its owner after a release, which had this version."""
+    return int(owners.versions[slot]) > version
+
+
+def _read(site: Site) -> _Kept:
+    nothing = _Kept(NO_SLOTS, {})
+    try:
+        value = site.state.get(STATE_KEY)
+    except DamagedValue as error:
+        # Meta says again which slots are this server's.
+        log.warning("value_rebuilt key=%s source=meta", key_text(error.key))
+        return nothing
+    if value is None:
+        return nothing
+    owned, released = msgpack.unpackb(value)
+    return _Kept(slots_of_bytes(owned), {int(slot): int(version) for slot, version in released})

@@ -1,0 +1,428 @@
+"""Run: a file of entries, sorted by the hash of their names (docs/formats/keys.md, version 1).
+
+Invariant: a file counts only when the state names it, and it is synced before that. Every byte that is used has been
+checked in the same reading; a byte that does not check, or can't be read, is damage with path and position.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s, padded
+from delayd.content import UInt64s
+from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Index
+from delayd.disk import Disk, NamedReads, open_named
+from delayd.errors import DamagedData, DataError
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, read_file_header
+from delayd.names import Hasher, Names, word_counts
+
+FOLDER = "keys"
+HEADER = struct.Struct("<QQQQIII16xI")
+HEADER_AT = FILE_HEADER_BYTES
+HEADER_BYTES = 64
+BLOCKS_AT = HEADER_AT + HEADER_BYTES
+BLOCK_ENTRIES = 64  # One look-up of a known name reads one block: about 3 KB.
+BUCKET_ENTRIES = 16  # With fewer entries in a bucket, the table of buckets takes more memory than it saves time.
+ENTRY = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("due_low", "<u4"),
+        ("due_high", "<u2"),
+        ("subject_bytes", "u1"),
+        ("key_bytes", "u1"),
+        ("hour", "<u4"),
+    ]
+)
+ENTRY_HALVES = ENTRY.itemsize // 4
+LENGTHS_HALF = 3  # The half of an entry that holds the two lengths, in its upper bytes.
+DUE_BITS = 48
+ASKED_PIECE = 4_096  # Names looked up in one go: their candidates stay in the cache.
+BLOCKS_PIECE = 512  # Blocks read in one go, about 2 MiB.
+PIECE_ENTRIES = 64 << 10  # Entries written or merged in one go, about 4 MiB: 10 to 20 ms of work.
+
+Halves = NDArray[np.uint32]
+GiveWay = Callable[[], None]
+
+
+class RunName(NamedTuple):
+    """What the state says of a run: which file it is, and what the file must be."""
+
+    number: int
+    entries: int
+    total_bytes: int
+    tables_crc32c: int
+
+
+class RunHeader(NamedTuple):
+    """The facts of a run: behind the file header."""
+
+    entries: int
+    seed: int
+    tables_at: int
+    total_bytes: int
+    buckets: int
+    blocks: int
+    tables_crc32c: int
+
+    def encode(self) -> bytes:
+        """Make the 64 bytes."""
+        data = HEADER.pack(*self, 0)[:-4]
+        return data + crc32c(data).to_bytes(4, "little")
+
+
+class Tables(NamedTuple):
+    """What a run keeps in memory."""
+
+    first: Halves  # By bucket: its first entry; one more is the end.
+    fingerprints: NDArray[np.uint16]
+    starts: Int64s  # By block: its position in the file; one more is the end.
+    crcs: Halves  # By block.
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return sum(part.nbytes for part in self)
+
+
+class Run:
+    """An open run; any thread may look up in it."""
+
+    def __init__(self, path: str, file: NamedReads, name: RunName, header: RunHeader, tables: Tables) -> None:
+        self.path = path
+        self.name = name
+        self._file = file
+        self._header = header
+        self._tables = tables
+
+    def __len__(self) -> int:
+        return self._header.entries
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return self._tables.nbytes
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has."""
+        return self._header.blocks
+
+    def find(self, asked: Asked, found: Found, give_way: GiveWay) -> None:
+        """Note the entry of each name that has one here; a name that has none costs no reading.
+
+        Raises:
+            DamagedData: a block does not check or can't be read. Shortage: this process can't read now.
+        """
+        for low in range(0, len(asked.hashes), ASKED_PIECE):
+            rows, places = self._candidates(asked.hashes[low : low + ASKED_PIECE])
+            if len(rows):
+                self._compare(asked, rows + low, places, found, give_way)
+
+    def read(self, first: int, blocks: int, hasher: Hasher) -> Entries:
+        """The entries of some blocks, in order; errors as of `find`."""
+        data = [self._block(number) for number in range(first, min(first + blocks, self.blocks))]
+        parts = [_parse(block, self._entries_in(first + place)) for place, block in enumerate(data)]
+        entries = np.concatenate([part for part, _ in parts])
+        words = np.concatenate([words for _, words in parts])
+        counts = word_counts(entries["subject_bytes"], entries["key_bytes"])
+        names = Names(words, np.cumsum(counts) - counts, entries["subject_bytes"].copy(), entries["key_bytes"].copy())
+        return Entries(hasher.hashes(names), _rows(entries), names)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _candidates(self, hashes: UInt64s) -> tuple[Index, Index]:
+        """Which names may have an entry, and the place of that entry."""
+        buckets = _buckets(hashes, self._header.buckets)
+        starts = self._tables.first.take(buckets).astype(np.int64)
+        counts = self._tables.first.take(buckets + 1) - starts
+        rows = np.repeat(np.arange(len(hashes)), counts)
+        places = np.arange(len(rows))
+        places += np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        chosen = np.flatnonzero(self._tables.fingerprints.take(places) == _fingerprints(hashes).take(rows))
+        return rows.take(chosen), places.take(chosen)
+
+    def _compare(self, asked: Asked, rows: Index, places: Index, found: Found, give_way: GiveWay) -> None:
+        """Compare names with the entries at ``places``, whole."""
+        order = np.argsort(places, kind="stable")
+        rows, places = rows.take(order), places.take(order)
+        numbers = places // BLOCK_ENTRIES
+        begins = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
+        cuts = [*begins[::BLOCKS_PIECE].tolist(), len(numbers)]
+        for low, high in pairwise(cuts):
+            of = slice(low, high)
+            read = numbers[begins[(begins >= low) & (begins < high)]]
+            data = [self._block(number) for number in read.tolist()]
+            halves = np.frombuffer(b"".join(data), np.uint32)
+            sizes = np.fromiter(map(len, data), np.int64, len(data))
+            block_of = np.searchsorted(read, numbers[of])
+            at = ((np.cumsum(sizes) - sizes) >> 2).take(block_of)
+            entries, names = _entries_at(halves, at, self._count_of(numbers[of]), places[of] % BLOCK_ENTRIES)
+            same = names.equal(asked.names.take(rows[of]))
+            found.take_newer(rows[of][same], _rows(entries[same]))
+            give_way()
+
+    def _entries_in(self, block: int) -> int:
+        return min(BLOCK_ENTRIES, self._header.entries - block * BLOCK_ENTRIES)
+
+    def _count_of(self, blocks: Index) -> Index:
+        """How many entries each of these blocks has."""
+        return np.minimum(BLOCK_ENTRIES, self._header.entries - blocks * BLOCK_ENTRIES)
+
+    def _block(self, number: int) -> bytes:
+        position, end = self._tables.starts[number : number + 2].tolist()
+        data = self._file.pread(end - position, position)
+        if len(data) != end - position:
+            raise DamagedData(self.path, position, f"the file ends {end - position - len(data)} bytes early")
+        if crc32c(data) != self._tables.crcs[number]:
+            raise DamagedData(self.path, position, "the checksum of a block of keys differs")
+        return data
+
+
+class RunWriter:
+    """Writes a run from pieces, in the order of their hashes; nothing refers to the file before `finish`."""
+
+    def __init__(self, disk: Disk, folder: str, header: FileHeader, seed: int, entries_max: int) -> None:
+        self._disk = disk
+        self._path = run_path(folder, header.number)
+        self._header = header
+        self._seed = seed
+        self._counts = np.zeros(_buckets_for(entries_max), np.uint32)
+        self._fingerprints: list[NDArray[np.uint16]] = []
+        self._block_bytes: list[int] = []
+        self._crcs: list[int] = []
+        self._position = BLOCKS_AT
+        self._rest: Entries | None = None  # Entries that do not fill a block yet.
+        disk.make_folder(f"{folder}/{FOLDER}")
+        if disk.exists(self._path):
+            disk.remove(self._path)
+        self._file = open_named(disk, self._path, write=True, create=True)
+
+    def add(self, entries: Entries) -> None:
+        """Write the next entries; DiskFull, OSError when the disk refuses."""
+        if self._rest is not None:
+            entries = _behind(self._rest, entries)
+        whole = len(entries) // BLOCK_ENTRIES * BLOCK_ENTRIES
+        self._write(entries.take(np.arange(whole)))
+        self._rest = entries.take(np.arange(whole, len(entries)))
+
+    def finish(self) -> RunName:
+        """Write the tables and sync file and folder; return what the state must say of the run."""
+        if self._rest is not None:
+            self._write(self._rest)
+        fingerprints = np.concatenate([np.empty(0, np.uint16), *self._fingerprints])
+        first = np.zeros(len(self._counts) + 1, np.uint32)
+        np.cumsum(self._counts, out=first[1:])
+        sizes = np.array(self._block_bytes, np.uint32)
+        tables = b"".join(_table(part) for part in (first, fingerprints, sizes, np.array(self._crcs, np.uint32)))
+        facts = RunHeader(
+            entries=len(fingerprints),
+            seed=self._seed,
+            tables_at=self._position,
+            total_bytes=self._position + len(tables),
+            buckets=len(self._counts),
+            blocks=len(sizes),
+            tables_crc32c=crc32c(tables),
+        )
+        self._file.pwritev([tables], self._position)
+        self._file.pwritev([self._header.encode(), facts.encode()], 0)
+        self._file.sync()
+        self._file.close()
+        self._disk.sync_folder(self._path.rpartition("/")[0])
+        return RunName(self._header.number, facts.entries, facts.total_bytes, facts.tables_crc32c)
+
+    def abandon(self) -> None:
+        """Close and remove the file, as far as the disk lets us; a start removes what is left."""
+        self._file.close()
+        self._disk.remove(self._path)
+
+    def _write(self, entries: Entries) -> None:
+        if not len(entries):
+            return
+        buckets = _buckets(entries.hashes, len(self._counts))
+        base = int(buckets[0])
+        counts = np.bincount(buckets - base)
+        self._counts[base : base + len(counts)] += counts.astype(np.uint32)
+        self._fingerprints.append(_fingerprints(entries.hashes))
+        names = entries.names.packed()
+        data = _encode(entries.rows, names).view(np.uint8).data
+        ends = np.cumsum(names.counts())[BLOCK_ENTRIES - 1 :: BLOCK_ENTRIES].tolist()
+        if len(entries) % BLOCK_ENTRIES:
+            ends.append(len(names.words))
+        words = names.words.data.cast("B")
+        blocks: list[bytes] = []
+        begin = 0
+        for number, end in enumerate(ends):
+            low = number * BLOCK_ENTRIES * ENTRY.itemsize
+            part = data[low : low + BLOCK_ENTRIES * ENTRY.itemsize]
+            block = b"".join((part, bytes(-len(part) & 7), words[begin << 3 : end << 3]))
+            blocks.append(block)
+            self._crcs.append(crc32c(block))
+            begin = end
+        self._block_bytes.extend(map(len, blocks))
+        written = b"".join(blocks)
+        self._file.pwritev([written], self._position)
+        self._position += len(written)
+
+
+def run_path(folder: str, number: int) -> str:
+    """Name the file of a run; ``folder`` is the server's."""
+    return f"{folder}/{FOLDER}/{number:020}.log"
+
+
+def write_run(disk: Disk, folder: str, header: FileHeader, seed: int, entries: Entries, give_way: GiveWay) -> RunName:
+    """Write entries as a run, durable on return.
+
+    Raises:
+        DiskFull, OSError, DataError: it can't be written, and nothing refers to what was.
+        SyncFailed: the disk refuses the sync, and then the server must stop.
+    """
+    return write_pieces(disk, folder, header, seed, len(entries), _pieces(entries), give_way)
+
+
+def write_pieces(
+    disk: Disk,
+    folder: str,
+    header: FileHeader,
+    seed: int,
+    entries_max: int,
+    pieces: Iterator[Entries],
+    give_way: GiveWay,
+) -> RunName:
+    """Do the same as `write_run` for entries in pieces, which are sorted as a whole."""
+    writer = RunWriter(disk, folder, header, seed, entries_max)
+    try:
+        for piece in pieces:
+            writer.add(piece)
+            give_way()
+        return writer.finish()
+    except (OSError, DataError):
+        writer.abandon()
+        raise
+
+
+def open_run(disk: Disk, folder: str, log_id: int, seed: int, name: RunName) -> Run:
+    """Open a run that the state names, and read its tables.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedData: it is another file, or does not check. Shortage: this process can't read now.
+    """
+    path = run_path(folder, name.number)
+    file = open_named(disk, path)
+    try:
+        data = file.pread(BLOCKS_AT, 0)
+        found = read_file_header(path, data[:FILE_HEADER_BYTES], FileKind.KEYS, log_id)
+        if found.number != name.number:
+            raise DamagedData(path, 0, f"it is run {found.number} of the keys, and {name.number} belongs here")
+        header = _read_header(path, data[HEADER_AT:])
+        if RunName(name.number, header.entries, header.total_bytes, header.tables_crc32c) != name:
+            raise DamagedData(path, HEADER_AT, "it is another run than the one that the state names")
+        if header.seed != seed:
+            raise DamagedData(path, HEADER_AT, "its keys are hashed with another seed")
+        if file.size() != header.total_bytes:
+            raise DamagedData(path, file.size(), f"it has {file.size()} bytes, and {header.total_bytes} belong there")
+        return Run(path, file, name, header, _read_tables(path, file, header))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_header(path: str, data: bytes) -> RunHeader:
+    if len(data) != HEADER_BYTES or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        raise DamagedData(path, HEADER_AT, "the checksum of the header of a run of keys differs")
+    return RunHeader(*HEADER.unpack(data)[:-1])
+
+
+def _read_tables(path: str, file: NamedReads, header: RunHeader) -> Tables:
+    data = file.pread(header.total_bytes - header.tables_at, header.tables_at)
+    sizes = [4 * (header.buckets + 1), 2 * header.entries, 4 * header.blocks, 4 * header.blocks]
+    if len(data) != sum(map(padded, sizes)) or crc32c(data) != header.tables_crc32c:
+        raise DamagedData(path, header.tables_at, "the checksum of the tables of a run of keys differs")
+    at = [0]
+    for size in sizes:
+        at.append(at[-1] + padded(size))
+    first = np.frombuffer(data, np.uint32, header.buckets + 1, at[0]).copy()
+    fingerprints = np.frombuffer(data, np.uint16, header.entries, at[1]).copy()
+    starts = np.zeros(header.blocks + 1, np.int64)
+    np.cumsum(np.frombuffer(data, np.uint32, header.blocks, at[2]), out=starts[1:])
+    starts += BLOCKS_AT
+    return Tables(first, fingerprints, starts, np.frombuffer(data, np.uint32, header.blocks, at[3]).copy())
+
+
+def _buckets_for(entries: int) -> int:
+    return max(1, entries // BUCKET_ENTRIES)
+
+
+def _buckets(hashes: UInt64s, buckets: int) -> Index:
+    """The bucket of each hash: it rises with the hash."""
+    return ((hashes >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.intp)
+
+
+def _fingerprints(hashes: UInt64s) -> NDArray[np.uint16]:
+    return hashes.astype(np.uint16)
+
+
+def _pieces(entries: Entries) -> Iterator[Entries]:
+    for low in range(0, len(entries), PIECE_ENTRIES):
+        yield entries.take(np.arange(low, min(low + PIECE_ENTRIES, len(entries))))
+
+
+def _behind(first: Entries, second: Entries) -> Entries:
+    return Entries(
+        np.concatenate((first.hashes, second.hashes)),
+        np.concatenate((first.rows, second.rows)),
+        Names.joined((first.names.packed(), second.names)),
+    )
+
+
+def _encode(rows: NDArray[np.void], names: Names) -> NDArray[np.void]:
+    entries = np.empty(len(rows), ENTRY)
+    due = rows["deliver_at_ms"].view(np.int64)
+    entries["sequence"], entries["hour"] = rows["sequence"], rows["hour"]
+    entries["due_low"], entries["due_high"] = due & 0xFFFF_FFFF, due >> 32
+    entries["subject_bytes"], entries["key_bytes"] = names.subject_bytes, names.key_bytes
+    return entries
+
+
+def _rows(entries: NDArray[np.void]) -> NDArray[np.void]:
+    rows = np.empty(len(entries), ROW)
+    rows["sequence"], rows["hour"] = entries["sequence"], entries["hour"]
+    rows["deliver_at_ms"] = entries["due_low"] | entries["due_high"].astype(np.int64) << 32
+    return rows
+
+
+def _parse(block: bytes, entries: int) -> tuple[NDArray[np.void], UInt64s]:
+    """The entries of a block, and the words of their names."""
+    size = padded(entries * ENTRY.itemsize)
+    return np.frombuffer(block, ENTRY, entries), np.frombuffer(block, np.uint64, (len(block) - size) >> 3, size)
+
+
+def _entries_at(halves: Halves, at: Int64s, counts: Index, places: Index) -> tuple[NDArray[np.void], Names]:
+    """Entries out of blocks that lie in ``halves``: the block of entry i begins at ``at[i]`` and has ``counts[i]``
+    entries, and the entry is number ``places[i]`` of it.
+    """
+    fields = halves.take(at[:, None] + (ENTRY_HALVES * places)[:, None] + np.arange(ENTRY_HALVES))
+    entries = fields.view(ENTRY).reshape(-1)
+    before = np.arange(BLOCK_ENTRIES)
+    index = np.minimum(at[:, None] + (ENTRY_HALVES * before + LENGTHS_HALF), len(halves) - 1)
+    lengths = halves.take(index)
+    words = ((lengths >> 16 & 0xFF) + 7 >> 3) + ((lengths >> 24) + 7 >> 3)
+    skipped = np.where(before < places[:, None], words, 0).sum(axis=1, dtype=np.int64)
+    # Names begin behind the block's entries, rounded up to whole words.
+    begin = (at >> 1) + ((counts * ENTRY_HALVES + 1) >> 1)
+    names = Names(halves.view(np.uint64), begin + skipped, entries["subject_bytes"].copy(), entries["key_bytes"].copy())
+    return entries, names
+
+
+def _table(part: Sequence[int] | NDArray[np.generic]) -> bytes:
+    data = np.ascontiguousarray(part).tobytes()
+    return data + bytes(-len(data) & 7)

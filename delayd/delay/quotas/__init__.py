@@ -1,0 +1,13 @@
+"""Quotas: what may be pending for a subject, and which instants are least loaded (docs/quotas.md).
+
+A map, from the ground up.
+
+    limits      the limits of a subject, as the state has them
+    profile     how many messages of one subject are due in each second
+    counted     the counted rows, by sequence, so that an outcome takes off the right row once
+    counting    reads what is pending for subjects from the logs, on the worker thread
+    places      the least loaded instants of a window
+    quotas      the quotas of a server: judges batches, counts, sets limits
+
+Words. A *tally* is what is counted of one subject. A subject is *counted* once its rows of before are in the tally.
+"""

@@ -1,0 +1,38 @@
+"""Limits: the quota of one subject, and its value in the state (docs/quotas.md)."""
+
+from typing import NamedTuple, cast
+
+import msgpack
+
+QUOTA_PREFIX = b"quota/"
+
+
+class Limits(NamedTuple):
+    """What may be pending for a subject; None is no limit."""
+
+    per_second: int | None = None
+    pending: int | None = None
+    pending_bytes: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return self != NO_LIMITS
+
+
+NO_LIMITS = Limits()
+
+
+def quota_key(subject: bytes) -> bytes:
+    """The key of a subject's quota in the state."""
+    return QUOTA_PREFIX + subject
+
+
+def encode_limits(limits: Limits) -> bytes:
+    """The value of a quota in the state."""
+    return cast(bytes, msgpack.packb(list(limits)))
+
+
+def decode_limits(value: bytes) -> Limits:
+    """Read what `encode_limits` has encoded."""
+    return Limits._make(cast("list[int | None]", msgpack.unpackb(value)))

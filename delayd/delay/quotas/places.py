@@ -1,0 +1,132 @@
+"""Places: which instants of a window are least loaded, and which ones were given out a moment ago (docs/quotas.md).
+
+An example: a message is due at 10:00:00.400 with a spread of three seconds, and the seconds 10:00:00 to 10:00:03 have
+5, 2, 2 and 0 messages. The window ends at 10:00:03.400, so it gets second 10:00:03, at or before .400.
+"""
+
+from collections import Counter, deque
+
+import numpy as np
+
+from delayd.batch import Int64s
+from delayd.delay.quotas.profile import Profile, Seconds
+
+GIVEN_MS = 10_000  # An instant that was given out counts as taken for so long.
+BLOCK_S = 600  # The lowest count of each such stretch is remembered while many windows are searched.
+SECOND_MS = 1_000
+# The n-th message of a second gets this many ms more than the one before, modulo 1,000: all of them lie far apart.
+STEP_MS = 618
+
+
+class Given:
+    """The instants that were given out and not used yet."""
+
+    def __init__(self) -> None:
+        self._profile = Profile()
+        self._units: deque[tuple[int, Seconds]] = deque()  # Until when they count, and their seconds.
+        self._arrived = Counter[int]()  # By second: how many messages came before their time here was over.
+        self.count = 0  # Of all units.
+
+    def add(self, seconds: Seconds, now_ms: int) -> None:
+        """Instants in these seconds were given out; ``now_ms`` is monotonic."""
+        self._units.append((now_ms + GIVEN_MS, seconds))
+        self._profile.add(seconds)
+        self.count += len(seconds)
+
+    def arrived(self, seconds: Seconds) -> None:
+        """Messages that are due in these seconds came: they count as messages now."""
+        if not self.count:
+            return
+        found, counts = np.unique(seconds, return_counts=True)
+        taken = np.minimum(counts, self._profile.at(found))
+        self._profile.remove(np.repeat(found, taken))
+        for second, count in zip(found.tolist(), taken.tolist(), strict=True):
+            if count:
+                self._arrived[second] += count
+
+    def expire(self, now_ms: int) -> None:
+        """Forget what was given out long ago."""
+        while self._units and self._units[0][0] <= now_ms:
+            _, seconds = self._units.popleft()
+            self.count -= len(seconds)
+            if not self._arrived:
+                self._profile.remove(seconds)
+                continue
+            for second in seconds.tolist():
+                if self._arrived[second] > 0:
+                    self._arrived[second] -= 1
+                    if not self._arrived[second]:
+                        del self._arrived[second]
+                else:
+                    self._profile.remove(np.array([second]))
+        if not self._units:
+            self._arrived.clear()
+
+    def window(self, first: int, count: int) -> Int64s:
+        """How many are given out in each of ``count`` seconds from ``first`` on."""
+        return self._profile.window(first, count)
+
+
+def fill(loads: Int64s, count: int, limit: int | None) -> Int64s | None:
+    """Choose the least loaded seconds for ``count`` messages that have the same window: int64[count], rising.
+
+    ``loads`` has each second of the window, from its begin on, and is not changed. None: the seconds that have fewer
+    than ``limit`` messages have no room for all.
+
+    An example: loads of 3, 1, 1 and 5, and four messages. The second and the third second get one each, so that all of
+    them have 2 or more, then one each again: 3, 3, 3, 5.
+    """
+    at = int(loads.argmin())
+    lowest = int(loads[at])
+    if count == 1:
+        return None if limit is not None and lowest >= limit else np.array([at])
+    if limit is not None and int(np.maximum(limit - loads, 0).sum()) < count:
+        return None
+    # No second is filled up higher than this, so higher loads need not be told apart.
+    above = np.minimum(loads - lowest, count)
+    seconds_at = np.bincount(above, minlength=count + 1)
+    # To bring all seconds up to level n takes as many messages as there are seconds below 1, below 2, … below n.
+    cost = np.cumsum(np.cumsum(seconds_at))
+    level = int(np.searchsorted(cost, count, "right"))
+    added = np.maximum(level - above, 0)
+    left = count - int(added.sum())
+    added[np.flatnonzero(above <= level)[:left]] += 1
+    return np.repeat(np.arange(len(loads)), added)
+
+
+class Picker:
+    """Chooses the least loaded second for one message after the other, each with a window of its own."""
+
+    def __init__(self, loads: Int64s) -> None:
+        blocks = -(-len(loads) // BLOCK_S)
+        self._loads = np.full(blocks * BLOCK_S, np.iinfo(np.int64).max)
+        self._loads[: len(loads)] = loads
+        self._lowest = self._loads.reshape(blocks, BLOCK_S).min(1)
+
+    def pick(self, first: int, last: int, limit: int | None) -> int | None:
+        """The earliest of the least loaded seconds from ``first`` to ``last``, which has one more from now on; None
+        when each has ``limit`` or more.
+        """
+        begin, end = first // BLOCK_S + 1, last // BLOCK_S
+        if begin >= end:
+            best = first + int(self._loads[first : last + 1].argmin())
+        else:
+            # The block in which the window begins, the whole ones, and that in which it ends.
+            at = begin + int(self._lowest[begin:end].argmin())
+            inside = at * BLOCK_S + int(self._loads[at * BLOCK_S : (at + 1) * BLOCK_S].argmin())
+            front = first + int(self._loads[first : begin * BLOCK_S].argmin())
+            back = end * BLOCK_S + int(self._loads[end * BLOCK_S : last + 1].argmin())
+            best = min(front, inside, back, key=lambda second: (int(self._loads[second]), second))
+        if limit is not None and self._loads[best] >= limit:
+            return None
+        self._loads[best] += 1
+        block = best // BLOCK_S
+        self._lowest[block] = self._loads[block * BLOCK_S : (block + 1) * BLOCK_S].min()
+        return best
+
+
+def instants_in(seconds: Seconds, loads: Int64s, first_ms: Int64s, last_ms: Int64s) -> Int64s:
+    """An instant in each chosen second, within the row's window; ``loads`` says how many messages it has already."""
+    chosen = seconds * SECOND_MS + loads * STEP_MS % SECOND_MS
+    within: Int64s = np.minimum(np.maximum(chosen, first_ms), last_ms)
+    return within

@@ -1,0 +1,628 @@
+"""Quotas: they judge batches before these are made durable, and count what is pending (docs/quotas.md).
+
+Invariant: a quota counts from the moment at which it is durable, and a subject is judged only by counts that are whole.
+
+     set ──▶ count ──▶ store ──▶ in force                          start ──▶ count ──▶ in force
+             (worker)  (worker)  (loop)                                      (worker; sends are told to slow down)
+
+For the loop alone. While a counting reads the logs, the loop goes on to count what comes and what ends: rows are told
+apart by their sequences, so nothing counts twice.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, Int64s
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.filing.checkpoint import Checkpointer
+from delayd.delay.filing.hour_table import FiledHours
+from delayd.delay.intake import Intake
+from delayd.delay.quotas.counted import Counted, CountedRows, make_rows
+from delayd.delay.quotas.counting import SECOND_MS, Counting, Found, Snapshot, rows_of_subjects
+from delayd.delay.quotas.limits import (
+    NO_LIMITS,
+    QUOTA_PREFIX,
+    Limits,
+    decode_limits,
+    encode_limits,
+    quota_key,
+)
+from delayd.delay.quotas.places import Given, Picker, fill, instants_in
+from delayd.delay.quotas.profile import Profile
+from delayd.delay.stored import Stored
+from delayd.errors import (
+    BadArgument,
+    DamagedValue,
+    DataError,
+    DelaydError,
+    DiskFull,
+    DiskReserve,
+    QuotaReached,
+    SlowDown,
+    Stopping,
+)
+from delayd.executor import Done, Priority
+from delayd.log.log import Log
+from delayd.site import Site
+from delayd.validate import rows_detail
+
+QUOTAS_MAX = 1_000
+WATCHED_MAX = 100  # Subjects without a quota that are counted because callers ask for places.
+WATCHED_MS = 600_000  # So long after the last such request.
+PLACES_MAX = 65_536  # Rows of a request for places that are all due in one second.
+APART_MAX = 512  # Rows of one that are not: each is looked for alone.
+SPREAD_MS_MAX = 7 * 86_400_000
+APART_S_MAX = 86_400  # And these are due within so much time, which bounds what one request looks at.
+GIVEN_MAX = 1_000_000  # Instants that were given out and count still: eight bytes and a part of a profile each.
+WAITING_MAX = 1_000  # Callers that wait until a subject is counted.
+BYTES_MAX = 512 << 20  # What all counts take.
+RETRY_MS = 10_000  # Between two countings of which the first could not be done.
+NEAR_S = 3_600  # Most often a free second is found within an hour.
+SEARCH_S = 7 * (86_400,)  # So far ahead it is looked for besides.
+
+NO_SECONDS = np.empty(0, np.int64)
+
+log = logging.getLogger(__name__)
+
+OnSet = Callable[[DelaydError | None], None]
+OnPlaces = Callable[[Int64s | DelaydError], None]
+
+
+@dataclass(eq=False, slots=True)
+class Tally:
+    """What is pending for one subject, and its quota."""
+
+    subject: bytes
+    number: int
+    limits: Limits = NO_LIMITS
+    rows: int = 0
+    bytes: int = 0
+    profile: Profile = field(default_factory=Profile)
+    counted: bool = False  # Whether the rows that were there before the counting are in the counts.
+    waiting: list[OnSet] = field(default_factory=list)  # Called when it is counted, or can't be.
+    given: Given = field(default_factory=Given)
+    used_ms: int = 0  # When it was last needed, monotonic.
+
+
+class QuotaUse(NamedTuple):
+    """A subject's quota, and how much of it is used."""
+
+    subject: bytes
+    limits: Limits
+    counted: bool
+    rows: int
+    bytes: int
+    highest_ms: int  # The most loaded second that is to come; 0 when nothing is due.
+    highest: int  # How many messages are due in it.
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the counts are derived from."""
+
+    log: Log
+    filed: FiledHours
+    outcomes: OutcomeLog
+    checkpointer: Checkpointer
+    intake: Intake
+    damaged: Callable[[], bool]  # Whether a file of an hour is damaged, so that counts may miss something.
+    ended: Callable[[], NDArray[np.uint64]]  # Sequences of rows that decisions have ended, rising.
+
+
+class _Wish(NamedTuple):
+    """A quota that an operator wants."""
+
+    subject: bytes
+    limits: Limits
+    done: OnSet
+
+
+class _Share(NamedTuple):
+    """Rows of a batch that count for one subject, before the batch is durable."""
+
+    tally: Tally
+    rows: NDArray[np.intp]
+    seconds: Int64s
+    sizes: Int64s
+
+
+class Quotas:
+    """All quotas of a delay server."""
+
+    def __init__(self, site: Site, books: Books, horizon_ms: int) -> None:
+        self.missed = False  # Whether hours that could not be read may be missing in the counts.
+        self._site = site
+        self._state = site.state
+        self._clock = site.clock
+        self._worker = site.worker
+        self._books = books
+        self._horizon_ms = horizon_ms
+        self._limits: dict[bytes, Limits] = {}  # Durable ones.
+        self._tallies: dict[bytes, Tally] = {}
+        self._by_number: dict[int, Tally] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._next_number = 0
+        self._rows = Counted()
+        # By the identity of batches that are not durable yet, with the lowest number of subjects that came later.
+        self._under_way: dict[int, tuple[int, list[_Share]]] = {}
+        self._counting = False
+        self._ended: list[NDArray[np.uint64]] = []  # Rows that ended while the logs are read.
+        self._reads_from: int | None = None  # Where the message log is read from meanwhile.
+        self._wishes: deque[_Wish] = deque()
+        self._setting = False
+        self._not_before_ms = 0
+        self._stopping = False
+        self._full = False  # Whether the counts take as much memory as they may.
+        damaged: list[DamagedValue] = []
+        for key, value in site.state.scan(QUOTA_PREFIX, damaged):
+            subject = key[len(QUOTA_PREFIX) :]
+            self._limits[subject] = decode_limits(value)
+            self._tally(subject).limits = self._limits[subject]
+        for error in damaged:
+            log.critical("quota_lost subject=%s reason=%r", error.key[len(QUOTA_PREFIX) :].decode(), str(error))
+
+    @property
+    def uncounted(self) -> int:
+        """How many subjects have a quota and are not counted, so that nothing can be sent to them."""
+        return sum(not self._tallies[subject].counted for subject in self._limits)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the counts take as much memory as they may, so that nothing more can be sent to counted subjects."""
+        return self._full
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that a counting may still read."""
+        return self._reads_from
+
+    def step(self) -> None:
+        """Forget seconds that are over, and count what is not counted; called each second."""
+        now_s = self._clock.now_ms() // SECOND_MS
+        idle_ms = self._clock.monotonic_ms() - WATCHED_MS
+        for tally in list(self._tallies.values()):
+            tally.profile.forget_before(now_s)
+            tally.given.expire(self._clock.monotonic_ms())
+            if tally.subject not in self._limits and not tally.waiting and tally.used_ms <= idle_ms:
+                self._drop(tally.subject)
+        self._full = self._held_bytes() > BYTES_MAX
+        self._count()
+
+    def stop(self) -> None:
+        """Give up a counting that is under way: the server stops."""
+        self._stopping = True
+
+    # Requests.
+
+    def set(self, subject: bytes, limits: Limits, done: OnSet) -> None:
+        """Give a subject a quota, or take it away with `NO_LIMITS`; ``done`` is called when that is durable and in
+        force.
+
+        Raises:
+            BadArgument, SlowDown, Stopping: nothing is done.
+        """
+        if self._stopping:
+            raise Stopping("this server is stopping; set the quota again when it is back")
+        if limits.any and subject not in self._limits and len(self._limits) >= QUOTAS_MAX:
+            raise BadArgument(f"{QUOTAS_MAX} subjects have a quota, which is the most; lift another one first")
+        if len(self._wishes) >= WAITING_MAX:
+            raise SlowDown("this server has as many quotas to set as it can remember; set it again later")
+        self._wishes.append(_Wish(subject, limits, done))
+        self._go_on()
+
+    def listing(self, after: bytes = b"", prefix: bytes = b"", most: int = QUOTAS_MAX) -> list[QuotaUse]:
+        """The first ``most`` quotas of subjects that begin with ``prefix``, behind the subject ``after``, in the order
+        of their names.
+        """
+        names = sorted(name for name in self._limits if name > after and name.startswith(prefix))
+        return [self._use(name) for name in names[:most]]
+
+    def _use(self, subject: bytes) -> QuotaUse:
+        tally = self._tallies[subject]
+        if not tally.counted:
+            return QuotaUse(subject, self._limits[subject], False, 0, 0, 0, 0)
+        second, highest = tally.profile.highest_from(self._clock.now_ms() // SECOND_MS)
+        return QuotaUse(subject, self._limits[subject], True, tally.rows, tally.bytes, second * SECOND_MS, highest)
+
+    def _go_on(self) -> None:
+        """Set the oldest wanted quota: one at a time, so that the last one wins."""
+        if self._setting or not self._wishes:
+            return
+        self._setting = True
+        wish = self._wishes.popleft()
+        if not wish.limits.any:
+            self._store(wish, None)
+        else:
+            self._when_counted(self._tally(wish.subject), partial(self._store, wish))
+
+    def _store(self, wish: _Wish, error: DelaydError | None) -> None:
+        if error is not None:
+            self._set(wish, error)
+            return
+        key = quota_key(wish.subject)
+        puts = [(key, encode_limits(wish.limits))] if wish.limits.any else []
+        removes = [] if wish.limits.any else [key]
+        self._worker.submit(partial(self._state.commit, puts, removes), partial(self._stored, wish))
+
+    def _stored(self, wish: _Wish, done: Done[None]) -> None:
+        try:
+            done.result()
+        except DiskFull:
+            self._set(wish, DiskReserve("this server's disk is full, and the quota is not set; free space there"))
+            return
+        log.warning("operator action=set_quota subject=%s limits=%r", wish.subject.decode(), tuple(wish.limits))
+        if wish.limits.any:
+            self._limits[wish.subject] = wish.limits
+            # Files that were restored since make the server count anew; the quota is in force all the same.
+            self._tally(wish.subject).limits = wish.limits
+        else:
+            self._limits.pop(wish.subject, None)
+            self._drop(wish.subject)
+        self._set(wish, None)
+
+    def _set(self, wish: _Wish, error: DelaydError | None) -> None:
+        self._setting = False
+        if error is not None and wish.subject not in self._limits:
+            self._drop(wish.subject)
+        wish.done(error)
+        self._go_on()
+
+    def places(self, subject: bytes, due_ms: Int64s, spread_ms: int, answer: OnPlaces) -> None:
+        """Choose an instant for each of these messages, between its due instant and ``spread_ms`` after it; ``answer``
+        is called with the instants, in the same order.
+
+        Raises:
+            BadArgument, SlowDown, Stopping: nothing is done.
+        """
+        if self._stopping:
+            raise Stopping("this server is stopping; ask again when it is back")
+        if spread_ms > SPREAD_MS_MAX:
+            raise BadArgument(f"a spread of {spread_ms} ms is longer than 7 days")
+        seconds = due_ms // SECOND_MS
+        apart = int(seconds.max()) - int(seconds.min())
+        if len(due_ms) > (APART_MAX if apart else PLACES_MAX):
+            raise BadArgument(
+                f"places for {len(due_ms)} messages; ask for {APART_MAX}, or for {PLACES_MAX} of one second, at a time"
+            )
+        if apart > APART_S_MAX:
+            raise BadArgument("the messages are due more than a day apart; ask for the places of one day at a time")
+        watched = len(self._tallies) - len(self._limits)
+        if subject not in self._tallies and watched >= WATCHED_MAX:
+            raise SlowDown("this server counts as many subjects as it can; send without spread, or ask again later")
+        tally = self._tally(subject)
+        if len(tally.waiting) >= WAITING_MAX or sum(each.given.count for each in self._tallies.values()) > GIVEN_MAX:
+            raise SlowDown("so many instants were asked for that no more can be remembered; ask again later")
+
+        def counted(error: DelaydError | None) -> None:
+            answer(self._choose(subject, due_ms, spread_ms) if error is None else error)
+
+        self._when_counted(tally, counted)
+
+    def _choose(self, subject: bytes, due_ms: Int64s, spread_ms: int) -> Int64s | DelaydError:
+        tally, now_ms, monotonic_ms = self._tallies[subject], self._clock.now_ms(), self._clock.monotonic_ms()
+        tally.used_ms = monotonic_ms
+        tally.given.expire(monotonic_ms)
+        first_ms = np.maximum(due_ms, now_ms)
+        last_ms = np.maximum(first_ms, np.minimum(due_ms + spread_ms, now_ms + self._horizon_ms))
+        firsts, lasts = first_ms // SECOND_MS, last_ms // SECOND_MS
+        begin, length = int(firsts.min()), int(lasts.max() - firsts.min()) + 1
+        limit = tally.limits.per_second
+        if firsts.min() == firsts.max():
+            # Every row's window has a part of each of these seconds.
+            length = int(lasts.min()) - begin + 1
+            loads = _loads(tally, begin, min(length, NEAR_S))
+            # Most often a second is empty soon, and none is better.
+            if length > NEAR_S and (len(due_ms) > 1 or int(loads.min())):
+                loads = _loads(tally, begin, length)
+            chosen = fill(loads, len(due_ms), limit)
+        else:
+            loads = _loads(tally, begin, length)
+            picker = Picker(loads)
+            bounds = zip((firsts - begin).tolist(), (lasts - begin).tolist(), strict=True)
+            picked = [picker.pick(low, high, limit) for low, high in bounds]
+            chosen = None if None in picked else np.array(picked)
+        if chosen is None:
+            return QuotaReached(
+                f"each second of the window has as many messages of {subject.decode()} as its quota takes"
+                f" (per_second {limit}); send with a longer spread, or later",
+                next_free_ms=self._free_from_ms(tally, int(lasts.max()), NO_SECONDS),
+            )
+        order = np.argsort(chosen, kind="stable")
+        ordered = chosen.take(order)
+        earlier = np.empty(len(chosen), np.int64)  # How many rows of this request come before in the same second.
+        earlier[order] = np.arange(len(chosen)) - np.searchsorted(ordered, ordered)
+        tally.given.add(chosen + begin, monotonic_ms)
+        return instants_in(chosen + begin, loads.take(chosen) + earlier, first_ms, last_ms)
+
+    # Batches.
+
+    def admit(self, batch: Batch) -> None:
+        """Judge a batch that was not refused otherwise, and count its rows from now on.
+
+        Raises:
+            QuotaReached: with the rows at fault; nothing of the batch counts.
+            SlowDown: a subject of the batch is being counted, or there is no room for more counts.
+        """
+        accepted_ms = max(self._clock.now_ms(), self._books.intake.appended_at_ms)
+        shares = self._shares(batch, accepted_ms)
+        if not shares:
+            return
+        if self._full:
+            raise SlowDown("this server counts as many messages of subjects with a quota as it can; send again later")
+        refused: list[NDArray[np.intp]] = []
+        why: tuple[Tally, str, int] | None = None
+        for share in shares:
+            tally = share.tally
+            if not tally.limits.any:
+                continue
+            if not tally.counted:
+                raise SlowDown(f"the messages of {tally.subject.decode()} are being counted for its quota; send again")
+            if _fits(tally, share):
+                continue
+            taken, limit = _judge(tally, share)
+            if not taken.all():
+                over = np.flatnonzero(~taken)
+                refused.append(share.rows.take(over))
+                if why is None:
+                    why = (tally, limit, self._next_free_ms(tally, share, taken, limit, accepted_ms))
+        if why is not None:
+            tally, limit, next_free_ms = why
+            rows = np.sort(np.concatenate(refused))
+            most = getattr(tally.limits, limit)
+            what = "the next second with room begins" if limit == "per_second" else "the next pending message is due"
+            hint = f"; {what} at {_instant_text(next_free_ms)}" if next_free_ms else ""
+            raise QuotaReached(
+                f"{len(rows)} messages are over the quota of {tally.subject.decode()} ({limit} {most}),"
+                f" the first is row {rows[0]}{hint}",
+                rows=rows_detail(rows),
+                next_free_ms=next_free_ms,
+            )
+        for share in shares:
+            _count(share)
+            share.tally.given.arrived(share.seconds)
+        self._under_way[id(batch)] = self._next_number, shares
+
+    def refused(self, batch: Batch) -> None:
+        """A batch is refused; if `admit` took it, its rows do not count any more."""
+        _, shares = self._under_way.pop(id(batch), (0, []))
+        for tally, _, seconds, sizes in shares:
+            tally.rows -= len(seconds)
+            tally.bytes -= int(sizes.sum())
+            tally.profile.remove(seconds)
+
+    def took(self, stored: Sequence[Stored], appended_at_ms: int) -> None:
+        """Rows are durable. Those that `admit` did not see count from now on: the server's own batches, and batches
+        that came before their subject was counted.
+        """
+        for entry in stored:
+            later_than, admitted = self._under_way.pop(id(entry.batch), (0, []))
+            shares = [share for share in admitted if self._by_number.get(share.tally.number) is share.tally]
+            if later_than < self._next_number:
+                new = [share for share in self._shares(entry.batch, appended_at_ms) if share.tally.number >= later_than]
+                for share in new:
+                    _count(share)
+                shares += new
+            for share in shares:
+                sequences = share.rows.astype(np.uint64) + np.uint64(entry.base_sequence)
+                self._rows.add(make_rows(sequences, share.tally.number, share.seconds, share.sizes))
+
+    def ended(self, parts: Sequence[NDArray[np.uint64]]) -> None:
+        """Rows have ended, durably; it may be said twice."""
+        if not self._tallies or not parts:
+            return
+        sequences = np.sort(np.concatenate(parts), kind="stable")
+        if self._counting:
+            self._ended.append(sequences)
+        self._take_off(self._rows.remove(sequences))
+
+    def _take_off(self, rows: CountedRows) -> None:
+        now_s = self._clock.now_ms() // SECOND_MS
+        for number in np.unique(rows.subjects).tolist():
+            tally = self._by_number[number]
+            own = rows.take(np.flatnonzero(rows.subjects == number))
+            tally.rows -= len(own.sequences)
+            tally.bytes -= int(own.sizes.sum(dtype=np.int64))
+            # A message that has left counts in its second until that is over, or a second would have room again and
+            # again.
+            seconds = own.seconds.astype(np.int64)
+            tally.profile.remove(seconds.compress(seconds > now_s))
+
+    def _shares(self, batch: Batch, accepted_ms: int) -> list[_Share]:
+        parts = rows_of_subjects(batch, self._numbers, accepted_ms)
+        return [_Share(self._by_number[number], rows, seconds, sizes) for number, rows, seconds, sizes in parts]
+
+    def _next_free_ms(self, tally: Tally, share: _Share, taken: NDArray[np.bool_], limit: str, now_ms: int) -> int:
+        """When the first refused row would find a place; 0 when nobody knows."""
+        if limit != "per_second":
+            second = tally.profile.next_from(now_ms // SECOND_MS + 1)
+            return 0 if second is None else second * SECOND_MS
+        first = int(share.seconds[np.flatnonzero(~taken)[0]])
+        return self._free_from_ms(tally, first, share.seconds.compress(taken))
+
+    def _free_from_ms(self, tally: Tally, first: int, others: Int64s) -> int:
+        """The begin of the first second from ``first`` on that has a place, when ``others`` are counted too; else
+        0.
+        """
+        most = tally.limits.per_second or 0
+        # Most often the first hour has a place; the rest is looked at a day at a time.
+        for length in (NEAR_S, *SEARCH_S) if most else ():
+            counts = tally.profile.window(first, length)
+            np.add.at(counts, others.compress((others >= first) & (others < first + length)) - first, 1)
+            at = int((counts < most).argmax())
+            if counts[at] < most:
+                return (first + at) * SECOND_MS
+            first += length
+        return 0
+
+    # Counting.
+
+    def recount(self) -> None:
+        """Count all subjects anew: files of hours were restored or given up."""
+        self.missed = False
+        for tally in list(self._tallies.values()):
+            self._begin_anew(tally)
+        self._count()
+
+    def _when_counted(self, tally: Tally, call: OnSet) -> None:
+        if tally.counted:
+            call(None)
+            return
+        tally.waiting.append(call)
+        self._count()
+
+    def _count(self) -> None:
+        """Begin to count the subjects that are not counted yet, one reading at a time."""
+        wanted = [tally for tally in self._tallies.values() if not tally.counted]
+        if self._counting or not wanted or self._stopping or self._clock.monotonic_ms() < self._not_before_ms:
+            return
+        # What was counted until now is in the logs that are read; only rows that come from now on are not.
+        wanted = [self._begin_anew(tally) for tally in wanted]
+        books = self._books
+        snapshot = Snapshot(
+            {tally.subject: tally.number for tally in wanted},
+            books.filed.hours.rows.copy(),
+            books.filed.beside.rows.copy(),
+            books.checkpointer.replay,
+            books.intake.durable.offset,
+            {hour: end.length for hour, end in books.outcomes.ends.items()},
+            books.ended(),
+            BYTES_MAX - self._held_bytes(),
+        )
+        self._counting, self._ended, self._reads_from = True, [], snapshot.replay.offset
+        site = self._site
+        work = Counting(site.disk, site.folder, site.log_id, books.log, snapshot, self._give_way).run
+        self._worker.submit(work, partial(self._counted, wanted), Priority.SPARE)
+
+    def _give_way(self) -> None:
+        """Called on the worker thread, between two pieces of a counting."""
+        if self._stopping:
+            raise Stopping("this server is stopping")
+        self._worker.give_way()
+
+    def _counted(self, tallies: list[Tally], done: Done[Found]) -> None:
+        self._counting, self._reads_from = False, None
+        ended, self._ended = self._ended, []
+        # A subject whose quota was lifted meanwhile, or that is to be counted anew, has another tally.
+        current = [tally for tally in tallies if self._by_number.get(tally.number) is tally]
+        try:
+            found = done.result()
+        except (SlowDown, Stopping, DataError) as error:
+            self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+            log.warning("quotas_not_counted subjects=%d reason=%r", len(current), str(error))
+            told = error if not isinstance(error, DataError) else SlowDown(f"nothing could be counted: {error}")
+            for tally in current:
+                waiting, tally.waiting = tally.waiting, []
+                for call in waiting:
+                    call(told)
+                if tally.subject not in self._limits:
+                    self._drop(tally.subject)
+            return
+        self.missed |= found.missed or self._books.damaged()
+        rows = found.rows
+        if len(current) < len(tallies):
+            mine = np.array([tally.number for tally in current], np.uint32)
+            rows = rows.take(np.flatnonzero(np.isin(rows.subjects, mine)))
+        self._rows.add(rows)
+        for tally in current:
+            there = found.tallied[tally.number]
+            tally.rows += there.rows
+            tally.bytes += there.bytes
+            there.profile.merge(tally.profile)
+            tally.profile = there.profile
+            tally.counted = True
+        if ended:
+            self._take_off(self._rows.remove(np.sort(np.concatenate(ended), kind="stable")))
+        for tally in current:
+            waiting, tally.waiting = tally.waiting, []
+            for call in waiting:
+                call(None)
+        self._count()
+
+    def _tally(self, subject: bytes) -> Tally:
+        tally = self._tallies.get(subject)
+        if tally is None:
+            # A number is never given again: rows of an earlier tally may still be on their way.
+            tally = self._tallies[subject] = Tally(subject, self._next_number, used_ms=self._clock.monotonic_ms())
+            self._numbers[subject] = self._next_number
+            self._by_number[self._next_number] = tally
+            self._next_number += 1
+            self._books.intake.gate = self
+        return tally
+
+    def _begin_anew(self, tally: Tally) -> Tally:
+        """Count a subject from nothing on: a new number tells its rows from those that were counted before."""
+        self._drop(tally.subject)
+        again = self._tally(tally.subject)
+        again.limits, again.waiting, again.given = tally.limits, tally.waiting, tally.given
+        return again
+
+    def _drop(self, subject: bytes) -> None:
+        tally = self._tallies.pop(subject, None)
+        if tally is not None:
+            del self._numbers[subject], self._by_number[tally.number]
+            self._rows.forget(tally.number)
+            if not self._tallies:
+                # Nothing is counted: no batch needs a look, nor do those that are under way.
+                self._books.intake.gate = None
+                self._under_way.clear()
+
+    def _held_bytes(self) -> int:
+        return self._rows.held_bytes + sum(tally.profile.held_bytes for tally in self._tallies.values())
+
+
+def _instant_text(instant_ms: int) -> str:
+    return datetime.fromtimestamp(instant_ms / SECOND_MS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _loads(tally: Tally, first: int, count: int) -> Int64s:
+    """How many messages each of ``count`` seconds has, with those that were promised an instant in it."""
+    loads = tally.profile.window(first, count)
+    if tally.given.count:
+        loads += tally.given.window(first, count)
+    return loads
+
+
+def _fits(tally: Tally, share: _Share) -> bool:
+    """Whether the quota surely takes all rows, as it nearly always does."""
+    limits, count = tally.limits, len(share.rows)
+    if limits.pending is not None and tally.rows + count > limits.pending:
+        return False
+    if limits.pending_bytes is not None and tally.bytes + int(share.sizes.sum()) > limits.pending_bytes:
+        return False
+    return limits.per_second is None or int(tally.profile.at(share.seconds).max()) + count <= limits.per_second
+
+
+def _judge(tally: Tally, share: _Share) -> tuple[NDArray[np.bool_], str]:
+    """Which rows the quota takes, and the limit that refuses the first of the others."""
+    limits, count = tally.limits, len(share.rows)
+    taken = np.ones(count, np.bool_)
+    refused_by = np.zeros(count, np.uint8)
+    if limits.per_second is not None:
+        order = np.argsort(share.seconds, kind="stable")
+        ordered = share.seconds.take(order)
+        begins = np.searchsorted(ordered, ordered)
+        places = tally.profile.at(ordered) + np.arange(count) - begins
+        over = order.compress(places >= limits.per_second)
+        taken[over], refused_by[over] = False, 1
+    if limits.pending is not None:
+        over = np.flatnonzero(taken)[max(0, limits.pending - tally.rows) :]
+        taken[over], refused_by[over] = False, 2
+    if limits.pending_bytes is not None:
+        left = np.flatnonzero(taken)
+        over = left.compress(np.cumsum(share.sizes.take(left)) > limits.pending_bytes - tally.bytes)
+        taken[over], refused_by[over] = False, 3
+    first = refused_by[np.flatnonzero(~taken)[0]] if not taken.all() else 0
+    return taken, ("", *Limits._fields)[first]
+
+
+def _count(share: _Share) -> None:
+    share.tally.rows += len(share.rows)
+    share.tally.bytes += int(share.sizes.sum())
+    share.tally.profile.add(share.seconds)

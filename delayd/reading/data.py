@@ -1,0 +1,274 @@
+"""Data: the files of a data directory, opened for reading (docs/reading.md).
+
+Invariant: nothing is locked, created or changed, so that a live directory, a stopped one and a copy are read in the
+same way (rule P3).
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from delayd.disk import Disk, RealDisk
+from delayd.errors import BadArgument, DamagedData, NaiveDatetime
+from delayd.hours import HOUR_MS, hour_from_name, hour_name, hour_of_ms
+from delayd.log.dispatch import OutcomeRows, decode_outcomes
+from delayd.reading.columns import ScheduleRows
+from delayd.reading.result import Table, table_of
+from delayd.reading.schedule import NO_HOURS
+from delayd.reading.scheduled import HourCount, HourState, Schedule, schedules
+from delayd.reading.tables import DISPATCHED, SCHEDULED, Cells, LogTables, TableKind, text
+from delayd.reading.trace import Trace, trace
+
+HOURS = {
+    "hour": "string",
+    "log_id": "id",
+    "begins_at_ms": "long",
+    "begins_at": "timestamp",
+    "messages": "long",
+    "pending": "long",
+    "dispatched": "long",
+    "other_outcomes": "long",
+    "stored_bytes": "long",
+    "state": "string",
+}
+STEPS = {
+    "log_id": "id",
+    "step": "string",
+    "at_ms": "long",
+    "at": "timestamp",
+    "path": "string",
+    "position": "long",
+    "detail": "string",
+}
+NEXT, NOT_SEEN = "next", "not seen"
+
+Hour = str | int | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadHour:
+    """The logs of one hour of one delay server, read."""
+
+    hour: int
+    log_id: int
+    rows: ScheduleRows
+    found: OutcomeRows
+
+    def schedule(self) -> ScheduleRows:
+        return self.rows
+
+    def outcomes(self) -> OutcomeRows:
+        return self.found
+
+
+class Data:
+    """The files of a data directory, open for reading; made by `delayd.open_data`.
+
+    It sees what was in the files when it was opened, or at the last `refresh`. When a running server moves files on
+    meanwhile, an hour is read from where its rows stand by then. It holds no file open, so it need not be closed.
+
+    Example::
+
+        data = delayd.open_data("/var/lib/delayd")
+        hours = data.hours()
+        print(hours["hour"], hours["pending"])
+        frame = data.schedule("2026112216").to_pandas()
+        print(data.trace("orders.cancel", 4711)["step"])
+        for damage in data.damage:
+            print(damage.path, damage.position, damage.what)
+    """
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self.path = path
+        self._disk = disk
+        self._damage: dict[tuple[str, int], DamagedData] = {}
+        self._schedules: list[Schedule] = []
+        self.refresh()
+
+    def __repr__(self) -> str:
+        return f"<Data {self.path}: {len(self._schedules)} delay servers, {len(self._damage)} damaged>"
+
+    @property
+    def damage(self) -> tuple[DamagedData, ...]:
+        """What was found damaged so far: each has ``path``, ``position`` and ``what``.
+
+        `hours` reads everything else, and its state of a damaged hour is ``damaged``. `schedule` and `dispatch` raise
+        the damage of the hour that they are to read.
+        """
+        known = dict(self._damage)
+        for each in self._schedules:
+            if each.tail_damage is not None:
+                known[each.tail_damage.path, each.tail_damage.position] = each.tail_damage
+        return tuple(known.values())
+
+    def refresh(self) -> None:
+        """Look at the files anew.
+
+        Raises:
+            BadArgument: there is no delay server's directory.
+        """
+        damage: list[DamagedData] = []
+        self._schedules = schedules(self._disk, self.path, damage)
+        self._damage = {}
+        self._note(damage)
+
+    def hours(self) -> Table:
+        """Each hour (UTC) that has messages or outcomes, rising; one row for each delay server that has it.
+
+        Columns: ``hour`` (YYYYMMDDHH), ``log_id`` of the delay server, ``begins_at``, ``messages``, ``pending``
+        (without an outcome), ``dispatched``, ``other_outcomes``, ``stored_bytes`` (in the schedule log, and as bodies
+        of rows that are not filed), ``state`` (open, closed, sealed or damaged). Counts of a damaged hour are masked.
+        Two years of hours take a fraction of a second: files of hours that are sealed or ahead are not read.
+        """
+        counted = [(count, each.directory.log_id) for each in self._schedules for count in self._count(each)]
+        counted.sort(key=lambda pair: (pair[0].hour, pair[1]))
+        counts = [count for count, _ in counted]
+        begins_ms = np.array([count.hour * HOUR_MS for count in counts], np.int64)
+        states = list(HourState)
+        index = np.array([states.index(count.state) for count in counts], np.int64)
+        return Table(
+            HOURS,
+            {
+                "hour": text([hour_name(count.hour) for count in counts], known=True),
+                "log_id": text([f"{log_id:016x}" for _, log_id in counted], known=True),
+                "begins_at_ms": Cells(begins_ms),
+                "begins_at": Cells(begins_ms, instant=True),
+                "messages": _numbers([count.messages for count in counts]),
+                "pending": _numbers([count.pending for count in counts]),
+                "dispatched": _numbers([count.dispatched for count in counts]),
+                "other_outcomes": _numbers([count.other_outcomes for count in counts]),
+                "stored_bytes": _numbers([count.stored_bytes for count in counts]),
+                "state": Cells(index, None, [state.value for state in states]),
+            },
+        )
+
+    def schedule(self, hour: Hour) -> Table:
+        """The messages of an hour, by rising sequence, each with what became of it.
+
+        The columns are those of the table ``schedule`` in docs/audit.md, and ``outcome`` (masked while the message is
+        pending), ``reason``, ``target``, ``claimed_at_ms``, ``target_appended_at_ms`` and ``late_ms``.
+
+        Args:
+            hour: ten digits YYYYMMDDHH in UTC, an aware datetime in it, or the number of hours since the epoch.
+
+        Raises:
+            BadArgument: this is no hour.
+            DamagedData: a file of the hour does not check.
+        """
+        return self._table(SCHEDULED, hour)
+
+    def dispatch(self, hour: Hour) -> Table:
+        """The outcomes of an hour, in the order in which its delay server learned them.
+
+        The columns are those of the table ``dispatch`` in docs/audit.md.
+
+        Args:
+            hour: as for `schedule`.
+
+        Raises:
+            BadArgument, DamagedData: as `schedule`.
+        """
+        return self._table(DISPATCHED, hour)
+
+    def trace(self, subject: str, which: int | str) -> Table:
+        """What happened to one message, step by step, with the file and the byte where each step stands.
+
+        ``which`` is its sequence, or its key: then the newest message that took the key is followed.
+
+        Columns: ``log_id`` of the delay server, ``step``, ``at_ms`` (masked where the log has no time of it), ``path``,
+        ``position``, ``detail``. The step ``next`` says what the message waits for; ``not seen`` says what no file
+        tells.
+
+        Raises:
+            BadArgument: no delay server here has it.
+            DamagedData: a file does not check.
+        """
+        return trace_table(trace(self._disk, self.path, subject, which))
+
+    def _count(self, each: Schedule) -> list[HourCount]:
+        damage: list[DamagedData] = []
+        counts = [each.count(hour, damage) for hour in each.hours()]
+        self._note(damage)
+        return [count for count in counts if count.messages != 0]
+
+    def _table(self, kind: TableKind[LogTables], hour: Hour) -> Table:
+        number = _number(hour)
+        parts: list[LogTables] = []
+        for each in self._schedules:
+            try:
+                read = each.read(number)
+            except DamagedData as error:
+                self._note([error])
+                raise
+            parts.append(LogTables(_ReadHour(number, each.directory.log_id, read.rows, read.outcomes)))
+        none = LogTables(_ReadHour(number, 0, NO_HOURS.rows, decode_outcomes([])))
+        return table_of(kind, parts or [none])
+
+    def _note(self, damage: list[DamagedData]) -> None:
+        self._damage |= {(error.path, error.position): error for error in damage}
+
+
+def open_data(path: str | os.PathLike[str]) -> Data:
+    """Open a data directory for reading: of running servers, of stopped ones, or a copy.
+
+    Nothing is locked or changed. A damaged or half copied part is in ``damage`` of the result, and everything else can
+    be read.
+
+    Example::
+
+        import delayd
+
+        data = delayd.open_data("/var/lib/delayd")
+        print(data.hours().to_pandas())
+
+    Args:
+        path: the directory that `delayd up --data` was given, or one delay server's directory in it.
+
+    Raises:
+        BadArgument: there is no delay server's directory.
+    """
+    return Data(os.fspath(path), RealDisk())
+
+
+def trace_table(found: list[Trace]) -> Table:
+    """The steps of traces as a table."""
+    rows: list[tuple[int, str, int | None, str | None, int | None, str]] = []
+    for each in found:
+        rows += [(each.log_id, step.what, step.at_ms, step.path, step.position, step.detail) for step in each.steps]
+        if each.waits_for:
+            rows.append((each.log_id, NEXT, each.deliver_at_ms, None, None, f"waits for {each.waits_for}"))
+        rows += [(each.log_id, NOT_SEEN, None, None, None, sentence) for sentence in each.unseen]
+    at_ms = _numbers([row[2] for row in rows])
+    return Table(
+        STEPS,
+        {
+            "log_id": text([f"{row[0]:016x}" for row in rows], known=True),
+            "step": text([row[1] for row in rows], known=True),
+            "at_ms": at_ms,
+            "at": Cells(at_ms.values, at_ms.known, instant=True),
+            "path": text([row[3] for row in rows]),
+            "position": _numbers([row[4] for row in rows]),
+            "detail": text([row[5] for row in rows], known=True),
+        },
+    )
+
+
+def _number(hour: Hour) -> int:
+    if isinstance(hour, str):
+        return hour_from_name(hour)
+    if isinstance(hour, datetime):
+        if hour.utcoffset() is None:
+            raise NaiveDatetime(f"{hour!r} has no time zone, so it names no hour; give it one, such as datetime.UTC")
+        return hour_of_ms(int(hour.timestamp() * 1_000))
+    if isinstance(hour, bool) or not 0 <= hour < 1 << 32:
+        raise BadArgument(f"{hour!r} is no hour; give YYYYMMDDHH, an aware datetime, or hours since the epoch")
+    return hour
+
+
+def _numbers(values: Sequence[int | None]) -> Cells:
+    """A column of numbers, some of which may be unknown."""
+    known = np.array([value is not None for value in values], np.bool_)
+    return Cells(np.array([value or 0 for value in values], np.int64), None if known.all() else known)

@@ -1,0 +1,286 @@
+"""Scheduled: messages of a delay server's directory hour by hour, each with what became of it.
+
+Invariant: an hour's dispatch log is read before its schedule side, so that each outcome finds its row (rule P3); when a
+running server moves its files on meanwhile, the hour is read again below its new checkpoint.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.disk import Disk
+from delayd.errors import BadArgument, DamagedData
+from delayd.log.dispatch import Outcome, OutcomeRows, decode_outcomes
+from delayd.log.schedule import dispatch_path
+from delayd.log.seal import SealFacts
+from delayd.reading.columns import ScheduleRows
+from delayd.reading.directory import Directory, Role, find_undamaged
+from delayd.reading.dispatch import dispatch_sizes, hours_on_disk, read_outcomes
+from delayd.reading.groups import LogMoved, file_size
+from delayd.reading.schedule import (
+    NO_HOURS,
+    HourRows,
+    ScheduleSnapshot,
+    read_body,
+    read_hour,
+    read_unfiled,
+    take_snapshot,
+    was_removed,
+)
+from delayd.reading.seals import sealed_facts
+from delayd.reading.word import sealed_by_checkpoint
+
+TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
+NONE = -1  # In place of an index: there is none.
+_NO_ROWS = np.empty(0, np.int64)
+
+Mask = NDArray[np.bool_]
+
+
+class Counted(NamedTuple):
+    """How many messages an hour has by the checkpoint's table and the message log above it, and the bytes they take."""
+
+    messages: int
+    stored_bytes: int
+
+
+NOTHING = Counted(0, 0)
+
+
+class HourState(StrEnum):
+    """How far an hour is."""
+
+    OPEN = "open"  # Messages may still be filed in it.
+    CLOSED = "closed"  # No more are, and not each of them has an outcome yet, or no sweep has looked since.
+    SEALED = "sealed"
+    DAMAGED = "damaged"  # A file of it does not check.
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """An hour of one delay server: its rows by rising sequence, and for each the index of its last outcome or NONE."""
+
+    hour: int
+    rows: ScheduleRows
+    outcomes: OutcomeRows
+    outcome_of: Int64s
+    state: HourState
+
+    def counts(self, wanted: Mask | slice = slice(None)) -> tuple[int, int, int]:
+        """How many of the wanted rows there are, wait, and were handed over."""
+        found = self.outcome_of[wanted]
+        done = found[found != NONE]
+        kinds = self.outcomes.parts["outcome"][self.outcomes.part_of[done]]
+        return len(found), len(found) - len(done), int((kinds == Outcome.DISPATCHED).sum())
+
+    def row_of(self) -> Int64s:
+        """For each outcome the index of its row or NONE."""
+        return _find(self.rows.sequence, self.outcomes.sequences)
+
+
+class HourCount(NamedTuple):
+    """What is known of an hour without each of its rows; None in place of counts where a file is damaged."""
+
+    hour: int
+    messages: int | None
+    pending: int | None
+    dispatched: int | None
+    other_outcomes: int | None
+    stored_bytes: int | None
+    state: HourState
+
+
+def damaged(hour: int) -> HourCount:
+    """The count of an hour with a damaged file."""
+    return HourCount(hour, None, None, None, None, None, HourState.DAMAGED)
+
+
+class Schedule:
+    """What one delay server's files hold, read as it is asked for."""
+
+    def __init__(self, disk: Disk, directory: Directory) -> None:
+        """Raises DamagedData when the checkpoint can't be read."""
+        self.directory = directory
+        self._disk = disk
+        self._sizes: dict[int, int] = {}
+        self._sealed: frozenset[int] = frozenset()  # Hours that were sealed before the sizes were taken.
+        self.tail_damage: DamagedData | None = None  # Why messages that are not filed yet are left out.
+        self._unfiled: dict[int, Counted] = {}  # Hours with rows in the tail.
+        self._facts: dict[int, SealFacts] | None = None  # What the seals say; None: not read yet.
+        self._snapshot, self._tail = self._look()
+
+    def hours(self) -> list[int]:
+        """The hours that have messages or outcomes, rising."""
+        known = self._sizes.keys() | self._snapshot.hours.keys() | self._unfiled.keys()
+        return sorted(hour for hour in known if not self._was_removed(hour))
+
+    def counted(self, hour: int) -> Counted:
+        """Count the messages of an hour without reading its files, whatever became of them."""
+        filed, beside = self._snapshot.hours.get(hour), self._snapshot.word.beside.get(hour)
+        tail = self._unfiled.get(hour, NOTHING)
+        stored = sum(each.length for each in (filed, beside) if each is not None)
+        return Counted(self._snapshot.counted(hour) + tail.messages, stored + tail.stored_bytes)
+
+    def count(self, hour: int, damage: list[DamagedData]) -> HourCount:
+        """Count the messages of an hour and what became of them.
+
+        An hour that is sealed, or that has no outcome yet, is counted by its seal and the checkpoint, and its files are
+        not read.
+
+        Args:
+            hour: hours since the epoch.
+            damage: receives the damage, if a file that is read does not check.
+        """
+        messages, stored_bytes = self.counted(hour)
+        sealed = self._sealed_facts(damage).get(hour) if hour in self._sealed else None
+        if sealed is not None and sealed.rows == messages:
+            dispatched, other = sealed.dispatched, sealed.rows - sealed.dispatched
+            return HourCount(hour, messages, 0, dispatched, other, stored_bytes, HourState.SEALED)
+        if not self.has_outcomes(hour):
+            return HourCount(hour, messages, messages, 0, 0, stored_bytes, self._state(hour))
+        try:
+            read = self.read(hour)
+        except DamagedData as error:
+            damage.append(error)
+            return damaged(hour)
+        messages, pending, dispatched = read.counts()
+        stored_bytes = self.counted(hour).stored_bytes
+        return HourCount(hour, messages, pending, dispatched, messages - pending - dispatched, stored_bytes, read.state)
+
+    def has_outcomes(self, hour: int) -> bool:
+        """Whether anything is known to have become of messages of an hour."""
+        return hour in self._sealed or self._sizes.get(hour, 0) > 0
+
+    def read(self, hour: int) -> Hour:
+        """Read an hour.
+
+        Raises:
+            DamagedData: a file does not check, or the files never stand still.
+        """
+        moved: LogMoved | None = None
+        for _ in range(TRIES_MAX):
+            try:
+                return self._read(hour)
+            except LogMoved as error:
+                moved = error
+                self._snapshot, self._tail = self._look()
+                if self._was_removed(hour):
+                    return Hour(hour, NO_HOURS.rows, decode_outcomes([]), _NO_ROWS, HourState.SEALED)
+        raise DamagedData(self.directory.path, 0, f"{moved}, and no newer checkpoint says why")
+
+    def body(self, hour: Hour, row: int) -> bytes:
+        """The body of one row."""
+        try:
+            return read_body(self._disk, self._snapshot, hour.hour, int(hour.rows.location[row]))
+        except LogMoved:
+            # It was in the message log, which a checkpoint has passed: by now its schedule log has it.
+            self._snapshot, self._tail = self._look()
+            moved = self.read(hour.hour).rows
+            place = int(np.searchsorted(moved.sequence, hour.rows.sequence[row]))
+            return read_body(self._disk, self._snapshot, hour.hour, int(moved.location[place]))
+
+    def _read(self, hour: int) -> Hour:
+        durable = self._snapshot.outcome_ends.get(hour, 0)
+        size = self._sizes.get(hour, 0)
+        if hour in self._sealed:
+            size = file_size(self._disk, dispatch_path(self.directory.path, hour))
+        outcomes = read_outcomes(self._disk, self.directory, hour, size, durable=durable)
+        rows = read_hour(self._disk, self._snapshot, self._tail, hour)
+        found = _find(outcomes.sequences, rows.sequence)
+        return Hour(hour, rows, outcomes, found, self._state(hour))
+
+    def _sealed_facts(self, damage: list[DamagedData]) -> dict[int, SealFacts]:
+        if self._facts is None:
+            self._facts = {}
+            try:
+                self._facts = sealed_facts(self._disk, self._snapshot)
+            except DamagedData as error:
+                damage.append(error)  # The files of the sealed hours are read instead.
+        return self._facts
+
+    def _state(self, hour: int) -> HourState:
+        filed = self._snapshot.hours.get(hour)
+        if filed is not None and filed.sealed:
+            return HourState.SEALED
+        return HourState.CLOSED if self._snapshot.is_closed(hour) else HourState.OPEN
+
+    def _was_removed(self, hour: int) -> bool:
+        # Also when its number is not in the newest table any more: then none of its files is there.
+        gone = hour not in self._snapshot.hours and hour not in self._unfiled
+        return was_removed(self._disk, self._snapshot, hour) or (gone and hour not in self._sizes)
+
+    def _look(self) -> tuple[ScheduleSnapshot, HourRows]:
+        for tries_left in reversed(range(TRIES_MAX)):
+            try:
+                # A sealed hour gets no more outcomes, so the sizes of all its dispatch logs need not be taken first.
+                self._sealed = sealed_by_checkpoint(self._disk, self.directory)
+                hours = hours_on_disk(self._disk, self.directory, "dispatch")
+                self._sizes = dispatch_sizes(
+                    self._disk, self.directory, [hour for hour in hours if hour not in self._sealed]
+                )
+                snapshot, unfiled = self._read_unfiled()
+            except LogMoved as error:
+                if not tries_left:
+                    raise DamagedData(self.directory.path, 0, f"{error}, and no newer checkpoint says why") from error
+            else:
+                self._facts = None
+                # Once for all hours: two years of them would each count millions of rows.
+                self._unfiled = count_hours(unfiled)
+                return snapshot, unfiled
+        raise AssertionError("the last try returns or raises")
+
+    def _read_unfiled(self) -> tuple[ScheduleSnapshot, HourRows]:
+        # Hours that are filed already lie elsewhere, and are as good as ever.
+        damage: list[DamagedData] = []
+        try:
+            snapshot = take_snapshot(self._disk, self.directory)
+        except DamagedData as error:
+            # A copy may lack the end of the message log. When the checkpoint is damaged, this fails again.
+            snapshot = take_snapshot(self._disk, self.directory, tail=False)
+            damage.append(error)
+        unfiled = read_unfiled(self._disk, snapshot, damage)
+        self.tail_damage = damage[0] if damage else None
+        return snapshot, unfiled
+
+
+def schedules(disk: Disk, data: str, damage: list[DamagedData]) -> list[Schedule]:
+    """The delay servers' files in a data directory; ``damage`` receives what is wrong with those that are left out.
+
+    Raises:
+        BadArgument: there are none.
+    """
+    found: list[Schedule] = []
+    delays = [each for each in find_undamaged(disk, data, damage) if each.role == Role.DELAY]
+    for directory in delays:
+        try:
+            found.append(Schedule(disk, directory))
+        except DamagedData as error:
+            damage.append(error)
+    if not delays and not damage:
+        raise BadArgument(f"{data} holds no delay server's directory; give the one that `delayd up --data` was given")
+    return found
+
+
+def count_hours(rows: HourRows) -> dict[int, Counted]:
+    """Count the rows of each hour, and the bytes of their bodies."""
+    if not len(rows.hours):
+        return {}
+    firsts = np.flatnonzero(np.diff(rows.hours, prepend=rows.hours[0] - 1))
+    counts = np.diff(firsts, append=len(rows.hours))
+    sizes = np.add.reduceat(rows.rows.body_bytes, firsts, dtype=np.int64)
+    listed = zip(rows.hours[firsts].tolist(), counts.tolist(), sizes.tolist(), strict=True)
+    return {hour: Counted(count, size) for hour, count, size in listed}
+
+
+def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> Int64s:
+    """For each wanted number the index of its last place among the known ones, or NONE."""
+    if not len(known):
+        return np.full(len(wanted), NONE, np.int64)
+    order = np.argsort(known, kind="stable")
+    behind = np.searchsorted(known, wanted, side="right", sorter=order) - 1
+    index = order[np.maximum(behind, 0)]
+    return np.where((behind >= 0) & (known[index] == wanted), index, NONE)

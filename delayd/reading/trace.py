@@ -1,0 +1,358 @@
+"""Trace: follows one message through the logs of a delay server and of the realtime server that it went to.
+
+accepted ──▶ filed ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
+                  └──▶ cancelled, dead, expired, in doubt, moved, replaced ──▶ the steps of the row in its place
+
+Invariant: each step names the file and the byte at which it was read. Nothing is guessed: what no file tells, or what a
+directory that is not here would tell, is said in a sentence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.disk import Disk
+from delayd.errors import BadArgument
+from delayd.hours import hour_name, hour_of_ms
+from delayd.location import ROW_BITS, locate
+from delayd.log.consume import consume_place, read_unchecked
+from delayd.log.consume import segment_bases as consume_bases
+from delayd.log.control import GroupCreated, decode_sound
+from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
+from delayd.log.group import GroupKind
+from delayd.log.log import LogPlace, segment_name
+from delayd.log.pull import PullEntry, PullOp, decode_entries
+from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind
+from delayd.reading.columns import RowCollector, ScheduleRows
+from delayd.reading.directory import Directory, Role, find_directories
+from delayd.reading.dispatch import open_hour
+from delayd.reading.find import Finder, Search
+from delayd.reading.groups import LogMoved, log_size, read_groups, read_log, segment_bases
+from delayd.reading.matching import Wanted
+from delayd.reading.schedule import ScheduleSnapshot, read_hour, take_snapshot
+from delayd.reading.seals import NO_TAIL
+from delayd.reading.skim import Skimmed, read_known
+
+TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
+FOLLOWED = (Reason.MOVED, Reason.REPLACED)
+NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
+ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened to a message; ``at_ms`` is None where the log has no time of it."""
+
+    what: str
+    at_ms: int | None
+    path: str
+    position: int
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Trace:
+    """One message of one delay server: what happened, what it waits for ("" for nothing), and what no file tells."""
+
+    log_id: int
+    sequence: int
+    deliver_at_ms: int
+    steps: list[Step] = field(default_factory=list)
+    waits_for: str = ""
+    unseen: list[str] = field(default_factory=list)
+    earlier: int = 0  # How many messages had the key before this one.
+
+
+def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | None = None) -> list[Trace]:
+    """Follow a message in the directories below ``data``: one trace for each delay server that has such a message.
+
+    ``which`` is its sequence, or its key: then the newest message that took the key is followed. The trace of a message
+    that was moved or replaced goes on with the one that took its place.
+
+    Raises:
+        BadArgument: no delay server there has it.
+        DamagedData: a file does not check.
+    """
+    directories = find_directories(disk, data)
+    targets = {each.log_id: each for each in directories if each.role == Role.REALTIME}
+    delays = [each for each in directories if each.role == Role.DELAY and log_id in (None, each.log_id)]
+    found = [each for each in (_again(disk, delay, targets, subject, which) for delay in delays) if each is not None]
+    if not found:
+        name = "key" if isinstance(which, str) else "sequence"
+        where = "no delay server's directory" if not delays else f"no message of that subject and {name}"
+        raise BadArgument(
+            f"{data} has {where}: it was never accepted here, or retention has removed it; receipts name the sequence"
+        )
+    return found
+
+
+def _again(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, which: int | str) -> Trace | None:
+    moved: LogMoved | None = None
+    for _ in range(TRIES_MAX):
+        try:
+            if isinstance(which, str):
+                return _trace_key(disk, delay, targets, subject, which)
+            return _trace(disk, delay, targets, subject, which)
+        except LogMoved as error:
+            moved = error  # A running server has filed or removed what was to be read.
+    raise BadArgument(f"{moved}; the server moves its files faster than they are read, so try again")
+
+
+def _trace_key(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, key: str) -> Trace | None:
+    wanted = Wanted(subject=subject.encode(), key=key.encode("utf-8", "surrogateescape"))
+    results = list(Finder(disk, delay.path, Search(wanted, ended=True, with_bodies=False)).found())
+    # A row that was rejected or kept never took the key.
+    states = {row.sequence: row.state for result in results for row in result.rows}
+    took = [sequence for sequence, state in states.items() if state not in NEVER_TOOK] or list(states)
+    damage = [error for result in results for error in result.damage]
+    if not took:
+        for error in damage:
+            raise error
+        return None
+    found = _trace(disk, delay, targets, subject, max(took))
+    if found is not None:
+        found.earlier = len(took) - 1
+        found.unseen += [f"messages with the key in a part of a file: {error.message}" for error in damage]
+    return found
+
+
+def _trace(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int) -> Trace | None:
+    found, follower = _trace_row(disk, delay, targets, subject, sequence)
+    while found is not None and follower > sequence:  # Each follower came later, so this ends.
+        sequence = follower
+        after, follower = _trace_row(disk, delay, targets, subject, sequence)
+        if after is None:
+            found.unseen.append(f"what became of sequence {sequence}: retention has removed it")
+            break
+        found.steps += after.steps
+        found.deliver_at_ms, found.waits_for = after.deliver_at_ms, after.waits_for
+        found.unseen += after.unseen
+    return found
+
+
+def _trace_row(
+    disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int
+) -> tuple[Trace | None, int]:
+    """The steps of one row, and the sequence of the row that took its place; 0 when there is none."""
+    snapshot = take_snapshot(disk, delay)
+    accepted = _accepted(disk, snapshot, sequence)
+    hours = [_hour_of(accepted)] if accepted is not None else sorted(snapshot.hours)
+    filed: ScheduleRows | None = None
+    hour = hours[0] if hours else 0
+    for each in hours:
+        rows = read_hour(disk, snapshot, NO_TAIL, each, range(sequence, sequence + 1))
+        if len(rows):
+            filed, hour = rows, each
+            break
+    row = filed if filed is not None else accepted
+    if row is None or row.subjects[int(row.subject[0])] != subject:
+        return None, 0
+    found = Trace(delay.log_id, sequence, int(row.deliver_at_ms[0]))
+    if accepted is not None:
+        _, offset, number = locate(int(accepted.location[0]))
+        path, position = _place(disk, snapshot.place, offset)
+        found.steps.append(Step("accepted", int(accepted.appended_at_ms[0]), path, position, f"row {number}"))
+    else:
+        found.unseen.append("when it was accepted: retention has removed that part of the message log")
+    if filed is not None:
+        _, offset, number = locate(int(filed.location[0]))
+        path = schedule_path(delay.path, hour)
+        position = offset + FILE_HEADER_BYTES
+        found.steps.append(Step("filed", None, path, position, f"hour {hour_name(hour)}, row {number}"))
+    outcome = _outcome(disk, delay, hour, sequence)
+    if outcome is None:
+        files = "a checkpoint that files it, and " if filed is None else ""
+        found.waits_for = f"{files}its instant; `delayd status` says what a due message waits for"
+        return found, 0
+    step, part, other = outcome
+    found.steps.append(step)
+    if Outcome(int(part["outcome"])) is not Outcome.DISPATCHED:
+        return found, other if int(part["reason"]) in FOLLOWED else 0
+    _at_target(disk, targets, found, part, subject)
+    return found, 0
+
+
+def _hour_of(rows: ScheduleRows) -> int:
+    return hour_of_ms(max(int(rows.deliver_at_ms[0]), int(rows.appended_at_ms[0])))
+
+
+def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> ScheduleRows | None:
+    """The row in the message log; None where the log does not reach back to it, or not up to it."""
+    bases = segment_bases(disk, snapshot.place)
+    if not bases:
+        return None
+    bounds = min(bases[0], snapshot.replay_offset), snapshot.replay_offset, snapshot.message_stop
+    for group in read_known(disk, snapshot.place, bounds, [], whole=False):
+        header = group.header
+        first = header.base_sequence
+        if header.kind != GroupKind.DATA or not first <= sequence < first + header.row_count:
+            continue
+        for offset, batch in group.batches():
+            if batch.kind != BatchKind.PRODUCER:
+                continue
+            if sequence < first + batch.count:
+                whole = group.whole(offset) if isinstance(group, Skimmed) else batch
+                collector = RowCollector()
+                collector.add_message_batch(whole, offset, first, header.appended_at_ms)
+                rows = collector.rows()
+                return rows.take(np.flatnonzero(rows.sequence == sequence))
+            first += batch.count
+    return None
+
+
+def _place(disk: Disk, place: LogPlace, offset: int) -> tuple[str, int]:
+    """The file of a log that holds an offset, and the byte in it."""
+    base = max(base for base in segment_bases(disk, place) if base <= offset)
+    return f"{place.folder}/{segment_name(base)}", offset - base + FILE_HEADER_BYTES
+
+
+def _outcome(disk: Disk, delay: Directory, hour: int, sequence: int) -> tuple[Step, np.void, int] | None:
+    """The outcome of a row: the step, its part, and the sequence of the other row that it names, if it does."""
+    path = dispatch_path(delay.path, hour)
+    segment = open_hour(disk, path, FileKind.DISPATCH, delay.log_id, hour)
+    if segment is None:
+        return None
+    try:
+        for group in read_groups(segment, 0, segment.file.size(), [], previous_crc32c=0):
+            for offset, batch in group.batches():
+                if batch.kind != BatchKind.OUTCOME:
+                    continue
+                at = np.flatnonzero(batch.column(ColumnId.SEQUENCE) == sequence)
+                if len(at):
+                    rows = decode_outcomes([batch])
+                    part: np.void = rows.parts[int(rows.part_of[int(at[0])])]
+                    named = int(rows.others(at[:1])[0])
+                    outcome = Outcome(int(part["outcome"]))
+                    what = "claimed" if outcome is Outcome.DISPATCHED else outcome.name.lower().replace("_", " ")
+                    detail = f"attempt {int(part['attempt'])}, batch {int(part['batch_id'])}"
+                    if outcome is Outcome.DISPATCHED:
+                        detail += f" to {int(part['target_log_id']):016x}"
+                    elif outcome is Outcome.CANCELLED:
+                        detail = ""
+                        if part["reason"] > Reason.CANCELLED:
+                            what = reason_name(int(part["reason"])).replace("_", " ")
+                            due = np.datetime64(int(part["target_appended_at_ms"]), "ms")
+                            other = f"sequence {named}, due {due}Z"
+                            detail = f"to {other}" if int(part["reason"]) in FOLLOWED else f"because of {other}"
+                    at_ms = int(part["claimed_at_ms"]) or None
+                    return Step(what, at_ms, path, segment.position(offset), detail), part, named
+    finally:
+        segment.close()
+    return None
+
+
+def _at_target(disk: Disk, targets: dict[int, Directory], found: Trace, part: np.void, subject: str) -> None:
+    log_id, offset = int(part["target_log_id"]), int(part["target_offset"])
+    target = targets.get(log_id)
+    if target is None:
+        found.unseen.append(f"what became of it at realtime server {log_id:016x}: its directory is not here")
+        return
+    place = LogPlace(target.message_folder, FileKind.REALTIME, log_id)
+    bases = segment_bases(disk, place)
+    batch = _stored(disk, place, offset) if bases and bases[0] <= offset else None
+    if batch is None:
+        found.unseen.append(f"where it stands at realtime server {log_id:016x}: retention has removed it")
+        return
+    rows = np.flatnonzero(batch.column(ColumnId.SEQUENCE) == found.sequence)
+    path, position = _place(disk, place, offset)
+    if not len(rows):
+        found.unseen.append(f"{path} has another batch at byte {position} than the dispatch log says: run the audit")
+        return
+    row = int(rows[0])
+    at_ms = int(part["target_appended_at_ms"])
+    found.steps.append(Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}"))
+    indexed = _indexed(disk, target, offset << ROW_BITS | row)
+    if indexed is None:
+        found.unseen.append("its consume sequence: the next checkpoint of the realtime server writes it")
+        return
+    consume, step = indexed
+    found.steps.append(step)
+    pulled = _pulled(disk, target, subject, consume, found)
+    found.steps += pulled
+    if not any(step.what == "acknowledged" for step in pulled):
+        found.waits_for = "a consumer that acknowledges it" if pulled else "a consumer that pulls it"
+
+
+def _stored(disk: Disk, place: LogPlace, offset: int) -> Batch | None:
+    """The batch at an offset of the realtime message log, out of its group."""
+    bases = segment_bases(disk, place)
+    base = max(base for base in bases if base <= offset)
+    until = min((other for other in bases if other > base), default=log_size(disk, place))
+    for group in read_log(disk, place, base, until, []):
+        if group.end > offset:
+            return next((batch for at, batch in group.batches() if at == offset), None)
+    return None
+
+
+def _indexed(disk: Disk, target: Directory, entry: int) -> tuple[int, Step] | None:
+    """The consume sequence of a stored row."""
+    for name in disk.list_folder(f"{target.path}/consume"):
+        if not name.isdecimal():
+            continue
+        place = consume_place(target.path, target.log_id, int(name))
+        for base in consume_bases(disk, place):
+            entries = read_unchecked(disk, place, base)
+            at = np.flatnonzero(entries == np.uint64(entry))
+            if len(at):
+                number = int(at[0])
+                step = Step("indexed", None, place.path(base), _entry_position(number), f"number {base + number}")
+                return base + number, step
+    return None
+
+
+def _entry_position(number: int) -> int:
+    """Byte of an entry in a consume log: a page has 512 entries of 8 bytes and 8 bytes more."""
+    return FILE_HEADER_BYTES + number * 8 + number // 512 * 8
+
+
+def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Trace) -> list[Step]:
+    """What groups of consumers did with a message, in the order of the pull log."""
+    place = LogPlace(f"{target.path}/pull", FileKind.PULL, target.log_id)
+    bases = segment_bases(disk, place)
+    if not bases:
+        return []
+    steps: list[Step] = []
+    names: dict[int, tuple[str, str]] = {}
+    pulls: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
+    unknown: set[int] = set()
+    for offset, record in _records(disk, place, bases[0]):
+        if isinstance(record, GroupCreated):
+            names[record.group_id] = (record.subject, record.group)
+            continue
+        own = names.get(record.group_id)
+        if own is None:
+            unknown.add(record.group_id)
+            continue
+        pulled = record.pull_first + consume - record.consume_first
+        if record.op is PullOp.PULL:
+            if own[0] != subject or not record.consume_first <= consume < record.consume_first + record.covered:
+                continue
+            pulls.add((record.group_id, pulled))
+            what, detail = "pulled", f"group {own[1]}, attempt {record.attempt}"
+        else:
+            covers = range(record.pull_first, record.pull_first + record.covered)
+            hit = next((each for each in pulls if each[0] == record.group_id and each[1] in covers), None)
+            if hit is None:
+                continue
+            pulls.discard(hit)
+            what, detail = ENDS[record.op], f"group {own[1]}"
+        path, position = _place(disk, place, offset)
+        steps.append(Step(what, record.at_ms, path, position, detail))
+    if bases[0] > 0 or unknown:
+        found.unseen.append("pulls of groups whose records a checkpoint has removed from the pull log")
+    return steps
+
+
+def _records(disk: Disk, place: LogPlace, start: int) -> Iterator[tuple[int, GroupCreated | PullEntry]]:
+    for group in read_log(disk, place, start, log_size(disk, place), []):
+        for offset, batch in group.batches():
+            if group.header.kind == GroupKind.CONTROL:
+                for record in decode_sound(batch):
+                    if isinstance(record, GroupCreated):
+                        yield offset, record
+            else:
+                for entry in decode_entries(batch):
+                    yield offset, entry

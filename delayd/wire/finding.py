@@ -1,0 +1,119 @@
+"""Finding: the pending messages of a subject and a window of due instants, a piece at a time (docs/protocol.md, FIND).
+
+Invariant: pieces rise by filing hour and, within an hour, by sequence; the place where a piece ends is where the next
+one begins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Buffer
+from delayd.errors import BadArgument, BadRequest
+from delayd.hours import INSTANT_MS_MAX
+from delayd.validate import check_subject
+from delayd.wire.ending import Asked
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import need_instant, need_int, need_str, need_u32, need_u64
+
+ROWS_MAX = 65_536  # Of one piece.
+FOUND = np.dtype([("sequence", "<u8"), ("deliver_at_ms", "<i8"), ("accepted_at_ms", "<i8")])
+FoundRows = NDArray[np.void]  # Its dtype is FOUND.
+
+
+class Place(NamedTuple):
+    """Where a walk through the rows goes on: behind this row of this filing hour."""
+
+    hour: int = 0
+    sequence: int = 0
+
+
+class Window(NamedTuple):
+    """What is looked for, and from where on.
+
+    ``until_sequence`` bounds the walk to rows that were there when it began; 0: it begins with this piece.
+    """
+
+    subject: bytes
+    from_ms: int
+    to_ms: int
+    place: Place = Place()
+    until_sequence: int = 0
+    rows_max: int = ROWS_MAX
+
+    def to_head(self, log_id: int) -> dict[str, HeadValue]:
+        """As the head of FIND."""
+        return {
+            "log_id": log_id,
+            "subject": self.subject.decode("ascii"),
+            "from_ms": self.from_ms,
+            "to_ms": self.to_ms,
+            "hour": self.place.hour,
+            "sequence": self.place.sequence,
+            "until_sequence": self.until_sequence,
+            "limit": self.rows_max,
+        }
+
+
+class Piece(NamedTuple):
+    """What was found, and where the walk goes on; ``place`` is None at its end.
+
+    ``accepted_at_ms`` of a row is an instant of its filing hour, which is all that a request about it needs.
+    ``in_flight`` counts rows that a target may hold at this moment; they are not among the rows.
+    ``unread`` counts the hours of which something could not be read: rows of them may be missing.
+    """
+
+    rows: FoundRows
+    in_flight: int
+    unread: int
+    until_sequence: int
+    place: Place | None
+
+    def to_head(self) -> dict[str, HeadValue]:
+        """As the head of the answer."""
+        place: HeadValue = None if self.place is None else list(self.place)
+        return {
+            "in_flight": self.in_flight,
+            "unread": self.unread,
+            "until_sequence": self.until_sequence,
+            "next": place,
+        }
+
+    def asked(self) -> Asked:
+        """The rows as a request names them."""
+        rows = self.rows
+        return Asked(rows["sequence"].copy(), rows["deliver_at_ms"].copy(), rows["accepted_at_ms"].copy())
+
+
+def read_window(head: Head) -> Window:
+    """Read the head of FIND; BadRequest, BadSubject or BadArgument when it is none."""
+    subject = need_str(head, "subject").encode()
+    check_subject(subject)
+    from_ms, to_ms = need_instant(head, "from_ms"), need_instant(head, "to_ms")
+    if from_ms >= to_ms:
+        raise BadArgument(f"the window from {from_ms} to {to_ms} has no instant in it")
+    place = Place(need_u32(head, "hour"), need_u64(head, "sequence"))
+    return Window(
+        subject, from_ms, to_ms, place, need_u64(head, "until_sequence"), need_int(head, "limit", 1, ROWS_MAX)
+    )
+
+
+def read_piece(head: Head, body: Buffer) -> Piece:
+    """Read the answer to FIND; BadRequest when it is none."""
+    if len(body) % FOUND.itemsize:
+        raise BadRequest(f"a body of {len(body)} bytes is not made of rows", field="body")
+    rows = np.frombuffer(body, FOUND)
+    for name in ("deliver_at_ms", "accepted_at_ms"):
+        if len(rows) and not 0 <= int(rows[name].min()) <= int(rows[name].max()) <= INSTANT_MS_MAX:
+            raise BadRequest(f"{name} has an instant that no message has", field=name)
+    match head.get("next"):
+        case None:
+            place = None
+        case [int(hour), int(sequence)] if hour >= 0 and sequence >= 0:
+            place = Place(hour, sequence)
+        case _:
+            raise BadRequest("next is no hour and sequence", field="next")
+    return Piece(rows, need_int(head, "in_flight"), need_int(head, "unread"), need_u64(head, "until_sequence"), place)

@@ -1,0 +1,117 @@
+"""Group records: groups begin and end by records in the pull log, and an operator decides about lost progress
+(docs/formats/pull.md).
+
+A new group is served when its record is durable. A group that is deleted ends at once, and whoever asked for it is
+answered when the record is durable. What a checkpoint stores of groups and removes of them is noted here.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from delayd.clock import Clock
+from delayd.log.control import GroupCreated, GroupDeleted
+from delayd.log.pull import PullEntry, PullOp
+from delayd.log_limit import LogLimit
+
+from .changes import Changes
+from .given_out import SECRET_BITS
+from .groups import Group
+from .index import Index
+from .kept import LostGroup, group_keys
+from .pull_commit import PullCommit
+from .pull_replay import PullReplay
+from .pulls import Pulls
+from .quarantine import Bad
+
+# Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
+ROOM_EVERY_MS = 10
+
+limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
+
+
+class GroupRecords:
+    """Creates and deletes groups; belongs to the loop."""
+
+    def __init__(self, pulls: Pulls, index: Index, pull_log: PullCommit, clock: Clock) -> None:
+        self.roster = pulls.roster
+        self.changes = Changes(())
+        self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
+        self._pulls = pulls
+        self._index = index
+        self._log = pull_log
+        self._clock = clock
+        self._room_at_ms = 0  # When a group may next be forgotten to make room for another one.
+
+    def begin(self, replay: PullReplay) -> None:
+        """Serve the groups that a replay of the pull log has rebuilt."""
+        self._pulls.begin(replay)
+        self.changes = Changes(replay.groups.values())
+        self.roster.keep_lost(replay.lost.values())
+        self.removes += replay.removes
+
+    def create(self, subject_name: str, name: str) -> Group:
+        """Create a group that does not exist; its record is durable before it is served.
+
+        Raises:
+            SlowDown: there is no room for one more.
+            RetryLater: the disk is full.
+            DelaydError: its progress is lost, and an operator has not decided about it.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._room_at_ms and (idle := self.roster.to_forget(subject_name)) is not None:
+            self._room_at_ms = now_ms + ROOM_EVERY_MS
+            self.delete(idle)
+        self.roster.check_new(subject_name, name)
+        return self._make(subject_name, name, self.roster.next_id)
+
+    def begin_anew(self, lost: LostGroup, begun: Callable[[], None]) -> None:
+        """Let a group whose progress is lost begin at the earliest message that is kept; ``begun`` is called when that
+        is durable.
+        """
+        assert lost.names is not None, "who has no names begins nothing"
+        self._make(*lost.names, lost.group_id)
+        self.roster.strike_lost(lost)
+        self._log.when_durable(begun)
+
+    def delete(self, group: Group | LostGroup, deleted: Callable[[], None] | None = None) -> None:
+        """Delete a group; ``deleted`` is called when that is durable. The messages that it held go to no other
+        group.
+        """
+        self._log.append_record(GroupDeleted(group.group_id))
+        self.removes += group_keys(group.group_id)
+        if isinstance(group, Group):
+            self._pulls.forget(group)
+            self.changes.forget(group)
+            if not self.roster.has(group.subject.name):
+                self._index.forget_empty(group.subject.name)
+        else:
+            self.roster.strike_lost(group)
+        if deleted is not None:
+            self._log.when_durable(deleted)
+
+    def give_up(self, bad: Bad, done: Callable[[], None]) -> None:
+        """Count the messages of an unreadable batch as acknowledged by the groups that passed over them."""
+        now_ms = self._clock.now_ms()
+        incarnation = self._pulls.given_out.life << SECRET_BITS
+        for group, offer in bad.passed:
+            at = (incarnation, self._pulls.next_pull)
+            what = (offer.consume_first, offer.count, now_ms)
+            pulled = PullEntry(PullOp.PULL, offer.attempt, group.group_id, *at, *what)
+            acked = PullEntry(PullOp.ACK, 0, group.group_id, *at, 0, offer.count, now_ms)
+            self._log.append([pulled, acked])
+            self._pulls.pass_over(offer.count)
+            group.give_up(offer)
+        self._pulls.quarantine.drop(bad)
+        self._log.when_durable(done)
+
+    def _make(self, subject_name: str, name: str, group_id: int) -> Group:
+        subject = self._index.subject(subject_name)
+        group = Group(group_id, subject, name, self._index.first(subject), self._pulls.next_pull)
+        self._log.append_record(GroupCreated(group.group_id, subject_name, name))
+        # These come after the append: the disk may be full, and then the next group gets this id.
+        self.changes.watch(group)
+        self._pulls.admit(group)
+        self._log.when_durable(partial(self._pulls.open, group))
+        limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)
+        return group

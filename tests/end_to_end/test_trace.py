@@ -1,0 +1,65 @@
+"""``delayd trace`` follows a message through the files of live and of dead servers."""
+
+import json
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import delayd
+from tests.end_to_end.cluster import cluster
+from tests.unit.cli.runner import run
+
+
+def steps(data: Path, sequence: int, subject: str = "s") -> list[dict[str, object]]:
+    ran = run("trace", subject, str(sequence), "--data", str(data), "--format", "json")
+    assert ran.code == 0, ran.err
+    found: list[dict[str, object]] = json.loads(ran.out)
+    return found
+
+
+def test_each_step_of_a_message_is_found_with_its_file_and_byte(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with cluster(data) as production:
+        with delayd.Producer(production.meta.address) as producer:
+            first = producer.send("s", b"1", delay=timedelta(0))
+            later = producer.send("s", b"2", delay=timedelta(hours=3))
+        # Live: it was accepted, and no checkpoint has filed it yet, or one has.
+        live = steps(data, later.sequence)
+        assert live[0]["step"] == "accepted" and live[-1]["step"] == "next"
+        assert "waits for" in str(live[-1]["detail"])
+        assert production.consumed(1) == ["1"]
+        for server in (production.delay, production.realtime):
+            assert server.terminate() == 0
+    found = steps(data, first.sequence)
+    assert [step["step"] for step in found] == [
+        "accepted",
+        "filed",
+        "claimed",
+        "appended",
+        "indexed",
+        "pulled",
+        "acknowledged",
+    ]
+    for step in found:
+        path = Path(str(step["file"]))
+        assert path.is_relative_to(data) and 64 <= int(str(step["byte"])) < path.stat().st_size
+    times = [int(str(step["at_ms"])) for step in found if step["at_ms"] is not None]
+    assert times == sorted(times)
+    waiting = steps(data, later.sequence)
+    assert [step["step"] for step in waiting] == ["accepted", "filed", "next"]
+    for columns in ("80", "40"):
+        shown = run(
+            "trace", "s", str(first.sequence), "--data", str(data), environment={"COLUMNS": columns, "LINES": ""}
+        )
+        assert shown.code == 0 and "acknowledged" in shown.out
+        assert all(len(line) <= int(columns) for line in shown.out.splitlines()), shown.out
+    table = run("trace", "s", str(first.sequence), "--data", str(data), "--format", "csv").out.splitlines()
+    assert len(table) == len(found) + 1
+    # What is not here is said, and everything else is shown.
+    shutil.rmtree(data / "realtime")
+    ran = run("trace", "s", str(first.sequence), "--data", str(data), "--format", "json")
+    assert ran.code == 0 and "not seen: what became of it at realtime server" in ran.err
+    assert [step["step"] for step in json.loads(ran.out)] == ["accepted", "filed", "claimed"]
+    for subject, sequence in (("s", "999"), ("other", str(first.sequence))):
+        refused = run("trace", subject, sequence, "--data", str(data))
+        assert refused.code == 2 and "never accepted here" in refused.err

@@ -1,0 +1,1 @@
+"""Unit tests of delayd.backup, on a disk in memory."""

@@ -1,0 +1,295 @@
+"""`delayd schedule find`: messages by their columns and by what their bodies and headers say."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cli.find
+from cli.table import JsonText
+from delayd.log.dispatch import Outcome
+from delayd.reading import find as reading
+from tests.books import HOUR_MS, START_MS, Books
+
+from .runner import Ran, run
+
+LATER_MS = START_MS + 2 * HOUR_MS
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Six messages of an hour, filed, two of them done; six of a later hour, filed; three are in the message log."""
+    books = Books(str(tmp_path))
+    books.send([START_MS + row * 1_000 for row in range(6)], subjects=("orders", "bills"))
+    books.send([LATER_MS + row for row in range(6)], subjects=("orders",))
+    books.checkpoint()
+    books.send([LATER_MS + 7, LATER_MS + 8, START_MS + 9], subjects=("orders", "bills", "bills"))
+    books.hand_over([1], delay_ms=5)
+    books.decide([2], Outcome.DEAD)
+    yield books
+    books.close()
+
+
+def _find(books: Books, *arguments: str, form: str = "json") -> Ran:
+    return run("schedule", "find", "--data", books.root, "--format", form, *arguments)
+
+
+def _found(books: Books, *arguments: str) -> list[int]:
+    ran = _find(books, *arguments)
+    assert ran.code == 0, ran.err
+    return [row["sequence"] for row in json.loads(ran.out)]
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_pending_messages_are_found_and_with_all_the_others_too(books: Books) -> None:
+    assert _found(books) == [13, 14, 15, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    ran = _find(books, "--all")
+    states = {row["sequence"]: row["state"] for row in json.loads(ran.out)}
+    assert sorted(states) == list(range(1, 16))
+    assert states[1] == "dispatched" and states[2] == "dead"
+    assert {states[sequence] for sequence in range(3, 16)} == {"pending"}
+
+
+def test_a_sealed_hour_is_searched_with_all_only(books: Books) -> None:
+    books.decide([3, 4, 5, 6, 15], Outcome.DISPATCHED)
+    books.checkpoint()
+    books.tick(START_MS + HOUR_MS)
+    books.checkpoint()
+    books.seal()
+    assert _found(books) == list(range(7, 15))
+    assert sorted(_found(books, "--all")) == list(range(1, 16))
+
+
+def test_a_message_is_shown_with_what_is_known_of_it(books: Books) -> None:
+    (row,) = json.loads(_find(books, "--sequence", "13").out)
+    assert row == {
+        "sequence": 13,
+        "subject": "orders",
+        "deliver_at_ms": LATER_MS + 7,
+        "accepted_at_ms": START_MS - 1_000,
+        "key": None,
+        "tags": [],
+        "body_bytes": 7,
+        "state": "pending",
+        "delay_log_id": "000000000000de1a",
+        "body": "body 13",
+    }
+
+
+def test_filters_hold_together(books: Books) -> None:
+    assert _found(books, "bills") == [14, 15, 4, 6]
+    assert _found(books, "--subject", "bills") == [14, 15, 4, 6]
+    assert _found(books, "none") == []
+    assert _found(books, "--from", "2026-11-20T18:00:00.003Z", "--to", "2026-11-20T18:00:00.008Z") == [13, 10, 11, 12]
+    assert _found(books, "--grep", "body 1[0-3]") == [13, 10, 11, 12]
+    assert _found(books, "bills", "--grep", "body 1") == [14, 15]
+    assert _found(books, "--grep", "^body 4$") == [4]
+    assert _found(books, "--sequence", "7", "--grep", "body 8") == []
+    assert _found(books, "--header", "tenant=acme") == []
+    assert _found(books, "--key", "order-1") == [] and _found(books, "--tag", "night") == []
+
+
+def test_only_the_count(books: Books) -> None:
+    ran = _find(books, "--count", "--grep", "body 1", form="table")
+    assert (ran.code, ran.out) == (0, "6\n")
+
+
+def test_a_listing_ends_at_its_limit(books: Books) -> None:
+    ran = _find(books, "--limit", "3")
+    assert len(json.loads(ran.out)) == 3 and "stopped after 3 rows" in ran.err
+
+
+def test_csv_has_the_exact_values(books: Books) -> None:
+    rows = list(csv.DictReader(io.StringIO(_find(books, "--grep", "body 7", form="csv").out)))
+    assert [(row["sequence"], row["body"], row["deliver_at_ms"]) for row in rows] == [("7", "body 7", str(LATER_MS))]
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_table_fits_the_terminal(books: Books, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("LINES", raising=False)
+    ran = _find(books, form="table")
+    lines = ran.out.splitlines()
+    assert max(map(len, lines)) <= width
+    for sequence in range(3, 16):
+        assert any(f"body {sequence}" in line for line in lines)
+    assert "\x1b" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("body", "form", "shown"),
+    [
+        (b'{"a": [1]}', "json", {"a": [1]}),
+        (b"later", "json", None),
+        (b"\xff\xfe", "hex", "fffe"),
+        (b"\xff", "text", "\\xff"),
+        ("é".encode(), "text", "é"),
+        (b"[" * 100_000, "json", None),
+    ],
+)
+def test_bodies_in_the_form_that_was_asked_for(body: bytes, form: str, shown: object) -> None:
+    cell = cli.find.shown_body(body, form, "json")
+    assert (json.loads(cell) if isinstance(cell, JsonText) else cell) == shown
+
+
+def test_bodies_are_cut_in_a_table_and_left_out_on_request(books: Books) -> None:
+    assert cli.find.shown_body(b"x" * 99, "text", "table") == "x" * 79 + "…"
+    assert cli.find.shown_body(b"\x1b[2J", "text", "table") == "\\x1b[2J"
+    (row,) = json.loads(_find(books, "--sequence", "7", "--no-body").out)
+    assert "body" not in row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--grep", "("), "is no regular expression"),
+        (("--header", "tenant"), "is not NAME=PATTERN"),
+        (("orders", "--subject", "bills"), "give one of them"),
+        (("--from", "2027-01-01T00:00Z", "--to", "2026-01-01T00:00Z"), "swap them"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(books: Books, arguments: tuple[str, ...], sentence: str) -> None:
+    ran = _find(books, *arguments)
+    assert ran.code == 2 and sentence in ran.err and not ran.out
+
+
+def test_many_pieces_give_the_same_in_one_process_and_in_several(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        books.send([LATER_MS + row for row in range(50)])
+        books.checkpoint()
+    alone = _find(books, "--limit", "0").out
+    assert alone.count("\n") == 2 + 13 + 250
+    monkeypatch.setattr(reading, "PIECE_BYTES", 100)
+    monkeypatch.setattr(cli.find, "ALONE_TASKS", 0)
+    assert _find(books, "--limit", "0").out == alone
+    ran = _find(books, "--limit", "2")
+    assert len(json.loads(ran.out)) == 2
+
+
+def test_damage_in_the_middle_hides_what_it_damages_and_nothing_else(books: Books) -> None:
+    for _ in range(3):
+        books.send([LATER_MS + row for row in range(4)])
+        books.checkpoint()
+    every = _found(books)
+    path = books.path_of("schedule", START_MS // HOUR_MS + 2)
+    data = path.read_bytes()
+    _flip(path, data.index(b"body 17"))
+    ran = _find(books)
+    assert ran.code == 3
+    assert f"delayd: left out: {path} is damaged at byte " in ran.err
+    left = [row["sequence"] for row in json.loads(ran.out)]
+    assert set(every) - set(left) == {16, 17, 18, 19}
+    # A group whose header is damaged, too: the ones behind it are found by their own headers.
+    _flip(path, 64 + 8)
+    ran = _find(books)
+    assert ran.code == 3
+    left = [row["sequence"] for row in json.loads(ran.out)]
+    assert {3, 4, 5, 6, 20, 21, 22, 23, 24, 25, 26, 27} <= set(left)
+    assert not set(left) & {16, 17, 18, 19}
+
+
+def test_damage_in_the_message_log_hides_no_filed_message(books: Books) -> None:
+    books.send([LATER_MS + 9])
+    books.send([LATER_MS + 10])
+    (path,) = Path(books.messages.place.folder).iterdir()
+    _flip(path, path.read_bytes().index(b"body 16"))
+    ran = _find(books)
+    assert ran.code == 3 and str(path) in ran.err
+    assert [row["sequence"] for row in json.loads(ran.out)] == [13, 14, 15, 17, *range(3, 13)]
+
+
+def test_a_group_that_is_being_written_is_no_damage(books: Books) -> None:
+    (path,) = Path(books.messages.place.folder).iterdir()
+    with path.open("ab") as file:
+        file.write(b"GRUP" + bytes(60))
+    assert 15 in _found(books)
+
+
+def test_damaged_outcomes_leave_the_state_of_their_hour_unknown(books: Books) -> None:
+    path = books.path_of("dispatch")
+    books.checkpoint()
+    _flip(path, path.stat().st_size // 2)
+    ran = _find(books)
+    states = {row["sequence"]: row["state"] for row in json.loads(ran.out)}
+    assert ran.code == 3 and str(path) in ran.err
+    assert states[3] == "unknown" and states[7] == "pending"
+
+
+def test_a_checkpoint_meanwhile_loses_and_repeats_no_message(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = sorted(_found(books))
+    plan = reading.unfiled_pieces
+    moved: list[bool] = []
+
+    def pieces(*arguments: object) -> Iterator[reading.Piece]:
+        found = list(plan(*arguments))  # type: ignore[arg-type]
+        if not moved:
+            moved.append(True)
+            yield from found[:1]
+            books.checkpoint()
+            yield found[0]._replace(path=found[0].path.replace("00.log", "01.log"))
+        else:
+            yield from found
+
+    monkeypatch.setattr(reading, "unfiled_pieces", pieces)
+    assert sorted(_found(books)) == every and moved
+
+
+def test_keys_tags_and_headers_are_found(books: Books) -> None:
+    books.send(
+        [LATER_MS + row for row in range(4)],
+        keys=["order-1", "", "order-10", "ü"],
+        tags=[("night", "eu"), (), ("night",), ("nights",)],
+        headers=[{"tenant": "acme"}, {}, {"tenant": "acme 2"}, {"name": "tenant"}],
+    )
+    for filed in (False, True):
+        if filed:
+            books.checkpoint()
+        assert _found(books, "--key", "order-1") == [16]
+        assert _found(books, "--key", "ü") == [19] and _found(books, "bills", "--key", "ü") == []
+        assert _found(books, "--tag", "night") == [16, 18]
+        assert _found(books, "--tag", "night", "--tag", "eu") == [16]
+        assert _found(books, "--header", "tenant=acme") == [16, 18]
+        assert _found(books, "--header", "tenant=^acme$") == [16]
+        assert _found(books, "--header", "tenant=acme", "--header", "name=x") == []
+        assert _found(books, "--grep", "acme") == [16, 18]
+        (row,) = json.loads(_find(books, "--key", "order-1").out)
+        assert (row["key"], row["tags"]) == ("order-1", ["night", "eu"])
+    rows = list(csv.DictReader(io.StringIO(_find(books, "--tag", "eu", form="csv").out)))
+    assert rows[0]["tags"] == "night, eu"
+
+
+@pytest.mark.parametrize("way", ["flipped", "cut"])
+@pytest.mark.parametrize("log", ["schedule", "message"])
+def test_at_whichever_byte_a_file_is_damaged_no_row_is_wrong_and_others_are_there(
+    books: Books, log: str, way: str
+) -> None:
+    for part in range(2):
+        books.send([LATER_MS + row for row in range(3)], keys=["a", "", f"b{part}"])
+        books.checkpoint()
+    books.send([LATER_MS + 100])
+    books.send([LATER_MS + 101])
+    hour = START_MS // HOUR_MS + 2
+    path = books.path_of("schedule", hour) if log == "schedule" else next(Path(books.messages.place.folder).iterdir())
+    whole = path.read_bytes()
+    others = {3, 4, 5, 6, 15} if log == "schedule" else set(range(3, 22))
+    every = {row["sequence"]: row for row in json.loads(_find(books).out)}
+    first = 0 if log == "schedule" else books.replay_offset + 64
+    for position in range(first, len(whole), 13):
+        data = bytearray(whole)
+        data[position] ^= 0x41
+        path.write_bytes(data if way == "flipped" else whole[:position])
+        ran = _find(books)
+        assert ran.code in (0, 3), (position, ran.err)
+        found = {row["sequence"]: row for row in json.loads(ran.out)}
+        assert all(every[sequence] == row for sequence, row in found.items()), position
+        assert others <= set(found), position
+        assert ran.code == 3 or log == "message" or found.keys() == every.keys(), position
+    path.write_bytes(whole)

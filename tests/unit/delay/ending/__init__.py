@@ -1,0 +1,1 @@
+"""Requests about messages, on the real core."""

@@ -1,0 +1,189 @@
+"""Walks through pending messages: each pending row of the subject and the window is found once, wherever it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayd.delay.ending import finder
+from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.delay.stored import Stored
+from delayd.errors import SlowDown
+from delayd.hours import INSTANT_MS_MAX
+from delayd.log.schedule import schedule_path
+from delayd.testing.clock import START_MS
+from delayd.wire.ending import CancelAnswer, MessageState
+from delayd.wire.finding import Piece, Place, Window
+from tests.worlds.delay import FOLDER, World, wanted
+
+HOUR_MS = 3_600_000
+SUBJECT = b"orders.eu"
+
+
+def walk(world: World, window: Window) -> list[Piece]:
+    """All pieces of a walk, while nothing else happens."""
+    pieces: list[Piece] = []
+    place: Place | None = window.place
+    while place is not None:
+        until = pieces[-1].until_sequence if pieces else window.until_sequence
+        told: list[Piece] = []
+        world.core.find(window._replace(place=place, until_sequence=until), told.append)
+        world.settle()
+        (piece,) = told
+        pieces.append(piece)
+        place = piece.place
+        assert len(pieces) < 10_000, "the walk goes on for ever"
+    return pieces
+
+
+def all_of(subject: bytes = SUBJECT, rows_max: int = 65_536) -> Window:
+    return Window(subject, 0, INSTANT_MS_MAX, rows_max=rows_max)
+
+
+def sequences(pieces: list[Piece]) -> list[int]:
+    return [sequence for piece in pieces for sequence in piece.rows["sequence"].tolist()]
+
+
+def pending(world: World, window: Window) -> set[int]:
+    """The pending rows of all that was ever accepted, as GET tells them one by one."""
+    rows = [
+        (accepted.base_sequence + index, due)
+        for sent, accepted in world.outside.accepted.values()
+        for index, (due, subject, _) in enumerate(sent.wanted)
+        if subject == window.subject and window.from_ms <= due < window.to_ms
+    ]
+    asked = world.receipts(
+        *{body.decode() for sent, _ in world.outside.accepted.values() for _, _, body in sent.wanted}
+    )
+    states = dict(zip(asked.sequences.tolist(), world.states(asked), strict=True))
+    return {sequence for sequence, _ in rows if states[sequence] is MessageState.PENDING}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_walk_finds_what_is_pending_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "HOURS_MAX", 3)
+    random = Random(seed)
+    world = World(seed=seed, load_ahead_ms=1_000)
+    for step in range(30):
+        kind = random.choice(["send", "send", "send", "pass", "checkpoint", "cancel", "hang", "crash"])
+        if kind == "send":
+            delays = [0, 700, 60_000, HOUR_MS - 1, HOUR_MS, 3 * HOUR_MS, 40 * HOUR_MS, -5_000, -2 * HOUR_MS]
+            world.send(
+                row
+                for number in range(random.randrange(1, 4))
+                for row in wanted(
+                    random.randrange(1, 6),
+                    random.choice(delays),
+                    f"s{step}x{number}",
+                    random.choice([b"orders", b"mails"]),
+                )
+            )
+        elif kind == "pass":
+            world.pass_ms(random.choice([100, 5_000, HOUR_MS // 2]))
+        elif kind == "checkpoint":
+            world.checkpoint()
+        elif kind == "cancel":
+            asked = world.some_receipts(random)
+            if asked is not None:
+                world.cancel(asked)
+        elif kind == "hang":
+            target = random.choice(list(world.outside.targets.values()))
+            target.hangs = not target.hangs
+        else:
+            world = world.after_crash()
+        world.settle()
+        if step % 5 == 4 and world.outside.accepted:
+            subjects = {subject for sent, _ in world.outside.accepted.values() for _, subject, _ in sent.wanted}
+            now_ms = world.clock.now_ms()
+            for subject in sorted(subjects):
+                for window in (all_of(subject, random.choice([1, 3, 100])), Window(subject, now_ms, now_ms + HOUR_MS)):
+                    found = sequences(walk(world, window))
+                    assert len(found) == len(set(found)), "a row is found twice"
+                    assert set(found) == pending(world, window)
+
+
+def test_what_is_found_can_be_cancelled_as_it_is_named() -> None:
+    world = World(load_ahead_ms=1_000)
+    for due_ms in (5_000, 2 * HOUR_MS, 40 * HOUR_MS):
+        world.send(wanted(5, due_ms, f"m{due_ms}"))
+    world.settle()
+    world.checkpoint()
+    world.send(wanted(5, 41 * HOUR_MS, "above"))
+    world.settle()
+    for piece in walk(world, all_of(SUBJECT, rows_max=7)):
+        answers = world.cancel(piece.asked())
+        world.settle()
+        assert set(answers[0]) <= {CancelAnswer.CANCELLED}
+    assert sequences(walk(world, all_of(SUBJECT))) == []
+    world.drain(50 * HOUR_MS)
+    world.check_books()
+
+
+def test_rows_that_come_during_a_walk_are_left_out() -> None:
+    world = World()
+    world.send(wanted(4, HOUR_MS, "before"))
+    world.settle()
+    told: list[Piece] = []
+    world.core.find(all_of(SUBJECT, rows_max=2), told.append)
+    world.settle()
+    world.send(wanted(4, HOUR_MS, "after"))
+    world.settle()
+    first = told[0]
+    assert first.place is not None
+    rest = walk(world, all_of(SUBJECT)._replace(place=first.place, until_sequence=first.until_sequence))
+    assert len(sequences([first, *rest])) == 4
+    assert len(sequences(walk(world, all_of(SUBJECT)))) == 8
+
+
+def test_a_damaged_hour_is_told_and_the_others_are_found() -> None:
+    world = World(load_ahead_ms=1_000)
+    for hours in (20, 30):
+        world.send(wanted(3, hours * HOUR_MS, f"h{hours}"))
+    world.settle()
+    world.checkpoint()
+    file = world.disk.open(schedule_path(FOLDER, (START_MS + 20 * HOUR_MS) // HOUR_MS), write=True)
+    file.pwritev([b"\xff" * 64], 100)
+    file.close()
+    pieces = walk(world, all_of(SUBJECT))
+    assert sum(piece.unread for piece in pieces) == 1
+    assert len(sequences(pieces)) == 3
+
+
+def test_a_file_is_read_once_for_all_pieces_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[int] = []
+
+    def scan(*arguments: Any) -> Iterator[Stored]:
+        scanned.append(arguments[3])
+        return scan_fronts(*arguments)
+
+    world = World(load_ahead_ms=1_000)
+    for hours in (20, 30):
+        world.send(wanted(9, hours * HOUR_MS, f"h{hours}"))
+    world.settle()
+    world.checkpoint()
+    monkeypatch.setattr(finder, "scan_fronts", scan)
+    assert len(sequences(walk(world, all_of(SUBJECT, rows_max=2)))) == 18
+    first = (START_MS + 20 * HOUR_MS) // HOUR_MS
+    assert [hour - first for hour in scanned] == [0, 10]
+    # Another walk, or a file of which more counts, is read anew.
+    world.send(wanted(3, 20 * HOUR_MS, "more"))
+    world.settle()
+    world.checkpoint()
+    assert len(sequences(walk(world, all_of(SUBJECT, rows_max=5)))) == 21
+
+
+def test_pieces_under_way_are_bounded() -> None:
+    world = World()
+    told: list[Piece] = []
+    for _ in range(finder.PIECES_UNDER_WAY_MAX):
+        world.core.find(all_of(), told.append)
+    with pytest.raises(SlowDown):
+        world.core.find(all_of(), told.append)
+    world.settle()
+    assert len(told) == finder.PIECES_UNDER_WAY_MAX
+    assert len(walk(world, all_of())) == 1
+    assert np.array_equal(told[0].rows, told[-1].rows)

@@ -1,0 +1,167 @@
+"""The parts of requests about messages: rows that are compared, notes that are undone, outcomes that are owed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from delayd.batch import BatchKind, ColumnId
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.ending.owed import HOURS_AT_ONCE, Owed
+from delayd.delay.ending.wanted import Wanted, wanted_of
+from delayd.delay.quarantine import Kind
+from delayd.delay.rows import Rows, new_rows
+from delayd.delay.timers.claimed import Claimed
+from delayd.encode import encode
+from delayd.errors import BadRequest, BatchMalformed, DamagedData
+from delayd.hours import HOUR_MS
+from delayd.log.dispatch import NewPart, Reason
+from delayd.log.ended import ENDED, EndedRows
+from delayd.testing.clock import START_MS
+from delayd.wire.ending import Asked, CancelAnswer, decode_answers, encode_asked, read_asked
+from tests.worlds.delay import World, wanted
+
+HOUR = START_MS // HOUR_MS
+
+
+def rows_of(*sequences: int, hour: int = HOUR, due_ms: int = 5) -> Rows:
+    rows = new_rows(len(sequences))
+    rows["sequence"], rows["hour"], rows["due_ms"] = sequences, hour, due_ms
+    return rows
+
+
+def asked(*sequences: int, due_ms: int = 5) -> Asked:
+    count = len(sequences)
+    return Asked(np.array(sequences, np.uint64), np.full(count, HOUR * HOUR_MS + due_ms), np.zeros(count, np.int64))
+
+
+def of(*sequences: int, due_ms: int = 5) -> Wanted:
+    return wanted_of(asked(*sequences, due_ms=due_ms))[0]
+
+
+def array(*sequences: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array(sequences, np.uint64)
+
+
+@pytest.mark.parametrize("find", [Wanted.find, Wanted.find_rising])
+def test_a_row_is_the_wanted_one_only_with_its_hour_and_its_instant(
+    find: Callable[[Wanted, Rows], tuple[np.ndarray[tuple[int], np.dtype[np.intp]], ...]],
+) -> None:
+    rows = rows_of(1, 2, 4, 7)
+    at, found = find(of(2, 3, 7), rows)
+    assert (at.tolist(), found.tolist()) == ([1, 3], [0, 2])
+    for other in (of(2, 7, due_ms=6), of(1, due_ms=-1)):
+        assert not len(find(other, rows)[0])
+    assert not len(find(of(2), rows_of(2, hour=HOUR + 1))[0])
+
+
+def test_answers_stand_where_their_rows_were_asked() -> None:
+    found, order = wanted_of(asked(9, 3, 9, 5))
+    assert found.sequences.tolist() == [3, 5, 9]
+    assert order.tolist() == [2, 0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"", BatchMalformed),
+        (bytes(64), BatchMalformed),
+        (encode(BatchKind.SEAL, None, 1, [(ColumnId.SEAL, np.zeros(1, "V200"))], []), BatchMalformed),
+        (encode_asked(asked(1))[:-8], BatchMalformed),
+        (encode_asked(Asked(array(1), np.array([-1]), np.array([0]))), BadRequest),
+        (encode_asked(Asked(array(1), np.array([0]), np.array([1 << 62]))), BadRequest),
+    ],
+)
+def test_rule_E1_a_body_that_asks_for_no_rows_is_refused_by_name(body: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read_asked(body)
+    with pytest.raises(BadRequest):
+        decode_answers(bytes(63))
+
+
+def test_claims_are_undone_and_earlier_ones_stay() -> None:
+    claimed = Claimed()
+    claimed.add(HOUR, array(1, 5))
+    claimed.settle()
+    claimed.add(HOUR, array(2, 3))
+    assert claimed.without(rows_of(1, 2, 4))["sequence"].tolist() == [4]
+    undone = claimed.undo()
+    assert undone is not None and undone["sequence"].tolist() == [2]
+    assert claimed.without(rows_of(1, 2, 3, 4, 5))["sequence"].tolist() == [2, 3, 4]
+    assert claimed.without(rows_of(1, hour=HOUR + 1))["sequence"].tolist() == [1]
+    assert claimed.has(HOUR, array(1, 2)).tolist() == [True, False]
+    claimed.forget_but([HOUR + 1])
+    assert not claimed.some and not len(claimed)
+
+
+class Recorder(OutcomeLog):
+    """Keeps what is recorded until a test calls it durable."""
+
+    def __init__(self) -> None:
+        self.recorded: list[tuple[int, NewPart, Callable[[], object]]] = []
+
+    def record(self, hour: int, part: NewPart, on_durable: Callable[[], object]) -> None:
+        self.recorded.append((hour, part, on_durable))
+
+
+def ended(hours: list[int], reason: int = Reason.CANCELLED, decided_at_ms: int = 7) -> EndedRows:
+    rows = np.zeros(len(hours), ENDED)
+    rows["decided_at_ms"] = decided_at_ms
+    rows["sequence"], rows["hour"], rows["reason"] = np.arange(len(hours)) + 1, hours, reason
+    rows["other"] = 0 if reason == Reason.CANCELLED else 77
+    return rows
+
+
+def test_outcomes_of_many_hours_are_written_some_hours_at_a_time_the_nearest_first() -> None:
+    recorder = Recorder()
+    owed = Owed(recorder)
+    hours = [*range(3 * HOURS_AT_ONCE, 0, -1)]
+    owed.take(ended(hours))
+    assert [hour for hour, *_ in recorder.recorded] == [*range(1, HOURS_AT_ONCE + 1)]
+    assert len(owed.all()) == len(owed) == len(hours), "a checkpoint names all of them"
+    while recorder.recorded:
+        _, part, durable = recorder.recorded.pop(0)
+        assert (part.claimed_at_ms, part.reason, part.batch_id) == (7, Reason.CANCELLED, 0)
+        durable()
+        assert len(recorder.recorded) <= HOURS_AT_ONCE
+    assert owed.idle and not len(owed) and owed.lowest_ms() is None
+
+
+def test_rows_of_one_hour_share_a_part_and_a_row_that_names_another_stands_alone() -> None:
+    recorder = Recorder()
+    owed = Owed(recorder)
+    owed.take(ended([5, 5, 5]))
+    owed.take(ended([6, 6], Reason.KEPT))
+    parts = [(hour, part.sequences.tolist(), part.batch_id) for hour, part, _ in recorder.recorded]
+    assert parts == [(5, [1, 2, 3], 0), (6, [1], 77), (6, [2], 77)]
+    for hour, reason in ((5, Reason.CANCELLED), (6, Reason.KEPT)):
+        wanted = Wanted(array(2, 4), np.zeros(2, np.int64), np.full(2, hour, np.uint32))
+        found, rows = owed.find(wanted)
+        assert (found.tolist(), rows["reason"].tolist()) == ([0], [reason]), "a row of another hour is another row"
+
+
+def test_rows_that_name_rows_which_follow_one_another_share_a_part() -> None:
+    recorder = Recorder()
+    owed = Owed(recorder)
+    rows = ended([5] * 6, Reason.MOVED)
+    rows["other"] = [10, 11, 12, 14, 15, 16]
+    rows["other_at_ms"] = [90, 90, 90, 90, 90, 91]
+    rows["decided_at_ms"][4:] = 8
+    owed.take(rows)
+    parts = [(part.sequences.tolist(), part.batch_id, part.target_appended_at_ms) for _, part, _ in recorder.recorded]
+    assert parts == [([1, 2, 3], 10, 90), ([4], 14, 90), ([5], 15, 90), ([6], 16, 91)]
+    assert [part.claimed_at_ms for _, part, _ in recorder.recorded] == [7, 7, 8, 8]
+
+
+def test_rows_of_an_hour_whose_dispatch_log_is_damaged_are_in_flight() -> None:
+    world = World()
+    world.send([*wanted(1, 4_000, "near"), *wanted(1, 40 * HOUR_MS, "far")])
+    world.settle()
+    receipts = world.receipts("near", "far")
+    for hour in (HOUR, HOUR + 40):
+        world.core.quarantine.put(Kind.DISPATCH, str(hour), DamagedData("/x", 0, "it is damaged"), 1, hour=hour)
+    told = world.cancel(receipts)
+    world.settle()
+    assert told == [[CancelAnswer.IN_FLIGHT] * 2]

@@ -1,0 +1,176 @@
+"""A run of keys: what it holds is found, and nothing that is damaged is believed (docs/formats/keys.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from delayd.delay.keys.entries import Asked, Found, merge
+from delayd.delay.keys.run import BLOCK_ENTRIES, Run, RunName, open_run, run_path, write_run
+from delayd.errors import DamagedData, DiskFull, Shortage, Unreadable
+from delayd.log.segment import FileHeader, FileKind
+from delayd.names import Hasher
+from delayd.testing.disk import Faults, MemoryDisk
+from tests.worlds.keys import DUE_MS, FOLDER, HOUR, LOG_ID, SEED, KeyRow, Name, entries_of, facts, names_of
+
+LONG = b"k" * 200
+
+
+def nothing() -> None:
+    """Nobody waits."""
+
+
+def rows_of(count: int, subject: bytes = b"orders") -> list[KeyRow]:
+    """Rows whose keys have many lengths, in hours of their own."""
+    return [KeyRow((subject, LONG[: n % 200] + b"%d" % n), n + 1, DUE_MS + n, HOUR + n) for n in range(count)]
+
+
+def written(rows: list[KeyRow], disk: MemoryDisk | None = None) -> tuple[MemoryDisk, RunName]:
+    """A run on a disk."""
+    disk = disk or MemoryDisk()
+    disk.make_folder(FOLDER)
+    header = FileHeader(FileKind.KEYS, LOG_ID, 0, 3, DUE_MS)
+    return disk, write_run(disk, FOLDER, header, SEED, merge([entries_of(rows)]), nothing)
+
+
+def opened(disk: MemoryDisk, name: RunName) -> Run:
+    """Opened as the state names it."""
+    return open_run(disk, FOLDER, LOG_ID, SEED, name)
+
+
+def look(run: Run, names: list[Name]) -> list[tuple[int, int, int]]:
+    """Look names up."""
+    asked, found = names_of(names), Found(len(names))
+    run.find(Asked(asked, Hasher(SEED).hashes(asked)), found, nothing)
+    return facts(found)
+
+
+@pytest.mark.parametrize("count", [1, 2, BLOCK_ENTRIES - 1, BLOCK_ENTRIES, BLOCK_ENTRIES + 1, 5_000])
+def test_each_name_is_found_and_no_other(count: int) -> None:
+    rows = rows_of(count)
+    run = opened(*written(rows))
+    assert len(run) == count
+    assert look(run, [row.name for row in rows]) == [tuple(row[1:]) for row in rows]
+    others = [(b"orders2", row.name[1]) for row in rows] + [(b"orders", row.name[1][:-1] + b"x") for row in rows]
+    assert look(run, others) == [(0, 0, 0)] * len(others)
+
+
+def test_subject_and_key_are_not_mixed_up() -> None:
+    pairs = [(b"ab", b"c"), (b"a", b"bc"), (b"abcdefgh", b"i"), (b"abcdefg", b"hi"), (b"a\0"[:1], b"bc\0")]
+    rows = [KeyRow(pair, n + 1) for n, pair in enumerate(pairs)]
+    run = opened(*written(rows))
+    assert [found[0] for found in look(run, pairs)] == [1, 2, 3, 4, 5]
+
+
+def test_instants_of_past_and_future_come_back() -> None:
+    due = [0, 1, DUE_MS, (1 << 48) - 1]
+    run = opened(*written([KeyRow((b"s", b"%d" % n), n + 1, at) for n, at in enumerate(due)]))
+    assert [found[1] for found in look(run, [(b"s", b"%d" % n) for n in range(4)])] == due
+
+
+def test_rows_come_out_of_blocks_as_they_went_in() -> None:
+    rows = rows_of(300)
+    run = opened(*written(rows))
+    first = run.read(0, 2, Hasher(SEED))
+    rest = run.read(2, 100, Hasher(SEED))
+    assert len(first) == 2 * BLOCK_ENTRIES
+    texts = first.names.texts() + rest.names.texts()
+    sequences = [*first.rows["sequence"].tolist(), *rest.rows["sequence"].tolist()]
+    assert dict(zip(texts, sequences, strict=True)) == {row.name: row.sequence for row in rows}
+    assert bool((np.diff(np.concatenate((first.hashes, rest.hashes)).astype(np.float64)) >= 0).all())
+
+
+def test_a_new_key_costs_no_reading() -> None:
+    disk, name = written(rows_of(2_000))
+    run = opened(disk, name)
+    disk.faults.fail_reads["/keys/"] = 1_000
+    assert look(run, [(b"orders", b"new")]) == [(0, 0, 0)]
+
+
+def test_a_key_takes_so_many_bytes() -> None:
+    rows = [KeyRow((b"orders", b"order-%07d" % n), n + 1) for n in range(20_000)]
+    disk, name = written(rows)
+    assert name.total_bytes / len(rows) < 47
+    assert opened(disk, name).nbytes / len(rows) < 2.5
+
+
+def test_each_flipped_byte_is_damage_with_a_name_or_changes_nothing() -> None:
+    rows = rows_of(70)
+    disk, name = written(rows)
+    whole = look(opened(disk, name), [row.name for row in rows])
+    path = run_path(FOLDER, name.number)
+    file = disk.open(path, write=True)
+    for position in range(name.total_bytes):
+        (byte,) = file.pread(1, position)
+        file.pwritev([bytes([byte ^ 0x10])], position)
+        with pytest.raises(DamagedData) as raised:
+            run = opened(disk, name)
+            assert look(run, [row.name for row in rows]) == whole
+            run.read(0, run.blocks, Hasher(SEED))
+            raise AssertionError(f"byte {position} is believed")
+        assert path in str(raised.value)
+        file.pwritev([bytes([byte])], position)
+    assert look(opened(disk, name), [row.name for row in rows]) == whole
+
+
+@pytest.mark.parametrize("size", [0, 10, 64, 127, 128, 1_000])
+def test_a_file_that_was_cut_is_damage(size: int) -> None:
+    disk, name = written(rows_of(70))
+    disk.open(run_path(FOLDER, name.number), write=True).truncate(size)
+    with pytest.raises(DamagedData):
+        opened(disk, name)
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_damage() -> None:
+    disk, name = written(rows_of(200))
+    run = opened(disk, name)
+    disk.open(run_path(FOLDER, name.number), write=True).truncate(300)
+    with pytest.raises(DamagedData, match="ends"):
+        look(run, [row.name for row in rows_of(200)])
+
+
+def test_a_run_of_another_directory_number_seed_or_time_is_not_opened() -> None:
+    disk, name = written(rows_of(70))
+    with pytest.raises(DamagedData, match="log_id"):
+        open_run(disk, FOLDER, LOG_ID + 1, SEED, name)
+    with pytest.raises(DamagedData, match="seed"):
+        open_run(disk, FOLDER, LOG_ID, SEED + 1, name)
+    with pytest.raises(DamagedData, match="another run"):
+        opened(disk, name._replace(tables_crc32c=1))
+    disk.rename(run_path(FOLDER, 3), run_path(FOLDER, 4))
+    with pytest.raises(DamagedData, match="run 3"):
+        opened(disk, name._replace(number=4))
+
+
+def test_a_block_that_cannot_be_read_is_damage() -> None:
+    disk, name = written(rows_of(70))
+    run = opened(disk, name)
+    disk.faults.fail_reads["/keys/"] = 1
+    with pytest.raises(Unreadable):
+        look(run, [(b"orders", b"0")])
+    assert look(run, [(b"orders", b"0")]) == [(1, DUE_MS, HOUR)]
+
+
+def test_a_full_disk_leaves_no_file() -> None:
+    disk = MemoryDisk(Faults(), capacity_bytes=3_000)
+    with pytest.raises(DiskFull):
+        written(rows_of(200), disk)
+    assert disk.list_folder(f"{FOLDER}/keys") == []
+
+
+def test_a_run_is_durable_before_it_has_a_name() -> None:
+    disk, name = written(rows_of(70))
+    assert not disk.closed_unsynced
+    assert look(opened(disk.after_crash(), name), [(b"orders", b"0")]) == [(1, DUE_MS, HOUR)]
+
+
+def test_a_shortage_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, name = written(rows_of(70))
+    run = opened(disk, name)
+
+    def short(size: int, position: int) -> bytes:
+        raise Shortage("x", 12)
+
+    monkeypatch.setattr(run._file, "_file", type("F", (), {"pread": staticmethod(short)})())
+    with pytest.raises(Shortage):
+        look(run, [(b"orders", b"0")])

@@ -1,0 +1,1 @@
+"""Quotas of subjects, on the real core."""

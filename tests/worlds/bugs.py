@@ -1,0 +1,188 @@
+"""Bugs to plant in the delay server: each takes one rule out and leaves all else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.delay import core, intake, recovery
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.books.seal_log import SealLog
+from delayd.delay.ending.claims import Claims, Places
+from delayd.delay.ending.keyed_sends import KeyedSends
+from delayd.delay.ending.message_requests import MessageRequests
+from delayd.delay.ending.owed import Owed
+from delayd.delay.ending.wanted import Wanted
+from delayd.delay.filing.schedule_writer import ScheduleWriter
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.handoff.link import Link, Phase
+from delayd.delay.handoff.sender import Sender
+from delayd.delay.handoff.window import SentBatch
+from delayd.delay.handoff.wire import Wire
+from delayd.delay.intake import Decided, Mark, OpenGroup, Written
+from delayd.delay.producers import Producers
+from delayd.delay.recovery import Recovered
+from delayd.delay.rows import Rows
+from delayd.delay.timers.claimed import Claimed
+from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.log.group import NewGroup
+from delayd.log.log import Log
+from delayd.log.seal import SealFacts
+from delayd.log.segment import Segment
+from tests.worlds.patches import Patch
+
+
+def _acknowledge_before_the_sync(log: Log, groups: list[NewGroup], now_ms: int) -> Written:
+    offsets = log.append(groups, now_ms)
+    return Written(offsets, Mark(log.end, log.crc32c))
+
+
+def _decide_when_acknowledged(self: Sender, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
+    self.window.decide(sent.batch_id)
+    part = NewPart(
+        sent.rows["sequence"],
+        sent.deliver_at_ms,
+        Outcome.DISPATCHED,
+        sent.claimed_at_ms,
+        self._target,
+        self._origin.epoch,
+        sent.batch_id,
+        appended_at_ms,
+        offset,
+    )
+    self._outcomes.record(sent.hour, part, int)
+
+
+def _say_durable_at_once(self: OutcomeLog, callback: Callable[[], None]) -> None:
+    callback()
+
+
+def _close_without_a_sync(self: ScheduleWriter) -> None:
+    for segment in self._open:
+        segment.close()
+    self._open.clear()
+
+
+def _forget_outcomes(
+    *arguments: object,
+) -> tuple[dict[int, object], dict[int, NDArray[np.uint64]], dict[int, int]]:
+    return {}, {}, {}
+
+
+def _ignore_this_epoch(
+    self: Link, facts: list[int], *columns: *tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64]]
+) -> None:
+    if facts[0] != self._origin.epoch:
+        _arrived(self, facts, *columns)
+
+
+def _send_at_once(self: Link, session: int, wire: Wire) -> None:
+    _connected(self, session, wire)
+    if session == self._session:
+        self.phase = Phase.READY
+
+
+def _forget_notes(*arguments: object) -> Recovered:
+    found = _recover(*arguments)  # type: ignore[arg-type]
+    found.targets_owed.clear()
+    return found
+
+
+def _forget_numbers(
+    self: Producers, seen_before_ms: int, puts: dict[bytes, bytes], removes: set[bytes]
+) -> Iterator[None]:
+    self._changed.clear()
+    return iter(())
+
+
+def _add_a_seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> None:
+    with patch.object(Segment, "flush", call_it_durable):
+        _add_seal(self, facts, now_ms)
+
+
+def _answer_when_decided(self: MessageRequests, group: OpenGroup) -> Decided:
+    decided = _close(self, group)
+    if self._commit is not None:
+        answers, self._commit.answers = self._commit.answers, []
+        for request, states in answers:
+            self._answer(request, states)
+    return decided
+
+
+def _claim_nothing(self: Claims, wanted: Wanted, places: Places) -> None:
+    pass
+
+
+def _all_far(self: Claims, wanted: Wanted) -> NDArray[np.bool_]:
+    return np.ones(len(wanted), np.bool_)
+
+
+def _replace_without_a_claim(self: KeyedSends, *arguments: object) -> None:
+    pass
+
+
+def _hold_nothing_back(self: Claimed, rows: Rows) -> Rows:
+    return rows
+
+
+def _leave_nothing_out(self: EarlierOutcomes, hour: int, sequences: NDArray[np.uint64]) -> None:
+    pass
+
+
+def _name_nothing(self: Owed) -> EndedRows:
+    return NO_ENDED
+
+
+def _owe_nothing(*arguments: object) -> EndedRows:
+    return NO_ENDED
+
+
+def _undo_nothing(self: Claims) -> None:
+    self.settle()
+
+
+def _nothing_has_left(self: Dispatcher, rows: Rows) -> NDArray[np.bool_]:
+    return np.zeros(len(rows), np.bool_)
+
+
+def call_it_durable(self: Segment) -> None:
+    """Sync nothing, and go on as after a sync."""
+    self.durable = self.end
+
+
+_add_seal = SealLog.add
+_close = MessageRequests.close
+_arrived = Link._arrived
+_connected = Link._connected
+_recover = recovery.recover
+
+SEAL_WITHOUT_A_SYNC = Patch(SealLog, "add", _add_a_seal_without_a_sync)
+PLANTED: dict[str, Patch] = {
+    "L2: a send is answered before its fsync": Patch(intake, "_write", _acknowledge_before_the_sync),
+    "H1: W passes a batch whose outcome is not durable": Patch(Sender, "acknowledge", _decide_when_acknowledged),
+    "H4: a session sends before the answered rows are durable": Patch(OutcomeLog, "when_durable", _say_durable_at_once),
+    "H4: a session sends before the window is answered": Patch(Link, "_connected", _send_at_once),
+    "P2: a checkpoint counts schedule logs that are not durable": Patch(ScheduleWriter, "_sync", _close_without_a_sync),
+    "P4: recovery ignores the dispatch logs": Patch(recovery, "_recover_outcomes", _forget_outcomes),
+    "H6: rows are taken back though the window names them": Patch(Link, "_arrived", _ignore_this_epoch),
+    "H5: a checkpoint passes a note and does not keep it": Patch(core, "recover", _forget_notes),
+    "I1: a checkpoint passes batches and forgets their numbers": Patch(Producers, "collect", _forget_numbers),
+}
+# These show only in lives in which somebody cancels messages, or sends with keys.
+PLANTED_IN_CANCELS: dict[str, Patch] = {
+    "C1: a cancel is answered before its decision is durable": Patch(MessageRequests, "close", _answer_when_decided),
+    "C1: rows are not claimed": Patch(Claims, "claim", _claim_nothing),
+    "C1: rows of a loaded hour are claimed for its load": Patch(Claims, "_far", _all_far),
+    "C1: rows that are replaced by key are not claimed": Patch(KeyedSends, "_claim", _replace_without_a_claim),
+    "C1: a claimed row that falls due is handed out": Patch(Claimed, "without", _hold_nothing_back),
+    "C1: an hour is loaded with its claimed rows": Patch(EarlierOutcomes, "claim", _leave_nothing_out),
+    "C1: a row that an earlier life may have sent is claimed": Patch(Dispatcher, "may_have_left", _nothing_has_left),
+    "C1: a decision that the disk refused leaves its claims": Patch(Claims, "undo", _undo_nothing),
+    "C2: a checkpoint passes a decision and does not name its rows": Patch(Owed, "all", _name_nothing),
+    "P1: a start does not read the decisions": Patch(recovery, "_owe", _owe_nothing),
+}

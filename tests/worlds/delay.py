@@ -1,0 +1,561 @@
+"""A delay server's core and all that surrounds it: disk, state, clock, threads, meta, targets, the network, a producer.
+
+Invariant: nothing happens by itself. Every step is a call, so that a list of steps, or a seed, repeats a run exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+
+from delayd.batch import ProducerPart, parse
+from delayd.config import DelayConfig
+from delayd.delay.books.dispatch_logs import list_dispatch_logs
+from delayd.delay.core import DelayCore, Surroundings, Threads
+from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
+from delayd.delay.handoff.wire import Wire
+from delayd.delay.producers import AcceptedBatch
+from delayd.errors import DelaydError
+from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.log.dispatch import Reason
+from delayd.log.ended import EndedRows, decode_ended
+from delayd.reading.seals import verify_seals
+from delayd.testing.executor import StepExecutor
+from delayd.testing.tree import PowerLoss
+from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.slots import SLOTS, SlotOwners
+from tests.worlds import files
+from tests.worlds.files import cancelled_outcomes, deleted_rows, filed_rows, told_outcomes
+from tests.worlds.outside import (
+    TARGET_IDS,
+    Outside,
+    Remains,
+    Sent,
+    Wanted,
+    encode_wanted,
+    new_world,
+    nobody,
+    small_slots,
+    wanted,
+)
+from tests.worlds.target import Cable
+
+__all__ = ["TARGET_IDS", "Outside", "Remains", "Wanted", "World", "encode_wanted", "new_world", "small_slots", "wanted"]
+
+DATA, FOLDER = files.DATA, files.FOLDER
+PRODUCER_ID = 0xABCDEF
+STOP_STEPS = 400
+STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
+
+
+class World:
+    """One life of a delay server; `after_crash` begins the next one, and may be called more than once."""
+
+    def __init__(
+        self, remains: Remains | None = None, *, core: type[DelayCore] = DelayCore, seed: int = 0, **settings: int
+    ) -> None:
+        self.random = Random(seed)
+        self.settings = settings
+        self.core_type = core
+        remains = new_world() if remains is None else remains
+        self.disk, self.state, self.outside, self.clock = remains.disk, remains.state, remains.outside, remains.clock
+        outside = self.outside
+        self.cables: list[Cable] = []
+        self.asked: list[list[bytes]] = []  # Questions to meta, not answered yet.
+        self.meta_up = True
+        small = {"free_bytes_far": 0, "free_bytes_all": 0, "segment_bytes": 8192, "outcomes_flush_ms": 20}
+        config = DelayConfig(data=DATA, **(small | settings))  # type: ignore[arg-type]
+        self.disk.make_folder(config.folder)
+        self.threads = Threads(self.new_thread(), self.new_thread(), self.new_thread())
+        draw = Random(seed * 7919 + self.state.commits + len(self.disk.operations) + outside.machine.wall_ms)
+        self.core = core(
+            self.disk,
+            self.state,
+            config,
+            self.threads,
+            Surroundings(
+                clock=self.clock,
+                dial=self._dial,
+                ask_routes=self.asked.append,
+                ask_slots=lambda wanted, answer: answer(self._all_slots()),
+                random_id=lambda: draw.getrandbits(64),
+                evidence=self.clock.restart_evidence,
+                rest=_rest,
+            ),
+        )
+
+        self._note_moves(self.core._owed.all())
+        take = self.core._owed.take
+
+        def take_and_note(rows: EndedRows) -> None:
+            self._note_moves(rows)
+            take(rows)
+
+        self.core._owed.take = take_and_note  # type: ignore[method-assign]
+
+    def _note_moves(self, rows: EndedRows) -> None:
+        for row in rows[rows["reason"] == Reason.MOVED].tolist():
+            sequence, _, other, due_ms, decided_ms = row[:5]
+            known = self.outside.moved_rows.setdefault(sequence, (other, due_ms, max(due_ms, decided_ms)))
+            assert known[:2] == (other, due_ms), f"sequence {sequence} was moved to {known}, then to {other}"
+
+    def own_all_keys(self) -> None:
+        """Let the server hear from meta that all keys are its own."""
+        self.core.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
+        self.settle()
+
+    def _all_slots(self) -> SlotOwners:
+        """What meta says: all keys are this server's."""
+        return SlotOwners(np.full(SLOTS, self.core.identity.log_id, np.uint64), np.ones(SLOTS, np.uint32))
+
+    # The producer.
+
+    def send(
+        self, wanted: Iterable[Wanted], keys: Sequence[bytes] | None = None, flags: Sequence[int] | None = None
+    ) -> int:
+        """Send messages as one batch; its number."""
+        outside = self.outside
+        outside.last_number += 1
+        rows = list(wanted)
+        low_water = min(outside.unanswered, default=outside.last_number)
+        data = encode_wanted(rows, ProducerPart(PRODUCER_ID, outside.last_number, low_water), keys, flags)
+        outside.unanswered[outside.last_number] = Sent(outside.last_number, data, rows, keyed=keys is not None)
+        self.send_again(outside.last_number)
+        return outside.last_number
+
+    def send_again(self, number: int) -> None:
+        """Send a batch as it was sent before."""
+        sent = self.outside.unanswered.get(number) or self.outside.accepted[number][0]
+        self.core.send(parse(sent.data), partial(self._heard, sent))
+
+    def _heard(self, sent: Sent, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
+        outside = self.outside
+        if isinstance(what, DelaydError):
+            outside.refused.append((sent.number, what))
+            return
+        assert what.rows == len(sent.wanted)
+        known = outside.accepted.get(sent.number)
+        if known is not None:
+            assert known[1] == what, f"batch {sent.number} was answered {known[1]}, then {what}"
+        outside.unanswered.pop(sent.number, None)
+        outside.accepted[sent.number] = (sent, what)
+        if sent.keyed:
+            # Rows that meet others by their keys end, whoever asked.
+            outside.cancel_asked.update(range(what.base_sequence, what.base_sequence + what.rows))
+            outside.cancelled.update(decode_ended(what.decided)["sequence"].tolist())
+
+    # Whoever cancels.
+
+    def receipts(self, *names: str) -> Asked:
+        """What the receipts say of accepted messages whose bodies begin with one of these names."""
+        rows = [
+            (accepted.base_sequence + index, due, accepted.appended_at_ms)
+            for sent, accepted in self.outside.accepted.values()
+            for index, (due, _, body) in enumerate(sent.wanted)
+            if body.decode().rpartition("-")[0] in names or body.decode() in names
+        ]
+        assert rows, f"nothing that is called {names} was accepted"
+        sequences, due_ms, accepted_ms = zip(*rows, strict=True)
+        return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))
+
+    def some_receipts(self, random: Random) -> Asked | None:
+        """Some rows of a batch that was accepted, perhaps long ago, or of several; None before the first one."""
+        known = self.outside.accepted
+        if not known:
+            return None
+        rows: set[tuple[int, int, int]] = set()
+        for number in random.choices(list(known), k=random.choice((1, 1, 4))):
+            sent, accepted = known[number]
+            row = random.randrange(len(sent.wanted))
+            rows.add((accepted.base_sequence + row, sent.wanted[row][0], accepted.appended_at_ms))
+        sequences, due_ms, accepted_ms = zip(*sorted(rows), strict=True)
+        return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))
+
+    def cancel(self, asked: Asked) -> list[list[CancelAnswer]]:
+        """Want messages cancelled; the list that is returned holds the answers once they are there."""
+        told: list[list[CancelAnswer]] = []
+        outside = self.outside
+        outside.cancel_asked.update(asked.sequences.tolist())
+
+        def heard(what: AnswerRows | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                outside.refused.append((0, what))
+                return
+            answers = [CancelAnswer(answer) for answer in what["answer"].tolist()]
+            pairs = zip(what["sequence"].tolist(), answers, strict=True)
+            outside.cancelled.update(number for number, answer in pairs if answer is CancelAnswer.CANCELLED)
+            told.append(answers)
+
+        self.core.cancel(asked, heard)
+        return told
+
+    def reschedule(self, asked: Asked, *instants: int) -> list[AnswerRows]:
+        """Want messages moved, all to one instant or each to its own; the list that is returned holds the answers once
+        they are there.
+        """
+        told: list[AnswerRows] = []
+        wanted_at_ms = np.array(instants if len(instants) > 1 else instants * len(asked.sequences), np.int64)
+        for sequence, instant in zip(asked.sequences.tolist(), wanted_at_ms.tolist(), strict=True):
+            self.outside.moves_asked.setdefault(sequence, set()).add(instant)
+
+        def heard(what: AnswerRows | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                self.outside.refused.append((0, what))
+                return
+            moved = what["answer"] == RescheduleAnswer.MOVED
+            assert (what["deliver_at_ms"] == wanted_at_ms)[moved].all(), "moved to another instant than was wanted"
+            told.append(what)
+
+        self.core.reschedule(asked, wanted_at_ms, heard)
+        return told
+
+    def states(self, asked: Asked) -> list[MessageState]:
+        """What the server says became of messages."""
+        told: list[MessageState] = []
+
+        def heard(what: AnswerRows | DelaydError) -> None:
+            assert not isinstance(what, DelaydError), what
+            told.extend(MessageState(state) for state in what["state"].tolist())
+
+        self.core.get(asked, heard)
+        self.settle()
+        return told
+
+    # Steps.
+
+    def new_thread(self) -> StepExecutor:
+        """One of the server's threads."""
+        return StepExecutor()
+
+    def executors(self) -> tuple[StepExecutor, ...]:
+        """The three threads, which take turns as the test says."""
+        threads = (self.threads.commit, self.threads.outcomes, self.threads.worker)
+        return tuple(thread for thread in threads if isinstance(thread, StepExecutor))
+
+    def answer_routes(self) -> None:
+        """Meta answers the oldest question."""
+        subjects = self.asked.pop(0)
+        if not self.meta_up:
+            self.core.dispatcher.routed({}, subjects)
+            return
+        for log_id in self.outside.targets:
+            self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
+        self.core.dispatcher.routed({subject: self.target_of(subject) for subject in subjects}, [])
+
+    def look_around(self) -> None:
+        """What the shell does every second or less: free space, and where targets are while one is needed."""
+        self.core.reserve(self.disk.free_bytes(FOLDER))
+        if self.meta_up and self.core.dispatcher.wants_places:
+            for log_id in self.outside.targets:
+                self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
+
+    def target_of(self, subject: bytes) -> int:
+        """Meta's route of a subject, which never changes."""
+        ids = sorted(self.outside.targets)
+        return ids[sum(subject) % len(ids)]
+
+    def moves(self) -> list[Callable[[], None]]:
+        """Everything that could happen next without time passing, but for the targets' syncs."""
+        found: list[Callable[[], None]] = []
+        for executor in self.executors():
+            if executor.waiting:
+                found.append(executor.run_one)
+            if executor.ran:
+                found.append(executor.complete_one)
+        if self.asked:
+            found.append(self.answer_routes)
+        for cable in (*self.cables, *self.outside.late):
+            if cable.up and cable.target.up and not cable.target.hangs:
+                found.append(cable.carry_up)
+            if cable.down:
+                found.append(cable.carry_down)
+        found.extend(target.sync for target in self.outside.targets.values() if target.can_sync)
+        return found
+
+    def next_move(self) -> Callable[[], None] | None:
+        """The first of all moves, if there is one."""
+        return next(iter(self.moves()), None)
+
+    def settle(self) -> None:
+        """Do all that happens without time passing."""
+        for _ in range(STEPS_MAX):
+            move = self.next_move()
+            if move is None:
+                self.core.wake()
+                move = self.next_move()
+                if move is None:
+                    self._forget_ended()
+                    return
+            move()
+        raise AssertionError("the world does not come to rest")
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass, with everything done at each instant at which something is due."""
+        end = self.clock.monotonic_ms() + ms
+        self.settle()
+        while (left := end - self.clock.monotonic_ms()) > 0:
+            self.clock.advance(max(1, min(left, self.idle_ms())))
+            self.look_around()
+            self.settle()
+
+    def idle_ms(self) -> int:
+        """How long the server sleeps now: as its shell computes it."""
+        sleep = min(500, self.core.next_wake_ms() - self.clock.monotonic_ms())
+        due_ms = self.core.next_due_ms()
+        return sleep if due_ms is None else min(sleep, due_ms - self.clock.now_ms())
+
+    def drain(self, ms: int = 60_000) -> None:
+        """Heal everything, retry what is not accepted, and let time pass until each message has an outcome.
+
+        It ends after ``ms`` in all cases; the time until the next missing message is due does not count.
+        """
+        self.meta_up = True
+        self.outside.moved.clear()
+        for target in self.outside.targets.values():
+            if not target.up:
+                target.restart()
+        self._repeat_sends()
+        waited_ms = 0
+        while (missing := self.missing()) and waited_ms < ms:
+            dues = [due for _, due, _, body in self.newest_rows() if body in missing]
+            # Nothing happens for long: nobody has to live through it in half seconds.
+            self.clock.advance(max(0, min(dues) - self.clock.now_ms() - 3_000))
+            self.pass_ms(500)
+            waited_ms += 500
+        self.pass_ms(1_000)
+
+    def _repeat_sends(self) -> None:
+        for _ in range(20):
+            self.look_around()
+            self.settle()
+            for number in list(self.outside.unanswered):
+                self.send_again(number)
+            self.settle()
+            if not self.outside.unanswered:
+                return
+            self.pass_ms(500)
+        raise AssertionError(f"never accepted: {self.outside.refused[-3:]}")
+
+    def missing(self) -> set[bytes]:
+        """Bodies of accepted messages that no target has, and that are not cancelled."""
+        gone = self.outside.cancelled
+        if self.outside.cancel_asked:
+            gone = gone | self.cancelled().keys()
+        wanted = {body for sequence, _, _, body in self.newest_rows() if sequence not in gone}
+        return wanted - {
+            body for target in self.outside.targets.values() for kept in target.log for body in kept.bodies
+        }
+
+    def newest_rows(self) -> list[tuple[int, int, int, bytes]]:
+        """Of each accepted message the newest row: sequence, due instant, the instant of its filing hour, and body."""
+        return [
+            (*self.outside.newest(accepted.base_sequence + index, due, max(due, accepted.appended_at_ms)), body)
+            for sent, accepted in self.outside.accepted.values()
+            for index, (due, _, body) in enumerate(sent.wanted)
+        ]
+
+    def checkpoint(self) -> int:
+        """Ask for a checkpoint, let it finish; the replay offset that was answered."""
+        answers: list[int] = []
+        self.core.checkpoint(answers.append)
+        self.settle()
+        return answers[0]
+
+    def sweep(self) -> None:
+        """Let retention look at the hours, and do what comes of it."""
+        self.core.sweep()
+        self.settle()
+
+    def delete_hours(self) -> None:
+        """Let retention delete what is past its time: the next published checkpoint comes before the files go."""
+        self.sweep()
+        self.pass_ms(61_000)
+        self.sweep()
+
+    def stop(self) -> bool:
+        """Stop the server cleanly; whether it called back."""
+        stopped: list[bool] = []
+        self.core.stop(lambda: stopped.append(True))
+        for _ in range(STOP_STEPS):
+            if stopped or not self.moves():
+                break
+            self.moves()[0]()
+        return bool(stopped)
+
+    # Deaths.
+
+    def remains(self, way: PowerLoss | None = None, seed: int = 0, *, late: bool = True) -> Remains:
+        """What dying now leaves, in a world of its own; ``late``: requests under way may still arrive at targets."""
+        found = Remains(self.disk, self.state, self.outside, self.clock).after_crash(way, seed)
+        if late:
+            for cable in self.cables:
+                other = Cable(found.outside.targets[cable.target.log_id], nobody)
+                other.up.extend(cable.up)
+                other.ended = True
+                found.outside.late.append(other)
+        return found
+
+    def after_crash(self, way: PowerLoss | None = None, seed: int = 0, *, late: bool = True) -> World:
+        """The next life, in a world of its own; None is a SIGKILL."""
+        remains = self.remains(way, seed, late=late)
+        return World(remains, core=self.core_type, seed=seed + 1, **self.settings)
+
+    def crash_target(self, log_id: int, answers: int = 0, keep: int = 0) -> None:
+        """Kill a target; ``answers`` that had left arrive all the same, and ``keep`` requests in its next life."""
+        for cable in self._cables_of(log_id):
+            cable.cut(keep, answers)
+        self.outside.targets[log_id].crash(self.random)
+
+    def cut(self, log_id: int, keep: int = 0, answers: int = 0) -> None:
+        """Break the connections to a target; ``keep`` requests under way arrive later."""
+        for cable in self._cables_of(log_id):
+            cable.cut(keep, answers)
+
+    def _cables_of(self, log_id: int) -> list[Cable]:
+        return [cable for cable in self.cables if cable.target.log_id == log_id and not cable.ended]
+
+    def _forget_ended(self) -> None:
+        self.cables = [cable for cable in self.cables if not cable.ended or cable.up or cable.down]
+
+    def _dial(
+        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
+    ) -> None:
+        meant = int(host.removeprefix("target-"))
+        target = self.outside.targets[self.outside.moved.get(meant, meant)]
+        cable = Cable(target, lost)
+        self.cables.append(cable)
+        if target.up:
+            cable.down.append(lambda: connected(cable))
+        else:
+            cable.cut(keep=0)
+
+    # Books.
+
+    def check_logs(self) -> None:
+        """What holds at every instant: no message twice at the targets, none early, none of its bytes changed."""
+        sent = [*self.outside.unanswered.values(), *(sent for sent, _ in self.outside.accepted.values())]
+        wanted = {body: (due, subject) for batch in sent for due, subject, body in batch.wanted}
+        wanted |= {body: (due, wanted[body][1]) for _, due, _, body in self.newest_rows()}
+        bodies: Counter[bytes] = Counter()
+        for target in self.outside.targets.values():
+            for kept in target.log:
+                bodies.update(kept.bodies)
+                for due, body in zip(kept.deliver_at_ms, kept.bodies, strict=True):
+                    assert wanted[body] == (due, kept.subject), (
+                        f"{body!r} was {wanted[body]}, is {due} {kept.subject!r}"
+                    )
+                    assert kept.part.claimed_at_ms >= due, (
+                        f"{body!r} was due at {due}, sent at {kept.part.claimed_at_ms}"
+                    )
+        held = {number for target in self.outside.targets.values() for kept in target.log for number in kept.sequences}
+        assert not held & self.outside.cancelled, f"cancelled and delivered: {sorted(held & self.outside.cancelled)}"
+        twice = {body for body, count in bodies.items() if count > 1}
+        assert not twice, f"at the targets more than once: {sorted(twice)}"
+
+    def check_books(self) -> None:
+        """What holds at rest: each accepted message is at a target, and the dispatch logs say exactly where."""
+        self.check_logs()
+        assert not self.missing(), f"accepted and never delivered: {sorted(self.missing())}"
+        numbered = [(accepted.base_sequence, accepted.rows) for _, accepted in self.outside.accepted.values()]
+        numbered.sort()
+        for (base, rows), (following, _) in pairwise(numbered):
+            assert base + rows <= following, f"sequences {base} and {following} overlap"
+        sequence_of = {body: sequence for sequence, _, _, body in self.newest_rows()}
+        held: dict[int, tuple[int, int, int, int]] = {}
+        for log_id, target in self.outside.targets.items():
+            for kept in target.log:
+                for sequence, body in zip(kept.sequences, kept.bodies, strict=True):
+                    assert sequence_of[body] == sequence, f"{body!r} has sequence {sequence}, not {sequence_of[body]}"
+                    held[sequence] = (kept.part.hour, log_id, kept.offset, kept.part.batch_id)
+        deleted = self.deleted()
+        asked = self._cancel_asked()
+        gone = self._rows_of_deleted_hours(deleted) & asked
+        for hour, rows in deleted.items():
+            counted = sum(row[0] == hour for row in held.values())
+            # Of a deleted hour nothing says which of its rows were cancelled.
+            assert counted <= rows <= counted + len(gone), f"the seal of hour {hour} counts {rows} rows"
+        told, held = ({s: row for s, row in rows.items() if row[0] not in deleted} for rows in (self.outcomes(), held))
+        assert told == held, f"dispatch logs and targets differ: {_difference(told, held)}"
+        cancelled = self.cancelled()
+        missing = {
+            sequence
+            for sequence in self.outside.cancelled - cancelled.keys()
+            if sequence not in self._rows_of_deleted_hours(deleted)
+        }
+        assert not missing, f"answered CANCELLED, and without that outcome: {sorted(missing)}"
+        strange = cancelled.keys() - asked
+        assert not strange, f"CANCELLED, and nobody asked for it: {sorted(strange)}"
+        assert not self.disk.closed_unsynced, f"closed with unsynced writes: {self.disk.closed_unsynced}"
+
+    def check_sealing(self) -> None:
+        """Once every hour has ended: schedule and dispatch side agree row by row, and the server itself sees that."""
+        self.pass_ms(2_000)
+        last = max((hour for hour, _ in list_dispatch_logs(self.disk, FOLDER)), default=0)
+        over_ms = hour_start_ms(last + 1) + 1_000 - self.clock.now_ms()
+        if over_ms > 0:
+            self.clock.advance(over_ms)
+        self.pass_ms(3_000)
+        self.checkpoint()
+        deleted = self.deleted()
+        told = {sequence: row for sequence, row in self.outcomes().items() if row[0] not in deleted}
+        scheduled = self.scheduled()
+        cancelled = {sequence: hour for sequence, hour in self.cancelled().items() if hour not in deleted}
+        decided = {sequence: row[0] for sequence, row in told.items()} | cancelled
+        assert scheduled == decided, "scheduled and decided rows differ"
+        self.core.sweep()
+        self.settle()
+        unsealed = self.hours().unsealed(hour_of_ms(self.clock.now_ms()) - 1)
+        assert not unsealed, f"hours {unsealed} do not seal"
+        broken = verify_seals(DATA, disk=self.disk).broken
+        assert not broken, f"seals that the files contradict: {broken}"
+
+    def hours(self) -> HourTable:
+        """The hour table of the state."""
+        return load_hours(self.state.scan(PREFIX))
+
+    def deleted(self) -> dict[int, int]:
+        """See `files.deleted_rows`."""
+        return deleted_rows(self.disk, self.hours())
+
+    def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
+        """See `files.told_outcomes`."""
+        return told_outcomes(self.disk, self.core.identity.log_id)
+
+    def cancelled(self) -> dict[int, int]:
+        """See `delay_files.cancelled_outcomes`."""
+        return cancelled_outcomes(self.disk, self.core.identity.log_id)
+
+    def _cancel_asked(self) -> set[int]:
+        """The rows that may have ended before they were due: somebody wanted to cancel them, or they were moved."""
+        newest = {self.outside.newest(sequence, 0)[0] for sequence in self.outside.cancel_asked}
+        return self.outside.cancel_asked | newest | self.outside.moved_rows.keys()
+
+    def _rows_of_deleted_hours(self, deleted: dict[int, int]) -> set[int]:
+        """The sequences of accepted and moved rows whose hours are deleted."""
+        filed = {
+            accepted.base_sequence + index: max(due, accepted.appended_at_ms)
+            for sent, accepted in self.outside.accepted.values()
+            for index, (due, _, _) in enumerate(sent.wanted)
+        }
+        filed |= {other: filed_ms for other, _, filed_ms in self.outside.moved_rows.values()}
+        return {sequence for sequence, filed_ms in filed.items() if hour_of_ms(filed_ms) in deleted}
+
+    def scheduled(self) -> dict[int, int]:
+        """See `files.filed_rows`."""
+        return filed_rows(self.disk, self.core.identity.log_id, self.hours(), self.deleted())
+
+
+def _rest() -> None:
+    """Nothing else needs the disk."""
+
+
+def _difference(told: dict[int, tuple[int, int, int, int]], held: dict[int, tuple[int, int, int, int]]) -> str:
+    return (
+        f"only told {sorted(set(told) - set(held))}, only held {sorted(set(held) - set(told))}, "
+        f"otherwise {[(s, told[s], held[s]) for s in told if s in held and told[s] != held[s]]}"
+    )

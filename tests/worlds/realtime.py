@@ -1,0 +1,225 @@
+"""A realtime server's core in memory: its disk, state, clock and executors are fakes, and peers keep its answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from delayd.batch import Buffer
+from delayd.config import RealtimeConfig, load_config
+from delayd.errors import DelaydError
+from delayd.executor import Executor
+from delayd.testing.clock import SimClock
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.executor import InlineExecutor
+from delayd.testing.state import MemoryState
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from realtime.core import Core, Executors, Surroundings
+from realtime.recovery import recover
+from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
+
+DATA = "/data"
+SUBJECT = "orders"
+GROUP = "billing"
+
+
+@dataclass(eq=False)
+class SimPeer:
+    """A connection that keeps what the core answers, by request id."""
+
+    answers: dict[int, list[tuple[Head, bytes]]] = field(default_factory=dict)
+    errors: dict[int, DelaydError] = field(default_factory=dict)
+    closed: bool = False
+    last_id: int = 0
+
+    def answer(
+        self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
+    ) -> None:
+        self.answers.setdefault(request_id, []).append((dict(head), b"".join(body)))
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        assert request_id not in self.answers and request_id not in self.errors
+        self.errors[request_id] = error
+
+    @property
+    def is_open(self) -> bool:
+        return not self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class World:
+    """One life of a server; `restarted` and `after_crash` begin the next one."""
+
+    def __init__(
+        self,
+        disk: MemoryDisk | None = None,
+        state: MemoryState | None = None,
+        clock: SimClock | None = None,
+        commit: Executor | None = None,
+        pulls: Executor | None = None,
+        work: Executor | None = None,
+        settings: Mapping[str, int] | None = None,
+    ) -> None:
+        self.disk = MemoryDisk() if disk is None else disk
+        self.state = MemoryState(self.disk) if state is None else state
+        self.clock = SimClock() if clock is None else clock
+        self.settings = settings or {}
+        self.failures: list[BaseException] = []
+        config = load_config("realtime", overrides={"data": DATA, **self.settings})
+        assert isinstance(config, RealtimeConfig)
+        self.config = config
+        executors = Executors(commit or InlineExecutor(), pulls or InlineExecutor(), work or InlineExecutor())
+        self.disk.make_folder(config.folder)
+        self.lock = self.disk.lock(f"{config.folder}/LOCK")
+        self.recovered = recover(config, self.disk, self.state, self.clock, lambda: 0xA11CE, "/data/state")
+        around = Surroundings(self.disk, self.state, self.clock, executors)
+        self.core = Core(config, around, self.recovered, self.failures.append)
+
+    def restarted(self) -> "World":
+        """Stop cleanly and start again on the same disk."""
+        stopped: list[bool] = []
+        self.core.stop(lambda: stopped.append(True))
+        assert stopped
+        self.core.close()
+        self.lock.release()
+        return World(self.disk, self.state, self.clock.restarted(), settings=self.settings)
+
+    def send(self, peer: SimPeer, kind: RequestType, head: Mapping[str, HeadValue], *body: bytes) -> int:
+        """Give the core a request, as the shell does; returns its id."""
+        peer.last_id += 1
+        frame = Frame(kind, 0, peer.last_id, dict(head), memoryview(b"".join(body)))
+        try:
+            self.core.received(peer, frame)
+        except DelaydError as error:
+            peer.answer_error(peer.last_id, error)
+        return peer.last_id
+
+    def ask(self, peer: SimPeer, kind: RequestType, head: Mapping[str, HeadValue], *body: bytes) -> tuple[Head, bytes]:
+        """A request that is answered at once; raises its error."""
+        request_id = self.send(peer, kind, head, *body)
+        if request_id in peer.errors:
+            raise peer.errors[request_id]
+        ((answer, answer_body),) = peer.answers[request_id]
+        return answer, answer_body
+
+    def hello_later(
+        self,
+        peer: SimPeer,
+        session: int,
+        *,
+        epoch: int = 1,
+        instance: int = 7,
+        w: tuple[int, int] = (0, 0),
+        origin: int = ORIGIN,
+        target: int | None = None,
+    ) -> int:
+        """Say hello; returns the id of the request."""
+        meant = self.core.log_id if target is None else target
+        head: Head = {
+            "log_id": origin,
+            "target": meant,
+            "epoch": epoch,
+            "instance": instance,
+            "session": session,
+            "w": list(w),
+        }
+        return self.send(peer, RequestType.HELLO, head)
+
+    def hello(
+        self, peer: SimPeer, session: int, *, epoch: int = 1, instance: int = 7, w: tuple[int, int] = (0, 0)
+    ) -> list[list[int]]:
+        """Say hello and be answered at once; returns the rows of the window."""
+        return self.window(peer, self.hello_later(peer, session, epoch=epoch, instance=instance, w=w))
+
+    def window(self, peer: SimPeer, request_id: int) -> list[list[int]]:
+        """The rows of the window that a hello was answered; raises its error."""
+        if request_id in peer.errors:
+            raise peer.errors[request_id]
+        return [row for answer, _ in peer.answers[request_id] for row in need_rows(answer, "batches", 7)]
+
+    def dispatch(self, peer: SimPeer, session: int, *batches: bytes, epoch: int = 1) -> tuple[int, list[list[int]]]:
+        """Hand batches over; returns when they were appended, and (batch id, offset) of each."""
+        answer, _ = self.ask(peer, RequestType.DISPATCH, {"session": session, "epoch": epoch}, *batches)
+        return need_int(answer, "appended_at_ms"), need_rows(answer, "batches", 2)
+
+    def pull(
+        self, peer: SimPeer, group: str = GROUP, subject: str = SUBJECT, most: int = 1000, max_bytes: int = 1 << 20
+    ) -> "Pulled":
+        """Pull what there is now."""
+        answer, body = self.ask(peer, RequestType.PULL, pull_head(group, subject, most, max_bytes))
+        return Pulled(need_u64(answer, "incarnation"), need_rows(answer, "parts", 4), bodies_of(body), body)
+
+    def ack(
+        self,
+        peer: SimPeer,
+        handles: Sequence[Sequence[int]],
+        group: str = GROUP,
+        subject: str = SUBJECT,
+        kind: RequestType = RequestType.ACK,
+    ) -> list[list[int]]:
+        """Acknowledge; returns what is stale."""
+        head: Head = {"subject": subject, "group": group, "handles": [list(handle) for handle in handles]}
+        return need_rows(self.ask(peer, kind, head)[0], "stale", 3)
+
+    def give_back(
+        self, peer: SimPeer, handles: Sequence[Sequence[int]], group: str = GROUP, subject: str = SUBJECT
+    ) -> list[list[int]]:
+        """Give back what no handler was given; returns what is stale."""
+        head: Head = {"subject": subject, "group": group, "handles": [list(handle) for handle in handles]}
+        return need_rows(self.ask(peer, RequestType.NACK, head | {"uncounted": True})[0], "stale", 3)
+
+    def pass_time(self, ms: int) -> None:
+        """Let time pass and do what is due then."""
+        self.clock.advance(ms)
+        self.core.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """An answer to a PULL."""
+
+    incarnation: int
+    parts: list[list[int]]
+    bodies: list[bytes]
+    raw: bytes
+
+    @property
+    def handles(self) -> list[list[int]]:
+        """The handles of all its parts."""
+        return [[self.incarnation, pull_first, count] for pull_first, _, count, _ in self.parts]
+
+    @property
+    def attempts(self) -> list[int]:
+        """The attempt of each part."""
+        return [part[3] for part in self.parts]
+
+
+def pull_head(
+    group: str = GROUP,
+    subject: str = SUBJECT,
+    most: int = 1000,
+    max_bytes: int = 1 << 20,
+    wait_ms: int = 0,
+    lease_ms: int = 30_000,
+    ahead: int | None = None,
+) -> Head:
+    head: Head = {
+        "subject": subject,
+        "group": group,
+        "max_messages": most,
+        "max_bytes": max_bytes,
+        "wait_ms": wait_ms,
+        "lease_ms": lease_ms,
+        "consumer": "test",
+    }
+    return head if ahead is None else head | {"ahead": ahead}
+
+
+def ready_world(*bodies: list[bytes], **settings: int) -> tuple[World, SimPeer]:
+    """A server that was handed batches of these bodies."""
+    world, peer = World(settings=settings), SimPeer()
+    world.hello(peer, 1)
+    for batch_id, of_batch in enumerate(bodies, 1):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, of_batch))
+    return world, peer
