@@ -35,6 +35,7 @@ MEETINGS = 4  # Between two rounds of bursts, each of the two connections that m
 WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
 MOVE_EVERY = 20  # Rounds; fuzzed decisions of operators may move subjects too.
 LAST_LINES = 60  # So many are shown when a process ends: why it did is among them.
+TIMES_MAX = 20  # A run goes on for at most so many times its requests, until it has seen what every run must see.
 REST_S = 3.0  # After the last request, before memory is measured again.
 
 
@@ -117,7 +118,9 @@ def _fuzz(
                 swept = [each for each in swept if _sweep_on(*each)]
                 if not before and sum(line.counts["requests"] for line, _ in lines) > WARM_BURSTS * BURST * len(lines):
                     before = {role: rss_mib(pid) for role, pid in pids.items()}
-            while sum(line.counts["requests"] for line, _ in lines) < requests:
+            while (made := sum(line.counts["requests"] for line, _ in lines)) < requests or (
+                made < requests * TIMES_MAX and not _seen_all(lines, liars)
+            ):
                 keeper.keep(liars)
                 for line, source in lines:
                     line.open()
@@ -142,6 +145,14 @@ def _fuzz(
         report.counts["requests"] += line.counts["requests"]
     time.sleep(REST_S)
     report.rss_mib = {role: (before.get(role, 0), rss_mib(pid)) for role, pid in pids.items()}
+
+
+def _seen_all(lines: list[tuple[Hostile, Requests]], liars: LyingTargets) -> bool:
+    """Whether servers have answered and refused, have given out handles, and have asked targets, which lied."""
+    handles = any(source.true_handles for _, source in lines)
+    lied = all(liars.counts[name] for name in ("asked HELLO", "asked DISPATCH", "lies"))
+    said = {(line.role, name) for line, _ in lines for name in ("answered", "refused") if line.counts[name]}
+    return handles and lied and len(said) == 2 * len(ROLES)
 
 
 class Keeper:

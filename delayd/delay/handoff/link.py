@@ -139,10 +139,10 @@ class Link:
             self.ask_first()
 
     def waits(self) -> Iterator[Wait]:
-        """List the rows that wait for this target while it is not connected."""
+        """List the rows that wait for this target while it is not connected, also those that it was sent in vain."""
         if self.phase is Phase.READY or self.is_lost:
             return
-        rows = len(self.sender.waiting)
+        rows = len(self.sender.waiting) + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
         what = f"{rows:,} due messages for realtime server {self.target:016x}"
         if self.alarm:
             yield Wait(what, self.alarm, self._way_out or "delayd target list")

@@ -135,6 +135,21 @@ def test_a_target_that_is_away_is_tried_again_with_rising_waits() -> None:
     assert link_of(world).phase is Phase.READY
 
 
+@pytest.mark.parametrize("sent_in_vain", [False, True])
+def test_rows_that_wait_for_a_target_that_is_away_are_told_also_those_that_it_was_sent(sent_in_vain: bool) -> None:
+    world = ready_world()
+    if sent_in_vain:
+        put_on_cable(world, 2)
+        world.crash_target(TARGET)
+    else:
+        world.crash_target(TARGET)
+        world.settle()
+        world.send(wanted(2, 0, "a"))
+    world.pass_ms(3_000)
+    (wait,) = world.core.waits()
+    assert wait.what == f"2 due messages for realtime server {TARGET:016x}"
+
+
 def test_a_connection_that_is_lost_before_it_stood_counts_as_away() -> None:
     world = World()
     lost: list[str] = []
