@@ -24,6 +24,7 @@ It passes through the folders
     quotas              it counts for the quota of its subject (docs/quotas.md)
     ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
     stopping            the last steps of a stop
+    standing            what the server says of itself: figures, what waits for an operator, what it refuses
     settled             the instant before which everything that fell due has an outcome (S7)
 A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory

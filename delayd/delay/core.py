@@ -23,21 +23,16 @@ from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.lost_values import LostValues
 from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, MendingCalls, SetAside, Unloaded
 from delayd.delay.damage.seal_mending import SealMending
-from delayd.delay.ending.claims import Claims, Holders
-from delayd.delay.ending.finder import Answer as OnFound
-from delayd.delay.ending.finder import Finder
-from delayd.delay.ending.keyed_requests import KeyedRequests
-from delayd.delay.ending.keyed_sends import Deciding, KeyedSends
-from delayd.delay.ending.message_requests import Answer, MessageRequests, RowFiles, Wish
+from delayd.delay.ending.claims import Holders
+from delayd.delay.ending.endings import Books as EndingBooks
+from delayd.delay.ending.endings import Endings
 from delayd.delay.ending.owed import Owed
-from delayd.delay.ending.pending_keys import PendingKeys
-from delayd.delay.ending.taken_names import TakenNames
 from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.pending import full_hours
 from delayd.delay.filing.sources import Sources
 from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, Routing
-from delayd.delay.handoff.link import Dial, Link, LinkTerms, Phase
+from delayd.delay.handoff.link import Dial, Link, LinkTerms
 from delayd.delay.handoff.moves import RouteMoves
 from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import SenderTerms, ServerLife
@@ -47,7 +42,7 @@ from delayd.delay.handoff.targets import TargetBooks, Targets
 from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
 from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, KnownRuns, open_index
 from delayd.delay.keys.keyed import sent_rows
-from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
+from delayd.delay.keys.owned_slots import AskSlots
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.quotas.limits import Limits
@@ -56,6 +51,7 @@ from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
 from delayd.delay.recovery import Recovered, ends_of_all, note_ends, open_seals, recover
 from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
+from delayd.delay.standing import Standing
 from delayd.delay.state_values import encode_dropped
 from delayd.delay.stopping import Stopping
 from delayd.delay.table import message_rows
@@ -66,15 +62,13 @@ from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
 from delayd.executor import Executor
 from delayd.fence import Fence
-from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
+from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
 from delayd.site import Site
 from delayd.state import State
-from delayd.wire.ending import Asked
-from delayd.wire.finding import Window
-from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
+from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
 
@@ -261,32 +255,41 @@ class DelayCore:
         )
         self._rebuild = Rebuild(site, self._keys, LogsOfHours(filed, lambda: self._outcomes.ends, self._owed.all))
         self._outcomes.on_ended = self.quotas.ended
-        holders = Holders(
+        self.endings = Endings(
+            site,
+            EndingBooks(
+                fence=self.fence,
+                intake=self.intake,
+                hours=self._hours,
+                dispatcher=self.dispatcher,
+                sources=self._sources,
+                keys=self._keys,
+                owed=self._owed,
+            ),
+            Holders(
+                hours=self._hours,
+                loading=self._loading,
+                dispatcher=self.dispatcher,
+                held=self._held,
+                outcomes=self._outcomes,
+                quarantine=self.quarantine,
+                mending=lambda: self._mending.running,
+            ),
+            around.ask_slots,
+        )
+        self._standing = Standing(
+            clock=clock,
+            state=state,
+            fence=self.fence,
+            intake=self.intake,
+            producers=self.producers,
             hours=self._hours,
-            loading=self._loading,
+            checkpointer=self._checkpointer,
             dispatcher=self.dispatcher,
             held=self._held,
-            outcomes=self._outcomes,
             quarantine=self.quarantine,
-            mending=lambda: self._mending.running,
+            quotas=self.quotas,
         )
-        self._claims = Claims(holders)
-        row_files = RowFiles(found.hours, self._outcomes, self._sources)
-        self._message_requests = MessageRequests(site, self._claims, self._owed, self.intake, row_files)
-        self._taken_names = TakenNames(self._keys)
-        pending_keys = PendingKeys(
-            self._keys, self._message_requests, threads.worker, lambda slots: self._keyed_sends.takes(slots)
-        )
-        self.owned_slots = OwnedSlots(site, around.ask_slots, pending_keys.count)
-        self._keyed_requests = KeyedRequests(
-            threads.worker, self._taken_names, self.owned_slots, self._message_requests
-        )
-        self._keyed_sends = KeyedSends(
-            threads.worker, self._taken_names, self.owned_slots, self._claims, self._message_requests, self.intake
-        )
-        self.intake.keyed = self._keyed_sends
-        self.intake.decider = Deciding(self._keyed_sends, self._message_requests)
-        self._finder = Finder(site, self._hours, self._claims, self.dispatcher, lambda: self.intake.durable_sequence)
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
             self._mending.dispatch_damaged(hour, error, unloaded)
@@ -380,40 +383,6 @@ class DelayCore:
         self.fence.check()
         self.producers.ask(producer_id, number, answer)
 
-    def cancel(self, asked: Asked, answer: Answer) -> None:
-        """End pending messages; ``answer`` is called with one answer a row, once they are durable (rule C1).
-
-        Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
-        """
-        self.fence.check()
-        self._message_requests.ask(Wish.CANCEL, asked, answer)
-
-    def get(self, asked: Asked, answer: Answer) -> None:
-        """Call back with what became of messages; raises as `cancel`."""
-        self.fence.check()
-        self._message_requests.ask(Wish.GET, asked, answer)
-
-    def reschedule(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
-        """Move pending messages to other instants; ``answer`` is called with one answer a row, once they are durable.
-
-        Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
-        """
-        self.fence.check()
-        self._message_requests.move(asked, wanted_at_ms, answer)
-
-    def find(self, window: Window, answer: OnFound) -> None:
-        """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
-        self.fence.check()
-        self._finder.find(window, answer)
-
-    def ask_by_key(self, wish: Wish, names: Batch, answer: Answer, wanted_at_ms: Int64s | None = None) -> None:
-        """Do the same as `cancel`, `get` or `reschedule` for messages that an ASKED batch names by their keys.
-
-        Raises as those do; SlowDown, too, while the index of keys is made again.
-        """
-        self.fence.check()
-        self._keyed_requests.ask(wish, names, answer, wanted_at_ms)
-
     def set_quota(self, subject: bytes, limits: Limits, done: OnSet) -> None:
         """Give a subject a quota; ``done`` is called when it is durable and in force, or with the error.
 
@@ -442,72 +411,15 @@ class DelayCore:
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
-        links = self.dispatcher.links.values()
-        return {
-            "next_sequence": self.intake.next_sequence,
-            "message_log_end": self.intake.durable.offset,
-            "replay_offset": self._checkpointer.replay.offset,
-            "pending_rows": len(self._hours.pending),
-            "loaded_rows": len(self._wheel),
-            "scheduled_rows": int(self._hours.filed.rows["rows"].sum()),
-            "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
-            "undecided_batches": sum(len(link.sender.window) for link in links),
-            "targets": len(links),
-            "targets_away": sum(link.phase is not Phase.READY for link in links),
-            "quarantined_rows": len(self._held),
-            "quarantined_hours": self.quarantine.hours(),
-            "quarantined": len(self.quarantine),
-            "dead_rows": sum(link.sender.dead_rows for link in links),
-            "subjects": self._hours.subjects.known,
-            "subjects_bytes": self._hours.subjects.held_bytes,
-            "producers": len(self.producers),
-            "producers_bytes": self.producers.held_bytes,
-        }
+        return self._standing.counters()
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
-        yield from map(Wait._make, [*self.fence.waits(), *self._state.waits()])
-        reserve = self.intake.reserve
-        if reserve.closed:
-            yield Wait("all sends", "free disk space is at its reserve", FREE_SPACE)
-        elif reserve.far_from_ms is not None:
-            later = hour_name(hour_of_ms(reserve.far_from_ms))
-            yield Wait(f"sends of messages due from {later} on", "free disk space nears its reserve", FREE_SPACE)
-        if not self._clock.confirmed:
-            yield clock_waits("delay")
-        elif self.intake.filed_from_ms - self._clock.now_ms() > HOUR_MS:
-            until = hour_name(hour_of_ms(self.intake.filed_from_ms))
-            why = (
-                f"a clock that was ahead has stamped the message log until {until}; messages leave on time all the same"
-            )
-            yield Wait("sealing of hours, and what frees their space", why, "delayd clock --role delay --trust")
-        if self.dispatcher.unrouted_rows:
-            rows = f"{self.dispatcher.unrouted_rows:,} due messages"
-            # Either no realtime server serves their subjects, or their subjects are routed to one that an operator gave
-            # up.
-            why = "their subjects have no realtime server, or one that was given up for good"
-            yield Wait(rows, why, "delayd servers, and start one; or delayd subjects, then delayd route move")
-        for link in self.dispatcher.links.values():
-            yield from link.waits()
-        yield from self.quarantine.waits()
+        return self._standing.waits()
 
     def refuses(self) -> Iterator[Wait]:
         """List what this server refuses for now; each of these states ends by itself."""
-        reserve = self.intake.reserve
-        if reserve.behind:
-            yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
-        elif self.intake.is_full:
-            yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
-        if self.intake.subjects_full:
-            yield Wait("sends to subjects that are new here", "as many subjects are remembered as memory allows")
-        if self.producers.is_full:
-            yield Wait("sends of new producers", "as many producers are remembered as memory allows")
-        if uncounted := self.quotas.uncounted:
-            yield Wait(f"sends to {uncounted} subjects with a quota", "what is pending for them is not counted yet")
-        if self.quotas.is_full:
-            yield Wait("sends to subjects with a quota", "as many of their messages are counted as memory allows")
-        for hour in sorted(reserve.full_hours):
-            yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
+        return self._standing.refuses()
 
     def follow_clock(self, done: Callable[[], None]) -> None:
         """Follow the clock that an operator has just confirmed; call back when that is done.
@@ -628,7 +540,7 @@ class DelayCore:
             batch = entry.batch
             # Rows that somebody sent took their keys when their commit became durable.
             if ColumnId.KEY_END in batch.offsets and batch.producer.producer_id == MOVED_PRODUCER_ID:
-                self._taken_names.add(sent_rows(entry, committed.appended_at_ms))
+                self.endings.taken_names.add(sent_rows(entry, committed.appended_at_ms))
         self._loading.take(rows)
         self._note_reserve()
         self.dispatcher.came()
@@ -709,7 +621,7 @@ class DelayCore:
 
     def _load_waits(self, hour: int) -> bool:
         """Whether an hour is being mended, or the commit under way has claimed rows of it: it is loaded afterwards."""
-        return hour == self._mending.running or self._claims.waits_for(hour)
+        return hour == self._mending.running or self.endings.waits_for(hour)
 
     def _loaded(self, loaded: LoadedHour) -> None:
         """Go on after an hour was loaded, or those of its rows that can be read."""

@@ -262,7 +262,7 @@ class Requests:
             else:
                 peer.answer(frame.request_id, self._head(versions=versions_bytes(what.versions)))
 
-        self._core.owned_slots.release(need_slots(frame.head, "slots"), released)
+        self._core.endings.owned_slots.release(need_slots(frame.head, "slots"), released)
 
     def _ask_rows(self, peer: Peer, frame: Frame) -> None:
         """Cancel or move messages, or say what became of them: one answer a row, in the order of the request."""
@@ -277,12 +277,12 @@ class Requests:
         names = read_asked_keys(frame.body)
         if names is not None:
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
-            self._core.ask_by_key(_WISHES[RequestType(frame.type)], names, answered, wanted_at_ms)
+            self._core.endings.ask_by_key(_WISHES[RequestType(frame.type)], names, answered, wanted_at_ms)
             return
         if frame.type == RequestType.RESCHEDULE:
-            self._core.reschedule(*read_moves(frame.body), answered)
+            self._core.endings.reschedule(*read_moves(frame.body), answered)
             return
-        ask = self._core.cancel if frame.type == RequestType.CANCEL else self._core.get
+        ask = self._core.endings.cancel if frame.type == RequestType.CANCEL else self._core.endings.get
         ask(read_asked(frame.body), answered)
 
     def _find(self, peer: Peer, frame: Frame) -> None:
@@ -292,7 +292,7 @@ class Requests:
         def found(piece: Piece) -> None:
             peer.answer(frame.request_id, self._head(**piece.to_head()), [piece.rows.tobytes()])
 
-        self._core.find(read_window(frame.head), found)
+        self._core.endings.find(read_window(frame.head), found)
 
     def _check_log_id(self, frame: Frame) -> None:
         """A receipt names the log that has its messages; no other server knows them."""

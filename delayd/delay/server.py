@@ -113,7 +113,7 @@ class DelayServer:
             self._registered,
             membership,
             on_now_ms=home.clock.reference,
-            orders=Orders(core.moves, core.owned_slots),
+            orders=Orders(core.moves, core.endings.owned_slots),
         )
         self._guard = membership.guard(config.role, core.identity.log_id)
         cut_terms = (config.folder, core.identity.log_id, home.state, home.executors[-1])

@@ -164,7 +164,7 @@ class Chaos:
     def _get(self) -> None:
         asked = self.world.some_receipts(self._random)
         if asked is not None:
-            self.world.core.get(asked, _no_one)
+            self.world.core.endings.get(asked, _no_one)
 
     def _wake(self) -> None:
         self.world.core.wake()

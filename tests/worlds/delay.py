@@ -106,7 +106,7 @@ class World:
 
     def own_all_keys(self) -> None:
         """Let the server hear from meta that all keys are its own."""
-        self.core.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
+        self.core.endings.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
         self.settle()
 
     def _all_slots(self) -> SlotOwners:
@@ -191,7 +191,7 @@ class World:
             outside.cancelled.update(number for number, answer in pairs if answer is CancelAnswer.CANCELLED)
             told.append(answers)
 
-        self.core.cancel(asked, heard)
+        self.core.endings.cancel(asked, heard)
         return told
 
     def reschedule(self, asked: Asked, *instants: int) -> list[AnswerRows]:
@@ -211,7 +211,7 @@ class World:
             assert (what["deliver_at_ms"] == wanted_at_ms)[moved].all(), "moved to another instant than was wanted"
             told.append(what)
 
-        self.core.reschedule(asked, wanted_at_ms, heard)
+        self.core.endings.reschedule(asked, wanted_at_ms, heard)
         return told
 
     def states(self, asked: Asked) -> list[MessageState]:
@@ -222,7 +222,7 @@ class World:
             assert not isinstance(what, DelaydError), what
             told.extend(MessageState(state) for state in what["state"].tolist())
 
-        self.core.get(asked, heard)
+        self.core.endings.get(asked, heard)
         self.settle()
         return told
 

@@ -14,4 +14,5 @@ A map, from a request to the outcome of its rows.
     taken_names         which row has taken a name, as of now
     keyed_requests      requests by key, up to their rows
     keyed_sends         batches with keys from their arrival to the verdicts about their rows
+    endings             these parts, put together
 """

@@ -30,7 +30,7 @@ class Mover:
     """A decider that logs what cancels decide before the rows of the commit, and adds rows of its own."""
 
     def __init__(self, world: World, batches: list[list[Wanted]]) -> None:
-        self._inner: MessageRequests = world.core._message_requests
+        self._inner: MessageRequests = world.core.endings.requests
         self._batches = batches
         self._world = world
         world.core.intake.decider = self
@@ -141,7 +141,7 @@ def test_rule_S5_a_full_disk_undoes_decisions_and_moved_rows_and_gives_their_seq
     assert world.core.intake.next_sequence == 4
     world.disk.capacity_bytes = capacity
     world.core.reserve(capacity)
-    world.core.intake.decider = world.core._message_requests
+    world.core.intake.decider = world.core.endings.requests
     end(world)
 
 

@@ -231,7 +231,7 @@ def test_a_row_whose_outcome_is_written_during_the_look_up_is_not_unknown() -> N
     world.pass_ms(1_000)
     asked = world.receipts("row")
     answers: list[AnswerRows | DelaydError] = []
-    world.core.get(asked, answers.append)
+    world.core.endings.get(asked, answers.append)
     outcomes = world.executors()[1]
     world.clock.advance(5_000)
     world.core.wake()
@@ -256,7 +256,7 @@ def test_a_row_that_another_request_is_cancelling_is_not_unknown() -> None:
     world.cancel(asked)
     assert commit.waiting, "it is claimed, and not durable"
     answers: list[AnswerRows | DelaydError] = []
-    world.core.get(asked, answers.append)
+    world.core.endings.get(asked, answers.append)
     while commit.waiting or commit.ran:
         (commit.run_one if commit.waiting else commit.complete_one)()
     world.clock.advance(5_000)

@@ -31,7 +31,7 @@ def walk(world: World, window: Window) -> list[Piece]:
     while place is not None:
         until = pieces[-1].until_sequence if pieces else window.until_sequence
         told: list[Piece] = []
-        world.core.find(window._replace(place=place, until_sequence=until), told.append)
+        world.core.endings.find(window._replace(place=place, until_sequence=until), told.append)
         world.settle()
         (piece,) = told
         pieces.append(piece)
@@ -128,7 +128,7 @@ def test_rows_that_come_during_a_walk_are_left_out() -> None:
     world.send(wanted(4, HOUR_MS, "before"))
     world.settle()
     told: list[Piece] = []
-    world.core.find(all_of(SUBJECT, rows_max=2), told.append)
+    world.core.endings.find(all_of(SUBJECT, rows_max=2), told.append)
     world.settle()
     world.send(wanted(4, HOUR_MS, "after"))
     world.settle()
@@ -180,9 +180,9 @@ def test_pieces_under_way_are_bounded() -> None:
     world = World()
     told: list[Piece] = []
     for _ in range(finder.PIECES_UNDER_WAY_MAX):
-        world.core.find(all_of(), told.append)
+        world.core.endings.find(all_of(), told.append)
     with pytest.raises(SlowDown):
-        world.core.find(all_of(), told.append)
+        world.core.endings.find(all_of(), told.append)
     world.settle()
     assert len(told) == finder.PIECES_UNDER_WAY_MAX
     assert len(walk(world, all_of())) == 1

@@ -58,7 +58,7 @@ def ask(
             world.outside.cancelled.update(gone)
 
     instants = None if wanted_at_ms is None else np.array(wanted_at_ms, np.int64)
-    world.core.ask_by_key(wish, names(keys, wanted_at_ms), heard, instants)
+    world.core.endings.ask_by_key(wish, names(keys, wanted_at_ms), heard, instants)
     return told
 
 
@@ -150,7 +150,7 @@ def test_rows_that_take_the_key_while_a_request_is_under_way_are_the_ones_that_c
     assert not isinstance(what, DelaydError)
     assert int(what["sequence"][0]) == 2 and what["answer"][0] == CANCELLED
     assert world.states(world.receipts("first", "second")) == [MessageState.REPLACED, MessageState.CANCELLED]
-    assert not world.core._taken_names._since and not world.core._taken_names._watches
+    assert not world.core.endings.taken_names._since and not world.core.endings.taken_names._watches
 
 
 def test_a_request_by_key_waits_for_the_rows_of_its_own_commit() -> None:
@@ -163,7 +163,7 @@ def test_a_request_by_key_waits_for_the_rows_of_its_own_commit() -> None:
     while worker.waiting or worker.ran:
         worker.run_one()
         worker.complete_one()
-    assert world.core._message_requests.waiting and world.core._keyed_sends.waiting
+    assert world.core.endings.requests.waiting and world.core.endings.keyed_sends.waiting
     world.settle()
     (what,) = told
     assert not isinstance(what, DelaydError)
@@ -193,7 +193,7 @@ def test_one_key_can_not_be_wanted_at_two_instants() -> None:
     told = ask(world, Wish.MOVE, [b"a", b"a"], [START_MS + 70_000, START_MS + 80_000])
     world.settle()
     assert isinstance(told[0], BadRequest)
-    assert world.core._message_requests._rows == 0 and not world.core._taken_names._watches
+    assert world.core.endings.requests._rows == 0 and not world.core.endings.taken_names._watches
     both = answers(world, Wish.MOVE, [b"x", b"y"], [START_MS + 70_000, START_MS + 80_000])
     assert both["answer"].tolist() == [RescheduleAnswer.UNKNOWN] * 2
 
@@ -205,7 +205,7 @@ def test_a_full_disk_undoes_a_cancel_by_key() -> None:
     told = ask(world, Wish.CANCEL, [b"a"])
     world.settle()
     assert isinstance(told[0], DiskReserve)
-    assert world.core._message_requests._rows == 0 and not world.core._taken_names._watches
+    assert world.core.endings.requests._rows == 0 and not world.core.endings.taken_names._watches
     world.disk.capacity_bytes = capacity
     world.core.reserve(capacity)
     assert states(world, [b"a"]) == [MessageState.PENDING]
@@ -233,7 +233,7 @@ def test_a_block_that_is_found_damaged_by_a_request_has_the_index_made_again() -
     told = ask(world, Wish.GET, [b"a"])
     world.settle()
     assert isinstance(told[0], SlowDown) and not world.core._keys.whole
-    assert world.core._message_requests._rows == 0
+    assert world.core.endings.requests._rows == 0
     world.pass_ms(2_000)
     assert states(world, [b"a"]) == [MessageState.PENDING]
     file.close()

@@ -205,7 +205,7 @@ def test_a_look_up_is_compared_with_what_came_since() -> None:
     world.settle()
     assert verdicts(world, first) == [(ACCEPTED, 0)]
     assert verdicts(world, second) == [(REJECTED, 1)]
-    assert not world.core._taken_names._since
+    assert not world.core.endings.taken_names._since
 
 
 def test_a_row_of_a_commit_that_has_just_become_durable_can_be_replaced() -> None:
@@ -228,10 +228,10 @@ def test_a_full_disk_refuses_queued_batches_with_the_ones_that_it_could_not_take
     for name in ("second", "third"):
         numbers.append(send(world, wanted(1, 50_000, name), [b"b"], REJECT))
         queue_all(world)
-    assert len(world.core._keyed_sends._queued) == 1
+    assert len(world.core.endings.keyed_sends._queued) == 1
     world.settle()
     assert [number for number, _ in world.outside.refused] == numbers
-    assert not world.core._keyed_sends._queued and not world.core._taken_names._watches
+    assert not world.core.endings.keyed_sends._queued and not world.core.endings.taken_names._watches
     world.disk.capacity_bytes = capacity
     world.core.reserve(capacity)
     end(world)

@@ -1,0 +1,99 @@
+"""Endings: everything that callers ask about messages, put together from this folder's parts.
+
+Each request is refused while a fence is up: this server may be a copy, and the right one knows better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayd.batch import Batch, Int64s
+from delayd.delay.ending.claims import Claims, Holders
+from delayd.delay.ending.finder import Answer as OnFound
+from delayd.delay.ending.finder import Finder
+from delayd.delay.ending.keyed_requests import KeyedRequests
+from delayd.delay.ending.keyed_sends import Deciding, KeyedSends
+from delayd.delay.ending.message_requests import Answer, MessageRequests, RowFiles, Wish
+from delayd.delay.ending.owed import Owed
+from delayd.delay.ending.pending_keys import PendingKeys
+from delayd.delay.ending.taken_names import TakenNames
+from delayd.delay.filing.sources import Sources
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.intake import Intake
+from delayd.delay.keys.index import KeyIndex
+from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
+from delayd.delay.timers.hours import Hours
+from delayd.fence import Fence
+from delayd.site import Site
+from delayd.wire.ending import Asked
+from delayd.wire.finding import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What endings decide about, and where their decisions go."""
+
+    fence: Fence
+    intake: Intake
+    hours: Hours
+    dispatcher: Dispatcher
+    sources: Sources
+    keys: KeyIndex
+    owed: Owed
+
+
+class Endings:
+    """The requests about messages, and the decider of keyed sends; belongs to the loop."""
+
+    def __init__(self, site: Site, books: Books, holders: Holders, ask_slots: AskSlots) -> None:
+        self._fence = books.fence
+        intake, worker = books.intake, site.worker
+        claims = self._claims = Claims(holders)
+        row_files = RowFiles(books.hours.filed, holders.outcomes, books.sources)
+        self.requests = MessageRequests(site, claims, books.owed, intake, row_files)
+        self.taken_names = TakenNames(books.keys)
+        pending_keys = PendingKeys(books.keys, self.requests, worker, lambda slots: self.keyed_sends.takes(slots))
+        self.owned_slots = OwnedSlots(site, ask_slots, pending_keys.count)
+        self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
+        self.keyed_sends = KeyedSends(worker, self.taken_names, self.owned_slots, claims, self.requests, intake)
+        self._finder = Finder(site, books.hours, claims, books.dispatcher, lambda: intake.durable_sequence)
+        intake.keyed = self.keyed_sends
+        intake.decider = Deciding(self.keyed_sends, self.requests)
+
+    def cancel(self, asked: Asked, answer: Answer) -> None:
+        """End pending messages; ``answer`` is called with one answer a row, once they are durable (rule C1).
+
+        Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
+        """
+        self._fence.check()
+        self.requests.ask(Wish.CANCEL, asked, answer)
+
+    def get(self, asked: Asked, answer: Answer) -> None:
+        """Call back with what became of messages; raises as `cancel`."""
+        self._fence.check()
+        self.requests.ask(Wish.GET, asked, answer)
+
+    def reschedule(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
+        """Move pending messages to other instants; ``answer`` is called with one answer a row, once they are durable.
+
+        Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
+        """
+        self._fence.check()
+        self.requests.move(asked, wanted_at_ms, answer)
+
+    def find(self, window: Window, answer: OnFound) -> None:
+        """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
+        self._fence.check()
+        self._finder.find(window, answer)
+
+    def ask_by_key(self, wish: Wish, names: Batch, answer: Answer, wanted_at_ms: Int64s | None = None) -> None:
+        """Do the same as `cancel`, `get` or `reschedule` for messages that an ASKED batch names by their keys.
+
+        Raises as those do; SlowDown, too, while the index of keys is made again.
+        """
+        self._fence.check()
+        self._keyed_requests.ask(wish, names, answer, wanted_at_ms)
+
+    def waits_for(self, hour: int) -> bool:
+        """Whether the commit that is under way has claimed rows of an hour."""
+        return self._claims.waits_for(hour)

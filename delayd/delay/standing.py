@@ -1,0 +1,107 @@
+"""What a delay server says of itself: figures for STATUS, what waits for an operator, and what it refuses for now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from delayd.clock import Clock
+from delayd.delay.damage.held import HeldRows
+from delayd.delay.filing.checkpoint import Checkpointer
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.handoff.link import Phase
+from delayd.delay.intake import Intake
+from delayd.delay.producers import Producers
+from delayd.delay.quarantine import Quarantine
+from delayd.delay.quotas.quotas import Quotas
+from delayd.delay.timers.hours import Hours
+from delayd.fence import Fence
+from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.state import State
+from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The parts that know how a server stands."""
+
+    clock: Clock
+    state: State
+    fence: Fence
+    intake: Intake
+    producers: Producers
+    hours: Hours
+    checkpointer: Checkpointer
+    dispatcher: Dispatcher
+    held: HeldRows
+    quarantine: Quarantine
+    quotas: Quotas
+
+    def counters(self) -> dict[str, int]:
+        """Figures for STATUS."""
+        links = self.dispatcher.links.values()
+        return {
+            "next_sequence": self.intake.next_sequence,
+            "message_log_end": self.intake.durable.offset,
+            "replay_offset": self.checkpointer.replay.offset,
+            "pending_rows": len(self.hours.pending),
+            "loaded_rows": len(self.hours.wheel),
+            "scheduled_rows": int(self.hours.filed.rows["rows"].sum()),
+            "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
+            "undecided_batches": sum(len(link.sender.window) for link in links),
+            "targets": len(links),
+            "targets_away": sum(link.phase is not Phase.READY for link in links),
+            "quarantined_rows": len(self.held),
+            "quarantined_hours": self.quarantine.hours(),
+            "quarantined": len(self.quarantine),
+            "dead_rows": sum(link.sender.dead_rows for link in links),
+            "subjects": self.hours.subjects.known,
+            "subjects_bytes": self.hours.subjects.held_bytes,
+            "producers": len(self.producers),
+            "producers_bytes": self.producers.held_bytes,
+        }
+
+    def waits(self) -> Iterator[Wait]:
+        """List the states that only an operator can end."""
+        yield from map(Wait._make, [*self.fence.waits(), *self.state.waits()])
+        reserve = self.intake.reserve
+        if reserve.closed:
+            yield Wait("all sends", "free disk space is at its reserve", FREE_SPACE)
+        elif reserve.far_from_ms is not None:
+            later = hour_name(hour_of_ms(reserve.far_from_ms))
+            yield Wait(f"sends of messages due from {later} on", "free disk space nears its reserve", FREE_SPACE)
+        if not self.clock.confirmed:
+            yield clock_waits("delay")
+        elif self.intake.filed_from_ms - self.clock.now_ms() > HOUR_MS:
+            until = hour_name(hour_of_ms(self.intake.filed_from_ms))
+            why = (
+                f"a clock that was ahead has stamped the message log until {until}; messages leave on time all the same"
+            )
+            yield Wait("sealing of hours, and what frees their space", why, "delayd clock --role delay --trust")
+        if self.dispatcher.unrouted_rows:
+            rows = f"{self.dispatcher.unrouted_rows:,} due messages"
+            # Either no realtime server serves their subjects, or their subjects are routed to one that an operator gave
+            # up.
+            why = "their subjects have no realtime server, or one that was given up for good"
+            yield Wait(rows, why, "delayd servers, and start one; or delayd subjects, then delayd route move")
+        for link in self.dispatcher.links.values():
+            yield from link.waits()
+        yield from self.quarantine.waits()
+
+    def refuses(self) -> Iterator[Wait]:
+        """List what this server refuses for now; each of these states ends by itself."""
+        reserve = self.intake.reserve
+        if reserve.behind:
+            yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
+        elif self.intake.is_full:
+            yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
+        if self.intake.subjects_full:
+            yield Wait("sends to subjects that are new here", "as many subjects are remembered as memory allows")
+        if self.producers.is_full:
+            yield Wait("sends of new producers", "as many producers are remembered as memory allows")
+        if uncounted := self.quotas.uncounted:
+            yield Wait(f"sends to {uncounted} subjects with a quota", "what is pending for them is not counted yet")
+        if self.quotas.is_full:
+            yield Wait("sends to subjects with a quota", "as many of their messages are counted as memory allows")
+        for hour in sorted(reserve.full_hours):
+            yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
