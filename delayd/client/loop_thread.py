@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar, TypeVarTuple
 
@@ -127,7 +128,9 @@ class LoopThread:
         """End the loop and the thread; callers that still wait in `call` get AlreadyClosed."""
         if not self._closed:
             self._closed = True
-            self.post(self.loop.stop)
+            # The loop may be emptying the inbox at this moment: then it has stopped before `post` wakes it.
+            with suppress(AlreadyClosed):
+                self.post(self.loop.stop)
             self._thread.join()
 
     def _serve(self) -> None:

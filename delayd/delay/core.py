@@ -40,7 +40,7 @@ from delayd.delay.handoff.target_ends import KeepingEnds, TargetEnds
 from delayd.delay.handoff.target_words import TargetWords, accepted_targets
 from delayd.delay.handoff.targets import TargetBooks, Targets
 from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
-from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, KnownRuns, open_index
+from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
 from delayd.delay.keys.keyed import sent_rows
 from delayd.delay.keys.owned_slots import AskSlots
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
@@ -65,6 +65,7 @@ from delayd.fence import Fence
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.dispatch import OutcomeRows
+from delayd.log.key_run import KnownRuns
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
 from delayd.site import Site
 from delayd.state import State

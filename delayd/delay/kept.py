@@ -38,8 +38,6 @@ from delayd.delay.filing.hour_table import (
     load_hours,
     load_outcome_ends,
 )
-from delayd.delay.keys.index import STATE_KEY as KEYS_KEY
-from delayd.delay.keys.index import KnownRuns
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.state_values import DROPPED_KEY, ENDED_KEY, TARGET_PREFIX, decode_dropped
@@ -48,6 +46,8 @@ from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.dispatch import END_ROW
 from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
+from delayd.log.key_run import STATE_KEY as KEYS_KEY
+from delayd.log.key_run import KnownRuns
 from delayd.log.schedule import Skipped, decode_hours, open_schedule_log, schedule_path
 from delayd.state import State
 

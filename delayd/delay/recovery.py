@@ -23,7 +23,6 @@ from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import KeptState, heal_hours, read_kept
-from delayd.delay.keys.index import KnownRuns
 from delayd.delay.keys.keyed import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
@@ -41,6 +40,7 @@ from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNo
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.ended import NO_ENDED, TOOK_NO_KEY, EndedRows, decided_about, decode_ended
 from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.key_run import KnownRuns
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment

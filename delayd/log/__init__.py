@@ -6,6 +6,7 @@ A map, from the bytes up. Nothing here knows the network or the loop; disk and t
     group               what one group commit appends: a header and whole batches
     log                 ordered segments as one sequence of groups: append, read, recover, remove
     control             records that a log keeps about itself, between batches of messages
+    key_run             a file of the index of keys, and the list of those that count
     ended               rows that a delay server's decisions have ended
     checkpoint          the file that a server publishes for readers in other processes
 The delay server's logs of an hour

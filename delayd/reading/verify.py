@@ -14,6 +14,9 @@ from delayd.errors import BadArgument, DamagedData, DamagedValue, DataError
 from delayd.holder import is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
+from delayd.log.key_run import FOLDER as KEYS_FOLDER
+from delayd.log.key_run import STATE_KEY as KEYS_KEY
+from delayd.log.key_run import KnownRuns, read_run_file, run_path
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.log.tally import FOLDER, covered
@@ -36,6 +39,7 @@ LOGS = {
         "dispatch": FileKind.DISPATCH,
         "quarantine": FileKind.DISPATCH,
         "seal": FileKind.SEAL,
+        KEYS_FOLDER: FileKind.KEYS,
     },
     Role.REALTIME: {
         "message": FileKind.REALTIME,
@@ -46,7 +50,7 @@ LOGS = {
     },
 }
 # The other folders hold a folder for each day or subject.
-ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index")
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index", KEYS_FOLDER)
 INNER_LOGS = ("schedule", "dispatch", "consume")
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
@@ -282,10 +286,35 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
             yield damage_report(file, STATE_KIND, DamagedData(file, 0, "it holds nothing, and this server has lived"))
         elif not damaged:
             yield FileReport(file, STATE_KIND, State.OK, size, rows=len(pairs))
+        for pair in pairs:
+            if pair.key == KEYS_KEY and not damaged:
+                yield from _named_runs(disk, path, KnownRuns.decode(check_stored(file, *pair)))
     except DataError as error:
         yield damage_report(file, STATE_KIND, error)
     finally:
         opened.close()
+
+
+def _named_runs(disk: Disk, path: str, known: KnownRuns) -> Iterator[FileReport]:
+    """Runs of keys that are not what a state says of them."""
+    for name in known.runs:
+        place = run_path(path, name.number)
+        what = ""
+        try:
+            file = open_named(disk, place)
+            try:
+                if read_run_file(place, file, None).name != name:
+                    what = "the state names another run"
+            finally:
+                file.close()
+        except FileNotFoundError:
+            what = "the state names this file, and it is gone"
+        except UnfinishedFile:
+            what = "the state names this file, and its writing did not finish"
+        except DataError:
+            continue  # The file has a report of its own.
+        if what:
+            yield damage_report(place, FileKind.KEYS.name.lower(), DamagedData(place, 0, what))
 
 
 def _value_error(path: str, pair: Pair) -> DamagedValue | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from delayd.batch import MOVED_PRODUCER_ID, Batch, BatchKind, ColumnId
 from delayd.content import hash_rows
-from delayd.disk import Disk, open_named
+from delayd.disk import Disk, NamedReads, open_named
 from delayd.errors import BatchMalformed, CallerError, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
@@ -24,6 +24,7 @@ from delayd.log.control import Ended, LogTime, decode_sound
 from delayd.log.dispatch import decode_outcomes
 from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.key_run import read_run_file
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.segment_index import IndexMaker
@@ -34,7 +35,7 @@ from delayd.reading.groups import TornTail, read_groups
 from delayd.reading.schedule import BESIDE_SUFFIX
 
 HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each file belongs to one hour.
-ALONE = (*HOURLY, FileKind.INDEX)  # Each of these files is a log of its own.
+ALONE = (*HOURLY, FileKind.INDEX, FileKind.KEYS)  # Each of these files is a log of its own.
 KINDS = {
     FileKind.MESSAGE: BatchKind.PRODUCER,
     FileKind.SCHEDULE: BatchKind.SCHEDULE,
@@ -140,6 +141,13 @@ def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple
         found.size_bytes = _size(disk, place.path)
         if place.kind == FileKind.CHECKPOINT:
             _read_checkpoint(disk, place, found)
+        elif place.kind == FileKind.KEYS:
+            # A run gets its headers when everything else is written.
+            file = open_named(disk, place.path)
+            try:
+                _read_run(place, file, found)
+            finally:
+                file.close()
         else:
             segment = _open(disk, place)
             try:
@@ -246,6 +254,16 @@ def _read_checkpoint(disk: Disk, place: Place, found: _Found) -> None:
         found.ends(State.EMPTY, "no checkpoint was published yet")
 
 
+def _read_run(place: Place, file: NamedReads, found: _Found) -> None:
+    """Check the tables and blocks of a run of keys."""
+    run = read_run_file(place.path, file, place.log_id)
+    if place.named and place.path.rpartition("/")[2] != (name := segment_name(run.number)):
+        raise DamagedData(place.path, 0, f"its header says that it is {name}")
+    for number in range(run.header.blocks):
+        run.block(number)
+        found.rows += run.entries_in(number)
+
+
 def _read(place: Place, segment: Segment, link: LogSoFar | None, found: _Found) -> LogSoFar | None:
     header = segment.header
     kind = FileKind(header.kind)
@@ -256,6 +274,9 @@ def _read(place: Place, segment: Segment, link: LogSoFar | None, found: _Found) 
         raise DamagedData(place.path, 0, f"it does not follow the file before it, which ends at {link.end}")
     if link is not None:
         found.sent = link.sent
+    if kind == FileKind.KEYS:
+        _read_run(place, NamedReads(place.path, segment.file), found)
+        return None
     if kind == FileKind.CONSUME:
         return _read_entries(place, segment, found)
     return _read_groups(place, segment, found)

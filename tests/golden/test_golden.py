@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from delayd.batch import Batch, BatchKind, ColumnId, DispatchPart, OutcomePart, ProducerPart, SchedulePart, parse
-from delayd.delay.keys.run import RunName, open_run, run_path
+from delayd.delay.keys.run import open_run
 from delayd.delay.stored import stored_batches
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import Ended, decode_known, decode_records
 from delayd.log.dispatch import Outcome, Reason, decode_outcomes
 from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind, parse_header, verify_group
+from delayd.log.key_run import RunName, run_path
 from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.schedule import decode_hours
 from delayd.log.seal import decode_seals

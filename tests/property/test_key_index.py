@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from delayd.delay.keys import index as index_module
 from delayd.delay.keys import run as run_module
 from delayd.errors import DataError
+from delayd.log import key_run
 from delayd.names import Hasher, Names
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
@@ -33,8 +34,9 @@ class WeakHasher(Hasher):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows then fill many blocks, pieces and buckets."""
-    for module in (index_module, run_module):
+    for module in (index_module, run_module, key_run):
         monkeypatch.setattr(module, "BLOCK_ENTRIES", 4)
+    for module in (index_module, run_module):
         monkeypatch.setattr(module, "PIECE_ENTRIES", 16)
     monkeypatch.setattr(run_module, "BLOCKS_PIECE", 2)
     monkeypatch.setattr(run_module, "ASKED_PIECE", 7)
@@ -82,7 +84,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
         if meanwhile:
             self.add([(name, 0, 0) for name in meanwhile])
         written = self.house.index.write(frozen)
-        self.house.state.commit([(index_module.STATE_KEY, written.known.encode())])
+        self.house.state.commit([(key_run.STATE_KEY, written.known.encode())])
         self.house.index.counted(written)
         self.counted = count
 

@@ -34,7 +34,6 @@ from delayd.delay.filing.hour_table import BESIDE_PREFIX, FiledHours, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
-from delayd.delay.keys.index import STATE_KEY as KEYS_KEY
 from delayd.delay.keys.index import Frozen, KeyIndex, Written
 from delayd.delay.producers import Producers
 from delayd.delay.state_values import ENDED_KEY, TARGET_PREFIX
@@ -42,6 +41,7 @@ from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done
 from delayd.log.checkpoint import CheckpointFile, Value
 from delayd.log.dispatch import END_ROW
+from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, Skipped
 from delayd.log.seal import SealMark

@@ -22,25 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import msgpack
 import numpy as np
 
 from delayd.delay.keys.entries import NO_ENTRIES, Asked, Entries, Found, Rows, merge, new_entries
 from delayd.delay.keys.keyed import Hours, KeyedRows
-from delayd.delay.keys.run import (
-    BLOCK_ENTRIES,
-    FOLDER,
-    PIECE_ENTRIES,
-    Run,
-    RunName,
-    open_run,
-    run_path,
-    write_pieces,
-    write_run,
-)
+from delayd.delay.keys.run import PIECE_ENTRIES, Run, open_run, write_pieces, write_run
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Priority
+from delayd.log.key_run import BLOCK_ENTRIES, FOLDER, KnownRuns, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
 from delayd.names import Hasher, Names, slots_of_names
 from delayd.site import Site
@@ -48,35 +38,11 @@ from delayd.wire.slots import SlotSet
 
 log = logging.getLogger(__name__)
 
-STATE_KEY = b"keys"
 LOOP_ENTRIES = 16 << 10  # Parts are merged on the loop up to this size: below 1 ms. Larger ones are merged beside it.
 MEMORY_ENTRIES = 1 << 20  # Parts in memory are merged up to this size.
 FIRST_NUMBER = 1
 
 GiveWay = Callable[[], None]
-
-
-class KnownRuns(NamedTuple):
-    """What the state says of the index: the seed of its hashes, and the runs that count, oldest first.
-
-    When it is not ``whole``, the index must be made again.
-    """
-
-    seed: int
-    next_number: int
-    runs: tuple[RunName, ...] = ()
-    whole: bool = True
-
-    def encode(self) -> bytes:
-        """As the state keeps it."""
-        data: bytes = msgpack.packb([self.seed, self.next_number, [list(run) for run in self.runs], self.whole])
-        return data
-
-    @classmethod
-    def decode(cls, data: bytes) -> KnownRuns:
-        """Read what `encode` made; the state has checked the bytes."""
-        seed, next_number, runs, whole = msgpack.unpackb(data)
-        return cls(seed, next_number, tuple(RunName(*run) for run in runs), whole)
 
 
 class Opened(NamedTuple):

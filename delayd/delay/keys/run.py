@@ -6,10 +6,8 @@ checked in the same reading; a byte that does not check, or can't be read, is da
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -18,17 +16,23 @@ from numpy.typing import NDArray
 from delayd.batch import Int64s, padded
 from delayd.content import UInt64s
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Index
-from delayd.disk import Disk, NamedReads, open_named
+from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, read_file_header
+from delayd.log.key_run import (
+    BLOCK_ENTRIES,
+    BLOCKS_AT,
+    FOLDER,
+    HEADER_AT,
+    Halves,
+    RunFile,
+    RunHeader,
+    RunName,
+    read_run_file,
+    run_path,
+)
+from delayd.log.segment import FileHeader, UnfinishedFile
 from delayd.names import Hasher, Names, word_counts
 
-FOLDER = "keys"
-HEADER = struct.Struct("<QQQQIII16xI")
-HEADER_AT = FILE_HEADER_BYTES
-HEADER_BYTES = 64
-BLOCKS_AT = HEADER_AT + HEADER_BYTES
-BLOCK_ENTRIES = 64  # One look-up of a known name reads one block: about 3 KB.
 BUCKET_ENTRIES = 16  # With fewer entries in a bucket, the table of buckets takes more memory than it saves time.
 ENTRY = np.dtype(
     [
@@ -47,59 +51,18 @@ ASKED_PIECE = 4_096  # Names looked up in one go: their candidates stay in the c
 BLOCKS_PIECE = 512  # Blocks read in one go, about 2 MiB.
 PIECE_ENTRIES = 64 << 10  # Entries written or merged in one go, about 4 MiB: 10 to 20 ms of work.
 
-Halves = NDArray[np.uint32]
 GiveWay = Callable[[], None]
-
-
-class RunName(NamedTuple):
-    """What the state says of a run: which file it is, and what the file must be."""
-
-    number: int
-    entries: int
-    total_bytes: int
-    tables_crc32c: int
-
-
-class RunHeader(NamedTuple):
-    """The facts of a run: behind the file header."""
-
-    entries: int
-    seed: int
-    tables_at: int
-    total_bytes: int
-    buckets: int
-    blocks: int
-    tables_crc32c: int
-
-    def encode(self) -> bytes:
-        """Make the 64 bytes."""
-        data = HEADER.pack(*self, 0)[:-4]
-        return data + crc32c(data).to_bytes(4, "little")
-
-
-class Tables(NamedTuple):
-    """What a run keeps in memory."""
-
-    first: Halves  # By bucket: its first entry; one more is the end.
-    fingerprints: NDArray[np.uint16]
-    starts: Int64s  # By block: its position in the file; one more is the end.
-    crcs: Halves  # By block.
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that they take."""
-        return sum(part.nbytes for part in self)
 
 
 class Run:
     """An open run; any thread may look up in it."""
 
-    def __init__(self, path: str, file: NamedReads, name: RunName, header: RunHeader, tables: Tables) -> None:
-        self.path = path
-        self.name = name
+    def __init__(self, file: RunFile) -> None:
+        self.path = file.path
+        self.name = file.name
         self._file = file
-        self._header = header
-        self._tables = tables
+        self._header = file.header
+        self._tables = file.tables
 
     def __len__(self) -> int:
         return self._header.entries
@@ -127,8 +90,8 @@ class Run:
 
     def read(self, first: int, blocks: int, hasher: Hasher) -> Entries:
         """The entries of some blocks, in order; errors as of `find`."""
-        data = [self._block(number) for number in range(first, min(first + blocks, self.blocks))]
-        parts = [_parse(block, self._entries_in(first + place)) for place, block in enumerate(data)]
+        data = [self._file.block(number) for number in range(first, min(first + blocks, self.blocks))]
+        parts = [_parse(block, self._file.entries_in(first + place)) for place, block in enumerate(data)]
         entries = np.concatenate([part for part, _ in parts])
         words = np.concatenate([words for _, words in parts])
         counts = word_counts(entries["subject_bytes"], entries["key_bytes"])
@@ -137,7 +100,7 @@ class Run:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._file.file.close()
 
     def _candidates(self, hashes: UInt64s) -> tuple[Index, Index]:
         """Which names may have an entry, and the place of that entry."""
@@ -160,7 +123,7 @@ class Run:
         for low, high in pairwise(cuts):
             of = slice(low, high)
             read = numbers[begins[(begins >= low) & (begins < high)]]
-            data = [self._block(number) for number in read.tolist()]
+            data = [self._file.block(number) for number in read.tolist()]
             halves = np.frombuffer(b"".join(data), np.uint32)
             sizes = np.fromiter(map(len, data), np.int64, len(data))
             block_of = np.searchsorted(read, numbers[of])
@@ -170,21 +133,9 @@ class Run:
             found.take_newer(rows[of][same], _rows(entries[same]))
             give_way()
 
-    def _entries_in(self, block: int) -> int:
-        return min(BLOCK_ENTRIES, self._header.entries - block * BLOCK_ENTRIES)
-
     def _count_of(self, blocks: Index) -> Index:
         """How many entries each of these blocks has."""
         return np.minimum(BLOCK_ENTRIES, self._header.entries - blocks * BLOCK_ENTRIES)
-
-    def _block(self, number: int) -> bytes:
-        position, end = self._tables.starts[number : number + 2].tolist()
-        data = self._file.pread(end - position, position)
-        if len(data) != end - position:
-            raise DamagedData(self.path, position, f"the file ends {end - position - len(data)} bytes early")
-        if crc32c(data) != self._tables.crcs[number]:
-            raise DamagedData(self.path, position, "the checksum of a block of keys differs")
-        return data
 
 
 class RunWriter:
@@ -237,7 +188,7 @@ class RunWriter:
         self._file.sync()
         self._file.close()
         self._disk.sync_folder(self._path.rpartition("/")[0])
-        return RunName(self._header.number, facts.entries, facts.total_bytes, facts.tables_crc32c)
+        return facts.name(self._header.number)
 
     def abandon(self) -> None:
         """Close and remove the file, as far as the disk lets us; a start removes what is left."""
@@ -271,11 +222,6 @@ class RunWriter:
         written = b"".join(blocks)
         self._file.pwritev([written], self._position)
         self._position += len(written)
-
-
-def run_path(folder: str, number: int) -> str:
-    """Name the file of a run; ``folder`` is the server's."""
-    return f"{folder}/{FOLDER}/{number:020}.log"
 
 
 def write_run(disk: Disk, folder: str, header: FileHeader, seed: int, entries: Entries, give_way: GiveWay) -> RunName:
@@ -319,43 +265,20 @@ def open_run(disk: Disk, folder: str, log_id: int, seed: int, name: RunName) -> 
     path = run_path(folder, name.number)
     file = open_named(disk, path)
     try:
-        data = file.pread(BLOCKS_AT, 0)
-        found = read_file_header(path, data[:FILE_HEADER_BYTES], FileKind.KEYS, log_id)
+        found = read_run_file(path, file, log_id)
         if found.number != name.number:
             raise DamagedData(path, 0, f"it is run {found.number} of the keys, and {name.number} belongs here")
-        header = _read_header(path, data[HEADER_AT:])
-        if RunName(name.number, header.entries, header.total_bytes, header.tables_crc32c) != name:
+        if found.name != name:
             raise DamagedData(path, HEADER_AT, "it is another run than the one that the state names")
-        if header.seed != seed:
+        if found.header.seed != seed:
             raise DamagedData(path, HEADER_AT, "its keys are hashed with another seed")
-        if file.size() != header.total_bytes:
-            raise DamagedData(path, file.size(), f"it has {file.size()} bytes, and {header.total_bytes} belong there")
-        return Run(path, file, name, header, _read_tables(path, file, header))
+        return Run(found)
+    except UnfinishedFile:
+        file.close()
+        raise DamagedData(path, 0, "its writing did not finish") from None
     except BaseException:
         file.close()
         raise
-
-
-def _read_header(path: str, data: bytes) -> RunHeader:
-    if len(data) != HEADER_BYTES or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
-        raise DamagedData(path, HEADER_AT, "the checksum of the header of a run of keys differs")
-    return RunHeader(*HEADER.unpack(data)[:-1])
-
-
-def _read_tables(path: str, file: NamedReads, header: RunHeader) -> Tables:
-    data = file.pread(header.total_bytes - header.tables_at, header.tables_at)
-    sizes = [4 * (header.buckets + 1), 2 * header.entries, 4 * header.blocks, 4 * header.blocks]
-    if len(data) != sum(map(padded, sizes)) or crc32c(data) != header.tables_crc32c:
-        raise DamagedData(path, header.tables_at, "the checksum of the tables of a run of keys differs")
-    at = [0]
-    for size in sizes:
-        at.append(at[-1] + padded(size))
-    first = np.frombuffer(data, np.uint32, header.buckets + 1, at[0]).copy()
-    fingerprints = np.frombuffer(data, np.uint16, header.entries, at[1]).copy()
-    starts = np.zeros(header.blocks + 1, np.int64)
-    np.cumsum(np.frombuffer(data, np.uint32, header.blocks, at[2]), out=starts[1:])
-    starts += BLOCKS_AT
-    return Tables(first, fingerprints, starts, np.frombuffer(data, np.uint32, header.blocks, at[3]).copy())
 
 
 def _buckets_for(entries: int) -> int:

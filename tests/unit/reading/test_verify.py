@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart
+from delayd.delay.keys.run import write_run
 from delayd.delay.quarantine import quarantine_path, schedule_beside_path
 from delayd.disk import File, RealDisk
 from delayd.encode import encode, encode_subject_table
@@ -16,14 +17,17 @@ from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
+from delayd.names import Hasher
 from delayd.reading.directory import find_directories
 from delayd.reading.verify import VerifyReport, verify_directory, verify_files
 from delayd.reading.verify_file import FileReport, State
 from delayd.state import LmdbState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+from tests.worlds.keys import KeyRow, entries_of
 
 
 @pytest.fixture
@@ -530,3 +534,60 @@ def test_rule_L9_damaged_values_of_a_stopped_server_s_state_are_named(books: Boo
     file.unlink()
     (damaged,) = verify_directory(books.root).damaged
     assert "nothing else says who this server is" in damaged.sentence
+
+
+def write_key_run(books: Books, entries: int = 200) -> Path:
+    """A run in the delay server's directory."""
+    rows = [KeyRow((b"orders", b"key %d" % number), number + 1) for number in range(entries)]
+    header = FileHeader(FileKind.KEYS, DELAY_ID, 0, 1, START_MS)
+    name = write_run(RealDisk(), books.delay, header, 7, entries_of(rows, Hasher(7)), lambda: None)
+    state = LmdbState(f"{books.delay}/state.lmdb")
+    state.commit([(STATE_KEY, KnownRuns(7, 2, (name,)).encode())])
+    state.close()
+    return Path(run_path(books.delay, 1))
+
+
+@pytest.mark.parametrize("place", ["file header", "header", "tables", "block", "names", "end"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_rule_L9_a_flipped_bit_in_the_index_of_keys_is_named(books: Books, place: str, alone: bool) -> None:
+    path = write_key_run(books)
+
+    def report() -> VerifyReport:
+        return verify_files([str(path)]) if alone else verify_directory(books.root)
+
+    found = report_on(report(), path)
+    assert report().sound and (found.kind, found.state, found.rows) == ("keys", State.OK, 200)
+    size = path.stat().st_size
+    places = {"file header": 30, "header": 70, "tables": size - 20, "block": 140, "names": 1428, "end": size - 1}
+    at = places[place]
+    if place == "end":
+        path.write_bytes(path.read_bytes()[:at])
+    else:
+        flip(path, at)
+    damaged = report_on(report(), path)
+    assert damaged.state is State.DAMAGED and 0 <= damaged.position <= at, damaged
+
+
+@pytest.mark.parametrize("fault", ["gone", "another", "unfinished"])
+def test_a_run_of_keys_that_a_state_names_is_there_and_is_the_one(books: Books, fault: str) -> None:
+    path = write_key_run(books)
+    assert verify_directory(books.root).sound
+    if fault == "gone":
+        path.unlink()
+    elif fault == "another":
+        header = FileHeader(FileKind.KEYS, DELAY_ID, 0, 1, START_MS)
+        rows = [KeyRow((b"orders", b"other"), 1)]
+        write_run(RealDisk(), books.delay, header, 7, entries_of(rows, Hasher(7)), lambda: None)
+    else:
+        data = path.read_bytes()
+        path.write_bytes(bytes(128) + data[128:])
+    (damaged,) = verify_directory(books.root).damaged
+    assert damaged.path == str(path) and "the state names" in damaged.sentence
+
+
+def test_a_run_of_keys_that_is_being_written_is_no_damage(books: Books) -> None:
+    path = write_key_run(books)
+    beside = Path(run_path(books.delay, 2))
+    beside.write_bytes(bytes(128) + path.read_bytes()[128:4096])
+    report = verify_directory(books.root)
+    assert report.sound and report_on(report, beside).state is State.TORN

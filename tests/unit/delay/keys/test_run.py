@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from delayd.delay.keys.entries import Asked, Found, merge
-from delayd.delay.keys.run import BLOCK_ENTRIES, Run, RunName, open_run, run_path, write_run
+from delayd.delay.keys.run import Run, open_run, write_run
 from delayd.errors import DamagedData, DiskFull, Shortage, Unreadable
+from delayd.log.key_run import BLOCK_ENTRIES, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
 from delayd.names import Hasher
 from delayd.testing.disk import Faults, MemoryDisk
@@ -171,6 +172,6 @@ def test_a_shortage_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(size: int, position: int) -> bytes:
         raise Shortage("x", 12)
 
-    monkeypatch.setattr(run._file, "_file", type("F", (), {"pread": staticmethod(short)})())
+    monkeypatch.setattr(run._file.file, "_file", type("F", (), {"pread": staticmethod(short)})())
     with pytest.raises(Shortage):
         look(run, [(b"orders", b"0")])

@@ -9,12 +9,11 @@ import pytest
 
 from delayd.batch import ProducerPart, parse
 from delayd.delay.damage import keys_rebuild
-from delayd.delay.keys.index import STATE_KEY, KnownRuns
-from delayd.delay.keys.run import run_path
 from delayd.errors import DiskFull
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, EndedRows
+from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.schedule import schedule_path
 from delayd.names import Names
 from delayd.testing.clock import START_MS
