@@ -134,7 +134,7 @@ async def cancel_columns(columns: Sequence[Row], cancel: Callable[[Row], Awaitab
     async def one(column: Row) -> None:
         began = time.perf_counter()
         answers = await cancel(column)
-        assert (answers == CancelAnswer.CANCELLED).all()
+        assert (answers == CancelAnswer.CANCELLED).all(), np.unique(answers, return_counts=True)
         took.append(time.perf_counter() - began)
 
     began = time.perf_counter()

@@ -59,7 +59,7 @@ _MOVE_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] 
 _MOVE_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = RescheduleAnswer.IN_FLIGHT
 _MOVE_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = RescheduleAnswer.CANCELLED
 
-STEPS_MAX = 100  # Moves that one request follows; then it is told how far it came, and to ask again from there.
+STEPS_MAX = 100  # Moves that one request follows, and times that it looks anew; then it is told how far it came.
 TRIES_MAX = 8  # So often are rows copied anew because one of them could not be claimed any more.
 COPIES_MAX = 8  # Copies of rows under way: 5 MB each.
 MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.
@@ -92,7 +92,7 @@ class _Request:
     nowhere: NDArray[np.bool_] = field(init=False)
     looked_up: LookedUp | None = None
     places: Places | None = None  # Where the rows are, as long as nothing else has happened since.
-    steps: int = 0  # Moves that were followed.
+    steps: int = 0  # Moves that were followed, and times that rows were looked for anew.
     move: _Move | None = None
     named: Named | None = None  # The names of a request by key.
 
@@ -277,7 +277,8 @@ class MessageRequests:
             return
         if request.wish is Wish.GET:
             states, _ = self._states(request)
-            self._answer(request, states)
+            if not self._lost(request, states):
+                self._answer(request, states)
             return
         if request.move is not None and request.move.copied is None:
             self._to_copy.append(request)
@@ -285,6 +286,20 @@ class MessageRequests:
             return
         self._queue.append(request)
         self._intake.decide()
+
+    def _lost(self, request: _Request, states: AnswerRows) -> bool:
+        """Look anew for rows that have gone from memory to a file, or the other way, since they were looked for."""
+        unsure = states["state"] == MessageState.IN_FLIGHT
+        if request.steps == STEPS_MAX or not unsure.any():
+            return False
+        unsure &= self._claims.look(request.wanted) == Place.NOWHERE
+        if request.looked_up is not None:
+            unsure &= ~request.looked_up.unread
+        if not unsure.any():
+            return False
+        request.steps += 1
+        self._look(request)
+        return True
 
     def _renew(self, request: _Request) -> bool:
         """Go on with the rows that have taken the names of a request since, if there are any."""
@@ -431,6 +446,9 @@ class MessageRequests:
             states["state"][again] = MessageState.CANCELLED
             states["decided_at_ms"][again] = appended_at_ms
             claimable[again] = NOT_CLAIMABLE
+            if self._lost(request, states):
+                self._give_up_copy(request)
+                continue
             if request.move is not None:
                 ended = self._move(request, claimable, group.next_sequence + moved_rows, commit)
                 if ended is None:
