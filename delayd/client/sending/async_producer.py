@@ -33,7 +33,7 @@ from delayd.client.sending.arguments import (
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
 from delayd.client.sending.gathering import ROW_BYTES, row_bytes
 from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
-from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch, info_of
+from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
 from delayd.client.sending.place_asker import spread_of
 from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
@@ -217,9 +217,8 @@ class AsyncProducer:
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be cancelled; ask again, for to cancel twice does no harm.
         """
-        rows = asked_of(subject, receipt, key)
-        answers = await self._own.on_this_loop().core.messages.cancel(rows)
-        return CancelAnswer(int(answers["answer"][0]))
+        one = asked_of(subject, receipt, key)
+        return await self._own.on_this_loop().core.messages.cancel_one(one)
 
     async def cancel_batch(
         self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
@@ -271,7 +270,7 @@ class AsyncProducer:
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be moved; ask again, for to move it to the same instant twice does no harm.
         """
-        rows = asked_of(subject, receipt, key)
+        rows = asked_of(subject, receipt, key).rows()
         core = self._own.on_this_loop().core
         instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
         log_ids, answers = await core.messages.reschedule(rows, instants)
@@ -311,9 +310,8 @@ class AsyncProducer:
         Returns a `MessageInfo`. A message is known as long as the logs of its hour are kept; then its state is UNKNOWN.
         ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors.
         """
-        rows = asked_of(subject, receipt, key)
-        answers = await self._own.on_this_loop().core.messages.get(rows)
-        return info_of(answers[0])
+        one = asked_of(subject, receipt, key)
+        return await self._own.on_this_loop().core.messages.get_one(one)
 
     async def get_batch(
         self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None

@@ -1,14 +1,14 @@
 """Joined questions: those about single messages that wait for room at one server travel together.
 
-Invariant: each caller hears what it would have heard alone. When a joined request fails as a whole, because one of its
-questions spoils it or because its sender was cancelled, each question is asked alone.
+Invariant: each caller hears what it would have heard alone, whatever becomes of the others. When a joined request fails
+as a whole, because one of its questions spoils it, each question is asked alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,81 +19,89 @@ from delayd.wire.requests import RequestType
 JOINED_MAX = 4_096  # Questions in one request.
 
 Kind = tuple[RequestType, int, bytes]  # What is asked, of which server, about which subject's keys.
+Row = tuple[int, int, int]  # The fields of `Asked`.
 Ask = Callable[[RequestType, int, Asked | AskedKeys, float], Awaitable[AnswerRows]]
 
 
-@dataclass(slots=True)
-class _Question:
+class _Question(NamedTuple):
     """One question, which has one row."""
 
-    asked: Asked | AskedKeys
+    asked: Row | AskedKeys
     deadline: float
-    answer: asyncio.Future[AnswerRows | None] = field(init=False)  # None: ask alone.
-    taken: bool = False
-
-    def __post_init__(self) -> None:
-        self.answer = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[AnswerRows | None]  # None: ask alone.
 
 
 class Joined:
     """The questions that wait, of one producer; belongs to one loop."""
 
-    def __init__(self, room: asyncio.Semaphore, ask: Ask) -> None:
-        self._room = room
+    def __init__(self, room: Callable[[int], asyncio.Semaphore], ask: Ask) -> None:
+        self._room = room  # Of a server.
         self._ask = ask
+        self._loop = asyncio.get_running_loop()
         self._waiting: dict[Kind, list[_Question]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: RequestType, log_id: int, asked: Asked | AskedKeys, deadline: float) -> AnswerRows:
+    async def ask(self, request: RequestType, log_id: int, asked: Row | AskedKeys, deadline: float) -> AnswerRows:
         """Ask about one message."""
         kind = (request, log_id, asked.subject if isinstance(asked, AskedKeys) else b"")
-        question = _Question(asked, deadline)
-        self._waiting.setdefault(kind, []).append(question)
-        try:
-            async with self._room:
-                # Whoever gets room first asks for all that wait.
-                while not question.taken:
-                    await self._ask_together(kind)
-            answer = await question.answer
-        finally:
-            if not question.taken:
-                self._take_out(kind, [question])
+        question = _Question(asked, deadline, self._loop.create_future())
+        waiting = self._waiting.get(kind)
+        if waiting is None:
+            self._waiting[kind] = [question]
+            self._serve(kind)
+        else:
+            waiting.append(question)
+        answer = await question.answer
         if answer is None:
-            async with self._room:
-                return await self._ask(request, log_id, asked, deadline)
+            async with self._room(log_id):
+                return await self._ask(request, log_id, _join([asked]), deadline)
         return answer
+
+    def _serve(self, kind: Kind) -> None:
+        """Ask all that wait as soon as there is room."""
+        serving = self._loop.create_task(self._ask_together(kind))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _ask_together(self, kind: Kind) -> None:
         request, log_id, _ = kind
-        questions = self._waiting[kind][:JOINED_MAX]
-        self._take_out(kind, questions)
-        for question in questions:
-            question.taken = True
-        rows: AnswerRows | None = None
+        questions: list[_Question] = []
         try:
-            together = _join([question.asked for question in questions])
-            rows = await self._ask(request, log_id, together, max(question.deadline for question in questions))
-        except DelaydError:
-            # Of several questions each is asked alone now, and hears its own error. A bug of ours is raised here.
-            if len(questions) == 1:
+            async with self._room(log_id):
+                waiting = self._waiting.pop(kind)
+                if len(waiting) > JOINED_MAX:
+                    self._waiting[kind] = waiting[JOINED_MAX:]
+                    self._serve(kind)
+                # Whoever went away is not asked for.
+                questions = [question for question in waiting[:JOINED_MAX] if not question.answer.done()]
+                if not questions:
+                    return
+                together = _join([question.asked for question in questions])
+                rows = await self._ask(request, log_id, together, max(question.deadline for question in questions))
+        except BaseException as error:
+            # Of several questions each is asked alone now, and hears its own error.
+            spoiled = len(questions) > 1 and isinstance(error, DelaydError)
+            for question in questions or self._waiting.pop(kind, []):
+                if question.answer.done():
+                    continue
+                if spoiled:
+                    question.answer.set_result(None)
+                elif isinstance(error, asyncio.CancelledError):
+                    question.answer.cancel()
+                else:
+                    question.answer.set_exception(error)
+            if not isinstance(error, Exception):
                 raise
-        finally:
+        else:
             for number, question in enumerate(questions):
                 if not question.answer.done():
-                    question.answer.set_result(None if rows is None else rows[number : number + 1])
-
-    def _take_out(self, kind: Kind, questions: Sequence[_Question]) -> None:
-        gone = set(map(id, questions))
-        left = [question for question in self._waiting[kind] if id(question) not in gone]
-        if left:
-            self._waiting[kind] = left
-        else:
-            del self._waiting[kind]
+                    question.answer.set_result(rows[number : number + 1])
 
 
-def _join(asked: Sequence[Asked | AskedKeys]) -> Asked | AskedKeys:
+def _join(asked: Sequence[Row | AskedKeys]) -> Asked | AskedKeys:
     """Make one question of those of one kind."""
     first = asked[0]
     if isinstance(first, AskedKeys):
         return AskedKeys(first.subject, [key for each in asked if isinstance(each, AskedKeys) for key in each.keys])
-    rows = [each for each in asked if isinstance(each, Asked)]
-    return Asked(*(np.concatenate(columns) for columns in zip(*rows, strict=True)))
+    sequences, due_ms, accepted_ms = zip(*asked, strict=True)
+    return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from delayd.client.limits import check_subject
 from delayd.client.link import unreadable
 from delayd.client.retry import Backoff, spread_ms
 from delayd.client.sending.groups import Groups
-from delayd.client.sending.joined import Joined
+from delayd.client.sending.joined import Joined, Row
 from delayd.client.sending.key_owners import KeyOwners
 from delayd.client.sending.labels import Key, check_key, check_keys
 from delayd.client.sending.receipt import BatchReceipt, Receipt
@@ -52,6 +53,11 @@ from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_u64
 
 Found = TypeVar("Found")
+
+_ANSWERS_OF = {
+    RequestType.CANCEL: np.array(list(CancelAnswer), np.uint8),
+    RequestType.RESCHEDULE: np.array(list(RescheduleAnswer), np.uint8),
+}
 
 MANY_UNDER_WAY = 4  # Requests of 65,536 rows under way at one server; it takes 16 of them.
 
@@ -112,7 +118,22 @@ class AskedRows(NamedTuple):
     row_count: int
 
 
-def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> AskedRows:
+class AskedOne(NamedTuple):
+    """The row that a caller asks about, checked: the server of a receipt, and the receipt's fields or a key."""
+
+    log_id: int
+    asked: Row | AskedKeys
+
+    def rows(self) -> AskedRows:
+        """As columns of one row."""
+        if isinstance(self.asked, AskedKeys):
+            return AskedRows(None, self.asked, 1)
+        sequence, due_ms, accepted_ms = self.asked
+        columns = Asked(np.array([sequence], np.uint64), np.array([due_ms]), np.array([accepted_ms]))
+        return AskedRows(np.array([self.log_id], np.uint64), columns, 1)
+
+
+def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> AskedOne:
     """Check the arguments of a question about one message.
 
     Raises:
@@ -120,13 +141,11 @@ def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> A
     """
     name = check_subject(subject)
     if receipt is None and key is not None:
-        return AskedRows(None, AskedKeys(name, [check_key(key)]), 1)
+        return AskedOne(0, AskedKeys(name, [check_key(key)]))
     _need_one_of(receipt is None, key is None, "key")
     if not isinstance(receipt, Receipt):
         raise BadArgument(f"receipt is what a send returned, not {type(receipt).__name__}")
-    instants = [np.array([instant], np.int64) for instant in (receipt.deliver_at_ms, receipt.accepted_at_ms)]
-    sequences = np.array([receipt.sequence], np.uint64)
-    return AskedRows(np.array([receipt.log_id], np.uint64), Asked(sequences, *instants), 1)
+    return AskedOne(receipt.log_id, (receipt.sequence, receipt.deliver_at_ms, receipt.accepted_at_ms))
 
 
 def asked_of_batch(
@@ -177,15 +196,20 @@ class MessageAsker:
         self._groups = groups
         self._owners = owners
         self._timeout_s = timeout_ms / 1000
-        self._room = asyncio.Semaphore(MANY_UNDER_WAY)
-        self._joined = Joined(self._room, self._ask_newest)
+        self._rooms: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()  # By server, while in use.
+        self._joined = Joined(self._room_at, self._ask_newest)
 
     async def cancel(self, rows: AskedRows) -> AnswerRows:
         """End messages; one answer a row, in order, once those that are CANCELLED are so durably."""
-        _, answers = await self._ask_all(RequestType.CANCEL, rows)
-        if not np.isin(answers["answer"], list(CancelAnswer)).all():
-            raise ConnectionLost("a delay server gave an answer that this version does not know", sent=True)
-        return answers
+        return (await self._ask_all(RequestType.CANCEL, rows))[1]
+
+    async def cancel_one(self, one: AskedOne) -> CancelAnswer:
+        """End one message."""
+        return CancelAnswer(int((await self._ask_one(RequestType.CANCEL, one))["answer"]))
+
+    async def get_one(self, one: AskedOne) -> MessageInfo:
+        """Ask what became of one message."""
+        return info_of(await self._ask_one(RequestType.GET, one))
 
     async def get(self, rows: AskedRows) -> AnswerRows:
         """Ask what became of messages; one answer a row, in order."""
@@ -195,10 +219,7 @@ class MessageAsker:
         """Move messages to other instants; the server of each, and one answer a row, in order, once those that are
         MOVED are so durably.
         """
-        log_ids, answers = await self._ask_all(RequestType.RESCHEDULE, rows, instants)
-        if not np.isin(answers["answer"], list(RescheduleAnswer)).all():
-            raise ConnectionLost("a delay server gave an answer that this version does not know", sent=True)
-        return log_ids, answers
+        return await self._ask_all(RequestType.RESCHEDULE, rows, instants)
 
     async def servers(self) -> list[int]:
         """The logs of all delay servers that meta knows."""
@@ -223,6 +244,16 @@ class MessageAsker:
 
         return await self._until(deadline, ask)
 
+    async def _ask_one(self, request: RequestType, one: AskedOne) -> np.void:
+        """Ask about one message together with others that wait."""
+        if isinstance(one.asked, AskedKeys):
+            _, rows = await self._ask_all(request, one.rows())
+        else:
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            rows = await self._joined.ask(request, one.log_id, one.asked, deadline)
+        row: np.void = rows[0]
+        return row
+
     async def _ask_all(
         self, request: RequestType, rows: AskedRows, instants: NewInstants | None = None
     ) -> tuple[NDArray[np.uint64], AnswerRows]:
@@ -246,15 +277,15 @@ class MessageAsker:
         self, request: RequestType, rows: AskedRows, instants: NewInstants | None, deadline: float
     ) -> tuple[NDArray[np.uint64], AnswerRows]:
         """Ask the servers that the rows name."""
-        found = np.zeros(rows.row_count, ANSWER)
         log_ids = rows.log_ids
         assert log_ids is not None, "receipts name servers, and owners were found for keys"
-        if rows.row_count == 1 and instants is None:
+        if rows.row_count == 1 and instants is None and isinstance(rows.asked, AskedKeys):
             return log_ids, await self._joined.ask(request, int(log_ids[0]), rows.asked, deadline)
+        found = np.zeros(rows.row_count, ANSWER)
         rows_max = ROWS_MAX if isinstance(rows.asked, Asked) else KEY_ROWS_MAX
 
         async def ask(log_id: int, places: NDArray[np.intp]) -> None:
-            async with self._room:
+            async with self._room_at(log_id):
                 asked = rows.asked.take(places.tolist())
                 wanted = None if instants is None else instants.take(places)
                 found[places] = await self._ask_newest(request, log_id, asked, deadline, wanted)
@@ -269,6 +300,13 @@ class MessageAsker:
             # The first one ended the others; callers know nothing of groups of errors.
             raise errors.exceptions[0] from None
         return log_ids, found
+
+    def _room_at(self, log_id: int) -> asyncio.Semaphore:
+        """The room for requests at one server, so that one that is away keeps nobody from the others."""
+        room = self._rooms.get(log_id)
+        if room is None:
+            room = self._rooms[log_id] = asyncio.Semaphore(MANY_UNDER_WAY)
+        return room
 
     async def _ask_newest(
         self,
@@ -343,4 +381,7 @@ class MessageAsker:
                 raise BadRequest(f"it has {len(rows)} rows for {row_count}")
         except BadRequest as error:
             raise unreadable(connection, error) from error
+        known = _ANSWERS_OF.get(request)
+        if known is not None and not np.isin(rows["answer"], known).all():
+            raise ConnectionLost("a delay server gave an answer that this version does not know", sent=True)
         return rows

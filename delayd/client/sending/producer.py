@@ -31,7 +31,7 @@ from delayd.client.sending.arguments import (
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
 from delayd.client.sending.gathering import ROW_BYTES, row_bytes
 from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
-from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch, info_of
+from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
 from delayd.client.sending.place_asker import spread_of
 from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
@@ -239,10 +239,9 @@ class Producer:
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be cancelled; ask again, for to cancel twice does no harm.
         """
-        rows = asked_of(subject, receipt, key)
+        one = asked_of(subject, receipt, key)
         engine = self._standing_engine()
-        answers = engine.thread.call(engine.core.messages.cancel(rows))
-        return CancelAnswer(int(answers["answer"][0]))
+        return engine.thread.call(engine.core.messages.cancel_one(one))
 
     def cancel_batch(
         self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
@@ -295,7 +294,7 @@ class Producer:
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be moved; ask again, for to move it to the same instant twice does no harm.
         """
-        rows = asked_of(subject, receipt, key)
+        rows = asked_of(subject, receipt, key).rows()
         engine = self._standing_engine()
         instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
         log_ids, answers = engine.thread.call(engine.core.messages.reschedule(rows, instants))
@@ -335,10 +334,9 @@ class Producer:
         Returns a `MessageInfo`. A message is known as long as the logs of its hour are kept; then its state is UNKNOWN.
         ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors.
         """
-        rows = asked_of(subject, receipt, key)
+        one = asked_of(subject, receipt, key)
         engine = self._standing_engine()
-        answers = engine.thread.call(engine.core.messages.get(rows))
-        return info_of(answers[0])
+        return engine.thread.call(engine.core.messages.get_one(one))
 
     def get_batch(
         self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None

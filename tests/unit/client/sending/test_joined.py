@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import pytest
 
-from delayd.client.sending.joined import Joined
+from delayd.client.sending.joined import Joined, Row
 from delayd.errors import BadRequest, RequestTimedOut
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, AskedKeys
 from delayd.wire.requests import RequestType
@@ -16,8 +16,8 @@ from delayd.wire.requests import RequestType
 LOG_ID = 7
 
 
-def about(sequence: int) -> Asked:
-    return Asked(np.array([sequence], np.uint64), np.array([5], np.int64), np.array([6], np.int64))
+def about(sequence: int) -> Row:
+    return sequence, 5, 6
 
 
 class Server:
@@ -26,7 +26,8 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[int] = []
         self.may = asyncio.Event()
-        self.joined = Joined(asyncio.Semaphore(1), self.ask)
+        self.room = asyncio.Semaphore(1)
+        self.joined = Joined(lambda log_id: self.room, self.ask)
 
     async def ask(self, request: RequestType, log_id: int, asked: Asked | AskedKeys, deadline: float) -> AnswerRows:
         values = [len(key) for key in asked.keys] if isinstance(asked, AskedKeys) else asked.sequences.tolist()
@@ -38,7 +39,7 @@ class Server:
         rows["other"] = values
         return rows
 
-    async def cancel(self, asked: Asked | AskedKeys) -> int:
+    async def cancel(self, asked: Row | AskedKeys) -> int:
         rows = await self.joined.ask(RequestType.CANCEL, LOG_ID, asked, 0.0)
         assert len(rows) == 1
         return int(rows["other"][0])
@@ -51,7 +52,7 @@ def play(story: Callable[[Server], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def begin(server: Server, asked: list[Asked | AskedKeys]) -> list[asyncio.Task[int]]:
+async def begin(server: Server, asked: Sequence[Row | AskedKeys]) -> list[asyncio.Task[int]]:
     tasks = [asyncio.create_task(server.cancel(each)) for each in asked]
     await asyncio.sleep(0)
     return tasks
@@ -125,8 +126,40 @@ def test_an_error_about_one_question_reaches_its_caller() -> None:
         async def late(*arguments: object) -> AnswerRows:
             raise RequestTimedOut("too late", sent=True)
 
-        server.joined = Joined(asyncio.Semaphore(1), late)
+        server.joined = Joined(lambda log_id: server.room, late)
         with pytest.raises(RequestTimedOut):
             await server.cancel(about(1))
+
+    play(story)
+
+
+def test_a_bug_of_our_own_reaches_all_callers() -> None:
+    async def story(server: Server) -> None:
+        async def broken(*arguments: object) -> AnswerRows:
+            raise ZeroDivisionError
+
+        server.joined = Joined(lambda log_id: server.room, broken)
+        answers = await asyncio.gather(*(server.cancel(about(number)) for number in range(3)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [ZeroDivisionError] * 3
+
+    play(story)
+
+
+def test_a_server_that_is_away_keeps_nobody_from_another_one() -> None:
+    async def story(server: Server) -> None:
+        rooms = {LOG_ID: asyncio.Semaphore(1), 8: asyncio.Semaphore(1)}
+
+        async def ask(request: RequestType, log_id: int, asked: Asked | AskedKeys, deadline: float) -> AnswerRows:
+            if log_id == LOG_ID:
+                await server.may.wait()
+            return np.zeros(len(asked[1]), ANSWER)
+
+        server.joined = Joined(rooms.__getitem__, ask)
+        held = [asyncio.create_task(server.joined.ask(RequestType.GET, LOG_ID, about(1), 0.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert len(await server.joined.ask(RequestType.GET, 8, about(1), 0.0)) == 1
+        assert not any(task.done() for task in held)
+        server.may.set()
+        await asyncio.gather(*held)
 
     play(story)

@@ -564,7 +564,7 @@ def test_the_receipt_of_a_kept_send_asks_for_the_earlier_message() -> None:
         assert isinstance(receipt, delayd.Receipt) and receipt.kept
         assert receipt.was_due == (other_at_ms < PAST_MS)
         for known in (receipt, delayd.Receipt.of_token(receipt.token)):
-            asked = asked_of("s", known).asked
+            asked = asked_of("s", known).rows().asked
             assert isinstance(asked, Asked)
             assert (asked.sequences.tolist(), asked.deliver_at_ms.tolist()) == ([3], [other_at_ms])
             assert asked.accepted_at_ms.tolist() == [accepted_at_ms]
