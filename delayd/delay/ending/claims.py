@@ -194,8 +194,9 @@ class Claims:
         for rows in self._open.taken:
             # The commit under way ends it: afterwards it is owed its outcome, or waits again.
             places[wanted.find(rows)[1]] = Place.ENDED
-        for sequences in self._outcomes.unwritten():
-            places[wanted.among(np.sort(sequences))] = Place.ENDED
+        unwritten = list(self._outcomes.unwritten())
+        if unwritten:
+            places[wanted.places_of(np.concatenate(unwritten))] = Place.ENDED
         return places, locations
 
     def _set_aside(self, wanted: Wanted, places: Places) -> None:

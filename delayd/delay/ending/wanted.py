@@ -77,6 +77,11 @@ class Wanted:
         same = (rows_found["due_ms"] == self.due_ms.take(found)) & (rows_found["hour"] == self.hours.take(found))
         return at.take(found).compress(same), found.compress(same)
 
+    def places_of(self, sequences: Sequences) -> Indices:
+        """Which wanted rows have one of these sequences, in any order."""
+        found = sequences.compress(SequenceSet(self.sequences, len(sequences)).has(sequences))
+        return np.searchsorted(self.sequences, found)
+
     def among(self, sequences: Sequences) -> NDArray[np.bool_]:
         """Which wanted rows have one of these sequences, which rise."""
         return SequenceSet(sequences, len(self)).has(self.sequences)
