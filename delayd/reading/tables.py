@@ -111,10 +111,24 @@ class LogTables:
         return self.outcomes.parts[self.outcomes.part_of]
 
     @cached_property
+    def others(self) -> UInt64s:
+        """For each outcome the sequence of the row that took the message's place, or that it met; 0 for none."""
+        return self.outcomes.others(np.arange(len(self.outcomes.sequences)))
+
+    @cached_property
+    def _first_outcome(self) -> NDArray[np.int64]:
+        """For each scheduled row its first outcome; -1 for none."""
+        return Join(self.schedule.sequence, self.outcomes.sequences).first
+
+    @cached_property
     def decided(self) -> JoinedFields:
         """For each scheduled row the part of its first outcome."""
-        join = Join(self.schedule.sequence, self.outcomes.sequences)
-        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, join.first)
+        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, self._first_outcome)
+
+    @cached_property
+    def decided_others(self) -> UInt64s:
+        """For each scheduled row what `others` says of its first outcome."""
+        return np.append(self.others, np.uint64(0)).take(self._first_outcome)
 
     def subjects_of(self, sequences: UInt64s) -> Cells:
         """The subjects under which sequences were scheduled; null for a sequence that was not scheduled."""
@@ -323,6 +337,7 @@ DISPATCH: dict[str, tuple[str, LogColumn]] = {
     "deliver_at_ms": ("long", lambda tables: _longs(tables.outcomes.deliver_at_ms)),
     "outcome": ("string", lambda tables: _outcomes(tables.told)),
     "reason": ("string", lambda tables: _reasons(tables.told)),
+    "other_sequence": ("long", lambda tables: _longs(tables.others, tables.others != 0)),
     "target": ("id", lambda tables: _ids(tables.told["target_log_id"], _handed_over(tables.told))),
     "claimed_at_ms": ("long", _told("claimed_at_ms")),
     "target_appended_at_ms": ("long", _told("target_appended_at_ms")),
@@ -352,6 +367,7 @@ MESSAGE: dict[str, tuple[str, Column]] = {
 BECAME: dict[str, tuple[str, LogColumn]] = {
     "outcome": ("string", lambda tables: _outcomes(tables.decided)),
     "reason": ("string", lambda tables: _reasons(tables.decided)),
+    "other_sequence": ("long", lambda tables: _longs(tables.decided_others, tables.decided_others != 0)),
     "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], _handed_over(tables.decided))),
     "claimed_at_ms": ("long", _decided("claimed_at_ms")),
     "target_appended_at_ms": ("long", _decided("target_appended_at_ms")),

@@ -13,7 +13,7 @@ import pytest
 
 import delayd
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome
+from delayd.log.dispatch import Outcome, Reason
 from delayd.reading import scheduled
 from delayd.reading.result import Table
 from delayd.reading.tables import Cells, join, text
@@ -276,3 +276,13 @@ def test_at_whichever_byte_a_file_is_damaged_nothing_wrong_is_shown(books: Books
                 assert found == rows or opened.damage or is_last or name in ("checkpoint", "dispatch"), position
                 assert set(found) <= set(rows) or name in ("checkpoint", "dispatch"), position
     path.write_bytes(whole)
+
+
+def test_a_moved_message_names_the_row_that_took_its_place(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    first, second, _ = books.send([START_MS, START_MS + 1, START_MS + 2])
+    books.decide([first], Outcome.CANCELLED, reason=Reason.MOVED, other=second)
+    books.close()
+    data = delayd.open_data(books.root)
+    assert data.schedule(HOUR)["other_sequence"].tolist() == [second, None, None]
+    assert data.dispatch(HOUR)["other_sequence"].tolist() == [second]
