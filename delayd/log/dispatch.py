@@ -160,7 +160,8 @@ def decode_outcomes(batches: Sequence[Batch]) -> OutcomeRows:
     for batch, table in zip(batches, tables, strict=True):
         if int(table["count"].sum()) != batch.count:
             raise BatchMalformed(f"parts of {int(table['count'].sum())} rows do not add up to {batch.count}")
-    parts = np.concatenate(tables)
+    # numpy joins tables of several fields some hundred times slower than Python joins bytes.
+    parts = np.frombuffer(b"".join([batch.heap for batch in batches]), PART)
     return OutcomeRows(
         np.concatenate([batch.uint64s(ColumnId.SEQUENCE) for batch in batches]),
         np.concatenate([batch.int64s(ColumnId.DELIVER_AT_MS) for batch in batches]),

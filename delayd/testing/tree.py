@@ -77,6 +77,12 @@ class Inode:
         self.loss_untold = self.loss_untold or bool(self.pending)
         self.fail_sync()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Inode:
+        # Changes never change, so twins share them; disks are copied thousands of times in one test.
+        twin = Inode(bytearray(self.cached), bytearray(self.durable), list(self.pending), self.number)
+        twin.loss_untold = self.loss_untold
+        return twin
+
     def after_power_loss(self, way: PowerLoss, random: Random) -> Inode:
         """The file as the next start finds it."""
         data = bytearray(self.durable)

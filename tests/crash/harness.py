@@ -227,19 +227,24 @@ class Explorer(Generic[Facts]):
 
 def look_of(disk: MemoryDisk) -> object:
     """Everything that a start can find on a disk, now or after another crash; equal for disks that look alike."""
-    return _look_of_folder(disk._root)
+    return _look_of(disk._root, {})
 
 
-def _look_of_folder(folder: Folder) -> object:
+def _look_of(node: Inode | Folder, known: dict[int, object]) -> object:
+    # What is synced stands in both tables of names, and so do all folders above it.
+    if id(node) not in known:
+        known[id(node)] = _look_of_folder(node, known) if isinstance(node, Folder) else _look_of_file(node)
+    return known[id(node)]
+
+
+def _look_of_folder(folder: Folder, known: dict[int, object]) -> object:
     names = [
-        tuple(sorted((name, _look_of(node)) for name, node in entries.items()))
+        tuple(sorted((name, _look_of(node, known)) for name, node in entries.items()))
         for entries in (folder.cached, folder.durable)
     ]
     pending = tuple((name, node is None) for change in folder.pending for name, node in change)
     return (*names, pending)
 
 
-def _look_of(node: Inode | Folder) -> object:
-    if isinstance(node, Folder):
-        return _look_of_folder(node)
-    return (bytes(node.cached), bytes(node.durable), tuple(map(repr, node.pending)))
+def _look_of_file(file: Inode) -> object:
+    return (bytes(file.cached), bytes(file.durable), tuple(map(repr, file.pending)))

@@ -343,13 +343,18 @@ class World:
 
     def missing(self) -> set[bytes]:
         """Bodies of accepted messages that no target has, and that are not cancelled."""
-        gone = self.outside.cancelled
-        if self.outside.cancel_asked:
-            gone = gone | self.cancelled().keys()
-        wanted = {body for sequence, _, _, body in self.newest_rows() if sequence not in gone}
-        return wanted - {
-            body for target in self.outside.targets.values() for kept in target.log for body in kept.bodies
+        wanted = {
+            body: sequence for sequence, _, _, body in self.newest_rows() if sequence not in self.outside.cancelled
         }
+        for target in self.outside.targets.values():
+            for kept in target.log:
+                for body in kept.bodies:
+                    wanted.pop(body, None)
+        # What nobody wanted cancelled has no business to be: only where it can tell anything are the files read.
+        if not self._cancel_asked().isdisjoint(wanted.values()):
+            gone = self.cancelled()
+            return {body for body, sequence in wanted.items() if sequence not in gone}
+        return set(wanted)
 
     def newest_rows(self) -> list[tuple[int, int, int, bytes]]:
         """Of each accepted message the newest row: sequence, due instant, the instant of its filing hour, and body."""

@@ -78,6 +78,18 @@ class Outside:
             twin.late.append(other)
         return twin
 
+    def look(self) -> object:
+        """Everything here that the next life of the delay server meets; equal where it goes on in the same way."""
+        machine = self.machine
+        return (
+            (machine.wall_ms, machine.boottime_ms, machine.monotonic_ms, machine.boots),
+            tuple(target.look() for target in self.targets.values()),
+            (tuple(self.unanswered), tuple(self.accepted), self.last_number),
+            (frozenset(self.cancel_asked), frozenset(self.cancelled)),
+            (tuple(self.moved_rows.items()), tuple((row, *sorted(to)) for row, to in self.moves_asked.items())),
+            tuple((cable.target.log_id, tuple(call.asked.look() for call in cable.up)) for cable in self.late),
+        )
+
     def newest(self, sequence: int, due_ms: int, filed_ms: int = 0) -> tuple[int, int, int]:
         """The newest row of a message, its due instant, and the instant that says in which hour it is filed."""
         while sequence in self.moved_rows:

@@ -60,6 +60,10 @@ class Asked:
     head: Head
     body: bytes
 
+    def look(self) -> object:
+        """Equal for requests that say the same."""
+        return (self.kind, repr(self.head), self.body)
+
 
 @dataclass(slots=True)
 class Call:
@@ -177,6 +181,11 @@ class FakeTarget:
         twin = replace(self, now_ms=now_ms, log=list(self.log), refusals=list(self.refusals), _answers=[], _cable=None)
         twin.refused_bodies = set(self.refused_bodies)
         return twin
+
+    def look(self) -> object:
+        """What it holds and knows, but for whoever waits for an answer: equal where it goes on in the same way."""
+        heard = (self.origin, self._heard, self._w, self._forgotten)
+        return (self.log_id, tuple(self.log), self.synced, self.up, self.hangs, self.slow_disk, heard)
 
     def receive(self, cable: Cable, asked: Asked, answer: Callable[[Frame | DelaydError], None]) -> None:
         """Serve a request, as far as that goes before a sync."""
