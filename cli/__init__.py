@@ -6,6 +6,7 @@ A map. A command lives in the file of its name; `main` gathers them.
     options, exits, times   options that commands share, exit codes, instants and durations as people write them
 Messages
     send, consume, message   send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
+    which, bulk         messages by receipts or keys, and all of a window
 Servers
     up, supervisor, child, serve, lines   start one server or all of them, and show what they write
     ask, states         ask servers, and put what they answer together

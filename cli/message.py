@@ -1,73 +1,98 @@
-"""``delayd get`` and ``delayd cancel``: what became of messages, and an end to those that are pending.
+"""``delayd get``, ``delayd cancel`` and ``delayd reschedule``: what became of messages, and an end or another instant
+for those that are pending.
 
-Invariant: a message is called cancelled only when its server has said so.
+Invariant: a message is called cancelled or moved only when its server has said so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
-from typing import NamedTuple, TextIO
+from datetime import timedelta
+from enum import IntEnum
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
-from delayd.client.instants import utc
 from delayd.client.sending.producer import Producer
-from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptPart
-from delayd.client.sending.walker import Walked
-from delayd.errors import DelaydError
-from delayd.wire.ending import AnswerRows, CancelAnswer, MessageState
+from delayd.client.sending.receipt import Receipt
+from delayd.client.sending.rescheduled import RescheduledBatch
+from delayd.disk import RealDisk
+from delayd.errors import BadArgument
+from delayd.log_id import LogId
+from delayd.reading.trace import Trace, trace
+from delayd.wire.ending import CancelAnswer, MessageState, RescheduleAnswer
 
-from .exits import NOT_BALANCED, OK, TRY_LATER, USAGE
+from .bulk import Wording, in_bulk, moment
+from .exits import OK, TRY_LATER, USAGE
 from .listing import show
 from .offers import offer_subjects
-from .options import confirm, examples, format_option, from_option, meta_option, to_option, yes_option
-from .progress import progress
+from .options import (
+    DataFolder,
+    confirm,
+    examples,
+    format_option,
+    from_option,
+    meta_option,
+    to_option,
+    yes_option,
+)
 from .table import Cell, Column, Kind
-from .times import duration
+from .times import duration, duration_text, instant
+from .times import shift as shift_type
+from .which import ASKS_FROM, MS, Given, Which, state_text, timeout_option, which_options
 
-ASKS_FROM = 1_001  # So many messages and more are not cancelled without a question.
-COLUMNS = (
+MOVED_COLUMNS = (
+    Column("sequence", Kind.NAME),
+    Column("answer"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("receipt", spare=True),
+)
+FILE_COLUMNS = (
     Column("sequence", Kind.NAME),
     Column("state"),
     Column("deliver_at_ms", Kind.INSTANT),
     Column("decided_at_ms", Kind.INSTANT),
-    Column("attempt", Kind.NUMBER, spare=True),
-    Column("target_log_id", spare=True),
-    Column("target_offset", Kind.NAME, spare=True),
-    Column("other", Kind.NAME, spare=True),
     Column("log_id", spare=True),
 )
-_MS = timedelta(milliseconds=1)
 
-receipt_option = click.option(
-    "--receipt",
-    "tokens",
-    multiple=True,
-    metavar="RECEIPT",
-    help="As `delayd send` told it; may be given again.",
+where_option = click.option(
+    "--where", is_flag=True, help="All pending messages of SUBJECT that are due from --from on and before --to."
 )
-receipts_option = click.option(
-    "--receipts", "source", type=click.File(), metavar="FILE", help="One receipt a line; - is stdin."
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only show, or with --where count, the messages, and change nothing."
 )
-timeout_option = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
+running_option = click.option(
+    "--data",
+    type=DataFolder(),
+    metavar="DIR",
+    help="Refused: files do not say whether a message may still end. Only running servers decide.",
+    hidden=True,
+)
+
+Told = TypeVar("Told", bound=IntEnum)
 
 
 @click.command(
     epilog=examples(
         "delayd get orders.cancel --receipt 3kj...",
+        "delayd get orders.cancel --key order-42",
         "delayd get orders.cancel --receipts receipts.txt --format json",
+        "delayd get orders.cancel --key order-42 --data /var/lib/delayd",
     )
 )
 @click.argument("subject", shell_complete=offer_subjects)
-@receipt_option
-@receipts_option
+@which_options
+@click.option(
+    "--data", type=DataFolder(), metavar="DIR", help="Read the files there, of servers that run or not; ask nobody."
+)
 @timeout_option
 @meta_option
 @format_option
-def get(subject: str, tokens: Sequence[str], source: TextIO | None, timeout: timedelta, meta: str, form: str) -> int:
+def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str, **given: Any) -> int:
     """Show what became of messages.
 
     States: `pending`; `in flight` (it is being handed over); `dispatched` (a realtime server has it), `cancelled`,
@@ -76,45 +101,48 @@ def get(subject: str, tokens: Sequence[str], source: TextIO | None, timeout: tim
 
     Exit code 2: a message is unknown.
     """
-    receipt = _receipt(tokens, source)
-    with Producer(meta, timeout_ms=timeout / _MS) as producer:
-        answers = producer.get_batch(subject, receipt=receipt)
-    show(COLUMNS, _rows(receipt, answers), form)
+    which = Which(subject, Given(**given))
+    if data is not None:
+        found = _from_files(which, data)
+        show(which.with_names(FILE_COLUMNS), which.named(iter(found)), form)
+        return USAGE if any(row[1] == "unknown" for row in found) else OK
+    with Producer(meta, timeout_ms=timeout / MS) as producer:
+        answers = which.get(producer)
+    show(which.columns, which.rows(answers), form)
     return USAGE if (answers["state"] == MessageState.UNKNOWN).any() else OK
 
 
 @click.command(
     epilog=examples(
         "delayd cancel orders.cancel --receipt 3kj...",
+        "delayd cancel orders.cancel --key order-42",
         "delayd cancel orders.cancel --receipts receipts.txt --dry-run",
         "delayd cancel orders.cancel --where --from now --to +2h",
     )
 )
 @click.argument("subject", shell_complete=offer_subjects)
-@receipt_option
-@receipts_option
-@click.option(
-    "--where", is_flag=True, help="All pending messages of SUBJECT that are due from --from on and before --to."
-)
+@which_options
+@where_option
 @from_option
 @to_option
-@click.option("--dry-run", is_flag=True, help="Only show, or with --where count, the messages, and change nothing.")
+@dry_run_option
+@running_option
 @timeout_option
 @meta_option
 @format_option
 @yes_option
 def cancel(
     subject: str,
-    tokens: Sequence[str],
-    source: TextIO | None,
     where: bool,
     from_ms: int | None,
     to_ms: int | None,
     dry_run: bool,
+    data: str | None,
     timeout: timedelta,
     meta: str,
     form: str,
     yes: bool,
+    **given: Any,
 ) -> int:
     """End messages that are pending, so that they are never delivered.
 
@@ -128,118 +156,187 @@ def cancel(
     files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
     again.
     """
-    if where:
-        if tokens or source is not None:
-            raise click.UsageError("--where takes no receipts")
-        return _cancel_where(meta, timeout, subject, Due(_instant(from_ms), _instant(to_ms)), dry_run=dry_run, yes=yes)
-    if from_ms is not None or to_ms is not None:
-        raise click.UsageError("--from and --to go with --where")
-    receipt = _receipt(tokens, source)
-    with Producer(meta, timeout_ms=timeout / _MS) as producer:
+    _check(data, where, from_ms, to_ms, Given(**given))
+    cost = "are never delivered then, as far as they are pending."
+    with Producer(meta, timeout_ms=timeout / MS) as producer:
+        if where:
+            walk = partial(producer.cancel_where, subject, due_from=moment(from_ms), due_before=moment(to_ms))
+            return in_bulk(subject, walk, Wording("cancelled", cost), dry_run=dry_run, yes=yes)
+        which = Which(subject, Given(**given))
         if dry_run:
-            show(COLUMNS, _rows(receipt, producer.get_batch(subject, receipt=receipt)), form)
+            show(which.columns, which.rows(which.get(producer)), form)
             return OK
-        if len(receipt) >= ASKS_FROM:
-            confirm(
-                f"{len(receipt):,} messages of {subject} are never delivered then, as far as they are pending.", yes
-            )
-        told = producer.cancel_batch(subject, receipt=receipt)
-        answers = producer.get_batch(subject, receipt=receipt)
-    show(COLUMNS, _rows(receipt, answers), form)
-    counts = Counter(map(CancelAnswer, told.tolist()))
-    if counts[CancelAnswer.CANCELLED] == len(receipt):
-        return OK
-    parts = [f"{counts[answer]:,} {what}" for answer, what in _NOT_CANCELLED.items() if counts[answer]]
-    click.echo(
-        f"delayd: {counts[CancelAnswer.CANCELLED]:,} of {len(receipt):,} messages are cancelled; {', '.join(parts)}",
-        err=True,
+        if len(which) >= ASKS_FROM:
+            confirm(f"{len(which):,} messages of {subject} {cost}", yes)
+        told = which.cancel(producer)
+        answers = which.get(producer)
+    show(which.columns, which.rows(answers), form)
+    return _account(told, CancelAnswer, CancelAnswer.CANCELLED)
+
+
+@click.command(
+    epilog=examples(
+        "delayd reschedule orders.cancel --receipt 3kj... --in 2h",
+        "delayd reschedule orders.cancel --key order-42 --at 2027-01-01T09:00:00+01:00",
+        "delayd reschedule sms.night --where --from now --to +8h --shift 2h",
     )
-    return TRY_LATER if set(counts) <= {CancelAnswer.CANCELLED, CancelAnswer.IN_FLIGHT} else USAGE
+)
+@click.argument("subject", shell_complete=offer_subjects)
+@which_options
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
+@click.option(
+    "--at",
+    "at_ms",
+    type=instant,
+    metavar="INSTANT",
+    help="Due then: ISO 8601 with its offset; past-due leaves at once.",
+)
+@where_option
+@from_option
+@to_option
+@click.option(
+    "--shift",
+    type=shift_type,
+    metavar="DURATION",
+    help="With --where: due so much later, or with a - before it, earlier.",
+)
+@dry_run_option
+@running_option
+@timeout_option
+@meta_option
+@format_option
+@yes_option
+def reschedule(
+    subject: str,
+    delay: timedelta | None,
+    at_ms: int | None,
+    where: bool,
+    from_ms: int | None,
+    to_ms: int | None,
+    shift: timedelta | None,
+    dry_run: bool,
+    data: str | None,
+    timeout: timedelta,
+    meta: str,
+    form: str,
+    yes: bool,
+    **given: Any,
+) -> int:
+    """Move messages that are pending to another instant.
 
+    A message keeps its key, tags, headers and body, and its earlier receipts go on to stand for it; the list has the
+    new one. The command asks before it moves more than 1,000 messages, unless you give `--yes`.
 
-class Due(NamedTuple):
-    """A window of due instants, open where it has None."""
+    With `--where` it counts the messages first, and then moves each by `--shift`. When it is interrupted, what it has
+    said so far is done. Messages that leave or end meanwhile are counted on stderr.
 
-    since: datetime | None
-    before: datetime | None
-
-
-def _instant(at_ms: int | None) -> datetime | None:
-    return None if at_ms is None else utc(at_ms)
-
-
-def _cancel_where(meta: str, timeout: timedelta, subject: str, due: Due, *, dry_run: bool, yes: bool) -> int:
-    with Producer(meta, timeout_ms=timeout / _MS) as producer:
-        walked = producer.cancel_where(subject, due_from=due.since, due_before=due.before)
-        if dry_run or not walked.found:
-            click.echo(f"{walked.found:,} messages of {subject} are pending there")
-            return _code_of(walked)
-        if walked.found >= ASKS_FROM:
-            confirm(
-                f"{walked.found:,} messages of {subject} are never delivered then, as far as they are pending.", yes
-            )
-        with progress("messages", walked.found) as advance:
-            done = 0
-
-            def told(so_far: Walked) -> None:
-                nonlocal done
-                advance(so_far.done - done)
-                done = so_far.done
-
-            try:
-                walked = producer.cancel_where(
-                    subject, due_from=due.since, due_before=due.before, dry_run=False, progress=told
-                )
-            except (KeyboardInterrupt, DelaydError):
-                click.echo(f"delayd: {done:,} messages are cancelled so far", err=True)
-                raise
-    click.echo(f"cancelled {walked.done:,} messages of {subject}")
-    return _code_of(walked)
-
-
-def _code_of(walked: Walked) -> int:
-    if walked.ended:
-        click.echo(f"delayd: {walked.ended:,} were handed over or ended meanwhile", err=True)
-    if walked.in_flight:
-        click.echo(f"delayd: {walked.in_flight:,} are being handed over: say it again", err=True)
-    if walked.unread:
-        click.echo(
-            "delayd: files of hours could not be read, so messages may be missing; see `delayd status`", err=True
+    Exit codes: 0 all of them are moved; 2 some were dispatched before, have ended in another way, or are unknown; 3
+    files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
+    again.
+    """
+    _check(data, where, from_ms, to_ms, Given(**given))
+    if where:
+        if delay is not None or at_ms is not None or shift is None:
+            raise click.UsageError("with --where say by how much messages move: --shift DURATION")
+        length = duration_text(abs(shift) / MS)
+        wording = Wording(
+            "moved",
+            f"are due {length} {'earlier' if shift < timedelta() else 'later'} then.",
+            "; those that are still due in the window would be moved again",
         )
-        return NOT_BALANCED
-    return TRY_LATER if walked.in_flight else OK
+        with Producer(meta, timeout_ms=timeout / MS) as producer:
+            since, before = moment(from_ms), moment(to_ms)
+            walk = partial(producer.reschedule_where, subject, shift=shift, due_from=since, due_before=before)
+            return in_bulk(subject, walk, wording, dry_run=dry_run, yes=yes)
+    if shift is not None:
+        raise click.UsageError("--shift goes with --where; say --in DURATION or --at INSTANT")
+    if (delay is None) == (at_ms is None):
+        raise click.UsageError("say once when they are to be due: --in DURATION or --at INSTANT")
+    which = Which(subject, Given(**given))
+    with Producer(meta, timeout_ms=timeout / MS) as producer:
+        if dry_run:
+            show(which.columns, which.rows(which.get(producer)), form)
+            return OK
+        if len(which) >= ASKS_FROM:
+            confirm(f"{len(which):,} messages of {subject} are due at another instant then.", yes)
+        moved = which.reschedule(producer, delay, at_ms)
+    show(which.with_names(MOVED_COLUMNS), which.named(_moved_rows(moved)), form)
+    return _account(moved.answers, RescheduleAnswer, RescheduleAnswer.MOVED)
 
 
-_NOT_CANCELLED = {
-    CancelAnswer.ALREADY_DISPATCHED: "were dispatched before, or have ended in another way",
-    CancelAnswer.UNKNOWN: "are unknown there",
-    CancelAnswer.IN_FLIGHT: "are being handed over: say it again",
+def _check(data: str | None, where: bool, from_ms: int | None, to_ms: int | None, given: Given) -> None:
+    """Refuse options that do not go together."""
+    if data is not None:
+        raise click.UsageError(
+            "only running servers can decide about messages, so --data is refused: start them, and give --meta"
+        )
+    if where and given.anything:
+        raise click.UsageError("--where takes no receipts and no keys")
+    if not where and (from_ms is not None or to_ms is not None):
+        raise click.UsageError("--from and --to go with --where")
+
+
+_NOT_DONE = {
+    "ALREADY_DISPATCHED": "were dispatched before, or have ended in another way",
+    "CANCELLED": "are cancelled",
+    "UNKNOWN": "are unknown there",
+    "IN_FLIGHT": "are being handed over: say it again",
 }
 
 
-def _receipt(tokens: Sequence[str], source: TextIO | None) -> BatchReceipt:
-    """The receipts that were given, as one."""
-    given = [*tokens, *(line for line in source or () if line.strip())]
-    if not given:
-        raise click.UsageError("say which messages: --receipt RECEIPT or --receipts FILE")
-    parts = []
-    for row, receipt in enumerate(map(Receipt.of_token, given)):
-        accepted = Accepted(receipt.log_id, receipt.sequence, 1, receipt.accepted_at_ms, False)
-        parts.append(ReceiptPart(np.array([row]), np.array([receipt.deliver_at_ms]), accepted))
-    return BatchReceipt(parts)
+def _account(told: NDArray[np.uint8], answers: type[Told], done: Told) -> int:
+    """Say what was not done, if anything; the exit code."""
+    counts = Counter(map(answers, told.tolist()))
+    if counts[done] == len(told):
+        return OK
+    parts = [f"{counts[each]:,} {_NOT_DONE[each.name]}" for each in answers if each is not done and counts[each]]
+    click.echo(
+        f"delayd: {counts[done]:,} of {len(told):,} messages are {done.name.lower()}; {', '.join(parts)}", err=True
+    )
+    return TRY_LATER if {each.name for each in counts} <= {done.name, "IN_FLIGHT"} else USAGE
 
 
-def _rows(receipt: BatchReceipt, answers: AnswerRows) -> Iterator[Sequence[Cell]]:
-    for log_id, sequence, answer in zip(receipt.log_ids.tolist(), receipt.sequences.tolist(), answers, strict=True):
-        handed_over = int(answer["target_log_id"])
+def _moved_rows(moved: RescheduledBatch) -> Iterator[Sequence[Cell]]:
+    columns = (moved.answers, moved.log_ids, moved.sequences, moved.deliver_at_ms, moved.accepted_at_ms)
+    for answer, log_id, sequence, due_ms, accepted_ms in zip(*(column.tolist() for column in columns), strict=True):
+        told = RescheduleAnswer(answer)
+        known = told is not RescheduleAnswer.UNKNOWN
+        receipt = Receipt(LogId(log_id), sequence, due_ms, accepted_ms, due_ms <= accepted_ms, False)
         yield (
-            sequence,
-            MessageState(int(answer["state"])).name.lower().replace("_", " "),
-            int(answer["deliver_at_ms"]),
-            int(answer["decided_at_ms"]) or None,
-            int(answer["attempt"]),
-            f"{handed_over:016x}" if handed_over else None,
-            int(answer["target_offset"]) if handed_over else None,
-            int(answer["other"]) or None,
-            f"{log_id:016x}",
+            sequence or None,
+            told.name.lower().replace("_", " "),
+            due_ms if known else None,
+            receipt.token if known else None,
         )
+
+
+def _from_files(which: Which, data: str) -> list[Sequence[Cell]]:
+    """What the files of servers say of messages."""
+    return [_row_of(which.subject, data, None, key) for key in which.keys] or [
+        _row_of(which.subject, data, receipt.log_id, receipt.sequence) for receipt in which.receipts
+    ]
+
+
+def _row_of(subject: str, data: str, log_id: int | None, message: int | str) -> Sequence[Cell]:
+    try:
+        found = trace(RealDisk(), data, subject, message, log_id)
+    except BadArgument:
+        return (message if isinstance(message, int) else None, "unknown", None, None, None)
+    newest = max(found, key=lambda each: each.sequence)
+    state, decided_at_ms = _outcome_of(newest)
+    return (newest.sequence, state_text(state), newest.deliver_at_ms, decided_at_ms, f"{newest.log_id:016x}")
+
+
+def _outcome_of(found: Trace) -> tuple[MessageState, int | None]:
+    """What became of a traced message: a moved one is what became of the row in its place."""
+    state, decided_at_ms = MessageState.PENDING, None
+    for step in found.steps:
+        told = _STATES.get(step.what)
+        if step.what == "moved":
+            state, decided_at_ms = MessageState.PENDING, None
+        elif told is not None:
+            return told, step.at_ms
+    return state, decided_at_ms
+
+
+_STATES = {state_text(state): state for state in MessageState} | {"claimed": MessageState.DISPATCHED}

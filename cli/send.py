@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import click
 
+from delayd.client.sending.labels import OnConflict
 from delayd.client.sending.producer import Producer
 from delayd.client.sending.receipt import BatchFailed, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
@@ -44,9 +45,19 @@ class Wish(NamedTuple):
     spread: timedelta | None
 
 
+class Labels(NamedTuple):
+    """What goes along with the bodies."""
+
+    headers: dict[str, str | bytes] | None
+    key: str | None
+    on_conflict: OnConflict
+    tags: Sequence[str] | None
+
+
 @click.command(
     epilog=examples(
         'delayd send orders.cancel "order 42" --in 30m',
+        'delayd send orders.cancel "order 42" --in 30m --key order-42 --on-conflict replace --tag eu',
         "delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1",
         "seq 1000000 | delayd send numbers --lines --in 10s",
         "delayd send reports.night --file list.txt --lines --at 2027-01-01T22:00:00+01:00 --spread 8h",
@@ -77,6 +88,19 @@ class Wish(NamedTuple):
 )
 @click.option("--lines", is_flag=True, help="Each line of FILE, or of stdin, is one message.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be given again.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="A name for the message: no two pending messages of SUBJECT have the same one.",
+)
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["reject", "keep", "replace"]),
+    default="reject",
+    show_default=True,
+    help="When a pending message has KEY: send nothing, let that message stand for this one, or replace it.",
+)
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="By which messages can be found; may be given again.")
 @click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
 @meta_option
 @text_format_option
@@ -89,6 +113,9 @@ def send(
     file: str | None,
     lines: bool,
     headers: Sequence[str],
+    key: str | None,
+    on_conflict: OnConflict,
+    tags: Sequence[str],
     timeout: timedelta,
     meta: str,
     form: str,
@@ -98,8 +125,8 @@ def send(
     The command ends when a delay server has the messages safe on disk. From then on that server delivers each of them
     once and never early.
 
-    Exit codes: 2 an argument is refused, 4 no server took the message or nobody knows whether one did; the sentence
-    says which.
+    Exit codes: 2 an argument is refused, or a pending message has the key; 4 no server took the message or nobody knows
+    whether one did; the sentence says which.
     """
     if (delay is None) == (at_ms is None):
         raise click.UsageError("say once when it is due: --in DURATION or --at INSTANT")
@@ -107,14 +134,19 @@ def send(
         raise click.UsageError("give the body once: as BODY, or with --file or --lines")
     if body is None and file is None and not lines:
         raise click.UsageError("there is no body: give BODY, --file FILE or --lines")
-    wish, pairs = Wish(delay, at_ms, spread), _read_headers(headers)
+    if key is not None and lines:
+        raise click.UsageError("--key names one message, and --lines sends many; a program gives each its key")
+    if key is None and on_conflict != "reject":
+        raise click.UsageError("--on-conflict goes with --key")
+    wish = Wish(delay, at_ms, spread)
+    labels = Labels(_read_headers(headers) or None, key, on_conflict, tags or None)
     told = partial(told_whom, meta, duration_text(timeout / _MS))
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
         if lines:
             with _open(file or STDIN) as source:
-                _send_lines(producer, subject, source, wish, pairs, form, told)
+                _send_lines(producer, subject, source, wish, labels, form, told)
         else:
-            _send_one(producer, subject, _one_body(body, file), wish, pairs, form, told)
+            _send_one(producer, subject, _one_body(body, file), wish, labels, form, told)
 
 
 def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
@@ -138,9 +170,7 @@ def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
         yield bodies
 
 
-def _send_one(
-    producer: Producer, subject: str, body: bytes, wish: Wish, headers: dict[str, str | bytes], form: str, told: Told
-) -> None:
+def _send_one(producer: Producer, subject: str, body: bytes, wish: Wish, labels: Labels, form: str, told: Told) -> None:
     try:
         with told():
             receipt = producer.send(
@@ -148,8 +178,8 @@ def _send_one(
                 body,
                 delay=wish.delay,
                 deliver_at_ms=wish.deliver_at_ms,
-                headers=headers or None,
                 spread=wish.spread,
+                **labels._asdict(),
             )
     except RetryLater as error:
         # Refused by name, or never connected (rule I3): a script may send it again without fear of a second one.
@@ -161,9 +191,14 @@ def _send_one(
         click.echo(json.dumps(_as_json(subject, receipt)))
         return
     place = f"sequence {receipt.sequence} of log {receipt.log_id:016x}"
-    left = "already, so it leaves at once" if receipt.was_due else f"in {_left_text(receipt)}"
-    known = "; an earlier try had brought it" if receipt.duplicate else ""
-    click.echo(f"kept as {place}, due {instant_text(receipt.deliver_at_ms)}, {left}{known}")
+    due = instant_text(receipt.deliver_at_ms)
+    if receipt.kept:
+        click.echo(f"not sent: {place}, due {due}, has the key and stands for it")
+    else:
+        left = "already, so it leaves at once" if receipt.was_due else f"in {_left_text(receipt)}"
+        known = "; an earlier try had brought it" if receipt.duplicate else ""
+        replaced = "" if receipt.replaced is None else f"; it replaced sequence {receipt.replaced}"
+        click.echo(f"kept as {place}, due {due}, {left}{known}{replaced}")
     click.echo(f"receipt {receipt.token}")
 
 
@@ -172,7 +207,7 @@ def _send_lines(
     subject: str,
     source: BinaryIO,
     wish: Wish,
-    headers: dict[str, str | bytes],
+    labels: Labels,
     form: str,
     told: Told,
 ) -> None:
@@ -186,8 +221,9 @@ def _send_lines(
                         bodies,
                         wish.deliver_at_ms,
                         delay=wish.delay,
-                        headers=headers or None,
+                        headers=labels.headers,
                         spread=wish.spread,
+                        tags=labels.tags,
                     )
                 due_ms = receipt.deliver_at_ms
                 first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
@@ -268,7 +304,7 @@ def _left_text(receipt: Receipt) -> str:
     return duration_text(receipt.deliver_at_ms - receipt.accepted_at_ms)
 
 
-def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool]:
+def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool | None]:
     return {
         "subject": subject,
         "log_id": f"{receipt.log_id:016x}",
@@ -277,5 +313,7 @@ def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool]:
         "accepted_at_ms": receipt.accepted_at_ms,
         "was_due": receipt.was_due,
         "duplicate": receipt.duplicate,
+        "kept": receipt.kept,
+        "replaced": receipt.replaced,
         "receipt": receipt.token,
     }

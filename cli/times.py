@@ -35,6 +35,12 @@ def duration(text: str) -> timedelta:
     return length
 
 
+def shift(text: str) -> timedelta:
+    """Read by how much something moves: a length of time, with a ``-`` before it when it moves back."""
+    length = duration(text.removeprefix("-"))
+    return -length if text.startswith("-") else length
+
+
 def instant(text: str) -> int:
     """Read a moment of an option, in ms since the epoch: ISO 8601 with an offset, ``now``, ``+30m`` or ``-2h``."""
     if text == "now":

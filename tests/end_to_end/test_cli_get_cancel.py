@@ -126,7 +126,7 @@ def test_one_wrong_letter_is_noticed(running: Up) -> None:
 
 def test_a_command_needs_messages(running: Up) -> None:
     ran = said(running, "get", "a")
-    assert ran.code == 2 and "--receipt RECEIPT or --receipts FILE" in ran.err
+    assert ran.code == 2 and "--receipt RECEIPT, --receipts FILE, --key KEY or --keys FILE" in ran.err
 
 
 def test_all_messages_of_a_window_are_counted_and_cancelled(running: Up) -> None:

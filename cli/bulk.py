@@ -1,0 +1,75 @@
+"""Messages of a window in bulk: counted first, then cancelled or moved, with progress and a true account."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+import click
+
+from delayd.client.instants import utc
+from delayd.client.sending.walker import Walked
+from delayd.errors import DelaydError
+
+from .exits import NOT_BALANCED, OK, TRY_LATER
+from .options import confirm
+from .progress import progress
+from .which import ASKS_FROM
+
+
+class Walk(Protocol):
+    """`Producer.cancel_where`, or what moves messages."""
+
+    def __call__(self, *, dry_run: bool, progress: Callable[[Walked], object] | None) -> Walked: ...
+
+
+class Wording(NamedTuple):
+    """How a command says what it does to messages."""
+
+    done: str  # "cancelled 3 messages"
+    cost: str  # "3 messages of orders.cancel ..."
+    rest: str = ""  # What is to be known when it was interrupted.
+
+
+def moment(at_ms: int | None) -> datetime | None:
+    """An end of a window, as walks take it."""
+    return None if at_ms is None else utc(at_ms)
+
+
+def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: bool) -> int:
+    """Count, ask, and do; the exit code."""
+    walked = walk(dry_run=True, progress=None)
+    if dry_run or not walked.found:
+        click.echo(f"{walked.found:,} messages of {subject} are pending there")
+        return _code_of(walked)
+    if walked.found >= ASKS_FROM:
+        confirm(f"{walked.found:,} messages of {subject} {wording.cost}", yes)
+    with progress("messages", walked.found) as advance:
+        done = 0
+
+        def told(so_far: Walked) -> None:
+            nonlocal done
+            advance(so_far.done - done)
+            done = so_far.done
+
+        try:
+            walked = walk(dry_run=False, progress=told)
+        except (KeyboardInterrupt, DelaydError):
+            click.echo(f"delayd: {done:,} messages are {wording.done} so far{wording.rest}", err=True)
+            raise
+    click.echo(f"{wording.done} {walked.done:,} messages of {subject}")
+    return _code_of(walked)
+
+
+def _code_of(walked: Walked) -> int:
+    if walked.ended:
+        click.echo(f"delayd: {walked.ended:,} were handed over or ended meanwhile", err=True)
+    if walked.in_flight:
+        click.echo(f"delayd: {walked.in_flight:,} are being handed over: say it again", err=True)
+    if walked.unread:
+        click.echo(
+            "delayd: files of hours could not be read, so messages may be missing; see `delayd status`", err=True
+        )
+        return NOT_BALANCED
+    return TRY_LATER if walked.in_flight else OK
