@@ -62,6 +62,7 @@ FILE_COLUMNS = (
 where_option = click.option(
     "--where", is_flag=True, help="All pending messages of SUBJECT that are due from --from on and before --to."
 )
+tag_option = click.option("--tag", metavar="TAG", help="With --where: only messages with this tag.")
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only show, or with --where count, the messages, and change nothing."
 )
@@ -125,6 +126,7 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
 @where_option
 @from_option
 @to_option
+@tag_option
 @dry_run_option
 @running_option
 @timeout_option
@@ -136,6 +138,7 @@ def cancel(
     where: bool,
     from_ms: int | None,
     to_ms: int | None,
+    tag: str | None,
     dry_run: bool,
     data: str | None,
     timeout: timedelta,
@@ -156,11 +159,11 @@ def cancel(
     files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
     again.
     """
-    _check(data, where, from_ms, to_ms, Given(**given))
+    _check(data, where, (from_ms, to_ms, tag), Given(**given))
     cost = "are never delivered then, as far as they are pending."
     with Producer(meta, timeout_ms=timeout / MS) as producer:
         if where:
-            walk = partial(producer.cancel_where, subject, due_from=moment(from_ms), due_before=moment(to_ms))
+            walk = partial(producer.cancel_where, subject, due_from=moment(from_ms), due_before=moment(to_ms), tag=tag)
             return in_bulk(subject, walk, Wording("cancelled", cost), dry_run=dry_run, yes=yes)
         which = Which(subject, Given(**given))
         if dry_run:
@@ -194,6 +197,7 @@ def cancel(
 @where_option
 @from_option
 @to_option
+@tag_option
 @click.option(
     "--shift",
     type=shift_type,
@@ -213,6 +217,7 @@ def reschedule(
     where: bool,
     from_ms: int | None,
     to_ms: int | None,
+    tag: str | None,
     shift: timedelta | None,
     dry_run: bool,
     data: str | None,
@@ -234,7 +239,7 @@ def reschedule(
     files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
     again.
     """
-    _check(data, where, from_ms, to_ms, Given(**given))
+    _check(data, where, (from_ms, to_ms, tag), Given(**given))
     if where:
         if delay is not None or at_ms is not None or shift is None:
             raise click.UsageError("with --where say by how much messages move: --shift DURATION")
@@ -246,7 +251,7 @@ def reschedule(
         )
         with Producer(meta, timeout_ms=timeout / MS) as producer:
             since, before = moment(from_ms), moment(to_ms)
-            walk = partial(producer.reschedule_where, subject, shift=shift, due_from=since, due_before=before)
+            walk = partial(producer.reschedule_where, subject, shift=shift, due_from=since, due_before=before, tag=tag)
             return in_bulk(subject, walk, wording, dry_run=dry_run, yes=yes)
     if shift is not None:
         raise click.UsageError("--shift goes with --where; say --in DURATION or --at INSTANT")
@@ -264,7 +269,7 @@ def reschedule(
     return _account(moved.answers, RescheduleAnswer, RescheduleAnswer.MOVED)
 
 
-def _check(data: str | None, where: bool, from_ms: int | None, to_ms: int | None, given: Given) -> None:
+def _check(data: str | None, where: bool, window: tuple[int | None, int | None, str | None], given: Given) -> None:
     """Refuse options that do not go together."""
     if data is not None:
         raise click.UsageError(
@@ -272,8 +277,8 @@ def _check(data: str | None, where: bool, from_ms: int | None, to_ms: int | None
         )
     if where and given.anything:
         raise click.UsageError("--where takes no receipts and no keys")
-    if not where and (from_ms is not None or to_ms is not None):
-        raise click.UsageError("--from and --to go with --where")
+    if not where and any(each is not None for each in window):
+        raise click.UsageError("--from, --to and --tag go with --where")
 
 
 _NOT_DONE = {

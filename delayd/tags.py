@@ -5,12 +5,13 @@ of that tag. Clients use few combinations of tags, so each combination is checke
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import msgpack
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, ColumnId, Int64s
 from delayd.content import UInt64s, region_of
@@ -59,6 +60,26 @@ def bloom_of(tags: Iterable[str]) -> int:
             bloom |= 1 << (number & (1 << _BIT_NUMBER_BITS) - 1)
             number >>= _BIT_NUMBER_BITS
     return bloom
+
+
+def rows_with_tags(batch: Batch, tags: Sequence[str], among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of the rows ``among`` (bool[n]) have all of these tags; the batch is whole."""
+    found = np.zeros(batch.count, np.bool_)
+    if ColumnId.TAGS_END in batch:
+        heap, wanted = batch.heap, set(tags)
+        starts, ends = batch.region(ColumnId.TAGS_END)
+        for row in np.flatnonzero(among & may_have_tags(batch, tags)).tolist():
+            found[row] = wanted <= set(decode_tags(bytes(heap[int(starts[row]) : int(ends[row])])))
+    return found
+
+
+def may_have_tags(batch: Batch, tags: Sequence[str]) -> NDArray[np.bool_]:
+    """Which rows may have all of these tags, by their blooms: bool[n]; a batch without its heap will do."""
+    if ColumnId.TAG_BLOOM not in batch:
+        return np.zeros(batch.count, np.bool_)
+    bloom = np.uint64(bloom_of(tags))
+    may: NDArray[np.bool_] = batch.uint64s(ColumnId.TAG_BLOOM) & bloom == bloom
+    return may
 
 
 def bad_tags(batch: Batch, rows_max: int) -> Iterator[tuple[int, BadTags]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, ColumnId, Int64s
 from delayd.errors import BadArgument, BadHeaders
 from delayd.headers import decode_headers
-from delayd.tags import bloom_of, decode_tags
+from delayd.tags import rows_with_tags
 
 Mask = NDArray[np.bool_]
 
@@ -196,7 +196,7 @@ class Wanted:
         if self.key is not None and wanted.any():
             wanted &= _of_key(batch, self.key)
         if self.tags and wanted.any():
-            wanted &= _tagged(batch, self.tags, wanted)
+            wanted &= rows_with_tags(batch, self.tags, wanted)
         for name, pattern in self.headers:
             if wanted.any():
                 wanted &= _with_header(held, name, pattern, wanted)
@@ -221,17 +221,6 @@ def _of_key(batch: Batch, key: bytes) -> Mask:
     for row in np.flatnonzero(same).tolist():
         same[row] = heap[int(starts[row]) : int(ends[row])] == key
     return same
-
-
-def _tagged(batch: Batch, tags: tuple[str, ...], wanted: Mask) -> Mask:
-    found = np.zeros(batch.count, np.bool_)
-    if ColumnId.TAGS_END in batch:
-        bloom, heap = np.uint64(bloom_of(tags)), batch.heap
-        starts, ends = batch.region(ColumnId.TAGS_END)
-        likely = wanted & (batch.uint64s(ColumnId.TAG_BLOOM) & bloom == bloom)
-        for row in np.flatnonzero(likely).tolist():
-            found[row] = set(tags) <= set(decode_tags(bytes(heap[int(starts[row]) : int(ends[row])])))
-    return found
 
 
 def _with_header(held: Held, name: str, pattern: Pattern, wanted: Mask) -> Mask:

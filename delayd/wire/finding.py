@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from delayd.batch import Buffer
 from delayd.errors import BadArgument, BadRequest
 from delayd.hours import INSTANT_MS_MAX
+from delayd.tags import encode_tags
 from delayd.validate import check_subject
 from delayd.wire.ending import Asked
 from delayd.wire.frame import Head, HeadValue
@@ -43,6 +44,7 @@ class Window(NamedTuple):
     place: Place = Place()
     until_sequence: int = 0
     rows_max: int = ROWS_MAX
+    tag: str = ""  # Only messages with this tag; "": with any, or none.
 
     def to_head(self, log_id: int) -> dict[str, HeadValue]:
         """As the head of FIND."""
@@ -55,6 +57,7 @@ class Window(NamedTuple):
             "sequence": self.place.sequence,
             "until_sequence": self.until_sequence,
             "limit": self.rows_max,
+            "tag": self.tag,
         }
 
 
@@ -89,16 +92,18 @@ class Piece(NamedTuple):
 
 
 def read_window(head: Head) -> Window:
-    """Read the head of FIND; BadRequest, BadSubject or BadArgument when it is none."""
+    """Read the head of FIND; BadRequest, BadSubject, BadTags or BadArgument when it is none."""
     subject = need_str(head, "subject").encode()
     check_subject(subject)
     from_ms, to_ms = need_instant(head, "from_ms"), need_instant(head, "to_ms")
     if from_ms >= to_ms:
         raise BadArgument(f"the window from {from_ms} to {to_ms} has no instant in it")
     place = Place(need_u32(head, "hour"), need_u64(head, "sequence"))
-    return Window(
-        subject, from_ms, to_ms, place, need_u64(head, "until_sequence"), need_int(head, "limit", 1, ROWS_MAX)
-    )
+    until, limit = need_u64(head, "until_sequence"), need_int(head, "limit", 1, ROWS_MAX)
+    tag = need_str(head, "tag")
+    if tag:
+        encode_tags([tag])
+    return Window(subject, from_ms, to_ms, place, until, limit, tag)
 
 
 def read_piece(head: Head, body: Buffer) -> Piece:

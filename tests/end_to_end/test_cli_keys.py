@@ -148,7 +148,7 @@ def test_a_night_moves_by_two_hours(running: Up) -> None:
         (("cancel", "a", "--key", "k", "--receipt", "x"), "by one of them"),
         (("get", "a", "--key", "k", "--key", "k"), "given twice"),
         (("cancel", "a", "--where", "--key", "k"), "--where takes no receipts and no keys"),
-        (("cancel", "a", "--key", "k", "--from", "now"), "--from and --to go with --where"),
+        (("cancel", "a", "--key", "k", "--from", "now"), "--from, --to and --tag go with --where"),
         (("reschedule", "a", "--key", "k"), "--in DURATION or --at INSTANT"),
         (("reschedule", "a", "--key", "k", "--in", "1h", "--at", "now"), "--in DURATION or --at INSTANT"),
         (("reschedule", "a", "--key", "k", "--in", "1h", "--shift", "1h"), "--shift goes with --where"),
@@ -207,5 +207,13 @@ def test_a_tagged_message_is_found(running: Up, tmp_path: Path) -> None:
     tags = ("--tag", "eu", "--tag", "b")
     assert said(running, "send", "g", "--file", str(lines), "--lines", "--in", "1d", *tags).code == 0
     assert said(running, "send", "g", "x", "--in", "1d", "--tag", "us").code == 0
-    found = run("schedule", "find", "g", "--tag", "eu", "--data", str(running.data), "--format", "json")
-    assert found.code == 0 and len(json.loads(found.out)) == 2
+    only = ("cancel", "g", "--where", "--tag", "eu")
+    assert said(running, *only, "--dry-run").out == "2 messages of g are pending there\n"
+    assert said(running, "reschedule", "g", "--where", "--tag", "eu", "--shift", "1h").code == 0
+
+    def found() -> list[dict[str, object]]:
+        return rows_of(run("schedule", "find", "g", "--tag", "eu", "--data", str(running.data), "--format", "json"))
+
+    wait_until(lambda: len(found()) == 2, lambda: str(found()))  # The files tell of the move a moment later.
+    assert said(running, *only).out == "cancelled 2 messages of g\n"
+    assert said(running, "cancel", "g", "--where").out == "cancelled 1 messages of g\n"

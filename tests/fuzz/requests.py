@@ -96,6 +96,7 @@ DELAY: dict[RequestType, Fields] = {
         "sequence": values.small,
         "until_sequence": values.u64,
         "limit": values.small,
+        "tag": values.text,
     },
     RequestType.RELEASE_SLOTS: {"slots": values.slots},
     RequestType.QUOTAS: {"after": values.text, "prefix": values.text},

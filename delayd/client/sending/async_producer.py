@@ -336,6 +336,7 @@ class AsyncProducer:
         *,
         due_from: datetime | None = None,
         due_before: datetime | None = None,
+        tag: str | None = None,
         dry_run: bool = True,
         progress: Progress | None = None,
     ) -> Walked:
@@ -349,6 +350,7 @@ class AsyncProducer:
             subject: the one that the messages were sent to.
             due_from: when the first of them is due; None: the earliest.
             due_before: the messages are due before this; None: all later ones.
+            tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to cancel.
             progress: called with the counts so far, after each piece.
 
@@ -358,7 +360,7 @@ class AsyncProducer:
             CallerError: an argument is wrong; nothing was done.
             RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
         """
-        window = window_of(subject, due_from, due_before)
+        window = window_of(subject, due_from, due_before, tag)
         return await self._own.on_this_loop().core.walker.cancel(window, dry_run=dry_run, progress=progress)
 
     async def reschedule_where(
@@ -368,6 +370,7 @@ class AsyncProducer:
         shift: timedelta,
         due_from: datetime | None = None,
         due_before: datetime | None = None,
+        tag: str | None = None,
         dry_run: bool = True,
         progress: Progress | None = None,
     ) -> Walked:
@@ -383,6 +386,7 @@ class AsyncProducer:
             shift: how much later they are to be due; negative: earlier. What would be due in the past is due at once.
             due_from: when the first of them is due; None: the earliest.
             due_before: the messages are due before this; None: all later ones.
+            tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to move.
             progress: called with the counts so far, after each piece.
 
@@ -392,7 +396,7 @@ class AsyncProducer:
             CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
             RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
         """
-        window, shift_ms = window_of(subject, due_from, due_before), shift_ms_of(shift)
+        window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         walker = self._own.on_this_loop().core.walker
         return await walker.reschedule(window, shift_ms, dry_run=dry_run, progress=progress)
 

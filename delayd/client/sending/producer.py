@@ -362,6 +362,7 @@ class Producer:
         *,
         due_from: datetime | None = None,
         due_before: datetime | None = None,
+        tag: str | None = None,
         dry_run: bool = True,
         progress: Progress | None = None,
     ) -> Walked:
@@ -375,6 +376,7 @@ class Producer:
             subject: the one that the messages were sent to.
             due_from: when the first of them is due; None: the earliest.
             due_before: the messages are due before this; None: all later ones.
+            tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to cancel.
             progress: called with the counts so far, after each piece, on a thread of the producer.
 
@@ -384,7 +386,7 @@ class Producer:
             CallerError: an argument is wrong; nothing was done.
             RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
         """
-        window = window_of(subject, due_from, due_before)
+        window = window_of(subject, due_from, due_before, tag)
         engine = self._standing_engine()
         walk = engine.core.walker.cancel(window, dry_run=dry_run, progress=progress)
         return engine.thread.call(walk, ends_with_caller=True)
@@ -396,6 +398,7 @@ class Producer:
         shift: timedelta,
         due_from: datetime | None = None,
         due_before: datetime | None = None,
+        tag: str | None = None,
         dry_run: bool = True,
         progress: Progress | None = None,
     ) -> Walked:
@@ -411,6 +414,7 @@ class Producer:
             shift: how much later they are to be due; negative: earlier. What would be due in the past is due at once.
             due_from: when the first of them is due; None: the earliest.
             due_before: the messages are due before this; None: all later ones.
+            tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to move.
             progress: called with the counts so far, after each piece, on a thread of the producer.
 
@@ -420,7 +424,7 @@ class Producer:
             CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
             RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
         """
-        window, shift_ms = window_of(subject, due_from, due_before), shift_ms_of(shift)
+        window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         engine = self._standing_engine()
         walk = engine.core.walker.reschedule(window, shift_ms, dry_run=dry_run, progress=progress)
         return engine.thread.call(walk, ends_with_caller=True)

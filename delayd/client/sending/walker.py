@@ -17,6 +17,7 @@ from delayd.client.limits import check_subject, need_timedelta
 from delayd.client.sending.message_asker import AskedRows, MessageAsker, NewInstants
 from delayd.errors import BadArgument
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
+from delayd.tags import encode_tags
 from delayd.wire.ending import CancelAnswer, RescheduleAnswer
 from delayd.wire.finding import Piece, Place, Window
 
@@ -46,18 +47,20 @@ Progress = Callable[[Walked], object]
 """Called with the counts so far, after each piece."""
 
 
-def window_of(subject: str, due_from: datetime | None, due_before: datetime | None) -> Window:
+def window_of(subject: str, due_from: datetime | None, due_before: datetime | None, tag: str | None) -> Window:
     """Check the arguments of a walk.
 
     Raises:
-        BadSubject, BadArgument, NaiveDatetime: they name no subject or no window.
+        BadSubject, BadTags, BadArgument, NaiveDatetime: they name no subject, no tag or no window.
     """
     check_subject(subject)
+    if tag is not None:
+        encode_tags([tag])
     from_ms = 0 if due_from is None else instant_ms(due_from)
     to_ms = INSTANT_MS_MAX if due_before is None else instant_ms(due_before)
     if from_ms >= to_ms:
         raise BadArgument("due_before is not later than due_from, so no message is due in between")
-    return Window(subject.encode(), max(0, from_ms), min(to_ms, INSTANT_MS_MAX))
+    return Window(subject.encode(), max(0, from_ms), min(to_ms, INSTANT_MS_MAX), tag=tag or "")
 
 
 def shift_ms_of(shift: timedelta) -> int:

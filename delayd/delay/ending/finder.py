@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +22,17 @@ from delayd.delay.ending.claims import Claims, Place
 from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.delay.filing.sources import Sources
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms
 from delayd.delay.timers.hours import Hours
-from delayd.errors import DataError, SlowDown
-from delayd.executor import Done, Priority
+from delayd.errors import DamagedData, DataError, Shortage, SlowDown
+from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.location import ROW_BITS, ROW_MASK, SCHEDULE_BIT, Locations, pack_locations
 from delayd.site import Site
+from delayd.tags import may_have_tags, rows_with_tags
 from delayd.wire.finding import FOUND, FoundRows, Piece, Window
 from delayd.wire.finding import Place as WalkPlace
 
@@ -36,7 +40,10 @@ log = logging.getLogger(__name__)
 
 HOURS_MAX = 1_024  # Files that one piece reads.
 PIECES_UNDER_WAY_MAX = 16
-REMEMBERED_ROWS_MAX = 2 << 20  # 24 bytes each.
+REMEMBERED_ROWS_MAX = 2 << 20  # 32 bytes each.
+
+LOCATED = np.dtype([*((name, FOUND[name]) for name in FOUND.names or ()), ("location", "<u8")])
+LocatedRows = NDArray[np.void]  # Its dtype is LOCATED.
 
 Answer = Callable[[Piece], None]
 
@@ -57,13 +64,14 @@ class _Snapshot(NamedTuple):
     hours: list[int]  # Rising: the hours of this piece.
     more: bool  # Whether the window has hours behind these.
     files: list[_File]
-    in_memory: FoundRows
+    in_memory: LocatedRows
+    reader: Sources | None  # For a window with a tag.
 
 
 class _Read(NamedTuple):
     """The rows of a piece, in memory and in files, whether or not they are pending now."""
 
-    rows: FoundRows
+    rows: LocatedRows
     place: WalkPlace | None
     unread: int
 
@@ -71,18 +79,25 @@ class _Read(NamedTuple):
 class _Remembered(NamedTuple):
     """The rows that a walk finds in a file: the next piece need not read them again."""
 
-    walk: tuple[bytes, int, int, int, _File]
-    rows: FoundRows
+    walk: tuple[bytes, int, int, str, int, _File]
+    rows: LocatedRows
 
 
 class Finder:
     """Belongs to the loop; the files are read on the worker thread."""
 
     def __init__(
-        self, site: Site, hours: Hours, claims: Claims, dispatcher: Dispatcher, until: Callable[[], int]
+        self,
+        site: Site,
+        hours: Hours,
+        claims: Claims,
+        dispatcher: Dispatcher,
+        sources: Sources,
+        until: Callable[[], int],
     ) -> None:
         """``until`` tells the sequence below which all rows are durable."""
         self._site = site
+        self._sources = sources
         self._hours = hours
         self._claims = claims
         self._dispatcher = dispatcher
@@ -105,7 +120,7 @@ class Finder:
         until = window.until_sequence or self._until()
         first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
         parts = list(self._memory(window, first, last, until))
-        in_memory = np.concatenate([np.empty(0, FOUND), *parts])
+        in_memory = np.concatenate([np.empty(0, LOCATED), *parts])
         filed = self._hours.filed.rows["hour"]
         beside = self._hours.beside.rows["hour"]
         memory_hours = (in_memory["accepted_at_ms"] // HOUR_MS).astype(np.uint32)
@@ -113,7 +128,8 @@ class Finder:
         every = every[(every >= first) & (every <= last)]
         hours = every[:HOURS_MAX].tolist()
         files = [file for hour in hours if not self._claims.is_loaded(hour) for file in self._files(hour)]
-        return _Snapshot(window, until, hours, len(every) > len(hours), files, in_memory)
+        reader = self._sources.reader() if window.tag else None
+        return _Snapshot(window, until, hours, len(every) > len(hours), files, in_memory, reader)
 
     def _last_hour(self, window: Window) -> int:
         """A row is filed in the hour of its due instant, or later if it was due when it came."""
@@ -126,7 +142,7 @@ class Finder:
         if hour in self._hours.beside:
             yield _File(hour, self._hours.beside.get(hour), schedule_beside_path(self._site.folder, hour))
 
-    def _memory(self, window: Window, first: int, last: int, until: int) -> Iterator[FoundRows]:
+    def _memory(self, window: Window, first: int, last: int, until: int) -> Iterator[LocatedRows]:
         subjects = self._hours.subjects
         if not subjects.has(window.subject):
             return
@@ -142,8 +158,18 @@ class Finder:
 
     def _read(self, snapshot: _Snapshot) -> _Read:
         """On the worker thread."""
+        if snapshot.reader is None:
+            return self._read_rows(snapshot)
+        try:
+            read = self._read_rows(snapshot)
+            rows, unread = _tagged(read.rows, snapshot.window.tag, snapshot.reader, self._site.worker)
+        finally:
+            snapshot.reader.close()
+        return read._replace(rows=rows, unread=read.unread + unread)
+
+    def _read_rows(self, snapshot: _Snapshot) -> _Read:
         window = snapshot.window
-        parts: list[FoundRows] = []
+        parts: list[LocatedRows] = []
         count = unread = read = last = 0
         files = iter(snapshot.files)
         file = next(files, None)
@@ -173,22 +199,27 @@ class Finder:
         more = snapshot.more or read < len(snapshot.hours)
         return _Read(rows, WalkPlace(last + 1, 0) if more else None, unread)
 
-    def _rows_of_file(self, snapshot: _Snapshot, file: _File) -> FoundRows:
-        """The rows of the subject and the window in a file. Its counted bytes never change, so they are read once."""
+    def _rows_of_file(self, snapshot: _Snapshot, file: _File) -> LocatedRows:
+        """The rows of the subject and the window in a file, as far as they may have the tag. Its counted bytes never
+        change, so they are read once.
+        """
         window, site, until = snapshot.window, self._site, snapshot.until_sequence
-        walk = (window.subject, window.from_ms, window.to_ms, until, file)
+        walk = (window.subject, window.from_ms, window.to_ms, window.tag, until, file)
         if self._remembered is not None and self._remembered.walk == walk:
             return self._remembered.rows
-        parts = [np.empty(0, FOUND)]
+        parts = [np.empty(0, LOCATED)]
         for stored in scan_fronts(site.disk, site.folder, site.log_id, file.hour, file.counted, file.beside):
             batch = stored.batch
             rows = _rows_of(batch, window.subject)
-            if rows is not None:
+            if rows is not None and window.tag:
+                rows = rows.compress(may_have_tags(batch, [window.tag]).take(rows))
+            if rows is not None and len(rows):
+                rows = rows.compress(batch.uint64s(ColumnId.SEQUENCE).take(rows) < np.uint64(until))
                 sequences = batch.uint64s(ColumnId.SEQUENCE).take(rows)
                 due = batch.int64s(ColumnId.DELIVER_AT_MS).take(rows)
-                old = sequences < np.uint64(until)
-                hours = np.full(int(np.count_nonzero(old)), file.hour, np.uint32)
-                parts.append(_within(window, sequences.compress(old), due.compress(old), hours))
+                hours = np.full(len(rows), file.hour, np.uint32)
+                locations = pack_locations(True, stored.offset, rows.astype(np.uint16))
+                parts.append(_within(window, sequences, due, hours, locations))
             site.worker.give_way()
         found = np.concatenate(parts)
         if len(found) <= REMEMBERED_ROWS_MAX:
@@ -199,10 +230,10 @@ class Finder:
         self._under_way -= 1
         read = done.result()
         pending, in_flight = self._states(read.rows)
-        rows = read.rows.compress(pending)
+        rows = _found_rows(read.rows.compress(pending))
         answer(Piece(rows, int(np.count_nonzero(in_flight)), read.unread, snapshot.until_sequence, read.place))
 
-    def _states(self, rows: FoundRows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _states(self, rows: LocatedRows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which rows are pending now, and which may be at a target."""
         if not len(rows):
             return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
@@ -228,29 +259,66 @@ def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
     return np.flatnonzero(batch.uint32s(ColumnId.SUBJECT) == np.uint32(names.index(subject)))
 
 
-def _columns(rows: Rows) -> tuple[NDArray[np.uint64], Int64s, NDArray[np.uint32]]:
-    return rows["sequence"].copy(), due_at_ms(rows), rows["hour"].copy()
+def _tagged(rows: LocatedRows, tag: str, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
+    """The rows that have a tag, and the number of batches that could not be read."""
+    hours, batches = rows["accepted_at_ms"] // HOUR_MS, rows["location"] >> np.uint64(ROW_BITS)
+    # Of the message log a location names the batch alone, of schedule logs together with the hour.
+    logs = np.where(rows["location"] < np.uint64(SCHEDULE_BIT), 0, hours)
+    order = np.lexsort((rows["location"], logs))
+    logs, batches = logs.take(order), batches.take(order)
+    ends = np.flatnonzero((batches[1:] != batches[:-1]) | (logs[1:] != logs[:-1])) + 1
+    kept, unread = np.zeros(len(rows), np.bool_), 0
+    for low, high in pairwise([0, *ends.tolist(), len(rows)] if len(rows) else []):
+        own = order[low:high]
+        try:
+            batch = reader.batch(int(hours[own[0]]), int(rows["location"][own[0]]))
+        except (DamagedData, Shortage, FileNotFoundError) as error:
+            log.warning("rows_not_found rows=%d reason=%r", len(own), str(error))
+            unread += 1
+            continue
+        numbers = (rows["location"].take(own) & np.uint64(ROW_MASK)).astype(np.intp)
+        among = np.zeros(batch.count, np.bool_)
+        among[numbers] = True
+        kept[own] = rows_with_tags(batch, [tag], among).take(numbers)
+        worker.give_way()
+    return rows.compress(kept), unread
+
+
+def _found_rows(rows: LocatedRows) -> FoundRows:
+    found = np.empty(len(rows), FOUND)
+    for name in FOUND.names or ():
+        found[name] = rows[name]
+    return found
+
+
+def _columns(rows: Rows) -> tuple[NDArray[np.uint64], Int64s, NDArray[np.uint32], Locations]:
+    return rows["sequence"].copy(), due_at_ms(rows), rows["hour"].copy(), rows["location"].copy()
 
 
 def _within(
-    window: Window, sequences: NDArray[np.uint64], deliver_at_ms: Int64s, hours: NDArray[np.uint32]
-) -> FoundRows:
+    window: Window,
+    sequences: NDArray[np.uint64],
+    deliver_at_ms: Int64s,
+    hours: NDArray[np.uint32],
+    locations: Locations,
+) -> LocatedRows:
     """The rows that are due in the window."""
     chosen = np.flatnonzero((deliver_at_ms >= window.from_ms) & (deliver_at_ms < window.to_ms))
-    found = np.empty(len(chosen), FOUND)
+    found = np.empty(len(chosen), LOCATED)
+    found["location"] = locations.take(chosen)
     found["sequence"], found["deliver_at_ms"] = sequences.take(chosen), deliver_at_ms.take(chosen)
     found["accepted_at_ms"] = hours.take(chosen).astype(np.int64) * HOUR_MS
     return found
 
 
-def _behind(rows: FoundRows, place: WalkPlace) -> FoundRows:
+def _behind(rows: LocatedRows, place: WalkPlace) -> LocatedRows:
     hours = rows["accepted_at_ms"] // HOUR_MS
     return rows.compress(
         (hours > place.hour) | ((hours == place.hour) & (rows["sequence"] > np.uint64(place.sequence)))
     )
 
 
-def _in_order(rows: FoundRows) -> FoundRows:
+def _in_order(rows: LocatedRows) -> LocatedRows:
     """The rows by hour and sequence, each once."""
     rows = rows.take(np.lexsort((rows["sequence"], rows["accepted_at_ms"])))
     if len(rows) > 1:

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayd.batch import ProducerPart, parse
 from delayd.delay.ending import finder
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.stored import Stored
 from delayd.errors import SlowDown
-from delayd.hours import INSTANT_MS_MAX
+from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.wire.ending import CancelAnswer, MessageState
 from delayd.wire.finding import Piece, Place, Window
+from tests.batches import messages
+from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR_MS = 3_600_000
@@ -187,3 +190,58 @@ def test_pieces_under_way_are_bounded() -> None:
     assert len(told) == finder.PIECES_UNDER_WAY_MAX
     assert len(walk(world, all_of())) == 1
     assert np.array_equal(told[0].rows, told[-1].rows)
+
+
+def test_messages_with_a_tag_are_found_wherever_they_stand() -> None:
+    world = World(load_ahead_ms=1_000)
+    tagged: set[int] = set()
+    many = [f"other-{number}" for number in range(40)]  # Their bits together are those of any tag.
+
+    def send(due_ms: int, rows: int) -> None:
+        """Some of the rows have the tag, some others, some none; some batches have no tags at all."""
+        number = world.core.intake.next_sequence
+        kinds = [["eu"], ["eu", "urgent"], many[:16], many[16:32], [], ["käse"]]
+        tags = [kinds[(row + number) % len(kinds)] for row in range(rows)]
+        due = [START_MS + due_ms + row for row in range(rows)]
+        bodies = [b"%d-%d" % (number, row) for row in range(rows)]
+        for batch_number, given in ((number, tags), (number + 10_000, None)):
+            part = ProducerPart(1, batch_number, 0)
+            data = messages(bodies, due=due, tags=given, subjects=[SUBJECT], part=part)
+            world.core.send(parse(data), _ignore)
+        world.settle()
+        tagged.update(number + row for row, own in enumerate(tags) if "eu" in own)
+
+    for due_ms in (5_000, HOUR_MS, 2 * HOUR_MS, 40 * HOUR_MS):
+        for rows in (1, 50):
+            send(due_ms, rows)
+    world.checkpoint()
+    for due_ms in (6_000, HOUR_MS, 40 * HOUR_MS + 7):
+        send(due_ms, 20)
+    for again in (world, world.after_crash()):
+        again.settle()
+        for rows_max in (7, 65_536):
+            found = sequences(walk(again, all_of(rows_max=rows_max)._replace(tag="eu")))
+            assert len(found) == len(tagged) and set(found) == tagged
+        assert len(sequences(walk(again, all_of()))) > 2 * len(tagged)
+        assert not sequences(walk(again, all_of()._replace(tag="never")))
+
+
+def test_a_file_that_can_t_be_read_for_its_tags_is_counted() -> None:
+    world = World(load_ahead_ms=1_000)
+    due = [START_MS + 40 * HOUR_MS]
+    data = messages([b"x"], due=due, tags=[["eu"]], subjects=[SUBJECT], part=ProducerPart(1, 1, 0))
+    world.core.send(parse(data), _ignore)
+    world.settle()
+    world.checkpoint()
+    path = schedule_path(FOLDER, hour_of_ms(START_MS + 40 * HOUR_MS))
+    whole = content(world.disk, path)
+    at = whole.rindex(b"eu")  # A tag.
+    put(world.disk, path, whole[:at] + b"E" + whole[at + 1 :])
+    (piece,) = walk(world, all_of()._replace(tag="eu"))
+    assert piece.unread == 1 and not len(piece.rows)
+    (piece,) = walk(world, all_of())
+    assert len(piece.rows) == 1, "its instant is not damaged"
+
+
+def _ignore(*_: object) -> None:
+    """Nobody waits for the answer."""
