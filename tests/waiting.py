@@ -1,6 +1,7 @@
 """Wait for a condition: poll it, with a deadline. No test sleeps for a time that it hopes is long enough.
 
 `until` waits on a loop, `wait_until` on a thread. Both fail with what the test has to say about the state of things.
+`holds_once` is for what a machine that stands still for a moment spoils, and a broken promise spoils each time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 DEADLINE_S = 30.0  # Far above anything that works, on a machine that is busy with other things.
+TRIES = 6
 LOOK_S = 0.01
 LOOK_ON_LOOP_S = 0.002
 
@@ -43,6 +45,17 @@ def wait_until(
         assert time.monotonic() < deadline, _late(what, within_s)
         time.sleep(every_s)
     return found
+
+
+def holds_once(judged: Callable[[], None]) -> None:
+    """Judge, each time from the start, until it holds; AssertionError when it does not in any of some tries."""
+    for left in reversed(range(TRIES)):
+        try:
+            judged()
+            return
+        except AssertionError:
+            if not left:
+                raise
 
 
 def _late(what: Told, within_s: float) -> str:

@@ -10,8 +10,7 @@ import pytest
 
 from delayd.executor import Done, Executor, Priority, ThreadExecutor
 from delayd.testing.executor import InlineExecutor, StepExecutor
-
-DEADLINE_S = 10.0
+from tests.waiting import DEADLINE_S
 
 
 class Rig:

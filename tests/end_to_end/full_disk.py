@@ -28,8 +28,8 @@ from .processes import ServerProcess
 MIB = 1 << 20
 BODY_BYTES = 1_000
 FULL_S = 2.0  # Several checkpoints, retries and housekeeping rounds.
-DEADLINE_S = 20.0
-RECOVERED_S = 8.0  # Retries wait a second or two, a connection that was given up a little more.
+DEADLINE_S = 30.0
+RECOVERED_S = 25.0  # Retries wait a second or two, a connection that was given up a little more; a busy machine, too.
 BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")
 FAR = timedelta(hours=3)
 TOLD: dict[

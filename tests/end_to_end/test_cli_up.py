@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,12 +226,11 @@ def test_a_second_signal_ends_what_does_not_stop(tmp_path: Path) -> None:
     with up(tmp_path, "--port", "0", fakes=True) as running:
         running.until_ready()
         delay, realtime = running.ready("delay")[0].pid, running.ready("realtime")[0].pid
-        began = time.monotonic()
         running.process.send_signal(signal.SIGINT)
         running.until(lambda: not is_running(realtime), "the first signal has come")
         assert is_running(delay)
         assert running.end(signal.SIGINT) == 130
-        assert time.monotonic() - began < 5
+        assert "did not stop within" not in running.errors, "it was not waited for"
         assert not is_running(delay)
 
 
@@ -334,8 +332,7 @@ def test_a_directory_whose_servers_serve_on_is_refused_at_once(running_servers: 
     again = tmp_path / "again"
     again.mkdir()
     (again / "data").symlink_to(running_servers.data)
-    begin = time.monotonic()
     with up(again, "--port", "0") as second:
         assert second.process.wait(DEADLINE_S) == 2
+        # A server that waits for the lock says so before it does.
         assert "is in use by pid" in second.errors and "lock_awaited" not in second.errors
-    assert time.monotonic() - begin < 14

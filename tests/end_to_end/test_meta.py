@@ -19,7 +19,7 @@ from delayd.wire.meta import Registered, Routes, ServerInfo, read_routes, read_s
 from delayd.wire.requests import RequestType, need_int, need_map, need_str
 from tests.trust import connect_trusted, membership
 from tests.unit.net.loopback import error_of, on_loop
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 from .processes import HOST, ServerProcess
 
@@ -334,7 +334,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 async def until_count(client: Client, count: int) -> None:
     """Poll meta until it takes so many servers for alive."""
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while sum((alive := await client.alive()).values()) != count:
         assert asyncio.get_running_loop().time() < deadline, alive
         await asyncio.sleep(0.01)
@@ -342,7 +342,7 @@ async def until_count(client: Client, count: int) -> None:
 
 async def until_alive(client: Client, expected: dict[int, bool]) -> None:
     """Poll meta until it takes exactly these for alive."""
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while (alive := await client.alive()) != expected:
         assert asyncio.get_running_loop().time() < deadline, alive
         await asyncio.sleep(0.01)

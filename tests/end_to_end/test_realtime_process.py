@@ -18,11 +18,10 @@ from delayd.wire.requests import RequestType, need_maps, need_rows
 from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.end_to_end.processes import ServerProcess
 from tests.trust import connect_trusted
+from tests.waiting import DEADLINE_S
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 
 SETTINGS: dict[str, Value] = {"meta": "127.0.0.1:1", "lease_ms": 300}
-STOP_S_MAX = 5.0
-DEADLINE_S = 20.0
 
 
 def talk(server: ServerProcess, story: Callable[[Connection], Awaitable[None]]) -> None:
@@ -75,9 +74,8 @@ def test_sigterm_ends_it_in_time_with_a_pull_waiting_and_nothing_left_to_replay(
             await ask(connection, RequestType.PULL, pull_head())
             waiting = asyncio.ensure_future(ask(connection, RequestType.PULL, pull_head("other", wait_ms=60_000)))
             await ask(connection, RequestType.PING, {})
-            began = time.monotonic()
+            # One that takes until its limit would end with 1.
             assert server.terminate() == 0
-            assert time.monotonic() - began < STOP_S_MAX
             with pytest.raises(DelaydError):
                 await waiting
 

@@ -15,6 +15,7 @@ from random import Random
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import ERROR, MORE, Frame, FrameReader, Head, encode_frame
 from delayd.wire.requests import RequestType, need_bytes, need_int, need_str, need_u64
+from tests.waiting import DEADLINE_S
 
 from .requests import Session
 
@@ -50,10 +51,10 @@ class Hostile:
         """Connect if need be; a server that takes no connection is asked again for a while."""
         if self._socket is not None:
             return
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
-                self._socket = socket.create_connection((HOST, self._port), timeout=5)
+                self._socket = socket.create_connection((HOST, self._port), timeout=DEADLINE_S)
                 self._reader, self._waiting, self._last_id = FrameReader(), set(), 0
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._prove()

@@ -14,9 +14,7 @@ import pytest
 from delayd.executor import Done, ThreadExecutor
 from delayd.testing.disk import Crash
 from delayd.testing.executor import InlineExecutor, StepExecutor
-from tests.waiting import wait_until
-
-DEADLINE_S = 10.0
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def crash() -> None:

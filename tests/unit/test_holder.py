@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,8 +89,7 @@ def test_a_lock_with_other_words_is_not_waited_for(tmp_path: Path, content: byte
     path = tmp_path / "LOCK"
     with holder(path):
         path.write_bytes(content)
-        begin = time.monotonic()
-        assert leaving(str(path)) == "" and time.monotonic() - begin < 1
+        assert leaving(str(path)) == ""
 
 
 def test_a_lock_that_is_no_file_is_nobody_s_and_is_refused_by_name(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,8 @@ def offered(words: str, tmp_path: Path, *, index: int | None = None) -> list[str
         "PATH": "/usr/bin:/bin",
     }
     command = [sys.executable, "-m", "delayd"]
-    began = time.monotonic()
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path)
     assert ran.stderr == "", "a line would be written across what somebody types"
-    assert time.monotonic() - began < 30
     return [line.partition(",")[2] for line in ran.stdout.splitlines() if line]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cli import lines as module
 from cli.lines import LINE_BYTES_MAX, LineWriter, lines_of
+from tests.waiting import DEADLINE_S
 
 
 def read(text: bytes, pieces: int) -> list[bytes]:
@@ -75,23 +76,23 @@ def test_giving_never_waits_for_a_reader_that_stands_still_and_room_does(monkeyp
         begin = time.monotonic()
         for _ in range(40):
             writer.write(b"x" * 9_999 + b"\n")
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < DEADLINE_S
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(writer.room(), 0.1)
         waiting = asyncio.create_task(writer.room())
         left = 400_000
         while left:
             left -= len(await asyncio.to_thread(os.read, reading, 65_536))
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, DEADLINE_S)
 
     asyncio.run(scenario())
     begin = time.monotonic()
     for _ in range(40):
         writer.write(b"x" * 9_999 + b"\n")
     writer.close(0.2)  # Its reader takes no more: it is not waited for.
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < DEADLINE_S
     os.close(reading)
-    writer.close(10)
+    writer.close(DEADLINE_S)
     os.close(writing)
 
 
@@ -101,5 +102,5 @@ def test_lines_that_nobody_reads_any_more_are_dropped() -> None:
     writer = LineWriter(writing)
     for _ in range(10):
         writer.write(b"line\n")
-    writer.close(10)
+    writer.close(DEADLINE_S)
     os.close(writing)

@@ -18,10 +18,7 @@ from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside
-from tests.waiting import wait_until
-
-DEADLINE_S = 20.0
-
+from tests.waiting import DEADLINE_S, wait_until
 
 # Forks with a producer that is connected; the child ends as any program does, the parent goes on.
 FORKING = """

@@ -31,7 +31,7 @@ from delayd.wire.limits import (
     RequestLimits,
 )
 from delayd.wire.requests import RequestType
-from tests.waiting import until
+from tests.waiting import holds_once, until
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
@@ -410,14 +410,15 @@ def test_rule_B1_an_unfinished_frame_and_a_silent_connection_have_deadlines(monk
             steady[1].write(whole[position : position + (40 << 10)])
             await asyncio.sleep(0.05)
             server._look()
-        await until(lambda: len(handler.ends) == 2, "the two that kept this server waiting")
-        assert {type(end) for end in handler.ends} == {FrameOverdue}
+        await until(lambda: len(handler.ends) >= 2, "the two that kept this server waiting")
+        assert [type(end) for end in handler.ends] == [FrameOverdue, FrameOverdue]
         assert (SEND, 600 << 10) in [(frame.type, len(frame.body)) for frame in handler.received_frames]
         assert honest.is_open
         for _, writer in (silent, stuck, steady):
             writer.close()
 
-    on_loop(scenario)
+    # The steady one is late, too, when the machine stands still between two pieces.
+    holds_once(lambda: on_loop(scenario))
 
 
 def test_rule_B1_a_connection_that_is_quiet_after_its_requests_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,11 +523,12 @@ def test_the_longest_wait_of_the_loop_is_measured() -> None:
         quiet_ms = watch.wait_ms_max
         time.sleep(0.3)  # noqa: ASYNC251 (the loop is to stand still)
         await asyncio.sleep(0.1)
-        assert watch.wait_ms_max >= 240 > quiet_ms / 2
+        assert watch.wait_ms_max >= 240
         assert watch.wait_ms_max_minute == watch.wait_ms_max
         watch.close()
+        assert quiet_ms < 240, "what nobody held up is short, unless the machine stood still"
 
-    on_loop(scenario)
+    holds_once(lambda: on_loop(scenario))
 
 
 def test_a_request_that_waits_for_its_turn_is_dropped_with_its_connection() -> None:
