@@ -29,7 +29,7 @@ class Wording(NamedTuple):
 
     done: str  # "cancelled 3 messages"
     cost: str  # "3 messages of orders.cancel ..."
-    rest: str = ""  # What is to be known when it was interrupted.
+    goes_on: bool = False  # Whether it goes on by a word that it tells when it was interrupted.
 
 
 def moment(at_ms: int | None) -> datetime | None:
@@ -46,17 +46,18 @@ def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: b
     if walked.found >= ASKS_FROM:
         confirm(f"{walked.found:,} messages of {subject} {wording.cost}", yes)
     with progress("messages", walked.found) as advance:
-        done = 0
+        last = Walked()
 
         def told(so_far: Walked) -> None:
-            nonlocal done
-            advance(so_far.done - done)
-            done = so_far.done
+            nonlocal last
+            advance(so_far.done - last.done)
+            last = so_far
 
         try:
             walked = walk(dry_run=False, progress=told)
         except (KeyboardInterrupt, DelaydError):
-            click.echo(f"delayd: {done:,} messages are {wording.done} so far{wording.rest}", err=True)
+            rest = f"; to go on, say it again with --resume {last.resume}" if wording.goes_on and last.resume else ""
+            click.echo(f"delayd: {last.done:,} messages are {wording.done} so far{rest}", err=True)
             raise
     click.echo(f"{wording.done} {walked.done:,} messages of {subject}")
     return _code_of(walked)

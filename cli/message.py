@@ -198,6 +198,7 @@ def cancel(
 @from_option
 @to_option
 @tag_option
+@click.option("--resume", metavar="WORD", help="With --where: go on with a run that told this when it was interrupted.")
 @click.option(
     "--shift",
     type=shift_type,
@@ -219,6 +220,7 @@ def reschedule(
     to_ms: int | None,
     tag: str | None,
     shift: timedelta | None,
+    resume: str | None,
     dry_run: bool,
     data: str | None,
     timeout: timedelta,
@@ -233,7 +235,8 @@ def reschedule(
     new one. The command asks before it moves more than 1,000 messages, unless you give `--yes`.
 
     With `--where` it counts the messages first, and then moves each by `--shift`. When it is interrupted, what it has
-    said so far is done. Messages that leave or end meanwhile are counted on stderr.
+    said so far is done, and it tells a word for `--resume`: with it the same command goes on, and moves nothing twice.
+    Messages that leave or end meanwhile are counted on stderr.
 
     Exit codes: 0 all of them are moved; 2 some were dispatched before, have ended in another way, or are unknown; 3
     files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
@@ -247,14 +250,15 @@ def reschedule(
         wording = Wording(
             "moved",
             f"are due {length} {'earlier' if shift < timedelta() else 'later'} then.",
-            "; those that are still due in the window would be moved again",
+            goes_on=True,
         )
         with Producer(meta, timeout_ms=timeout / MS) as producer:
             since, before = moment(from_ms), moment(to_ms)
-            walk = partial(producer.reschedule_where, subject, shift=shift, due_from=since, due_before=before, tag=tag)
+            move = partial(producer.reschedule_where, subject, shift=shift, tag=tag, resume=resume)
+            walk = partial(move, due_from=since, due_before=before)
             return in_bulk(subject, walk, wording, dry_run=dry_run, yes=yes)
-    if shift is not None:
-        raise click.UsageError("--shift goes with --where; say --in DURATION or --at INSTANT")
+    if shift is not None or resume is not None:
+        raise click.UsageError("--shift and --resume go with --where; say --in DURATION or --at INSTANT")
     if (delay is None) == (at_ms is None):
         raise click.UsageError("say once when they are to be due: --in DURATION or --at INSTANT")
     which = Which(subject, Given(**given))

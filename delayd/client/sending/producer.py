@@ -43,7 +43,7 @@ from delayd.client.sending.rescheduled import (
 )
 from delayd.client.sending.room import Room
 from delayd.client.sending.send_future import SendFuture
-from delayd.client.sending.walker import Progress, Walked, shift_ms_of, window_of
+from delayd.client.sending.walker import Progress, Walked, bounds_of, shift_ms_of, window_of
 from delayd.errors import SendHandle
 from delayd.wire.ending import AnswerRows, CancelAnswer
 
@@ -368,9 +368,9 @@ class Producer:
     ) -> Walked:
         """End all pending messages of a subject that are due in a window, or only count them.
 
-        It goes through the delay servers hour by hour, in pieces of up to 65,536 messages, and cancels each message as
-        `cancel` does. Messages that were accepted before it began at a server are covered; later ones are not. When it
-        is interrupted, or raises, the pieces so far are done; call it again to go on.
+        It goes through all delay servers at the same time, hour by hour, in pieces of up to 65,536 messages, and
+        cancels each message as `cancel` does. Messages that were accepted before it began at a server are covered;
+        later ones are not. When it is interrupted, or raises, the pieces so far are done; call it again to go on.
 
         Args:
             subject: the one that the messages were sent to.
@@ -384,7 +384,8 @@ class Producer:
 
         Raises:
             CallerError: an argument is wrong; nothing was done.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout; it is raised when
+                the others are through.
         """
         window = window_of(subject, due_from, due_before, tag)
         engine = self._standing_engine()
@@ -401,13 +402,15 @@ class Producer:
         tag: str | None = None,
         dry_run: bool = True,
         progress: Progress | None = None,
+        resume: str | None = None,
     ) -> Walked:
         """Move all pending messages of a subject that are due in a window by ``shift``, or only count them.
 
-        It walks as `cancel_where` does and moves each message as `reschedule` does. No message is moved twice by one
-        call, even if it is due in the window again: only messages that were accepted before the call began at a server
-        are covered. When it is interrupted, or raises, the pieces so far are done. Another call moves what is due in
-        the window by then, so messages that were moved and are still due in it are moved once more.
+        It walks as `cancel_where` does and moves each message as `reschedule` does. No message is moved twice, even if
+        it is due in the window again: only messages that were accepted before the walk began at a server are covered.
+        When it is interrupted, or raises, the pieces so far are done; give the next call the ``resume`` of the last
+        counts that ``progress`` was told, and it goes on. Without it, what was moved and is due in the window by then
+        is moved once more.
 
         Args:
             subject: the one that the messages were sent to.
@@ -417,16 +420,19 @@ class Producer:
             tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to move.
             progress: called with the counts so far, after each piece, on a thread of the producer.
+            resume: of a walk with the same subject and window that did not come to its end.
 
         Returns a `Walked` with the counts.
 
         Raises:
             CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout; it is raised when
+                the others are through.
         """
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
+        bounds = bounds_of(resume)
         engine = self._standing_engine()
-        walk = engine.core.walker.reschedule(window, shift_ms, dry_run=dry_run, progress=progress)
+        walk = engine.core.walker.reschedule(window, shift_ms, bounds, dry_run=dry_run, progress=progress)
         return engine.thread.call(walk, ends_with_caller=True)
 
     def outcome(self, handle: SendHandle) -> Accepted | None:

@@ -1,12 +1,14 @@
-"""Walker: goes through the pending messages of a subject and a window, on every delay server, a piece at a time.
+"""Walker: goes through the pending messages of a subject and a window, on all delay servers, a piece at a time.
 
 Invariant: a message counts as cancelled or moved only when its server has said so.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -22,6 +24,8 @@ from delayd.wire.ending import CancelAnswer, RescheduleAnswer
 from delayd.wire.finding import Piece, Place, Window
 
 _MS = timedelta(milliseconds=1)
+_PAIR = "[0-9a-f]{16}-[0-9]{1,19}"
+_TOKEN = f"{_PAIR}(?:,{_PAIR})*"
 
 
 class Walked(NamedTuple):
@@ -34,6 +38,7 @@ class Walked(NamedTuple):
         ended: messages that were handed over or ended between being found and being asked about.
         unread: hours of which a server could not read something: messages of them may be missing. `delayd status` says
             what is damaged.
+        resume: of a walk that moves messages and is not at its end: another call goes on with it.
     """
 
     found: int = 0
@@ -41,8 +46,10 @@ class Walked(NamedTuple):
     in_flight: int = 0
     ended: int = 0
     unread: int = 0
+    resume: str = ""
 
 
+Bounds = Mapping[int, int]  # By log_id: the sequence below which a walk finds messages there.
 Progress = Callable[[Walked], object]
 """Called with the counts so far, after each piece."""
 
@@ -100,10 +107,12 @@ class Walker:
             done, in_flight = counts[CancelAnswer.CANCELLED], counts[CancelAnswer.IN_FLIGHT]
             return _Counts(done, in_flight, rows.row_count - done - in_flight)
 
-        return await self._walk(window, None if dry_run else act, progress)
+        return await _Walk(self._messages, window, None if dry_run else act, progress).run()
 
-    async def reschedule(self, window: Window, shift_ms: int, *, dry_run: bool, progress: Progress | None) -> Walked:
-        """Move what is pending in a window, or only count it."""
+    async def reschedule(
+        self, window: Window, shift_ms: int, bounds: Bounds, *, dry_run: bool, progress: Progress | None
+    ) -> Walked:
+        """Move what is pending in a window, or only count it; ``bounds``: of the walk that this one resumes."""
 
         async def act(rows: AskedRows, piece: Piece) -> _Counts:
             instants = np.clip(piece.rows["deliver_at_ms"] + shift_ms, INSTANT_MS_MIN, INSTANT_MS_MAX)
@@ -112,31 +121,81 @@ class Walker:
             done, in_flight = counts[RescheduleAnswer.MOVED], counts[RescheduleAnswer.IN_FLIGHT]
             return _Counts(done, in_flight, rows.row_count - done - in_flight)
 
-        return await self._walk(window, None if dry_run else act, progress)
+        return await _Walk(self._messages, window, None if dry_run else act, progress, dict(bounds)).run()
 
-    async def _walk(self, window: Window, act: _Act | None, progress: Progress | None) -> Walked:
-        walked = Walked()
-        async for log_id, piece in self._pieces(window):
+
+class _Walk:
+    """One walk, at all servers at the same time."""
+
+    def __init__(
+        self,
+        messages: MessageAsker,
+        window: Window,
+        act: _Act | None,
+        progress: Progress | None,
+        bounds: dict[int, int] | None = None,
+    ) -> None:
+        """``bounds`` is kept up to date, and told, when it is given."""
+        self._messages = messages
+        self._window = window
+        self._act = act
+        self._progress = progress
+        self._bounds = bounds
+        self._walked = Walked()
+
+    async def run(self) -> Walked:
+        """Go through all servers; the first error is raised when each of them is through, or has failed."""
+        walks = [self._at(log_id) for log_id in await self._messages.servers()]
+        for failed in await asyncio.gather(*walks, return_exceptions=True):
+            if failed is not None:
+                raise failed
+        return self._walked._replace(resume="")
+
+    async def _at(self, log_id: int) -> None:
+        place: Place | None = Place()
+        until = (self._bounds or {}).get(log_id, 0)
+        while place is not None:
+            window = self._window._replace(place=place, until_sequence=until)
+            piece = await self._messages.find(log_id, window)
+            place, until = piece.place, piece.until_sequence
+            if self._bounds is not None and self._act is not None and self._bounds.get(log_id) != until:
+                # It is told before anything is moved: a caller that is interrupted then can go on, too.
+                self._bounds[log_id] = until
+                self._tell()
             row_count, counts = len(piece.rows), _Counts()
-            if row_count and act is not None:
+            if row_count and self._act is not None:
                 log_ids = np.full(row_count, log_id, np.uint64)
-                counts = await act(AskedRows(log_ids, piece.asked(), row_count), piece)
-            walked = Walked(
-                walked.found + row_count,
-                walked.done + counts.done,
-                walked.in_flight + piece.in_flight + counts.in_flight,
-                walked.ended + counts.ended,
-                walked.unread + piece.unread,
-            )
-            if progress is not None:
-                progress(walked)
-        return walked
+                counts = await self._act(AskedRows(log_ids, piece.asked(), row_count), piece)
+            self._add(piece, counts)
 
-    async def _pieces(self, window: Window) -> AsyncIterator[tuple[int, Piece]]:
-        for log_id in await self._messages.servers():
-            place: Place | None = Place()
-            until = 0
-            while place is not None:
-                piece = await self._messages.find(log_id, window._replace(place=place, until_sequence=until))
-                place, until = piece.place, piece.until_sequence
-                yield log_id, piece
+    def _add(self, piece: Piece, counts: _Counts) -> None:
+        walked = self._walked
+        self._walked = Walked(
+            walked.found + len(piece.rows),
+            walked.done + counts.done,
+            walked.in_flight + piece.in_flight + counts.in_flight,
+            walked.ended + counts.ended,
+            walked.unread + piece.unread,
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._bounds:
+            self._walked = self._walked._replace(resume=_token_of(self._bounds))
+        if self._progress is not None:
+            self._progress(self._walked)
+
+
+def bounds_of(token: str | None) -> Bounds:
+    """The bounds in the ``resume`` of an earlier walk; BadArgument when it is none."""
+    if not token:
+        return {}
+    found = re.fullmatch(_TOKEN, token)
+    if found is None:
+        raise BadArgument(f"resume is what an earlier walk told as `Walked.resume`, not {token[:80]!r}")
+    pairs = [pair.split("-") for pair in token.split(",")]
+    return {int(log_id, 16): int(until) for log_id, until in pairs}
+
+
+def _token_of(bounds: Bounds) -> str:
+    return ",".join(f"{log_id:016x}-{until}" for log_id, until in sorted(bounds.items()))
