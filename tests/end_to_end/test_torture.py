@@ -6,7 +6,7 @@ import pytest
 
 from delayd import CancelAnswer, MessageState
 
-from .torture import ALL_KINDS, torture
+from .torture import ALL_KINDS, Plan, torture
 from .torture_ledger import Delivered, Fate, Ledger, body_of
 
 GROUP = ("orders", "billing")
@@ -38,7 +38,7 @@ def deliver(ledger: Ledger, *, delivered: Delivered | None = None, now_ms: int =
 @pytest.mark.timeout(110)
 def test_five_rounds_of_torture_break_no_promise(tmp_path: Path) -> None:
     lines: list[str] = []
-    result = torture(tmp_path / "data", rounds=5, seed=17, say=lines.append, kinds=QUICK_KINDS)
+    result = torture(tmp_path / "data", Plan(rounds=5, seed=17, kinds=QUICK_KINDS), lines.append)
     assert result.good, "\n".join([*lines, *result.ledger.violations])
     assert result.rounds == 5
     assert any(line.strip().startswith("audit numpy=") and line.endswith(" agree") for line in lines)

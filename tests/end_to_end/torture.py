@@ -27,13 +27,13 @@ from tests.three_audits import audit_three_ways
 from .torture_books import check_books
 from .torture_cluster import KINDS, ROLES, Cluster, Failed, shuffled
 from .torture_faults import EXCUSED, FAULTS, Faults
+from .torture_keys import KeyLedger
 from .torture_ledger import Fate, Ledger
-from .torture_load import CONSUMERS, LEASE, Load
+from .torture_load import CONSUMERS, KEYS_SUBJECT, LEASE, Load
 
-DRAIN_EVERY = 8
 ALL_KINDS = {**KINDS, **FAULTS}
 DISK_RETRY_S = 35.0  # A server tries every 30 s what it could not read.
-COMPARE_EVERY = 24  # Rounds; a multiple of the former, for the books are compared when everything has drained.
+COMPARE_EVERY = 3  # Drains: the audits are compared when everything has drained.
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
 BEFORE_S = (
     0.05,
@@ -43,6 +43,7 @@ BURST_SHARE = 0.25  # This share of the rounds strikes while much is being sent:
 AFTER_BURST_MS = (0, 40)
 HERD_SHARE = 0.35  # This share strikes when many messages are due at once: handed over, and nobody was told yet.
 AFTER_HERD_MS = (-10, 60)
+STRIKES_MAX = 3  # In a round.
 SHOWN_MAX = 20
 MUST_HAPPEN = (
     *(f"{number} {role}" for number in ("SIGKILL", "SIGSTOP") for role in ROLES),
@@ -59,6 +60,7 @@ class Result:
     rounds: int
     ledger: Ledger
     report: AuditReport | None
+    keys: KeyLedger
     drain_s_max: float
     drains_s: float
     happened: Counter[str]
@@ -70,20 +72,29 @@ class Result:
         return not (self.ledger.violations or self.never) and self.report is not None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a torture does."""
+
+    rounds: int
+    seed: int
+    kinds: Sequence[str] = tuple(ALL_KINDS)
+    keyed: int = 300  # Messages with keys that are sent in each round.
+    drain_every: int = 8  # Rounds.
+    spark: bool = False  # Audit in Spark, too.
+
+
 class Torture:
     """One torture in one directory."""
 
-    def __init__(
-        self, data: Path, rounds: int, seed: int, say: Callable[[str], None], spark: bool, kinds: Sequence[str]
-    ) -> None:
+    def __init__(self, data: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self._data = data
-        self._spark = spark
-        self._kinds = kinds
-        self._rounds = rounds
-        self._seed = seed
+        self._plan = plan
         self._say = say
-        self._draw = random.Random(f"{seed} rounds")
+        self._draw = random.Random(f"{plan.seed} rounds")
         self._ledger = Ledger(tuple(CONSUMERS))
+        self._keys = KeyLedger(self._ledger, KEYS_SUBJECT)
+        kinds = plan.kinds
         self._faults = Faults(data, self._ledger, kinds)
         lease_ms = LEASE // timedelta(milliseconds=1)
         self._cluster = Cluster(data, self._draw, lease_ms, self._faults.environment)
@@ -99,10 +110,10 @@ class Torture:
         report: AuditReport | None = None
         try:
             await self._cluster.start()
-            async with Load(self._cluster.meta, self._ledger, self._seed) as load:
+            async with Load(self._cluster.meta, self._ledger, self._keys, self._plan.seed) as load:
                 await self._strike(load)
             await self._cluster.terminate()
-            report = check_books(self._data, self._ledger, _now_ms(), stopped=True)
+            report = check_books(self._data, self._ledger, self._keys, _now_ms(), stopped=True)
             await self._compare()
         except (Failed, TimeoutError) as error:
             self._ledger.broken(f"{type(error).__name__}: {error}")
@@ -111,27 +122,36 @@ class Torture:
         self._faults.remove()
         happened = self._cluster.happened
         # Rounds that had every card of the deck.
-        whole = self._done >= len(self._deck) and set(self._kinds) == ALL_KINDS.keys()
+        whole = self._done >= len(self._deck) and set(self._plan.kinds) == ALL_KINDS.keys()
         never = tuple(name for name in MUST_HAPPEN if whole and not happened[name])
-        return Result(self._done, self._ledger, report, self._drain_s_max, self._drains_s, happened, never)
+        return Result(self._done, self._ledger, report, self._keys, self._drain_s_max, self._drains_s, happened, never)
 
     async def _strike(self, load: Load) -> None:
-        ledger = self._ledger
-        for number in range(1, self._rounds + 1):
-            before = await self._wait(load)
-            self._cluster.check()
-            told = await self._round()
-            load.check()
+        ledger, plan = self._ledger, self._plan
+        for number in range(1, plan.rounds + 1):
+            load.resume()
+            load.keyed.begin(plan.keyed)
+            await self._strike_once(number, load)
+            # A round takes as long as its messages with keys take to be sent.
+            for _ in range(STRIKES_MAX - 1):
+                if load.keyed.left and not ledger.violations:
+                    await self._strike_once(number, load)
+            await load.keyed.sent()
             self._done = number
-            self._say(f"{number:4} {before}: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
-            if number % DRAIN_EVERY == 0 or number == self._rounds:
+            if number % plan.drain_every == 0 or number == plan.rounds:
                 await self._drain(load)
-                if number % COMPARE_EVERY == 0:
+                if number % (plan.drain_every * COMPARE_EVERY) == 0:
                     await self._compare()
             if ledger.violations:
                 return
-            if number < self._rounds:
-                load.resume()
+
+    async def _strike_once(self, number: int, load: Load) -> None:
+        before = await self._wait(load)
+        self._cluster.check()
+        told = await self._round()
+        load.check()
+        ledger = self._ledger
+        self._say(f"{number:4} {before}: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
 
     async def _round(self) -> str:
         """Do one of the terrible things; says which."""
@@ -181,30 +201,22 @@ class Torture:
         self._drains_s += drain_s
         # A message that was acknowledged and comes again does so when a lease would have ended.
         await asyncio.sleep(LEASE / timedelta(seconds=1))
-        report = await asyncio.to_thread(check_books, self._data, ledger, _now_ms(), stopped=False)
+        report = await asyncio.to_thread(check_books, self._data, ledger, self._keys, _now_ms(), stopped=False)
         self._say(f"     drained in {drain_s:.1f} s: {_figures(report)}")
 
     async def _compare(self) -> None:
         """Audit by all ways; they must agree to the last row, also while the servers run."""
         folder = self._data.with_name(f"{self._data.name}-export")
-        audits = await asyncio.to_thread(audit_three_ways, self._data, _now_ms(), folder, spark=self._spark)
+        audits = await asyncio.to_thread(audit_three_ways, self._data, _now_ms(), folder, spark=self._plan.spark)
         self._say(f"     {audits.line}")
         for difference in audits.differences:
             self._ledger.broken(f"the audits differ: {difference}")
         shutil.rmtree(folder)
 
 
-def torture(
-    data: Path,
-    rounds: int,
-    seed: int,
-    say: Callable[[str], None],
-    *,
-    spark: bool = False,
-    kinds: Sequence[str] = tuple(ALL_KINDS),
-) -> Result:
-    """Run a torture in an empty directory; with ``spark`` its books are audited in Spark, too."""
-    return asyncio.run(Torture(data, rounds, seed, say, spark, kinds).run())
+def torture(data: Path, plan: Plan, say: Callable[[str], None]) -> Result:
+    """Run a torture in an empty directory."""
+    return asyncio.run(Torture(data, plan, say).run())
 
 
 def main() -> int:
@@ -212,6 +224,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.torture", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--keyed", type=int, default=Plan.keyed, help="messages with keys in each round")
+    parser.add_argument("--drain-every", type=int, default=Plan.drain_every, help="rounds")
     parser.add_argument("--audit", choices=("two", "three"), default="two", help="three: in Spark, too")
     parser.add_argument(
         "--kinds",
@@ -228,9 +242,10 @@ def main() -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
-    spark = options.audit == "three"
-    say = partial(print, flush=True)
-    result = torture(data, options.rounds, options.seed, say, spark=spark, kinds=options.kinds)
+    plan = Plan(
+        options.rounds, options.seed, options.kinds, options.keyed, options.drain_every, options.audit == "three"
+    )
+    result = torture(data, plan, partial(print, flush=True))
     show(result, time.monotonic() - began)
     if result.good:
         shutil.rmtree(data)
@@ -247,6 +262,8 @@ def show(result: Result, took_s: float) -> None:
     print(f"{result.rounds} rounds in {took_s:.0f} s, {a_round_s:.1f} s each, {result.drains_s:.0f} s of them drains")
     print(f"sent {len(ledger.sent)} ({fates}), cancelled {ledger.cancelled}")
     print(f"delivered {ledger.deliveries}, of them again {ledger.repeated}; slowest drain {result.drain_s_max:.1f} s")
+    heard = ", ".join(f"{name} {count}" for name, count in sorted(result.keys.heard.items()))
+    print(f"with keys: sent {len(result.keys.numbers)}; heard {heard}")
     print(f"errors that clients met: {ledger.faults}")
     if result.report is not None:
         print(f"audit: {_figures(result.report)}")

@@ -15,12 +15,14 @@ from delayd.reading.directory import Role, find_directories
 from delayd.reading.groups import TornTail, log_size, read_log, segment_bases
 from delayd.reading.verify import verify_directory
 
+from .torture_key_books import check_keys, read_key_books
+from .torture_keys import KeyLedger
 from .torture_ledger import Delivered, Fate, Ledger, Name
 
 FINDINGS_MAX = 20
 
 
-def check_books(data: Path, ledger: Ledger, now_ms: int, *, stopped: bool) -> AuditReport:
+def check_books(data: Path, ledger: Ledger, keys: KeyLedger, now_ms: int, *, stopped: bool) -> AuditReport:
     """Audit the directory and compare the realtime log with the ledger; faults go into the ledger.
 
     With ``stopped`` nothing is under way any more: each figure must be exactly what the ledger says.
@@ -39,12 +41,19 @@ def check_books(data: Path, ledger: Ledger, now_ms: int, *, stopped: bool) -> Au
     for group, number in delivered:
         if number not in found:
             ledger.broken(f"delivered to {group} and not in the realtime log: {ledger.tell(number)}")
+    books = read_key_books(data, keys.subject)
+    check_keys(books, keys, ledger, found, stopped=stopped)
     if stopped:
-        kept, unknown = ledger.count(Fate.KEPT), ledger.count(Fate.UNKNOWN) + ledger.count(Fate.ASKED)
-        if not kept <= total.scheduled <= kept + unknown:
-            ledger.broken(f"{total.scheduled} messages are scheduled, {kept} have a receipt, {unknown} are unknown")
-        if total.cancelled != ledger.cancelled:
-            ledger.broken(f"{total.cancelled} are cancelled by the audit, {ledger.cancelled} were answered so")
+        # Each row of a message with a key is counted above.
+        scheduled, cancelled = total.scheduled - len(books.rows), total.cancelled - books.cancelled
+        others = [sent for sent in ledger.sent if sent.subject != keys.subject]
+        kept = sum(sent.fate == Fate.KEPT for sent in others)
+        unknown = sum(sent.fate in (Fate.UNKNOWN, Fate.ASKED) for sent in others)
+        answered = sum(sent.cancelled for sent in others)
+        if not kept <= scheduled <= kept + unknown:
+            ledger.broken(f"{scheduled} messages are scheduled, {kept} have a receipt, {unknown} are unknown")
+        if cancelled != answered:
+            ledger.broken(f"{cancelled} are cancelled by the audit, {answered} were answered so")
         if total.dispatched != len(found):
             ledger.broken(f"{total.dispatched} are dispatched by the audit, {len(found)} are in the realtime log")
     return report

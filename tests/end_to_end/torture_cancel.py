@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 from delayd import CancelAnswer, MessageState
 from delayd.client.sending.async_producer import AsyncProducer
-from delayd.client.sending.receipt import BatchReceipt, Receipt
-from delayd.errors import DelaydError
+from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
+from delayd.errors import DelaydError, SendHandle
 
 from .torture_ledger import Ledger
 
 RECEIPTS_MAX = 300  # The newest ones: most of their messages are not due yet, or just leave.
 RECENT = 25  # Most are drawn from so many.
+HANG_S = 45.0  # No call of a client may take longer, whatever its servers do.
 AGAIN_S = 0.05
 KNOWN_WITHIN_S = 60.0  # A server tries every 30 s to read an hour that it could not.
 ASKED_MAX = 60  # Receipts whose messages are asked about, each time that all is quiet.
@@ -39,7 +40,6 @@ class Canceller:
     """Cancels what was sent before."""
 
     ledger: Ledger
-    hang_s: float
     _known: deque[_Known] = field(default_factory=lambda: deque(maxlen=RECEIPTS_MAX))
     _unanswered: list[_Known] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class Canceller:
         """Cancel messages; whether each of them is known now to be cancelled or not."""
         self.ledger.cancelling(known.numbers)
         try:
-            async with asyncio.timeout(self.hang_s):
+            async with asyncio.timeout(HANG_S):
                 if isinstance(known.receipt, Receipt):
                     answers = [await producer.cancel(known.subject, receipt=known.receipt)]
                 else:
@@ -96,7 +96,7 @@ class Canceller:
         # What is heard about a message while others cancel it may be old; what was known before may not.
         before = [self.ledger.sent[number].cancelled for number in known.numbers]
         try:
-            async with asyncio.timeout(self.hang_s):
+            async with asyncio.timeout(HANG_S):
                 if isinstance(known.receipt, Receipt):
                     states = [(await producer.get(known.subject, receipt=known.receipt)).state]
                 else:
@@ -108,6 +108,17 @@ class Canceller:
         for number, state, was in zip(known.numbers, states, before, strict=True):
             self.ledger.state_answered(number, state, cancelled_before=was)
         return True
+
+
+async def outcome_of(producer: AsyncProducer, handle: SendHandle, ledger: Ledger) -> Accepted | None:
+    """Learn what became of a batch whose outcome is unknown."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            try:
+                return await producer.outcome(handle)
+            except DelaydError as error:
+                ledger.fault(error)
+            await asyncio.sleep(AGAIN_S)
 
 
 async def _until_known(

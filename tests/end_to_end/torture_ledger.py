@@ -38,6 +38,11 @@ class Sent:
     cancel_asked: bool = False  # From then on nobody may rely on its delivery, until an answer says that it left.
     cancelled: bool = False
     dispatched: bool = False  # Somebody was told so.
+    instants: tuple[int, ...] = ()  # When it may be due: more than one while nobody knows whether it was moved.
+
+    def __post_init__(self) -> None:
+        if not self.instants:
+            self.instants = (self.deliver_at_ms,)
 
 
 @dataclass(slots=True)
@@ -85,6 +90,11 @@ class Ledger:
         """It was set back; what is sent from here on is never early by anybody's clock."""
         self._ahead_before = len(self.sent)
 
+    def clock_of(self, number: int, now_ms: int) -> int:
+        """The latest time that a server's clock may have shown to a message until now."""
+        # The delay server's clock decides, and the books of both sides have the time that it showed.
+        return now_ms + self._ahead_ms if number < self._ahead_before else now_ms
+
     def broken(self, what: str) -> None:
         """Note a broken promise."""
         if len(self.violations) < VIOLATIONS_MAX:
@@ -97,12 +107,16 @@ class Ledger:
 
     def send(self, subject: str, deliver_at_ms: int, size: int) -> tuple[int, bytes]:
         """A new message: its number and its body."""
+        return self.add(Sent(subject, deliver_at_ms, size))
+
+    def add(self, sent: Sent) -> tuple[int, bytes]:
+        """A new message, as it is sent: its number and its body."""
         number = len(self.sent)
-        self.sent.append(Sent(subject, deliver_at_ms, size))
+        self.sent.append(sent)
         for group in self.groups:
-            if group[0] == subject:
+            if group[0] == sent.subject:
                 self.awaited[group].add(number)
-        return number, body_of(number, deliver_at_ms, size)
+        return number, body_of(number, sent.deliver_at_ms, sent.size)
 
     def kept(self, number: int, name: Name | None) -> None:
         """A receipt came, or the word that the batch is accepted; without a name if that says none."""
@@ -129,7 +143,7 @@ class Ledger:
             self.broken(f"never sent: {delivered.body[:40]!r} {where}")
             return None
         sent = self.sent[number]
-        same = (delivered.subject, delivered.deliver_at_ms) == (sent.subject, sent.deliver_at_ms)
+        same = delivered.subject == sent.subject and delivered.deliver_at_ms in sent.instants
         if not same or delivered.body != body_of(number, sent.deliver_at_ms, sent.size):
             self.broken(f"changed on the way: {self.tell(number)} {where}")
         if sent.fate == Fate.REFUSED:
@@ -145,9 +159,7 @@ class Ledger:
         if number is None:
             return None
         self.deliveries += 1
-        if number < self._ahead_before:
-            # The delay server's clock decides, and the books of both sides have the time that it showed.
-            now_ms += self._ahead_ms
+        now_ms = self.clock_of(number, now_ms)
         if now_ms < delivered.deliver_at_ms:
             self.broken(f"early by {delivered.deliver_at_ms - now_ms} ms: {self.tell(number)} at {group}")
         copy = self.copies[group].setdefault(number, Copy())
@@ -162,6 +174,10 @@ class Ledger:
         copy.lease_ends = lease_ends
         copy.given_back = copy.tried = False
         return number
+
+    def was_delivered(self, number: int) -> bool:
+        """Whether a consumer had it."""
+        return any(number in copies for copies in self.copies.values())
 
     def acknowledging(self, group: Group, numbers: Iterable[int]) -> None:
         """A consumer is about to acknowledge; what follows may tell that it is durable, or nothing for certain."""
@@ -188,13 +204,7 @@ class Ledger:
         """A cancel of a message that is kept was answered."""
         sent = self.sent[number]
         if answer is CancelAnswer.CANCELLED:
-            sent.cancelled = True
-            if sent.dispatched:
-                self.broken(f"cancelled after it was dispatched: {self.tell(number)}")
-            for group, copies in self.copies.items():
-                self.awaited[group].discard(number)
-                if number in copies:
-                    self.broken(f"cancelled after it was delivered: {self.tell(number)} to {group}")
+            self.is_cancelled(number)
         elif answer is CancelAnswer.IN_FLIGHT:
             pass  # Nothing has changed, and another request may have cancelled it.
         elif sent.cancelled:
@@ -203,6 +213,17 @@ class Ledger:
             sent.dispatched = True
         elif answer is CancelAnswer.UNKNOWN:
             self.broken(f"kept, and a cancel says UNKNOWN: {self.tell(number)}")
+
+    def is_cancelled(self, number: int) -> None:
+        """Somebody was told that it has ended and is never delivered."""
+        sent = self.sent[number]
+        sent.cancelled = True
+        if sent.dispatched:
+            self.broken(f"cancelled after it was dispatched: {self.tell(number)}")
+        for group, copies in self.copies.items():
+            self.awaited[group].discard(number)
+            if number in copies:
+                self.broken(f"cancelled after it was delivered: {self.tell(number)} to {group}")
 
     def state_answered(self, number: int, state: MessageState, *, cancelled_before: bool) -> None:
         """Somebody asked what became of a message that is kept; ``cancelled_before``: it was so before the question."""
@@ -230,7 +251,7 @@ class Ledger:
             (group, number)
             for group, numbers in self.awaited.items()
             for number in numbers
-            if self.sent[number].deliver_at_ms <= due_until_ms
+            if (self.sent[number].dispatched or max(self.sent[number].instants) <= due_until_ms)
             and self.sent[number].fate == Fate.KEPT
             and (self.sent[number].dispatched or not self.sent[number].cancel_asked)
             and not ((copy := self.copies[group].get(number)) and copy.tried)
@@ -249,7 +270,7 @@ class Ledger:
         """A message in words."""
         sent = self.sent[number]
         name = "no sequence known" if sent.name is None else f"log {sent.name[0]:016x} sequence {sent.name[1]}"
-        return f"message {number} ({name}, {sent.fate.value}, {sent.subject}, deliver_at_ms {sent.deliver_at_ms})"
+        return f"message {number} ({name}, {sent.fate.value}, {sent.subject}, due at {sent.instants})"
 
     def _named(self, number: int, name: Name, where: str) -> None:
         known = self.sent[number].name

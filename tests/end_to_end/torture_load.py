@@ -16,20 +16,26 @@ import numpy as np
 
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.sending.async_producer import AsyncProducer
-from delayd.client.sending.receipt import Accepted, BatchFailed
+from delayd.client.sending.receipt import BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 
-from .torture_cancel import Canceller
+from .torture_cancel import HANG_S, Canceller, outcome_of
 from .torture_consumer import ConsumerLife
+from .torture_keyed import KeyedUsers
+from .torture_keys import KeyLedger
 from .torture_ledger import Group, Ledger
 
+KEYS_SUBJECT = "torture.keys"
 SUBJECTS = ("torture.orders", "torture.mails/2")
-CONSUMERS: dict[Group, int] = {(SUBJECTS[0], "billing"): 2, (SUBJECTS[0], "audit"): 1, (SUBJECTS[1], "billing"): 1}
+CONSUMERS: dict[Group, int] = {
+    (SUBJECTS[0], "billing"): 2,
+    (SUBJECTS[0], "audit"): 1,
+    (SUBJECTS[1], "billing"): 1,
+    (KEYS_SUBJECT, "billing"): 2,
+}
 LEASE = timedelta(seconds=1.5)
 TIMEOUTS_MS = (1_200, 30_000)  # One producer gives up within a restart, the other outlasts it.
 CONSUMER_TIMEOUT_MS = 5_000
-HANG_S = 45.0  # No call of a client may take longer, whatever its servers do.
-ASK_AGAIN_S = 0.2
 UNDER_WAY_MAX = 6  # Calls of one producer, so that a long outage gathers no mountain.
 BATCH_ROWS = (1, 120)
 SINGLES = (1, 12)
@@ -47,7 +53,7 @@ DAY_MS = 24 * HOUR_MS
 class Load:
     """Producers and consumers; runs while its ``async with`` block does."""
 
-    def __init__(self, meta: str, ledger: Ledger, seed: int) -> None:
+    def __init__(self, meta: str, ledger: Ledger, keys: KeyLedger, seed: int) -> None:
         self._meta = meta
         self._ledger = ledger
         self._seed = seed
@@ -56,9 +62,9 @@ class Load:
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[None]] = set()
-        self._unknown: list[tuple[AsyncProducer, SendHandle, list[int]]] = []
         self._producers: list[AsyncProducer] = []
-        self._canceller = Canceller(ledger, HANG_S)
+        self._canceller = Canceller(ledger)
+        self.keyed = KeyedUsers(meta, ledger, keys, seed, TIMEOUTS_MS)
 
     async def __aenter__(self) -> Self:
         self._producers += [AsyncProducer(self._meta, timeout_ms=timeout_ms) for timeout_ms in TIMEOUTS_MS]
@@ -67,6 +73,7 @@ class Load:
         for group, count in CONSUMERS.items():
             for number in range(count):
                 self._start(self._consume(group, number))
+        await self.keyed.__aenter__()
         self.resume()
         return self
 
@@ -75,6 +82,7 @@ class Load:
     ) -> None:
         self._over = True
         self._sending.set()
+        await self.keyed.__aexit__(kind, error, trace)
         for task in self._tasks:
             if error is not None:
                 task.cancel()
@@ -85,11 +93,13 @@ class Load:
         for task in self._tasks:
             if task.done():
                 task.result()
+        self.keyed.check()
 
     def resume(self) -> None:
         """Go on sending; consumers misbehave again."""
         self._calm = False
         self._sending.set()
+        self.keyed.resume()
 
     def send_herd(self, draw: random.Random) -> int:
         """Begin to send messages that are all due in one instant; when, in ms since the epoch."""
@@ -110,16 +120,9 @@ class Load:
         """
         self._calm = True
         self._sending.clear()
+        await self.keyed.quiet()
         while self._calls:
             await asyncio.wait(set(self._calls))
-        for producer, handle, numbers in self._unknown:
-            accepted = await self._ask(producer, handle)
-            for number in numbers:
-                if accepted is None:
-                    self._ledger.refused(number)
-                else:
-                    self._ledger.kept(number, None)
-        self._unknown.clear()
         await self._canceller.quiet(self._producers[-1], random.Random(f"{self._seed} {len(self._ledger.sent)}"))
 
     # Producers.
@@ -185,21 +188,22 @@ class Load:
     def _failed(self, producer: AsyncProducer, numbers: Sequence[int], error: DelaydError) -> None:
         self._ledger.fault(error)
         if isinstance(error, OutcomeUnknown):
-            self._unknown.append((producer, error.handle, list(numbers)))
+            # Soon, for a server forgets it after a minute.
+            self._call(self._learn(producer, error.handle, list(numbers)))
         for number in numbers:
             if isinstance(error, OutcomeUnknown):
                 self._ledger.unknown(number)
             else:
                 self._ledger.refused(number)
 
-    async def _ask(self, producer: AsyncProducer, handle: SendHandle) -> Accepted | None:
-        async with asyncio.timeout(HANG_S):
-            while True:
-                try:
-                    return await producer.outcome(handle)
-                except DelaydError as error:
-                    self._ledger.fault(error)
-                await asyncio.sleep(ASK_AGAIN_S)
+    async def _learn(self, producer: AsyncProducer, handle: SendHandle, numbers: list[int]) -> None:
+        """Learn what became of messages of which nobody knows whether they are kept."""
+        accepted = await outcome_of(producer, handle, self._ledger)
+        for number in numbers:
+            if accepted is None:
+                self._ledger.refused(number)
+            else:
+                self._ledger.kept(number, None)
 
     def _ended(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
