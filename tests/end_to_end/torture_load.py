@@ -64,7 +64,7 @@ class Load:
         self._calls: set[asyncio.Task[None]] = set()
         self._producers: list[AsyncProducer] = []
         self._canceller = Canceller(ledger)
-        self.keyed = KeyedUsers(meta, ledger, keys, seed, TIMEOUTS_MS)
+        self.keyed = KeyedUsers(meta, ledger, keys, seed)
 
     async def __aenter__(self) -> Self:
         self._producers += [AsyncProducer(self._meta, timeout_ms=timeout_ms) for timeout_ms in TIMEOUTS_MS]
