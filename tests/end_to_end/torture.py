@@ -21,6 +21,8 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from delayd import open_data
+from delayd.hours import hour_of_ms
 from delayd.reading.books import AuditReport
 from tests.three_audits import audit_three_ways
 
@@ -44,6 +46,8 @@ AFTER_BURST_MS = (0, 40)
 HERD_SHARE = 0.35  # This share strikes when many messages are due at once: handed over, and nobody was told yet.
 AFTER_HERD_MS = (-10, 60)
 STRIKES_MAX = 3  # In a round.
+PASSED_MS = 8 * 3_600_000  # Messages with keys are due within less.
+SEALED_WITHIN_S = 240.0  # A server looks every 30 s for what it can seal.
 SHOWN_MAX = 20
 MUST_HAPPEN = (
     *(f"{number} {role}" for number in ("SIGKILL", "SIGSTOP") for role in ROLES),
@@ -82,6 +86,7 @@ class Plan:
     keyed: int = 300  # Messages with keys that are sent in each round.
     drain_every: int = 8  # Rounds.
     spark: bool = False  # Audit in Spark, too.
+    seal: bool = False  # At the end all messages with keys fall due, and their hours are sealed.
 
 
 class Torture:
@@ -95,9 +100,10 @@ class Torture:
         self._ledger = Ledger(tuple(CONSUMERS))
         self._keys = KeyLedger(self._ledger, KEYS_SUBJECT)
         kinds = plan.kinds
-        self._faults = Faults(data, self._ledger, kinds)
+        self._faults = Faults(data, self._ledger, kinds, hours_pass=plan.seal)
         lease_ms = LEASE // timedelta(milliseconds=1)
         self._cluster = Cluster(data, self._draw, lease_ms, self._faults.environment)
+        self._ahead_ms = 0  # So far the servers' clock is ahead of the machine's.
         self._retry_s = 0.0  # The servers try again after this time to read what they could not.
         self._drain_s_max = 0.0
         self._drains_s = 0.0
@@ -112,8 +118,10 @@ class Torture:
             await self._cluster.start()
             async with Load(self._cluster.meta, self._ledger, self._keys, self._plan.seed) as load:
                 await self._strike(load)
+                if self._plan.seal:
+                    await self._seal(load)
             await self._cluster.terminate()
-            report = check_books(self._data, self._ledger, self._keys, _now_ms(), stopped=True)
+            report = check_books(self._data, self._ledger, self._keys, self._now_ms(), stopped=True)
             await self._compare()
         except (Failed, TimeoutError) as error:
             self._ledger.broken(f"{type(error).__name__}: {error}")
@@ -175,7 +183,7 @@ class Torture:
             return f"{after_ms} ms into a burst"
         if roll < BURST_SHARE + HERD_SHARE:
             after_ms = self._draw.randint(*AFTER_HERD_MS)
-            await asyncio.sleep((load.send_herd(self._draw) + after_ms - _now_ms()) / 1000)
+            await asyncio.sleep((load.send_herd(self._draw) + after_ms - self._now_ms()) / 1000)
             return f"{after_ms} ms after a herd"
         before_s = self._draw.uniform(*BEFORE_S)
         await asyncio.sleep(before_s)
@@ -185,11 +193,11 @@ class Torture:
         """Let everything that is due arrive, and check the books of the running servers."""
         ledger, began = self._ledger, time.monotonic()
         await load.quiet()
-        due_until_ms, within_s = _now_ms() + 4_000, DRAIN_S + self._retry_s
+        due_until_ms, within_s = self._now_ms() + 4_000, DRAIN_S + self._retry_s
         self._retry_s = 0.0
         while missing := ledger.missing(due_until_ms):
             # Messages that were sent ahead are not due before then.
-            if time.monotonic() > began + within_s and _now_ms() > due_until_ms + within_s * 1000:
+            if time.monotonic() > began + within_s and self._now_ms() > due_until_ms + within_s * 1000:
                 for group, number in missing:
                     ledger.broken(f"not delivered: {ledger.tell(number)} to {group}")
                 break
@@ -201,13 +209,31 @@ class Torture:
         self._drains_s += drain_s
         # A message that was acknowledged and comes again does so when a lease would have ended.
         await asyncio.sleep(LEASE / timedelta(seconds=1))
-        report = await asyncio.to_thread(check_books, self._data, ledger, self._keys, _now_ms(), stopped=False)
+        report = await asyncio.to_thread(check_books, self._data, ledger, self._keys, self._now_ms(), stopped=False)
         self._say(f"     drained in {drain_s:.1f} s: {_figures(report)}")
+
+    async def _seal(self, load: Load) -> None:
+        """Let hours pass, so that all messages with keys leave, and wait until those hours are sealed."""
+        await self._faults.pass_hours(self._cluster, PASSED_MS)
+        self._ahead_ms = PASSED_MS
+        await self._drain(load)
+        began, until_hour = time.monotonic(), hour_of_ms(self._now_ms())
+        while open_hours := await asyncio.to_thread(_open_hours, self._data, until_hour):
+            if time.monotonic() > began + SEALED_WITHIN_S:
+                self._ledger.broken(f"not sealed within {SEALED_WITHIN_S:g} s: {', '.join(open_hours)}")
+                break
+            self._cluster.check()
+            await asyncio.sleep(1)
+        await self._drain(load)
+        self._say(f"     sealed in {time.monotonic() - began:.1f} s")
+
+    def _now_ms(self) -> int:
+        return int(time.time() * 1000) + self._ahead_ms
 
     async def _compare(self) -> None:
         """Audit by all ways; they must agree to the last row, also while the servers run."""
         folder = self._data.with_name(f"{self._data.name}-export")
-        audits = await asyncio.to_thread(audit_three_ways, self._data, _now_ms(), folder, spark=self._plan.spark)
+        audits = await asyncio.to_thread(audit_three_ways, self._data, self._now_ms(), folder, spark=self._plan.spark)
         self._say(f"     {audits.line}")
         for difference in audits.differences:
             self._ledger.broken(f"the audits differ: {difference}")
@@ -226,6 +252,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--keyed", type=int, default=Plan.keyed, help="messages with keys in each round")
     parser.add_argument("--drain-every", type=int, default=Plan.drain_every, help="rounds")
+    parser.add_argument("--seal", action="store_true", help="at the end hours pass and are sealed")
     parser.add_argument("--audit", choices=("two", "three"), default="two", help="three: in Spark, too")
     parser.add_argument(
         "--kinds",
@@ -243,7 +270,9 @@ def main() -> int:
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
     plan = Plan(
-        options.rounds, options.seed, options.kinds, options.keyed, options.drain_every, options.audit == "three"
+        *(options.rounds, options.seed, options.kinds, options.keyed, options.drain_every),
+        spark=options.audit == "three",
+        seal=options.seal,
     )
     result = torture(data, plan, partial(print, flush=True))
     show(result, time.monotonic() - began)
@@ -282,8 +311,14 @@ def _figures(report: AuditReport) -> str:
     return f"{ended} + {others}; {faults}, mismatch {total.mismatch}"
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def _open_hours(data: Path, until_hour: int) -> list[str]:
+    """Hours of the delay server before this one that are not sealed, by the last checkpoint."""
+    table = open_data(data).hours()
+    return [
+        hour
+        for hour, state, begins_at_ms in zip(table["hour"], table["state"], table["begins_at_ms"], strict=True)
+        if state != "sealed" and hour_of_ms(int(begins_at_ms)) < until_hour
+    ]
 
 
 if __name__ == "__main__":

@@ -47,12 +47,12 @@ ASK_AGAIN_S = 0.05
 class Faults:
     """The faults of one torture; what they need lies beside its directory."""
 
-    def __init__(self, data: Path, ledger: Ledger, kinds: Sequence[str]) -> None:
+    def __init__(self, data: Path, ledger: Ledger, kinds: Sequence[str], *, hours_pass: bool) -> None:
         self._data, self._ledger = data, ledger
         self._beside = data.with_name(f"{data.name}-beside")
         # Without a compiler the other kinds can still be had.
         self._disk = BadDisk(self._beside / "preloaded") if "disk" in kinds else None
-        self._wall = WallClock(self._beside / "preloaded") if "clock" in kinds else None
+        self._wall = WallClock(self._beside / "preloaded") if hours_pass or "clock" in kinds else None
         self._backup_from: int | None = None  # The next message's number when the backup was made.
 
     @property
@@ -116,6 +116,14 @@ class Faults:
             await self._trust(cluster)
             told += ", set right by an operator"
         return told
+
+    async def pass_hours(self, cluster: Cluster, ahead_ms: int) -> None:
+        """Set the clock ahead for good, by the word of an operator."""
+        assert self._wall is not None
+        self._ledger.clock_is_ahead(ahead_ms)
+        self._wall.step(ahead_ms)
+        await asyncio.sleep(STEPPED_S[1])
+        await self._trust(cluster)
 
     async def _trust(self, cluster: Cluster) -> None:
         command = [
