@@ -184,9 +184,12 @@ class Segment:
             raise DamagedData(self.path, self.position(offset), f"the file ends {size - len(data)} bytes early")
         return data
 
-    def scan(self, offset: int, previous_crc32c: int | None = None) -> GroupScan:
-        """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain."""
-        return GroupScan(self, offset, previous_crc32c)
+    def scan(self, offset: int, previous_crc32c: int | None = None, read_bytes: int = READ_BYTES) -> GroupScan:
+        """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain.
+
+        So many bytes are read at once, or a whole group if that is longer.
+        """
+        return GroupScan(self, offset, previous_crc32c, read_bytes)
 
     def read_front(self, offset: int, previous_crc32c: int | None) -> tuple[GroupHeader, tuple[int, ...]]:
         """Read the header of the group at ``offset`` and the lengths of its batches, but not the batches.
@@ -426,7 +429,8 @@ class GroupScan(Iterator[CommitGroup]):
     group's.
     """
 
-    def __init__(self, segment: Segment, offset: int, previous_crc32c: int | None) -> None:
+    def __init__(self, segment: Segment, offset: int, previous_crc32c: int | None, read_bytes: int) -> None:
+        self._read_bytes = read_bytes
         self.offset = offset
         self.reason = ""
         self.crc32c = previous_crc32c
@@ -459,7 +463,7 @@ class GroupScan(Iterator[CommitGroup]):
 
     def _read(self, needed: int) -> bool:
         """Read anew from ``offset``, so that a group is one view; False when the file has no ``needed`` bytes there."""
-        data = self._segment.file.pread(max(READ_BYTES, needed), self._segment.position(self.offset))
+        data = self._segment.file.pread(max(self._read_bytes, needed), self._segment.position(self.offset))
         self._data = memoryview(data)
         return len(data) >= needed
 

@@ -14,23 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ColumnId, Int64s
-from delayd.delay.books.dispatch_logs import read_outcomes
+from delayd.delay.ending.hour_outcomes import HourOutcomes
 from delayd.delay.ending.wanted import Indices, Sequences, Wanted
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.disk import Disk
-from delayd.errors import DataError
+from delayd.errors import DamagedData, DataError
 from delayd.executor import Executor
 from delayd.location import Locations, pack_locations
-from delayd.log.dispatch import Outcome, Reason
+from delayd.log.dispatch import Outcome, OutcomeRows, Reason
 from delayd.log.schedule import dispatch_path
-from delayd.log.segment import FileKind, open_segment
+from delayd.log.segment import FileKind, Segment, open_segment
 from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)
 
 ROW_BYTES = 24
 REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: four million.
+OUTCOMES_BYTES_MAX = 48 << 20  # Of rows of all hours that have outcomes: four million.
 
 STATE_OF_OUTCOME = {
     Outcome.DISPATCHED: MessageState.DISPATCHED,
@@ -86,6 +87,7 @@ class Lookup:
         self._worker = worker
         self._remembered: OrderedDict[int, _Filed] = OrderedDict()
         self._remembered_bytes = 0
+        self._outcomes: OrderedDict[int, HourOutcomes] = OrderedDict()
 
     def look_up(self, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp:
         """What became of wanted rows."""
@@ -116,7 +118,7 @@ class Lookup:
         path = dispatch_path(self._folder, place.hour)
         segment = open_segment(self._disk, path, FileKind.DISPATCH, self._log_id, write=False)
         try:
-            outcomes = read_outcomes(segment, place.outcomes_end, self._worker.give_way)
+            outcomes = self._find_outcomes(segment, place, own)
         finally:
             segment.close()
         rows = np.flatnonzero(np.isin(outcomes.sequences, own.sequences))
@@ -140,6 +142,26 @@ class Lookup:
         told["other"] = outcomes.others(rows)
         told["other_at_ms"] = np.where(cancelled, parts["target_appended_at_ms"], 0)
         answers[place.rows.take(at)] = told
+
+    def _find_outcomes(self, segment: Segment, place: HourPlace, own: Wanted) -> OutcomeRows:
+        known = self._outcomes.get(place.hour)
+        if known is not None:
+            try:
+                return self._read_on(known, segment, place, own)
+            except DamagedData:
+                # Another file stands there by now; or else the same damage is found again.
+                pass
+        known = self._outcomes[place.hour] = HourOutcomes()
+        return self._read_on(known, segment, place, own)
+
+    def _read_on(self, known: HourOutcomes, segment: Segment, place: HourPlace, own: Wanted) -> OutcomeRows:
+        known.read_on(segment, place.outcomes_end, self._worker.give_way)
+        found = known.find(segment, own.sequences)
+        self._outcomes[place.hour] = known
+        self._outcomes.move_to_end(place.hour)
+        while sum(each.size_bytes for each in self._outcomes.values()) > OUTCOMES_BYTES_MAX and len(self._outcomes) > 1:
+            self._outcomes.popitem(last=False)
+        return found
 
     def _filed(self, hour: int, file: HourFile) -> _Filed:
         """The rows of an hour, remembered for the next request; an hour may have more rows than are remembered."""
