@@ -32,6 +32,7 @@ from .torture_faults import EXCUSED, FAULTS, Faults
 from .torture_keys import KeyLedger
 from .torture_ledger import Fate, Ledger
 from .torture_load import CONSUMERS, KEYS_SUBJECT, LEASE, Load
+from .torture_planted import PLANTED, VARIABLE
 
 ALL_KINDS = {**KINDS, **FAULTS}
 DISK_RETRY_S = 35.0  # A server tries every 30 s what it could not read.
@@ -48,6 +49,8 @@ AFTER_HERD_MS = (-10, 60)
 STRIKES_MAX = 3  # In a round.
 PASSED_MS = 8 * 3_600_000  # Messages with keys are due within less.
 SEALED_WITHIN_S = 240.0  # A server looks every 30 s for what it can seal.
+PLANTED_ROUNDS = 6
+PLANTED_PLAN = (("one",), 1_000, 1)  # Kinds, messages with keys in a round, rounds between drains.
 SHOWN_MAX = 20
 MUST_HAPPEN = (
     *(f"{number} {role}" for number in ("SIGKILL", "SIGSTOP") for role in ROLES),
@@ -86,6 +89,7 @@ class Plan:
     keyed: int = 300  # Messages with keys that are sent in each round.
     drain_every: int = 8  # Rounds.
     spark: bool = False  # Audit in Spark, too.
+    bug: str | None = None  # One of PLANTED, for the delay server.
     seal: bool = False  # At the end all messages with keys fall due, and their hours are sealed.
 
 
@@ -102,7 +106,8 @@ class Torture:
         kinds = plan.kinds
         self._faults = Faults(data, self._ledger, kinds, hours_pass=plan.seal)
         lease_ms = LEASE // timedelta(milliseconds=1)
-        self._cluster = Cluster(data, self._draw, lease_ms, self._faults.environment)
+        bug = {} if plan.bug is None else {VARIABLE: plan.bug}
+        self._cluster = Cluster(data, self._draw, lease_ms, {**self._faults.environment, **bug})
         self._ahead_ms = 0  # So far the servers' clock is ahead of the machine's.
         self._retry_s = 0.0  # The servers try again after this time to read what they could not.
         self._drain_s_max = 0.0
@@ -262,7 +267,10 @@ def main() -> int:
         metavar="KIND",
         help=f"what rounds do, all by default: {', '.join(ALL_KINDS)}",
     )
+    parser.add_argument("--planted", action="store_true", help="only see that each planted bug is noticed")
     options = parser.parse_args()
+    if options.planted:
+        return notice_planted(options.seed)
     data = Path(tempfile.mkdtemp(prefix="delayd-torture-"))
     logging.basicConfig(filename=data / "clients.log", level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     # Py4J tells of its end when the log's folder is gone.
@@ -283,6 +291,18 @@ def main() -> int:
     return 1
 
 
+def notice_planted(seed: int) -> int:
+    """Plant each bug, one after the other; the exit code is 1 if a torture notices none of it."""
+    missed = 0
+    for bug in PLANTED:
+        with tempfile.TemporaryDirectory(prefix="delayd-torture-") as folder:
+            result = torture(Path(folder) / "data", Plan(PLANTED_ROUNDS, seed, *PLANTED_PLAN, bug=bug), _say_nothing)
+        noticed = result.ledger.violations[:1]
+        missed += not noticed
+        print(f"{bug}\n  {noticed[0] if noticed else 'NOT NOTICED'}", flush=True)
+    return min(1, missed)
+
+
 def show(result: Result, took_s: float) -> None:
     """Print the summary."""
     ledger = result.ledger
@@ -301,6 +321,10 @@ def show(result: Result, took_s: float) -> None:
     happened = ", ".join(f"{name} {count}" for name, count in sorted(result.happened.items()))
     never = f"; NEVER {', '.join(result.never)}" if result.never else ""
     print(f"violations: {len(ledger.violations)}; happened: {happened}{never}")
+
+
+def _say_nothing(_: str) -> None:
+    pass
 
 
 def _figures(report: AuditReport) -> str:
