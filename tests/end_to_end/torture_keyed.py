@@ -292,10 +292,12 @@ class KeyedUsers:
 
     async def sent(self) -> None:
         """Wait until all have been sent."""
-        waits = asyncio.gather(*(user.idle.wait() for user in self._users))
-        await asyncio.wait({waits, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
-        waits.cancel()
-        self.check()
+        while self.left:
+            self.check()
+            idle = [asyncio.ensure_future(user.idle.wait()) for user in self._users if user.left]
+            await asyncio.wait([*idle, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for wait in idle:
+                wait.cancel()
 
     @property
     def left(self) -> int:

@@ -59,7 +59,8 @@ class Asked:
 
     def each(self) -> Iterator[tuple[int | None, str | None]]:
         """Each message, with its key if it is asked about by that."""
-        return zip(self.numbers, self.keys or [None] * len(self.numbers), strict=True)
+        keys: Sequence[str | None] = self.keys or [None] * len(self.numbers)
+        return zip(self.numbers, keys, strict=True)
 
 
 @dataclass(slots=True)
