@@ -21,7 +21,7 @@ from .torture_neighbour import annoy
 ROLES = ("meta", "delay", "realtime")
 # The kinds of rounds, and how many cards of each are in the deck that rounds are drawn from.
 KINDS = {"one": 15, "two": 6, "all": 5, "stopped": 5, "terminated": 6, "cut": 5, "late": 5, "hostile": 6}
-READY_S = 30.0  # To recover and say so; a start takes half a second on an idle machine.
+READY_S = 90.0  # To recover and say so, on a machine that is busy; a start takes half a second on an idle one.
 STOPPED_S = (0.5, 3.0)
 APART_S = 0.25  # The deaths of one round, and its starts, are this far apart.
 DOWN_S = 1.0
