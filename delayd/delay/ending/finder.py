@@ -1,7 +1,7 @@
 """Finder: lists the pending rows of a subject and a window, a piece at a time (docs/keys.md, In bulk).
 
-     loop: rows in memory, and how far   worker: rows of schedule logs   loop: which of them
-     files count, in one moment       ─▶ of hours that are not loaded ─▶ are pending now     ─▶ answer
+     loop: rows in memory, and how far   worker: those of the window,    loop: which of them
+     files count, in one moment       ─▶ and rows of schedule logs    ─▶ are pending now     ─▶ answer
 
 Invariant: a row that is pending from the beginning of a walk to its end, and stays in its hour, is found once.
 """
@@ -9,7 +9,7 @@ Invariant: a row that is pending from the beginning of a walk to its end, and st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -56,15 +56,39 @@ class _File(NamedTuple):
     beside: str
 
 
+class _Chosen(NamedTuple):
+    """Which rows a piece is about."""
+
+    window: Window
+    subject: int | None  # Its number; None when no row in memory has it.
+    first: int  # The hours, both included.
+    last: int
+    until_sequence: int
+
+    def of(self, parts: Iterable[Rows]) -> LocatedRows:
+        """The chosen ones of some rows."""
+        found = [np.empty(0, LOCATED)]
+        number = self.subject
+        for rows in parts if number is not None else ():
+            chosen: NDArray[np.bool_] = rows["subject"] == number
+            chosen &= (rows["hour"] >= self.first) & (rows["hour"] <= self.last)
+            # So long before its hour the column counts seconds, and the row's own instant is not known here.
+            chosen &= (rows["sequence"] < np.uint64(self.until_sequence)) & (rows["due_ms"] >= -COARSE_FROM_MS)
+            places = np.flatnonzero(chosen)
+            if len(places):
+                found.append(_within(self.window, *_columns(rows.take(places))))
+        return np.concatenate(found)
+
+
 class _Snapshot(NamedTuple):
     """Everything that may hold rows, at one moment."""
 
-    window: Window
-    until_sequence: int
-    hours: list[int]  # Rising: the hours of this piece.
-    more: bool  # Whether the window has hours behind these.
-    files: list[_File]
-    in_memory: LocatedRows
+    chosen: _Chosen
+    filed: NDArray[np.uint32]  # Rising: hours that are filed, HOURS_MAX at most.
+    more: bool  # Whether there are filed hours behind these.
+    files: list[_File]  # Those of them whose hours are not loaded.
+    views: list[Rows]  # The pending rows: other threads may read them.
+    in_memory: LocatedRows  # Out of all other rows in memory.
     reader: Sources | None  # For a window with a tag.
 
 
@@ -117,19 +141,18 @@ class Finder:
         self._site.worker.submit(partial(self._read, snapshot), partial(self._found, snapshot, answer), Priority.NORMAL)
 
     def _snapshot(self, window: Window) -> _Snapshot:
-        until = window.until_sequence or self._until()
+        subjects, wheel = self._hours.subjects, self._hours.wheel
+        number = subjects.number(window.subject) if subjects.has(window.subject) else None
         first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
-        parts = list(self._memory(window, first, last, until))
-        in_memory = np.concatenate([np.empty(0, LOCATED), *parts])
-        filed = self._hours.filed.rows["hour"]
-        beside = self._hours.beside.rows["hour"]
-        memory_hours = (in_memory["accepted_at_ms"] // HOUR_MS).astype(np.uint32)
-        every = np.unique(np.concatenate((filed, beside, memory_hours)))
-        every = every[(every >= first) & (every <= last)]
-        hours = every[:HOURS_MAX].tolist()
-        files = [file for hour in hours if not self._claims.is_loaded(hour) for file in self._files(hour)]
+        chosen = _Chosen(window, number, first, last, window.until_sequence or self._until())
+        filed = np.union1d(self._hours.filed.rows["hour"], self._hours.beside.rows["hour"]).astype(np.uint32)
+        filed = filed[(filed >= first) & (filed <= last)]
+        hours = filed[:HOURS_MAX]
+        files = [file for hour in hours.tolist() if not self._claims.is_loaded(hour) for file in self._files(hour)]
+        in_memory = chosen.of((*wheel.parts(first, last), *self._dispatcher.parts()))
         reader = self._sources.reader() if window.tag else None
-        return _Snapshot(window, until, hours, len(every) > len(hours), files, in_memory, reader)
+        views = self._hours.pending.views(0)
+        return _Snapshot(chosen, hours, len(filed) > len(hours), files, views, in_memory, reader)
 
     def _last_hour(self, window: Window) -> int:
         """A row is filed in the hour of its due instant, or later if it was due when it came."""
@@ -142,38 +165,27 @@ class Finder:
         if hour in self._hours.beside:
             yield _File(hour, self._hours.beside.get(hour), schedule_beside_path(self._site.folder, hour))
 
-    def _memory(self, window: Window, first: int, last: int, until: int) -> Iterator[LocatedRows]:
-        subjects = self._hours.subjects
-        if not subjects.has(window.subject):
-            return
-        number = np.uint32(subjects.number(window.subject))
-        for rows in (*self._hours.pending.views(0), *self._hours.wheel.parts(first, last), *self._dispatcher.parts()):
-            chosen = rows["subject"] == number
-            chosen &= (rows["hour"] >= first) & (rows["hour"] <= last) & (rows["sequence"] < np.uint64(until))
-            # So long before its hour the column counts seconds, and the row's own instant is not known here.
-            chosen &= rows["due_ms"] >= -COARSE_FROM_MS
-            places = np.flatnonzero(chosen)
-            if len(places):
-                yield _within(window, *_columns(rows.take(places)))
-
     def _read(self, snapshot: _Snapshot) -> _Read:
         """On the worker thread."""
         if snapshot.reader is None:
             return self._read_rows(snapshot)
         try:
             read = self._read_rows(snapshot)
-            rows, unread = _tagged(read.rows, snapshot.window.tag, snapshot.reader, self._site.worker)
+            rows, unread = _tagged(read.rows, snapshot.chosen.window.tag, snapshot.reader, self._site.worker)
         finally:
             snapshot.reader.close()
         return read._replace(rows=rows, unread=read.unread + unread)
 
     def _read_rows(self, snapshot: _Snapshot) -> _Read:
-        window = snapshot.window
+        window = snapshot.chosen.window
+        memory = np.concatenate((snapshot.in_memory, snapshot.chosen.of(snapshot.views)))
+        every = np.union1d(snapshot.filed, memory["accepted_at_ms"] // HOUR_MS)
+        hours = every[:HOURS_MAX].tolist()
         parts: list[LocatedRows] = []
         count = unread = read = last = 0
         files = iter(snapshot.files)
         file = next(files, None)
-        for last in snapshot.hours:
+        for last in hours:
             while file is not None and file.hour == last:
                 try:
                     rows = _behind(self._rows_of_file(snapshot, file), window.place)
@@ -187,7 +199,6 @@ class Finder:
             read += 1
             if count >= window.rows_max:
                 break
-        memory = snapshot.in_memory
         memory = memory.compress(memory["accepted_at_ms"] < (last + 1) * HOUR_MS)
         # An hour may have millions of rows: they are put in order here, and not on the loop.
         rows = _in_order(_behind(np.concatenate((memory, *parts)), window.place))
@@ -196,14 +207,14 @@ class Finder:
             place = WalkPlace(int(rows[-1]["accepted_at_ms"]) // HOUR_MS, int(rows[-1]["sequence"]))
             return _Read(rows, place, unread)
         self._remembered = None
-        more = snapshot.more or read < len(snapshot.hours)
+        more = snapshot.more or read < len(every)
         return _Read(rows, WalkPlace(last + 1, 0) if more else None, unread)
 
     def _rows_of_file(self, snapshot: _Snapshot, file: _File) -> LocatedRows:
         """The rows of the subject and the window in a file, as far as they may have the tag. Its counted bytes never
         change, so they are read once.
         """
-        window, site, until = snapshot.window, self._site, snapshot.until_sequence
+        window, site, until = snapshot.chosen.window, self._site, snapshot.chosen.until_sequence
         walk = (window.subject, window.from_ms, window.to_ms, window.tag, until, file)
         if self._remembered is not None and self._remembered.walk == walk:
             return self._remembered.rows
@@ -231,7 +242,7 @@ class Finder:
         read = done.result()
         pending, in_flight = self._states(read.rows)
         rows = _found_rows(read.rows.compress(pending))
-        answer(Piece(rows, int(np.count_nonzero(in_flight)), read.unread, snapshot.until_sequence, read.place))
+        answer(Piece(rows, int(np.count_nonzero(in_flight)), read.unread, snapshot.chosen.until_sequence, read.place))
 
     def _states(self, rows: LocatedRows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which rows are pending now, and which may be at a target."""
