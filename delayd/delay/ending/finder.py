@@ -284,7 +284,7 @@ def _tagged(rows: LocatedRows, tag: str, reader: Sources, worker: Executor) -> t
         try:
             batch = reader.batch(int(hours[own[0]]), int(rows["location"][own[0]]))
         except (DamagedData, Shortage, FileNotFoundError) as error:
-            log.warning("rows_not_found rows=%d reason=%r", len(own), str(error))
+            log.warning("rows_not_found hour=%d reason=%r", int(hours[own[0]]), str(error))
             unread += 1
             continue
         numbers = (rows["location"].take(own) & np.uint64(ROW_MASK)).astype(np.intp)
