@@ -1,6 +1,7 @@
 """Key owners: which delay server judges which keys, as meta said last (docs/keys.md, Owners; rule I4).
 
-Invariant: with one delay server nobody asks: it owns all keys that are used.
+Invariant: with one delay server nobody asks: it owns all keys that are used. An owner that was found is a server that
+meta knows, and after a try that did not reach it meta is asked again: an operator may have given its keys to another.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 
 from delayd.client.meta import MetaView
 from delayd.client.sending.groups import Groups
-from delayd.errors import NoDelayServer
+from delayd.errors import DelaydError, NoDelayServer, NotOwner, RequestFailed, ServerUnavailable
 from delayd.names import Names, slots_of_names
 from delayd.wire.slots import SlotOwners, slot_set
 
 LogIds = NDArray[np.uint64]
+
+OWNER_LOST = (NotOwner, ServerUnavailable, RequestFailed)
+"""After these errors the keys may have another owner."""
 
 
 class KeyOwners:
@@ -35,27 +39,39 @@ class KeyOwners:
         if self._owners is None:
             return None
         log_ids = self._owners.log_ids.take(slots_of_names(Names.of_lists(subjects, keys)))
-        return log_ids if log_ids.all() else None
+        return None if any(self._groups.known(log_id) is None for log_id in np.unique(log_ids).tolist()) else log_ids
 
     async def find(self, subjects: Sequence[bytes], keys: Sequence[bytes]) -> LogIds:
         """As `known`, after meta was asked where that is needed.
 
         Raises:
             NoDelayServer: no delay server is alive that could own a key.
+            ServerUnavailable: meta does not know the owner of a key.
             DelaydError: meta can't be reached or refuses.
         """
         if not len(self._groups):
             await self._groups.find()
         found = self.known(subjects, keys)
-        if found is None:
-            wanted = slot_set(slots_of_names(Names.of_lists(subjects, keys)))
-            self._owners = await self._meta.slot_owners(wanted)
-            found = self.known(subjects, keys)
-        if found is None:
+        if found is not None:
+            return found
+        slots = slots_of_names(Names.of_lists(subjects, keys))
+        self._owners = await self._meta.slot_owners(slot_set(slots))
+        log_ids = self._owners.log_ids.take(slots)
+        if not log_ids.all():
             raise NoDelayServer("no delay server is alive that could own these keys")
-        return found
+        for log_id in np.unique(log_ids).tolist():
+            await self._need_known(log_id)
+        return log_ids
 
-    def forget(self) -> None:
-        """Ask meta again: a server has said that it does not own a key."""
-        self._owners = None
-        self._meta.refresh_soon()
+    def heard(self, error: DelaydError) -> None:
+        """Hear how a try with a key failed; after some errors meta is asked for the owner again."""
+        if isinstance(error, OWNER_LOST):
+            self._owners = None
+            self._meta.refresh_soon()
+
+    async def _need_known(self, log_id: int) -> None:
+        if self._groups.known(log_id) is None:
+            await self._meta.find_delay_servers()
+        if self._groups.known(log_id) is None:
+            what = f"the delay server {log_id:016x} owns these keys, and meta does not know it"
+            raise ServerUnavailable(f"{what}; start it, or move its slots with `delayd slots`")

@@ -21,7 +21,7 @@ from delayd.client.link import unreadable
 from delayd.client.retry import Backoff, spread_ms
 from delayd.client.sending.groups import Groups
 from delayd.client.sending.joined import Joined, Row
-from delayd.client.sending.key_owners import KeyOwners
+from delayd.client.sending.key_owners import OWNER_LOST, KeyOwners
 from delayd.client.sending.labels import Key, check_key, check_keys
 from delayd.client.sending.receipt import BatchReceipt, Receipt
 from delayd.client.sending.rescheduled import RescheduledBatch
@@ -29,7 +29,7 @@ from delayd.errors import (
     BadArgument,
     BadRequest,
     ConnectionLost,
-    NotOwner,
+    DelaydError,
     RequestTimedOut,
     RetryLater,
     ServerUnavailable,
@@ -259,19 +259,20 @@ class MessageAsker:
     ) -> tuple[NDArray[np.uint64], AnswerRows]:
         """Ask all servers that hold messages: the server of each message, and one answer a row, in order."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        if not isinstance(rows.asked, AskedKeys):
+        keys = rows.asked
+        if not isinstance(keys, AskedKeys):
             return await self._ask_at(request, rows, instants, deadline)
-        while True:
-            rows = rows._replace(log_ids=await self._owners_of(rows.asked, deadline))
+
+        async def ask() -> tuple[NDArray[np.uint64], AnswerRows]:
+            # After a try that failed, rows that were answered are asked about again: they get the same answers.
+            owned = rows._replace(log_ids=await self._owners_of(keys, deadline))
             try:
-                return await self._ask_at(request, rows, instants, deadline)
-            except NotOwner as error:
-                # The keys have moved: meta says where to. Rows that were answered are answered again.
-                self._owners.forget()
-                wait_s = spread_ms(error.retry_after_ms) / 1000
-                if asyncio.get_running_loop().time() + wait_s >= deadline:
-                    raise
-                await asyncio.sleep(wait_s)
+                return await self._ask_at(request, owned, instants, deadline)
+            except DelaydError as error:
+                self._owners.heard(error)
+                raise
+
+        return await self._until(deadline, ask)
 
     async def _ask_at(
         self, request: RequestType, rows: AskedRows, instants: NewInstants | None, deadline: float
@@ -328,31 +329,32 @@ class MessageAsker:
     async def _owners_of(self, asked: AskedKeys, deadline: float) -> NDArray[np.uint64]:
         """The server that owns each key."""
 
-        async def find() -> NDArray[np.uint64]:
+        try:
             async with asyncio.timeout_at(deadline):
                 return await self._owners.find([asked.subject] * len(asked.keys), asked.keys)
-
-        try:
-            return await self._until(deadline, find)
         except TimeoutError:
             raise ServerUnavailable("meta named no delay server in time; nothing was asked") from None
 
     async def _ask(
         self, request: RequestType, log_id: int, asked: Asked | AskedKeys, deadline: float, wanted: NewInstants | None
     ) -> AnswerRows:
-        """Ask one server, again and again while it may answer later."""
+        """Ask one server, again and again while it may answer later; about keys only while it is their owner."""
         loop = asyncio.get_running_loop()
         return await self._until(
-            deadline, lambda: self._ask_once(request, log_id, asked, wanted, max(0.0, deadline - loop.time()))
+            deadline,
+            lambda: self._ask_once(request, log_id, asked, wanted, max(0.0, deadline - loop.time())),
+            OWNER_LOST if isinstance(asked, AskedKeys) else (),
         )
 
-    async def _until(self, deadline: float, ask: Callable[[], Awaitable[Found]]) -> Found:
-        """Ask again and again until the deadline, while an answer may come later."""
+    async def _until(
+        self, deadline: float, ask: Callable[[], Awaitable[Found]], final: tuple[type[DelaydError], ...] = ()
+    ) -> Found:
+        """Ask again and again until the deadline, while an answer may come later; ``final`` errors end it at once."""
         loop, backoff = asyncio.get_running_loop(), Backoff()
         while True:
             try:
                 return await ask()
-            except NotOwner:
+            except final:
                 raise
             except (RetryLater, ConnectionLost, RequestTimedOut) as error:
                 hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0

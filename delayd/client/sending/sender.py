@@ -181,11 +181,6 @@ class Sender:
                 self._part(parcel, keyed, log_ids)
                 return
             group = self.groups.known(int(log_ids[0]))
-            if group is None:
-                self.owners.forget()
-                what = f"the delay server {int(log_ids[0]):016x} owns these keys, and meta does not know it"
-                self._heard(parcel, ServerUnavailable(f"{what}; start it, or move its slots with `delayd slots`"))
-                return
         connection = None if group is None else group.link.standing
         if group is None or connection is None:
             self._later(self._connect(parcel, group, left_s))
@@ -230,8 +225,6 @@ class Sender:
                     connection = await group.link.connection()
                 except ServerUnavailable:
                     self._meta.refresh_soon()
-                    # An operator may have given its keys to another one.
-                    self.owners.forget()
                     if not parcel.may_be_kept:
                         self._unbind(parcel)
                     raise
@@ -298,6 +291,8 @@ class Sender:
 
     def _again_after_ms(self, parcel: Parcel, outcome: Refusal | DelaydError) -> float | None:
         """How long to wait before the next try; None when this result is the outcome."""
+        if isinstance(outcome, DelaydError):
+            self.owners.heard(outcome)
         if isinstance(outcome, RequestFailed):
             # If the try never left, the error of the last try that did leave stays.
             if outcome.sent:
@@ -314,11 +309,11 @@ class Sender:
             if len(outcome.rows) not in (0, parcel.rows.count):
                 return None
             outcome = outcome.error
+            self.owners.heard(outcome)
         if not isinstance(outcome, RetryLater):
             return None
         if isinstance(outcome, NotOwner):
             # The server would know the batch if it had kept it, so it kept nothing.
-            self.owners.forget()
             parcel.may_be_kept = False
             self._unbind(parcel)
         parcel.failure = outcome

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from delayd.wire.ending import ANSWER, Asked, CancelAnswer, MessageState, read_a
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
 from tests.batches import tags_of
-from tests.unit.client.servers import drop_after, hold, refuse
+from tests.unit.client.servers import SmallDelay, drop_after, hold, refuse
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
@@ -499,6 +501,58 @@ def test_rule_I4_with_several_delay_servers_the_owner_is_asked_about_a_key() -> 
             states = (await producer.get_batch("s", keys=["a", "b", "c"]))["state"].tolist()
             assert states == [MessageState.PENDING, MessageState.DISPATCHED, MessageState.PENDING]
         assert len(asked) == 2 and pending.requests[-1] == 2
+
+    on_loop(scenario)
+
+
+async def asked_after_the_owner_changed(world: World, change: Callable[[SmallDelay], Awaitable[None]]) -> None:
+    """A producer learns that another server owns a key; then something happens to that server."""
+    other = await world.second_delay()
+    Pending(world, b"s", [b"k"])
+    world.meta.owners = {slot_of(b"s", b"k"): other.log_id}
+    async with AsyncProducer(world.address) as producer:
+        await producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
+        await change(other)
+        assert (await producer.get("s", key="k")).state is MessageState.PENDING
+        assert await producer.cancel("s", key="k") is CancelAnswer.CANCELLED
+
+
+def test_a_question_by_key_goes_to_the_new_owner_when_the_old_one_is_lost() -> None:
+    async def stop(world: World, other: SmallDelay) -> None:
+        await other.stop()
+        world.servers.remove(other)
+        world.meta.owners = {}
+
+    on_loop(lambda world: asked_after_the_owner_changed(world, partial(stop, world)))
+
+
+def test_a_question_by_key_goes_to_the_new_owner_when_the_old_one_is_lost_meanwhile() -> None:
+    async def break_off(world: World, other: SmallDelay) -> None:
+        def serve(connection: Connection, frame: Frame) -> None:
+            connection.abort()
+            world.meta.owners = {}
+
+        other.serve = serve  # type: ignore[method-assign]
+
+    on_loop(lambda world: asked_after_the_owner_changed(world, partial(break_off, world)))
+
+
+def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know() -> None:
+    async def scenario(world: World) -> None:
+        await world.second_delay()
+        pending = Pending(world, b"s", [b"k"])
+        world.meta.owners = {slot_of(b"s", b"k"): 999}
+        async with AsyncProducer(world.address, timeout_ms=300) as producer:
+            error = await error_of(producer.cancel("s", key="k"))
+            assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
+        assert not pending.requests
+        assert world.meta.asked_for_owners < 30
+        async with AsyncProducer(world.address) as producer:
+            asking = asyncio.ensure_future(producer.cancel("s", key="k"))
+            before = world.meta.asked_for_owners
+            await until(lambda: world.meta.asked_for_owners > before)
+            world.meta.owners = {}
+            assert await asking is CancelAnswer.CANCELLED
 
     on_loop(scenario)
 
