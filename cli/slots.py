@@ -89,7 +89,8 @@ def slots() -> None:
 def list_(meta: str, form: str) -> None:
     """List the delay servers and the slots that they own.
 
-    A slot gets its first owner when a message with a key of it is sent.
+    A slot gets its first owner when a message with a key of it is sent. `owner unknown`: meta began anew, or two
+    servers claim these slots; `delayd status` says what it waits for.
     """
     show(COLUMNS, ask.run(lambda: _listed(meta)), form)
 
@@ -123,12 +124,46 @@ def move(slots: SlotSet, log_id: int, lost: bool, meta: str, secret_file: str | 
     click.echo(ask.run(lambda: _move(meta, secret, slots, log_id, lost)))
 
 
+@slots.command(
+    epilog=examples(
+        "delayd slots settle --data /var/lib/delayd",
+        "delayd slots settle --yes",
+    ),
+)
+@meta_option
+@secret_option
+@secret_data_option
+@yes_option
+def settle(meta: str, secret_file: str | None, data: str, yes: bool) -> None:
+    """Say that each delay server that owns keys has registered with a meta that began anew.
+
+    Such a meta gives keys to nobody before it knows who owns them. It finds out by itself once all delay servers are
+    back; say this when one of them is gone for good.
+    """
+    secret = secret_of(secret_file, data)
+    confirm(
+        "If a delay server that has not registered with this meta ever serves again, two messages with one key may be "
+        "pending: one there and one elsewhere.",
+        yes,
+    )
+    click.echo(ask.run(lambda: _settle(meta, secret)))
+
+
+async def _settle(address: str, secret: Secret) -> str:
+    async with ask.meta(address) as connection:
+        await ask.prove(connection, secret)
+        return need_str(await ask.ask(connection, RequestType.SETTLE_SLOTS, {}), "message")
+
+
 async def _listed(address: str) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
         owners = await _owners(connection)
         servers = {server.log_id: server for server in await ask.known_servers(connection, "delay")}
     states = await states_of(list(servers.values()))
     rows: list[tuple[Cell, ...]] = []
+    if owners.withheld.any():
+        withheld = owners.withheld
+        rows.append(("", "", "owner unknown", int(np.count_nonzero(withheld)), slots_text(withheld)))
     owning = set(np.unique(owners.log_ids).tolist()) - {0}
     for log_id in sorted(owning | servers.keys()):
         server = servers.get(log_id)
@@ -160,7 +195,7 @@ async def _move(address: str, secret: Secret, slots: SlotSet, log_id: int, lost:
         answer = await ask.ask(
             connection,
             RequestType.MOVE_SLOTS,
-            {"slots": slots_bytes(slots), "versions": versions_bytes(owners.versions), "to": log_id},
+            {"slots": slots_bytes(slots), "versions": versions_bytes(owners.versions), "to": log_id, "lost": lost},
         )
         return need_str(answer, "message")
 

@@ -63,6 +63,7 @@ __all__ = [
     "NotTrusted",
     "NotWritable",
     "OutcomeUnknown",
+    "OwnerUnknown",
     "PastHorizon",
     "PlaceTaken",
     "ProducerLost",
@@ -309,6 +310,10 @@ class DiskReserve(RetryLater):
 
 class NotOwner(RetryLater):
     """Another delay server owns these keys; meta knows which one (rule I4)."""
+
+
+class OwnerUnknown(RetryLater):
+    """Meta does not know which delay server owns these keys, and gives them to none (rule I4)."""
 
 
 class SlotsInUse(RetryLater):

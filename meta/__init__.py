@@ -7,4 +7,5 @@ A map, from the outside in.
     registry            which servers there are, and their leases
     routes              which realtime server has which subject
     slots               which delay server owns which keys
+    members             which delay servers may own keys, and what a meta does that can't know them all
 """

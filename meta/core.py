@@ -20,15 +20,16 @@ from functools import partial
 from operator import itemgetter
 
 import msgpack
-import numpy as np
 
 from delayd.clock import Clock
 from delayd.errors import (
+    BadArgument,
     BadRequest,
     DamagedData,
     DamagedValue,
     DiskFull,
     DiskReserve,
+    OwnerUnknown,
     RetryLater,
     ServerStopped,
     SlowDown,
@@ -42,12 +43,13 @@ from delayd.state import State
 from delayd.validate import check_subject
 from delayd.wire.meta import SUBJECTS_MAX, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.requests import U64_MAX
-from delayd.wire.slots import SlotOwners, SlotSet, Versions, slots_text
+from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, Versions, slots_text
 from delayd.wire.waits import Wait
 
+from .members import DOUBT_KEY, Members, begin_in_doubt, member_key, read_in_doubt, read_members
 from .registry import Registry, RegistryTerms
 from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
-from .slots import FORGOTTEN, STATE_KEY, Given, SlotTable, read_slot_table, slot_table_value
+from .slots import STATE_KEY, Given, SlotTable, read_slot_table, slot_table_value
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
 MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.
 MOVES_MAX = 100  # Moves in one answer; a delay server asks again for more.
 DISK_RETRY_AFTER_MS = 1_000  # Somebody must free space first.
+SETTLE = "start the delay servers that are missing; or delayd slots settle, if they are gone for good"
 STORED_RETRY_AFTER_MS = 50  # The hint while a transaction is under way.
 
 OnStored = Callable[[RetryLater | None], None]
@@ -102,7 +105,7 @@ class Meta:
         routes = _stored_routes(state, path, ROUTE_PREFIX, lost)
         looked = _stored_routes(state, path, LOOK_PREFIX, [])
         self._table = RouteTable(routes, looked, lost, clock.monotonic_ms())
-        self._slots = SlotTable(read_slot_table(state))
+        self._slots, self._members = _stored_slots(state)
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
         # A lost move may have had the highest number, and no number is given twice.
@@ -122,10 +125,26 @@ class Meta:
         yield from map(Wait._make, self._state.waits())
         for subject in sorted(self._table.lost):
             yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to LOG_ID")
-        if self._slots.lost:
-            slots = slots_text(self._slots.durable.of(int(FORGOTTEN)))
+        if self._slots.disputed.any():
+            slots = slots_text(self._slots.disputed)
             yield Wait(
-                f"keys of the slots {slots}", "their owners did not check", "delayd slots move SLOTS --to LOG_ID"
+                f"keys of the slots {slots}", "two delay servers claim them", "delayd slots move SLOTS --to LOG_ID"
+            )
+        withheld = self._members.vouched(self._slots.durable, self._slots.disputed).withheld & ~self._slots.disputed
+        if withheld.any():
+            yield Wait(
+                f"keys of the slots {slots_text(withheld)}",
+                f"their owners are not known: {self._members.doubt()}",
+                SETTLE,
+            )
+
+        live = self._registry.live("delay")
+        if live and self._members.durable and self._members.durable.isdisjoint(live) and self._slots.free.any():
+            away = ", ".join(f"{log_id:016x}" for log_id in sorted(self._members.durable))
+            yield Wait(
+                "keys that were not used before",
+                f"the delay servers that may own them are away: {away}",
+                "start them; or delayd server forget, if they are gone for good",
             )
 
     @property
@@ -138,8 +157,10 @@ class Meta:
         """Subjects that have a server."""
         return len(self._table)
 
-    def register(self, server: Registered, on_stored: OnStored) -> None:
+    def register(self, server: Registered, on_stored: OnStored, claims: SlotClaims | None = None) -> None:
         """Renew a server's lease; `on_stored` is called when this registration is durable, mostly at once.
+
+        `claims` is what a delay server keeps about slots of keys.
 
         Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance or SlowDown, see `Registry`.
         """
@@ -150,53 +171,122 @@ class Meta:
         if forgotten is not None:
             self._gathered.puts.pop(_server_key(forgotten), None)
             self._gathered.removes.append(_server_key(forgotten))
-        if not self._registry.hear(server):
-            on_stored(None)
-            return
-        # A transaction removes before it puts, so a server that was forgotten and registers again stays.
-        self._gathered.puts[_server_key(server)] = _server_value(server)
-        self._gathered.servers.append(server)
-        self._gathered.waiters.append(on_stored)
+        is_new = self._registry.hear(server)
+        if is_new:
+            # A transaction removes before it puts, so a server that was forgotten and registers again stays.
+            self._gathered.puts[_server_key(server)] = _server_value(server)
+            self._gathered.servers.append(server)
+            self._gathered.waiters.append(on_stored)
+        if claims is not None:
+            self._hear_slots(claims, server.log_id)
         self._commit()
+        self._end_doubt()
+        if not is_new:
+            on_stored(None)
 
-    def claim_slots(self, claimed: SlotSet, log_id: int) -> None:
-        """Hear which slots a delay server owns; those that nobody owns here are its own from now on (rule I4)."""
-        given = self._slots.claim(claimed, log_id)
+    def _hear_slots(self, claims: SlotClaims, log_id: int) -> None:
+        """Hear what a delay server that has just registered keeps about slots of keys (rule I4)."""
+        self._members.hear(log_id, claims)
+        given = self._slots.judge(log_id, claims)
         if given:
             log.warning("slots_claimed log_id=%016x slots=%d", log_id, len(given))
+            if not self._members.in_doubt:
+                log.critical("slots_in_doubt log_id=%016x", log_id)
+            self._gathered.slots.update(given)
+            # A state that lacks what a server was told may lack more: who owns the slots that are free here.
+            self._gathered.puts[DOUBT_KEY] = b""
+            self._members.begin_doubt()
+        for newcomer in self._members.newcomers(self._registry.live("delay")):
+            self._members.admit(newcomer)
+            self._gathered.puts[member_key(newcomer)] = b""
+            self._gathered.after.append(partial(self._members.admitted, newcomer))
+            self._gathered.waiters.append(partial(self._members.admission_ended, newcomer))
+
+    def _end_doubt(self) -> None:
+        """End the doubt about owners when all who may own slots have registered, and what they claimed is durable."""
+        members = self._members
+        if not members.in_doubt or self._committing or not members.reached() or members.missing():
+            return
+        given: Given = {}
+        for log_id in members.reached():
+            given |= self._slots.judge(log_id, members.told[log_id])
+        if given:
+            # A transaction did not take these claims. The next registration tries again.
             self._gathered.slots.update(given)
             self._commit()
+            return
+        log.warning("slots_settled members=%d", len(members.reached()))
+        self._sure_of(members.reached())
+        self._commit()
+
+    def _sure_of(self, members: frozenset[int]) -> None:
+        """Store that these are all who may own slots."""
+        self._gathered.removes.append(DOUBT_KEY)
+        self._gathered.puts.update((member_key(log_id), b"") for log_id in members)
+        self._gathered.after.append(partial(self._members.settle, members, self._members.doubts))
+
+    def slot_peers(self, log_id: int) -> frozenset[int] | None:
+        """The delay servers that this one shall know; None while meta itself does not know them all."""
+        return self._members.peers_for(log_id, self._registry.live("delay"))
 
     def slots(self, wanted: SlotSet, on_slots: OnSlots) -> None:
-        """The owners of all slots; wanted ones without an owner get one first, if a delay server is alive.
+        """The owners of all slots; wanted ones without an owner get one first, if a member is alive and meta knows that
+        nobody owns them.
 
         Raises SlowDown while an operator's decision is being stored.
         """
-        if (wanted & (self._slots.durable.log_ids == 0)).any():
+        if not self._members.in_doubt and (wanted & self._slots.free).any():
             self._need_no_word()
-            self._gathered.slots.update(self._slots.assign(wanted, self._registry.live("delay")))
+            live = [log_id for log_id in self._registry.live("delay") if log_id in self._members.durable]
+            self._gathered.slots.update(self._slots.assign(wanted, live))
         if self._slots.has_unsettled(wanted):
             self._gathered.waiters.append(partial(self._answer_slots, on_slots))
             self._commit()
         else:
             self._answer_slots(on_slots, None)
 
-    def owned_by_others(self, slots: SlotSet, log_id: int) -> SlotSet:
-        """Which of some slots another delay server owns."""
-        owners = self._slots.durable
-        return slots & ~np.isin(owners.log_ids, np.array([0, FORGOTTEN, log_id], np.uint64))
+    def slots_lost(self, claims: SlotClaims, log_id: int) -> SlotSet:
+        """Which slots a delay server must not serve any more."""
+        return self._slots.lost(log_id, claims)
 
-    def move_slots(self, slots: SlotSet, versions: Versions, to: int, on_done: OnDone) -> None:
-        """Give slots to another server, because an operator says so: their owner has released them, or is lost.
+    def move_slots(self, slots: SlotSet, versions: Versions, to: int, on_done: OnDone, *, lost: bool = False) -> None:
+        """Give slots to another server, because an operator says so: their owner has released them, or is ``lost``.
 
-        ``versions`` are those that the operator knew. Raises as `forget` does, and BadArgument when a slot was moved
-        meanwhile.
+        ``versions`` are those that the operator knew. Raises as `forget` does, BadArgument when a slot was moved
+        meanwhile, and OwnerUnknown while meta can't know that those who released them were their owners.
         """
         self._need_quiet()
+        if self._members.in_doubt and not lost:
+            raise OwnerUnknown(f"{self._members.doubt()}; wait, or say --lost when nobody else owns these slots")
         if not self._registry.has("delay", to):
             raise UnknownServer(f"meta knows no delay server {to:016x}; see `delayd servers`")
+        is_new = to not in self._members.durable
+        if is_new and not self._members.durable.isdisjoint(self._registry.live("delay")):
+            message = f"the other delay servers have not heard of {to:016x} yet; say it again in a moment"
+            raise SlowDown(message, retry_after_ms=STORED_RETRY_AFTER_MS)
         self._gathered.slots.update(self._slots.move(slots, versions, to))
+        self._gathered.after.append(partial(self._members.moved, slots))
+        if is_new:
+            self._gathered.puts[member_key(to)] = b""
+            self._gathered.after.append(partial(self._members.admitted, to))
         self._decide(f"moved the slots {slots_text(slots)} to {to:016x}", on_done)
+
+    def settle_slots(self, on_done: OnDone) -> None:
+        """Know all owners of slots, because an operator says so: each delay server that may own some has registered.
+
+        Raises as `forget` does, and BadArgument when none has.
+        """
+        self._need_quiet()
+        if not self._members.in_doubt:
+            on_done("meta knows the owners of all slots; nothing was changed")
+            return
+        live = [log_id for log_id in self._registry.live("delay") if log_id in self._members.told]
+        if not live:
+            raise BadArgument("no delay server is alive that has registered with this meta; start them first")
+        # When none of them may own slots yet, the first one may from now on.
+        self._sure_of(self._members.present() or frozenset(live[:1]))
+        free = slots_text(self._slots.free) or "none"
+        self._decide(f"all owners of slots have registered; nobody owns these slots: {free}", on_done)
 
     def servers(self, role: str | None) -> list[ServerInfo]:
         """All servers of a role, or of each."""
@@ -224,6 +314,9 @@ class Meta:
             for name in subjects:
                 self._gathered.removes += [ROUTE_PREFIX + name.encode(), LOOK_PREFIX + name.encode()]
             self._gathered.after.append(partial(self._registry.remove, role, log_id))
+            if role == "delay" and log_id not in self._slots.owners:
+                self._gathered.removes.append(member_key(log_id))
+                self._gathered.after.append(partial(self._members.remove, log_id))
             self._gathered.after.append(partial(self._table.remove, log_id))
         freed = len(subjects) if with_routes else 0
         told = f"forgot {role} server {log_id:016x}; {freed} subjects have no server any more"
@@ -355,7 +448,10 @@ class Meta:
         on_routes(Routes(routes, self._registry.find("realtime", routes.values()), unrouted))
 
     def _answer_slots(self, on_slots: OnSlots, error: RetryLater | None) -> None:
-        on_slots(self._slots.durable if error is None else error)
+        if error is not None:
+            on_slots(error)
+            return
+        on_slots(self._members.vouched(self._slots.durable, self._slots.disputed))
 
     def _commit(self) -> None:
         if self._committing:
@@ -395,6 +491,19 @@ class Meta:
         for waiter in changes.waiters:
             waiter(refused)
         self._commit()
+        if refused is None:
+            self._end_doubt()
+
+
+def _stored_slots(state: State) -> tuple[SlotTable, Members]:
+    """The owners of slots and the members; in doubt when the owners do not check."""
+    owners = read_slot_table(state)
+    in_doubt = read_in_doubt(state)
+    if owners is None:
+        begin_in_doubt(state)
+        owners, in_doubt = SlotOwners.nobody(), True
+    table = SlotTable(owners)
+    return table, Members(read_members(state) | table.owners, in_doubt=in_doubt)
 
 
 def _server_key(server: Registered) -> bytes:

@@ -16,15 +16,15 @@ from delayd.disk import Lock, RealDisk
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
 from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
-from delayd.identity import draw_id, open_cluster_id, open_identity
+from delayd.identity import draw_id, known_cluster_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.server import Server
 from delayd.net.trust import Guard
-from delayd.place import place_of, settle_place
+from delayd.place import known_place, place_of, settle_place
 from delayd.secret import open_secret
-from delayd.state import LmdbState
+from delayd.state import LmdbState, State
 from delayd.wire.frame import Frame, Head
 from delayd.wire.limits import META_LIMITS
 from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
@@ -38,10 +38,11 @@ from delayd.wire.requests import (
     not_served,
     optional_str,
 )
-from delayd.wire.slots import SlotOwners, need_slots, need_versions, slots_bytes
+from delayd.wire.slots import SlotOwners, members_head, need_slots, need_versions, read_slot_claims, slots_bytes
 from delayd.wire.status import status_head
 
 from .core import Meta
+from .members import begin_in_doubt
 from .registry import RegistryTerms
 
 STATE_FOLDER = "state.lmdb"
@@ -79,6 +80,7 @@ class MetaService:
             RequestType.MOVE_ROUTE: self._decide,
             RequestType.SLOTS: self._tell_slots,
             RequestType.MOVE_SLOTS: self._decide,
+            RequestType.SETTLE_SLOTS: self._decide,
         }
 
     def open(self) -> None:
@@ -92,8 +94,11 @@ class MetaService:
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = LmdbState(path)
             self._identity = open_identity(self._state, path, draw_id, self._disk)
+            place = place_of(config.folder)
+            if _may_lack_owners(self._state, path, place, config.wanted_cluster_id):
+                begin_in_doubt(self._state)
             self._cluster_id = open_cluster_id(self._state, path, draw_id, config.wanted_cluster_id)
-            moved = settle_place(self._state, place_of(config.folder))
+            moved = settle_place(self._state, place)
             if moved:
                 log.warning("moved servers_are_told_of_when=they_have_registered_here")
             secret = open_secret(config.data, config.secret_file)
@@ -185,8 +190,10 @@ class MetaService:
             else:
                 head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
                 head["moves"] = moves_head(self._core.moves_after(seen))
-                if claimed is not None:
-                    head["slots_lost"] = slots_bytes(self._core.owned_by_others(claimed, server.log_id))
+                if claims is not None:
+                    head["slots_lost"] = slots_bytes(self._core.slots_lost(claims, server.log_id))
+                    peers = self._core.slot_peers(server.log_id)
+                    head["slot_peers"] = None if peers is None else members_head(peers)
                 head["boot"] = self._clock.boot_mark
                 connection.answer(frame.request_id, self._told(head))
             self._idle.set()
@@ -194,10 +201,8 @@ class MetaService:
         server = read_registered(frame.head)
         if listens_everywhere(server.host):
             raise BadRequest(f"host is {server.host}, where nobody could reach this server", field="host")
-        claimed = need_slots(frame.head, "slots") if server.role == "delay" and "slots" in frame.head else None
-        self._core.register(server, on_stored)
-        if claimed is not None:
-            self._core.claim_slots(claimed, server.log_id)
+        claims = read_slot_claims(frame.head) if server.role == "delay" and "slots" in frame.head else None
+        self._core.register(server, on_stored, claims)
 
     def _routes(self, connection: Connection, frame: Frame) -> None:
         def on_routes(answer: Routes | RetryLater) -> None:
@@ -226,8 +231,11 @@ class MetaService:
             self._core.forget(need_str(head, "role"), need_u64(head, "log_id"), need_bool(head, "routes"), on_done)
         elif frame.type == RequestType.MOVE_ROUTE:
             self._core.move(need_str(head, "subject"), need_u64(head, "to"), on_done)
+        elif frame.type == RequestType.SETTLE_SLOTS:
+            self._core.settle_slots(on_done)
         else:
-            self._core.move_slots(need_slots(head, "slots"), need_versions(head), need_u64(head, "to"), on_done)
+            slots, versions, lost = need_slots(head, "slots"), need_versions(head), need_bool(head, "lost")
+            self._core.move_slots(slots, versions, need_u64(head, "to"), on_done, lost=lost)
 
     def _tell_slots(self, connection: Connection, frame: Frame) -> None:
         def on_slots(answer: SlotOwners | RetryLater) -> None:
@@ -281,3 +289,12 @@ class MetaService:
         if self._lock is not None:
             self._lock.release()
         self._disk.close()
+
+
+def _may_lack_owners(state: State, path: str, place: int, wanted_cluster_id: int) -> bool:
+    """Whether delay servers may own slots of which this state does not know: it takes the place of a lost meta, or its
+    folder was moved or restored. A cluster whose id is drawn here has no servers yet.
+    """
+    takes_over = bool(wanted_cluster_id) and not known_cluster_id(state, path)
+    known = known_place(state)
+    return takes_over or (known is not None and known != place)

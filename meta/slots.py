@@ -1,7 +1,8 @@
 """Slots: which delay server owns which keys (docs/keys.md, Owners; rule I4).
 
-Invariant: an owner that is given out is durable, and changes only by an operator's word. A slot without an owner gets
-one when somebody asks for it: the live delay server that owns the fewest.
+Invariant: an owner that is given out is durable, and changes only by an operator's word, or when a delay server shows
+that this state is older than what it was told. A slot without an owner gets one when somebody asks for it: the live
+member that owns the fewest.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import numpy as np
 from delayd.errors import BadArgument, DamagedValue
 from delayd.state import State
 from delayd.wire.requests import U64_MAX
-from delayd.wire.slots import SLOTS, VERSIONS, SlotOwners, SlotSet, Versions, slots_text
+from delayd.wire.slots import SLOTS, VERSIONS, SlotClaims, SlotOwners, SlotSet, Versions, slots_text
 
-Given = dict[int, int]
-"""Decisions: the new owner of each slot that is given to somebody."""
+Given = dict[int, tuple[int, int]]
+"""Decisions: the new owner and the new version of each slot."""
 
 log = logging.getLogger(__name__)
 
 STATE_KEY = b"slots"
-# Stands for the owner of a slot whose value did not check: only that owner, or an operator, may say who it is.
-FORGOTTEN = np.uint64(U64_MAX)
+NOBODY = 0
+# Stands for the owner of a slot that two servers claim with one version: only an operator may say who it is.
+DISPUTED = U64_MAX
 _ENTRY = np.dtype([("log_id", "<u8"), ("version", VERSIONS)])
 
 
@@ -35,32 +37,67 @@ class SlotTable:
         self._decided: Given = {}
 
     @property
-    def lost(self) -> bool:
-        """Whether a slot has an owner that meta does not know any more."""
-        return bool((self.durable.log_ids == FORGOTTEN).any())
+    def disputed(self) -> SlotSet:
+        """The slots that two servers claim."""
+        return self.durable.of(DISPUTED)
+
+    @property
+    def free(self) -> SlotSet:
+        """The slots that nobody owns."""
+        return self.durable.of(NOBODY)
+
+    @property
+    def owners(self) -> frozenset[int]:
+        """The servers that own slots."""
+        return frozenset(np.unique(self.durable.log_ids).tolist()) - {NOBODY, DISPUTED}
 
     def has_unsettled(self, wanted: SlotSet) -> bool:
         """Whether the owner of a wanted slot is decided and not durable yet."""
         return any(wanted[slot] for slot in self._decided)
 
-    def assign(self, wanted: SlotSet, live: Sequence[int]) -> Given:
-        """Give the wanted slots without an owner to live servers."""
-        if not live:
+    def assign(self, wanted: SlotSet, to: Sequence[int]) -> Given:
+        """Give the wanted slots without an owner to some servers."""
+        if not to:
             return {}
-        owned = {log_id: int(np.count_nonzero(self.durable.of(log_id))) for log_id in live}
-        for log_id in self._decided.values():
+        owned = {log_id: int(np.count_nonzero(self.durable.of(log_id))) for log_id in to}
+        for log_id, _ in self._decided.values():
             if log_id in owned:
                 owned[log_id] += 1
         given: Given = {}
-        for slot in self._undecided(wanted & (self.durable.log_ids == 0)):
-            given[slot] = least = min(owned, key=lambda log_id: (owned[log_id], log_id))
+        for slot in self._undecided(wanted & self.free):
+            least = min(owned, key=lambda log_id: (owned[log_id], log_id))
+            given[slot] = (least, self._next_version(slot))
             owned[least] += 1
         return self._decide(given)
 
-    def claim(self, claimed: SlotSet, log_id: int) -> Given:
-        """Take a server's word that it owns slots which nobody owns here: this state is younger than the server's."""
-        free = claimed & ((self.durable.log_ids == 0) | (self.durable.log_ids == FORGOTTEN))
-        return self._decide(dict.fromkeys(self._undecided(free), log_id))
+    def judge(self, log_id: int, claims: SlotClaims) -> Given:
+        """Compare what a delay server keeps about slots with this table; decide where the table must be older.
+
+        A server stores a version only after it was durable here, so a higher one than ours shows that ours is older.
+        Two servers that had one version of a slot were told so by two lives of meta that knew nothing of each other.
+        """
+        ours, own = self.durable.versions, self.durable.of(log_id)
+        newer = claims.versions > ours
+        given: Given = {}
+        for slot in self._undecided(newer):
+            # A slot that it gave up at that version belongs to whoever got a higher one, or to nobody yet.
+            given[slot] = (log_id if claims.owned[slot] else NOBODY, int(claims.versions[slot]))
+        disputed = claims.owned & (claims.versions == ours) & ~own & ~self.disputed
+        if disputed.any():
+            others = ",".join(f"{each:016x}" for each in np.unique(self.durable.log_ids.compress(disputed)).tolist())
+            log.critical("slots_disputed slots=%s log_id=%016x others=%s", slots_text(disputed), log_id, others)
+        for slot in self._undecided(disputed):
+            given[slot] = (DISPUTED, int(ours[slot]))
+        return self._decide(given)
+
+    def lost(self, log_id: int, claims: SlotClaims) -> SlotSet:
+        """Which slots a delay server must not serve any more.
+
+        Among them are slots of which it has an older version than its own here: it asks for these again.
+        """
+        ours, own = self.durable.versions, self.durable.of(log_id)
+        lost: SlotSet = claims.owned & ((claims.versions < ours) | ((claims.versions == ours) & ~own))
+        return lost
 
     def move(self, slots: SlotSet, versions: Versions, to: int) -> Given:
         """Give slots to another server, because an operator says so.
@@ -70,14 +107,14 @@ class SlotTable:
         others = slots & (self.durable.versions != versions)
         if others.any():
             raise BadArgument(f"the slots {slots_text(others)} were moved meanwhile; see `delayd slots list`")
-        return self._decide(dict.fromkeys(np.flatnonzero(slots).tolist(), to))
+        return self._decide({slot: (to, self._next_version(slot)) for slot in np.flatnonzero(slots).tolist()})
 
     def with_given(self, given: Given) -> SlotOwners:
         """The owners once these decisions are durable."""
         owners = SlotOwners(self.durable.log_ids.copy(), self.durable.versions.copy())
-        for slot, log_id in given.items():
+        for slot, (log_id, version) in given.items():
             owners.log_ids[slot] = log_id
-            owners.versions[slot] += np.uint32(1)
+            owners.versions[slot] = version
         return owners
 
     def settle(self, given: Given, *, durable: bool) -> None:
@@ -86,6 +123,9 @@ class SlotTable:
             self.durable = self.with_given(given)
         for slot in given:
             del self._decided[slot]
+
+    def _next_version(self, slot: int) -> int:
+        return int(self.durable.versions[slot]) + 1
 
     def _undecided(self, slots: SlotSet) -> list[int]:
         return [slot for slot in np.flatnonzero(slots).tolist() if slot not in self._decided]
@@ -98,19 +138,17 @@ class SlotTable:
 def slot_table_value(owners: SlotOwners) -> bytes:
     """The owners as the state keeps them."""
     entries = np.empty(SLOTS, _ENTRY)
-    entries["log_id"], entries["version"] = owners
+    entries["log_id"], entries["version"] = owners.log_ids, owners.versions
     return entries.tobytes()
 
 
-def read_slot_table(state: State) -> SlotOwners:
-    """The owners that the state has; when they do not check, each slot has an owner that nobody knows."""
+def read_slot_table(state: State) -> SlotOwners | None:
+    """The owners that the state has; None when they do not check."""
     try:
         value = state.get(STATE_KEY)
     except DamagedValue as damage:
         log.critical("slots_lost reason=%r", str(damage))
-        owners = SlotOwners.nobody()
-        owners.log_ids[:] = FORGOTTEN
-        return owners
+        return None
     if value is None:
         return SlotOwners.nobody()
     entries = np.frombuffer(value, _ENTRY, SLOTS)

@@ -35,7 +35,7 @@ from delayd.wire.meta import (
     read_servers,
 )
 from delayd.wire.requests import RequestType, need_instant, need_int, need_str, need_u64
-from delayd.wire.slots import SlotOwners, SlotSet, need_slots, read_slot_owners, slots_bytes
+from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, need_members, need_slots, read_slot_owners, slots_bytes
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
@@ -73,11 +73,14 @@ class HeldSlots(Protocol):
     """The slots of keys that a delay server owns (rule I4)."""
 
     @property
-    def owned(self) -> SlotSet:
-        """Those that it serves."""
+    def claims(self) -> SlotClaims:
+        """What it keeps durably about them."""
 
     def lost(self, slots: SlotSet) -> None:
-        """Hear that another server owns these."""
+        """Hear that these are not its own at meta."""
+
+    def met(self, peers: frozenset[int]) -> None:
+        """Hear which delay servers may own slots, and which may soon."""
 
 
 class Orders(NamedTuple):
@@ -229,7 +232,7 @@ class Registration:
         orders = self._orders
         if orders is not None:
             head["moves_seen"] = orders.moves.seen
-            head["slots"] = slots_bytes(orders.slots.owned)
+            head |= orders.slots.claims.to_head()
         answer = await connection.request(RequestType.REGISTER, head, (), REQUEST_MS_MAX)
         heartbeat_ms = need_int(answer.head, "heartbeat_ms", HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX)
         now_ms = need_instant(answer.head, "now_ms")
@@ -239,6 +242,8 @@ class Registration:
         if orders is not None:
             orders.moves.take(read_moves(answer.head))
             orders.slots.lost(need_slots(answer.head, "slots_lost"))
+            if answer.head.get("slot_peers") is not None:
+                orders.slots.met(need_members(answer.head, "slot_peers"))
         if self.state is not RegistrationState.REGISTERED:
             log.info("registered meta=%s", self._meta)
         self.state = RegistrationState.REGISTERED

@@ -33,6 +33,7 @@ NEEDS_TRUST = frozenset(
         RequestType.FORGET_SERVER,
         RequestType.MOVE_ROUTE,
         RequestType.MOVE_SLOTS,
+        RequestType.SETTLE_SLOTS,
         RequestType.RELEASE_SLOTS,
         RequestType.CHECKPOINT,
         RequestType.TARGET_LOST,

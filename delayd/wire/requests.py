@@ -65,6 +65,7 @@ class RequestType(IntEnum):
     MOVE_ROUTE = 15
     SLOTS = 16
     MOVE_SLOTS = 17
+    SETTLE_SLOTS = 18
     SEND = 20
     OUTCOME = 21
     CHECKPOINT = 22

@@ -5,6 +5,7 @@ A set of slots is `SLOTS_BYTES` bytes: slot s is bit s & 7 of byte s >> 3.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,15 @@ from numpy.typing import NDArray
 
 from delayd.errors import BadRequest
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import U64_MAX, is_u64, need_bytes, need_list
+from delayd.wire.requests import U64_MAX, is_u64, need_bytes, need_ints, need_list
 
 SLOTS = 1_024  # Each slot is moved as a whole, so the share of a server can be set to a thousandth.
 SLOTS_BYTES = SLOTS // 8
 VERSIONS = np.dtype("<u4")  # How often a slot was given to a server, by an operator or for the first time.
+
+MEMBERS_MAX = 500  # Delay servers that may own slots: their names fit a plain head beside the versions.
+OWNER_UNKNOWN = "meta does not know which delay server owns these keys; `delayd status` says what it waits for"
+VERSION_MAX = 1 << 31  # Far below the limit of the column: meta goes on from the highest one that it is told.
 
 SlotSet = NDArray[np.bool_]
 """bool[SLOTS]: which slots are meant."""
@@ -27,11 +32,16 @@ Versions = NDArray[np.uint32]
 """uint32[SLOTS]: the version of each slot."""
 
 
+NO_MEMBERS: frozenset[int] = frozenset()
+
+
 class SlotOwners(NamedTuple):
     """Which delay server owns each slot, and the version of each slot: it rises with each change of the owner."""
 
-    log_ids: NDArray[np.uint64]  # uint64[SLOTS]; 0: nobody owns it, 2^64 - 1: nobody knows who does.
+    log_ids: NDArray[np.uint64]  # uint64[SLOTS]; 0: nobody owns it, 2^64 - 1: two servers claim it.
     versions: Versions
+    withheld: SlotSet = NO_SLOTS  # Slots that meta gives to nobody, because it does not know who owns them.
+    members: frozenset[int] = NO_MEMBERS  # The delay servers that may own slots.
 
     @classmethod
     def nobody(cls) -> SlotOwners:
@@ -49,7 +59,28 @@ class SlotOwners(NamedTuple):
         for log_id in np.unique(self.log_ids).tolist():
             if log_id not in (0, U64_MAX):
                 owners.append([log_id, slots_bytes(self.of(log_id))])
-        return {"owners": owners, "versions": versions_bytes(self.versions)}
+        return {
+            "owners": owners,
+            "versions": versions_bytes(self.versions),
+            "withheld": slots_bytes(self.withheld),
+            "members": members_head(self.members),
+        }
+
+
+class SlotClaims(NamedTuple):
+    """What a delay server keeps durably about slots, as it tells meta with each registration."""
+
+    owned: SlotSet
+    versions: Versions  # Of a slot that it owns: since when. Of another one: at which version it gave it up; else 0.
+    peers: frozenset[int] = NO_MEMBERS  # The delay servers that may own slots; its own log when it may own some.
+
+    def to_head(self) -> dict[str, HeadValue]:
+        """As fields of REGISTER."""
+        return {
+            "slots": slots_bytes(self.owned),
+            "slot_versions": versions_bytes(self.versions),
+            "slot_peers": members_head(self.peers),
+        }
 
 
 def read_slot_owners(head: Head) -> SlotOwners:
@@ -67,14 +98,35 @@ def read_slot_owners(head: Head) -> SlotOwners:
             case _:
                 raise BadRequest("owners has an item that is no log_id and set of slots", field="owners")
     found.versions[:] = need_versions(head)
-    return found
+    return found._replace(withheld=need_slots(head, "withheld"), members=need_members(head, "members"))
 
 
-def need_versions(head: Head) -> Versions:
-    """The field `versions`; BadRequest when it is none."""
-    data = need_bytes(head, "versions")
+def read_slot_claims(head: Head) -> SlotClaims:
+    """The fields of REGISTER; BadRequest when they are none."""
+    versions = need_versions(head, "slot_versions")
+    if versions.max() > VERSION_MAX:
+        raise BadRequest(f"slot_versions has {versions.max()}; no slot was given so often", field="slot_versions")
+    return SlotClaims(need_slots(head, "slots"), versions, need_members(head, "slot_peers"))
+
+
+def members_head(log_ids: Iterable[int]) -> list[HeadValue]:
+    """A field that names delay servers."""
+    return [*sorted(log_ids)]
+
+
+def need_members(head: Head, name: str) -> frozenset[int]:
+    """A field that names delay servers; BadRequest when it is none."""
+    log_ids = need_ints(head, name)
+    if len(log_ids) > MEMBERS_MAX:
+        raise BadRequest(f"{name} names {len(log_ids)} servers; at most {MEMBERS_MAX} may own slots", field=name)
+    return frozenset(log_ids)
+
+
+def need_versions(head: Head, name: str = "versions") -> Versions:
+    """A field with the version of each slot; BadRequest when it is none."""
+    data = need_bytes(head, name)
     if len(data) != SLOTS * VERSIONS.itemsize:
-        raise BadRequest(f"versions has {len(data)} bytes; {SLOTS} slots have u32 each", field="versions")
+        raise BadRequest(f"{name} has {len(data)} bytes; {SLOTS} slots have u32 each", field=name)
     return np.frombuffer(data, VERSIONS).astype(np.uint32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -47,6 +48,12 @@ def listed(running: Up) -> list[dict[str, object]]:
     return rows
 
 
+def both_own(running: Up, producer: delayd.Producer) -> bool:
+    """Whether both servers own slots, after a key was used that was not used before."""
+    producer.send("s", b"x", delay=HOUR, key=f"new-{time.monotonic_ns()}")
+    return all(row["count"] for row in listed(running))
+
+
 def slot_of(key: str) -> str:
     return str(slots_of_names(Names.of_lists([b"s"], [key.encode()]))[0])
 
@@ -54,6 +61,8 @@ def slot_of(key: str) -> str:
 def test_each_key_has_one_owner_whoever_sends(running: Up, second: ServerProcess) -> None:
     keys = [f"order-{number}" for number in range(400)]
     with delayd.Producer(running.meta) as one, delayd.Producer(running.meta) as other:
+        # The second server gets slots as soon as the first one knows it.
+        wait_until(lambda: both_own(running, one), lambda: str(listed(running)))
         first = one.send_batch("s", [b"1"] * len(keys), delay=HOUR, keys=keys)
         assert not first.verdicts.any()
         assert len(np.unique(first.log_ids)) == 2, "both own some of them"

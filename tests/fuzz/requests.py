@@ -58,6 +58,8 @@ META: dict[RequestType, Fields] = {
         "place": values.u64,
         "moves_seen": values.u64,
         "slots": values.slots,
+        "slot_versions": values.versions,
+        "slot_peers": values.log_ids,
     },
     RequestType.SERVERS: {"role": values.one_of(None, "delay", "realtime")},
     RequestType.ROUTES: {"subjects": values.subjects, "assign": values.flag},
@@ -69,7 +71,8 @@ META: dict[RequestType, Fields] = {
     },
     RequestType.MOVE_ROUTE: {"subject": values.subject, "to": values.u64},
     RequestType.SLOTS: {"wanted": values.slots},
-    RequestType.MOVE_SLOTS: {"slots": values.slots, "versions": values.versions, "to": values.u64},
+    RequestType.MOVE_SLOTS: {"slots": values.slots, "versions": values.versions, "to": values.u64, "lost": values.flag},
+    RequestType.SETTLE_SLOTS: {},
 }
 LOGS: dict[RequestType, Fields] = {
     RequestType.QUARANTINE_LIST: {"after": values.text, "limit": values.small},
@@ -160,6 +163,7 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.MOVE_ROUTE,
         RequestType.SLOTS,
         RequestType.MOVE_SLOTS,
+        RequestType.SETTLE_SLOTS,
         RequestType.META_SUBJECTS,
     ],
     "delay": [

@@ -158,8 +158,18 @@ def slots(random: Random) -> HeadValue:
 
 
 def versions(random: Random) -> HeadValue:
-    """A version of each slot."""
-    return bytes(SLOTS * VERSIONS.itemsize) if random.random() < 0.8 else random.randbytes(SLOTS * VERSIONS.itemsize)
+    """A version of each slot: none, a few low ones, or any."""
+    kind = random.random()
+    if kind < 0.6:
+        return bytes(SLOTS * VERSIONS.itemsize)
+    if kind < 0.9:
+        return b"".join(random.choice((0, 0, 0, 1, 2, 3)).to_bytes(VERSIONS.itemsize, "little") for _ in range(SLOTS))
+    return random.randbytes(SLOTS * VERSIONS.itemsize)
+
+
+def log_ids(random: Random) -> HeadValue:
+    """Some servers."""
+    return [u64(random) for _ in range(random.randrange(4))]
 
 
 def one_of(*values: HeadValue) -> Make:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from delayd.client.meta import MetaView
 from delayd.client.sending.groups import Groups
-from delayd.errors import DelaydError, NoDelayServer, NotOwner, RequestFailed, ServerUnavailable
+from delayd.errors import DelaydError, NoDelayServer, NotOwner, OwnerUnknown, RequestFailed, ServerUnavailable
 from delayd.names import Names, slots_of_names
-from delayd.wire.slots import SlotOwners, slot_set
+from delayd.wire.slots import OWNER_UNKNOWN, SlotOwners, slot_set
 
 LogIds = NDArray[np.uint64]
 
@@ -46,6 +46,7 @@ class KeyOwners:
 
         Raises:
             NoDelayServer: no delay server is alive that could own a key.
+            OwnerUnknown: meta began anew, and gives the keys to nobody before it knows their owner.
             ServerUnavailable: meta does not know the owner of a key.
             DelaydError: meta can't be reached or refuses.
         """
@@ -57,6 +58,8 @@ class KeyOwners:
         slots = slots_of_names(Names.of_lists(subjects, keys))
         self._owners = await self._meta.slot_owners(slot_set(slots))
         log_ids = self._owners.log_ids.take(slots)
+        if self._owners.withheld.take(slots).any():
+            raise OwnerUnknown(OWNER_UNKNOWN)
         if not log_ids.all():
             raise NoDelayServer("no delay server is alive that could own these keys")
         for log_id in np.unique(log_ids).tolist():

@@ -1,11 +1,13 @@
 """Owned slots: the slots of keys that this server serves (docs/keys.md, Owners; rule I4).
 
 Invariant: a row with a key is taken only while its slot stands in the state. A slot is put there by meta's word alone,
-and a slot that was released is put there again only when meta has given it anew since: with a higher version.
+and a slot that was given up is put there again only when meta has given it anew since: with a higher version. All of
+this is told to meta with each registration, so that a meta which has lost its own state learns it again.
 
      row's slot is owned ──▶ taken at once
      it is not ──▶ ask meta ──▶ meta names this server ──▶ stored ──▶ taken
-                          └──▶ another one: NotOwner      └──▶ released, or no answer: SlowDown
+                          ├──▶ another one: NotOwner      └──▶ given up, or no answer: SlowDown
+                          └──▶ meta does not know: OwnerUnknown
 """
 
 from __future__ import annotations
@@ -15,16 +17,36 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.errors import DamagedValue, DelaydError, DiskFull, DiskReserve, NotOwner, SlotsInUse, SlowDown, key_text
+from delayd.errors import (
+    DamagedValue,
+    DelaydError,
+    DiskFull,
+    DiskReserve,
+    NotOwner,
+    OwnerUnknown,
+    SlotsInUse,
+    SlowDown,
+    key_text,
+)
 from delayd.executor import Done
 from delayd.site import Site
-from delayd.wire.slots import NO_SLOTS, SlotOwners, SlotSet, slot_set, slots_bytes, slots_of_bytes, slots_text
+from delayd.wire.slots import (
+    NO_SLOTS,
+    OWNER_UNKNOWN,
+    SLOTS,
+    SlotClaims,
+    SlotOwners,
+    SlotSet,
+    Versions,
+    read_slot_claims,
+    slot_set,
+    slots_text,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +61,7 @@ AskSlots = Callable[[SlotSet, Callable[[SlotOwners | DelaydError], None]], None]
 CountPending = Callable[[SlotSet, Callable[[int | DelaydError], None]], None]
 """Counts the pending rows with keys of some slots, those included that are being taken at this moment."""
 OnReleased = Callable[[SlotOwners | DelaydError], None]
-Change = Callable[["_Kept"], "_Kept"]
-
-
-class _Kept(NamedTuple):
-    """What the state keeps."""
-
-    owned: SlotSet
-    released: dict[int, int]  # Slots that were given up, with their versions at that time.
-
-    def encode(self) -> bytes:
-        """As the state has it."""
-        data: bytes = msgpack.packb([slots_bytes(self.owned), sorted(self.released.items())])
-        return data
+Change = Callable[[SlotClaims], SlotClaims]
 
 
 @dataclass(slots=True)
@@ -79,6 +89,24 @@ class OwnedSlots:
     def owned(self) -> SlotSet:
         """The slots that this server serves."""
         return self._kept.owned & ~self._taken_away
+
+    @property
+    def claims(self) -> SlotClaims:
+        """What meta is told with each registration: slots also while they are being stored, and peers only when they
+        are durable whatever happens.
+        """
+        owned, versions, peers = self._kept
+        for change, _ in self._changes:
+            after = change(self._kept)
+            owned, versions = owned | after.owned, np.maximum(versions, after.versions)
+            peers &= after.peers
+        return SlotClaims(owned & ~self._taken_away, versions, peers)
+
+    def met(self, peers: frozenset[int]) -> None:
+        """Hear from meta which delay servers may own slots, and which may soon."""
+        # While something else is being stored, the next registration comes early enough.
+        if peers != self._kept.peers and not self._changes:
+            self._change(lambda kept: kept._replace(peers=peers), lambda error: None)
 
     def admit(self, slots: Slots, go: Go) -> None:
         """Call ``go`` when rows of these slots may be taken: at once when all of them are owned."""
@@ -127,9 +155,11 @@ class OwnedSlots:
             message = f"{count} messages with keys of these slots are pending; wait for them, or cancel them"
             self._end_release(done, SlotsInUse(message))
             return
-        versions = {slot: int(owners.versions[slot]) for slot in np.flatnonzero(slots).tolist()}
         self._change(
-            lambda kept: _Kept(kept.owned & ~slots, {**kept.released, **versions}),
+            lambda kept: kept._replace(
+                owned=kept.owned & ~slots,
+                versions=np.where(slots, np.maximum(owners.versions, kept.versions), kept.versions),
+            ),
             lambda error: self._end_release(done, owners if error is None else error),
         )
 
@@ -160,15 +190,14 @@ class OwnedSlots:
             return
         mine = answer.of(self._site.log_id)
 
-        def taken(kept: _Kept) -> _Kept:
-            waiting = {
-                slot: version
-                for slot, version in kept.released.items()
-                if not (mine[slot] and was_given_since(answer, slot, version))
-            }
-            own = mine.copy()
-            own[list(waiting)] = False
-            return _Kept(kept.owned | own, waiting)
+        def taken(kept: SlotClaims) -> SlotClaims:
+            anew = mine & was_given_since(answer, kept.versions)
+            return SlotClaims(
+                kept.owned | anew,
+                np.where(anew, answer.versions, kept.versions),
+                # Whoever owns a slot knows from the same moment on who else may own some.
+                kept.peers | answer.members | {self._site.log_id} if anew.any() else kept.peers,
+            )
 
         if np.array_equal(taken(self._kept).owned, self.owned):
             self._stored(answer, None)
@@ -189,6 +218,8 @@ class OwnedSlots:
         others = np.setdiff1d(owners.log_ids.take(slots), np.array([0, self._site.log_id], np.uint64))
         if len(others):
             return NotOwner(f"the delay server {int(others[0]):016x} owns these keys; ask meta, and send to that one")
+        if owners.withheld.take(slots).any():
+            return OwnerUnknown(OWNER_UNKNOWN, retry_after_ms=ASK_RETRY_AFTER_MS)
         return SlowDown(
             "an operator is moving these keys to another server; send again later", retry_after_ms=ASK_RETRY_AFTER_MS
         )
@@ -201,10 +232,10 @@ class OwnedSlots:
 
     def _store(self) -> None:
         after = self._changes[0][0](self._kept)
-        work = partial(self._site.state.commit, [(STATE_KEY, after.encode())])
+        work = partial(self._site.state.commit, [(STATE_KEY, msgpack.packb(after.to_head()))])
         self._site.worker.submit(work, partial(self._committed, after))
 
-    def _committed(self, after: _Kept, ended: Done[None]) -> None:
+    def _committed(self, after: SlotClaims, ended: Done[None]) -> None:
         refused: DelaydError | None = None
         try:
             ended.result()
@@ -216,13 +247,14 @@ class OwnedSlots:
             self._store()
 
 
-def was_given_since(owners: SlotOwners, slot: int, version: int) -> bool:
-    """Whether meta has given a slot to its owner after a release, which had this version."""
-    return int(owners.versions[slot]) > version
+def was_given_since(owners: SlotOwners, versions: Versions) -> SlotSet:
+    """Which slots meta has given to their owners after they were given up at these versions."""
+    since: SlotSet = owners.versions > versions
+    return since
 
 
-def _read(site: Site) -> _Kept:
-    nothing = _Kept(NO_SLOTS, {})
+def _read(site: Site) -> SlotClaims:
+    nothing = SlotClaims(NO_SLOTS, np.zeros(SLOTS, np.uint32))
     try:
         value = site.state.get(STATE_KEY)
     except DamagedValue as error:
@@ -231,5 +263,4 @@ def _read(site: Site) -> _Kept:
         return nothing
     if value is None:
         return nothing
-    owned, released = msgpack.unpackb(value)
-    return _Kept(slots_of_bytes(owned), {int(slot): int(version) for slot, version in released})
+    return read_slot_claims(msgpack.unpackb(value))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from delayd.errors import RetryLater
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.meta import Registered, Routes
+from delayd.wire.slots import NO_SLOTS, SlotClaims, SlotSet, slots_of_text
 from meta.core import Meta
+from meta.members import begin_in_doubt
 from meta.registry import RegistryTerms
 
 LEASE_MS = 5_000
@@ -21,6 +25,12 @@ def delay_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1, pl
 
 def realtime_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1) -> Registered:
     return Registered("realtime", log_id, "127.0.0.1", port or 2_000 + log_id, epoch, pid)
+
+
+def claims(owned: str = "", version: int = 1, *, given_up: str = "", peers: Iterable[int] = ()) -> SlotClaims:
+    """What a delay server keeps about slots: all of them at one version."""
+    own, other = (slots_of_text(text) if text else NO_SLOTS for text in (owned, given_up))
+    return SlotClaims(own, np.where(own | other, np.uint32(version), np.uint32(0)), frozenset(peers))
 
 
 class FullState(MemoryState):
@@ -49,6 +59,25 @@ class SteppedMeta:
     def restart(self, *, moved: bool = False) -> None:
         self.state = self.state.after_crash()
         self.meta = self._open(moved=moved)
+
+    def replace(self, state: MemoryState, *, in_doubt: bool = True) -> None:
+        """Another directory in the place of this one: that of a meta which takes over, or an older copy."""
+        self.state = state
+        if in_doubt:
+            begin_in_doubt(state)
+        self.meta = self._open()
+
+    def tell(self, log_id: int, told: SlotClaims) -> SlotSet:
+        """A delay server registers with what it keeps about slots; those that it must not serve any more."""
+        answers: list[RetryLater | None] = []
+        self.meta.register(delay_server(log_id), answers.append, told)
+        return self.meta.slots_lost(told, log_id)
+
+    def meet(self, *log_ids: int) -> None:
+        """Delay servers register until all of them may own slots."""
+        for _ in log_ids:
+            for log_id in log_ids:
+                self.tell(log_id, claims(peers=log_ids))
 
     def register(self, *servers: Registered) -> list[RetryLater | None]:
         """What each of them was answered, as far as it was."""
