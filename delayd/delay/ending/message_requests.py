@@ -59,7 +59,8 @@ _MOVE_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] 
 _MOVE_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = RescheduleAnswer.IN_FLIGHT
 _MOVE_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = RescheduleAnswer.CANCELLED
 
-STEPS_MAX = 100  # Moves that one request follows, and times that it looks anew; then it is told how far it came.
+STEPS_MAX = 100  # Moves that one request follows; then it is told how far it came, and to ask again from there.
+LOOKS_MAX = 4  # So often does a request look anew for rows that went to another place meanwhile.
 TRIES_MAX = 8  # So often are rows copied anew because one of them could not be claimed any more.
 COPIES_MAX = 8  # Copies of rows under way: 5 MB each.
 MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.
@@ -92,7 +93,8 @@ class _Request:
     nowhere: NDArray[np.bool_] = field(init=False)
     looked_up: LookedUp | None = None
     places: Places | None = None  # Where the rows are, as long as nothing else has happened since.
-    steps: int = 0  # Moves that were followed, and times that rows were looked for anew.
+    steps: int = 0  # Moves that were followed.
+    looks: int = 0  # Times that rows were looked for anew.
     move: _Move | None = None
     named: Named | None = None  # The names of a request by key.
 
@@ -290,14 +292,14 @@ class MessageRequests:
     def _lost(self, request: _Request, states: AnswerRows) -> bool:
         """Look anew for rows that have gone from memory to a file, or the other way, since they were looked for."""
         unsure = states["state"] == MessageState.IN_FLIGHT
-        if request.steps == STEPS_MAX or not unsure.any():
+        if request.looks == LOOKS_MAX or not unsure.any():
             return False
         unsure &= self._claims.look(request.wanted) == Place.NOWHERE
         if request.looked_up is not None:
             unsure &= ~request.looked_up.unread
         if not unsure.any():
             return False
-        request.steps += 1
+        request.looks += 1
         self._look(request)
         return True
 
