@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from delayd.errors import ServerUnavailable, UnknownServer
+from delayd.errors import NotReady, ServerUnavailable, UnknownServer
 from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.requests import RequestType, need_str
@@ -187,6 +187,9 @@ async def _move(address: str, secret: Secret, slots: SlotSet, log_id: int, lost:
         if log_id not in servers:
             raise UnknownServer(f"meta knows no delay server {log_id:016x}; see `delayd servers`")
         if not lost:
+            if owners.members and log_id not in owners.members:
+                # Nothing may be released before meta will give it on.
+                raise NotReady(f"the other delay servers have not heard of {log_id:016x} yet; say it again in a moment")
             for owner in sorted(set(owners.log_ids.compress(slots).tolist()) - {0, log_id}):
                 own = slots & owners.of(owner)
                 # What counts are the versions that the owner saw when it gave the slots up.

@@ -44,7 +44,8 @@ class Cluster:
 
     def _both_own(self, producer: delayd.Producer, number: int) -> bool:
         producer.send("s", b"x", delay=HOUR, key=f"new-{number}")
-        return all(row["count"] for row in self.slots())
+        rows = self.slots()
+        return len(rows) == 2 and all(row["count"] for row in rows)
 
     def lose_meta_while_one_is_away(self) -> tuple[str, str]:
         """Another meta takes the place of the lost one, with its cluster's id; returns who is here, and who is away."""
