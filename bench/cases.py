@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench import cancels, edge, fair, far, herd, keys, memory, near, restart, schedule, steady, written
+from bench import cancels, edge, fair, far, herd, inspected, keys, memory, near, restart, schedule, steady, written
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, UNDER_WAY
 
@@ -44,6 +44,7 @@ class Sizes:
     subjects: tuple[tuple[int, int], ...]  # Pairs: how many subjects, and how many of them have a consumer.
     near_s: tuple[int, int]  # Seconds of the flood, and of the checkpoint behind it.
     edge: tuple[int, int]  # Seconds of the flood, and messages that the coming hour holds.
+    inspected: tuple[int, int]  # Seconds of each half, and messages that are looked at.
     far: int
     restarts: tuple[int, ...]
     redis_restart_max: int  # With more messages Redis takes minutes to fill.
@@ -66,6 +67,7 @@ SIZES = {
         subjects=((20, 5),),
         near_s=(1, 1),
         edge=(4, 1_000),
+        inspected=(3, 1_000),
         far=1_000,
         restarts=(5_000,),
         redis_restart_max=5_000,
@@ -86,6 +88,7 @@ SIZES = {
         subjects=((1_000, 50),),
         near_s=(2, 6),
         edge=(12, 200_000),
+        inspected=(10, 200_000),
         far=500_000,
         restarts=(1_000_000,),
         redis_restart_max=1_000_000,
@@ -106,6 +109,7 @@ SIZES = {
         subjects=((1_000, 50), (5_000, 50), (1_000, 1_000)),
         near_s=(10, 30),
         edge=(20, 1_000_000),
+        inspected=(30, 1_000_000),
         far=5_000_000,
         restarts=(1_000_000, 10_000_000),
         redis_restart_max=1_000_000,
@@ -120,7 +124,16 @@ SIZES = {
 def cases(size: str) -> list[Case]:
     """All cases in a size; where time runs out, the last ones run once."""
     of = SIZES[size]
-    return [*_schedule(of), *_cancels(of), *_herds(of), *_steady(of), *_near(of), *_stored(of), *_fair(of)]
+    return [
+        *_schedule(of),
+        *_cancels(of),
+        *_herds(of),
+        *_steady(of),
+        *_near(of),
+        *_inspected(of),
+        *_stored(of),
+        *_fair(of),
+    ]
 
 
 def _fair(of: Sizes) -> list[Case]:
@@ -258,6 +271,19 @@ def _near(of: Sizes) -> list[Case]:
             runs=of.long_runs,
             limit_s=180,
         ),
+    ]
+
+
+def _inspected(of: Sizes) -> list[Case]:
+    seconds, pending = of.inspected
+    return [
+        Case(
+            "inspected",
+            f"1,000/s while find, forecast and top look at {pending:,} others",
+            {DELAYD: partial(inspected.inspected, seconds, pending)},
+            runs=of.long_runs,
+            limit_s=180,
+        )
     ]
 
 

@@ -61,6 +61,11 @@ def _renders(case: str) -> list[tuple[str, Render]]:
             (": all of it", lambda figures: _lateness("late_ms", figures)),
             (": at the edge", lambda figures: _lateness("edge_late_ms", figures)),
         ]
+    if case == "inspected":
+        return [
+            (": nobody looks", lambda figures: _lateness("alone_late_ms", figures)),
+            (": somebody looks", lambda figures: _lateness("inspected_late_ms", figures)),
+        ]
     if case.startswith("restart-"):
         return [("", lambda figures: f"{_spread(figures['first_dispatch_s'])} s")]
     if case.startswith("fair-"):

@@ -1,0 +1,86 @@
+"""How late messages arrive while somebody looks at the servers' files and figures, and while nobody does.
+
+1,000 messages a second with delays of 1 to 5 s are sent all the time, and others are pending for the coming day. First
+nobody looks. Then `delayd schedule find`, `schedule forecast` and `top` run in turn, each as a process of its own.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from itertools import cycle
+
+import uvloop
+
+from bench.arrivals import consume, percentiles
+from bench.cancels import tomorrow
+from bench.figures import Figures
+from bench.messages import now_ms, send_batches
+from bench.servers import Servers, servers
+from bench.steady import DRAIN_S, producing, subject_name
+from delayd.client.sending.async_producer import AsyncProducer
+
+RATE = 1_000
+CALM_S = 7  # Until as many fall due as are sent.
+EVERY_S = 1.0  # A look begins so long after the one before, or when that has ended.
+PENDING = "bench.pending"
+
+
+def inspected(seconds: int, pending: int) -> Figures:
+    """Nobody looks for so many seconds, then somebody for as many; so many other messages are pending."""
+    total_s = CALM_S + 2 * seconds
+
+    async def run(running: Servers) -> Figures:
+        arriving = asyncio.create_task(consume(running.meta, [subject_name(0)], RATE * total_s, total_s + DRAIN_S))
+        await asyncio.sleep(CALM_S)
+        began = now_ms()
+        await asyncio.sleep(seconds)
+        looked_from = now_ms()
+        looks = await _look(running, looked_from + 1_000 * seconds)
+        looked_until = now_ms()
+        arrivals = await arriving
+        alone, beside = arrivals.between(began, looked_from), arrivals.between(looked_from, looked_until)
+        figures = {**percentiles("alone_late_ms", alone), **percentiles("inspected_late_ms", beside)}
+        return {
+            "messages": arrivals.count,
+            "lost": RATE * total_s - arrivals.count,
+            "early": arrivals.figures()["early"],
+            "looks": looks,
+            **figures,
+            "times": round(figures["inspected_late_ms_p99"] / figures["alone_late_ms_p99"], 2),
+        }
+
+    with servers("realtime", "delay") as running:
+        uvloop.run(_fill(running, pending))
+        with producing("delayd", running.meta, RATE, total_s):
+            return uvloop.run(run(running))
+
+
+async def _fill(running: Servers, pending: int) -> None:
+    """Messages to be looked at, half of them filed."""
+    batches = tomorrow(pending)
+    async with AsyncProducer(running.meta) as producer:
+        await send_batches(producer, PENDING, batches[::2])
+        await running.checkpoint("delay")
+        await send_batches(producer, PENDING, batches[1::2])
+
+
+async def _look(running: Servers, until_ms: int) -> int:
+    """Run the commands in turn, one at a time; how many ended in time."""
+    data = str(running.data)
+    commands = (
+        ("schedule", "find", PENDING, "--data", data, "--grep", "never there", "--count"),
+        ("schedule", "forecast", "--data", data, "--by", "hour"),
+        ("top", "--meta", running.meta, "--once"),
+    )
+    for looks, command in enumerate(cycle(commands)):
+        began = time.monotonic()
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "delayd", *command), stdout=subprocess.DEVNULL
+        )
+        if await child.wait():
+            raise RuntimeError(f"delayd {command[0]} failed; its message is above")
+        if now_ms() >= until_ms:
+            return looks
+        await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
+    raise AssertionError("the commands never end")
