@@ -88,6 +88,7 @@ class Plan:
     kinds: Sequence[str] = tuple(ALL_KINDS)
     keyed: int = 300  # Messages with keys that are sent in each round.
     drain_every: int = 8  # Rounds.
+    days: int = 400  # So far ahead are messages without keys due; each hour has files of its own.
     spark: bool = False  # Audit in Spark, too.
     bug: str | None = None  # One of PLANTED, for the delay server.
     seal: bool = False  # At the end all messages with keys fall due, and their hours are sealed.
@@ -121,7 +122,7 @@ class Torture:
         report: AuditReport | None = None
         try:
             await self._cluster.start()
-            async with Load(self._cluster.meta, self._ledger, self._keys, self._plan.seed) as load:
+            async with Load(self._cluster.meta, self._ledger, self._keys, self._plan.seed, self._plan.days) as load:
                 await self._strike(load)
                 if self._plan.seal:
                     await self._seal(load)
@@ -256,6 +257,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--keyed", type=int, default=Plan.keyed, help="messages with keys in each round")
+    parser.add_argument("--days", type=int, default=Plan.days, help="so far ahead are messages without keys due")
     parser.add_argument("--drain-every", type=int, default=Plan.drain_every, help="rounds")
     parser.add_argument("--seal", action="store_true", help="at the end hours pass and are sealed")
     parser.add_argument("--audit", choices=("two", "three"), default="two", help="three: in Spark, too")
@@ -278,7 +280,7 @@ def main() -> int:
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
     plan = Plan(
-        *(options.rounds, options.seed, options.kinds, options.keyed, options.drain_every),
+        *(options.rounds, options.seed, options.kinds, options.keyed, options.drain_every, options.days),
         spark=options.audit == "three",
         seal=options.seal,
     )

@@ -53,10 +53,11 @@ DAY_MS = 24 * HOUR_MS
 class Load:
     """Producers and consumers; runs while its ``async with`` block does."""
 
-    def __init__(self, meta: str, ledger: Ledger, keys: KeyLedger, seed: int) -> None:
+    def __init__(self, meta: str, ledger: Ledger, keys: KeyLedger, seed: int, days: int) -> None:
         self._meta = meta
         self._ledger = ledger
         self._seed = seed
+        self._days = days  # So far ahead are messages due.
         self._sending = asyncio.Event()
         self._calm = False
         self._over = False
@@ -146,7 +147,7 @@ class Load:
         task.add_done_callback(self._ended)
 
     async def _send_batch(self, producer: AsyncProducer, draw: random.Random) -> None:
-        await self._send_many(producer, draw, _draw_instants(draw, draw.randint(*BATCH_ROWS)))
+        await self._send_many(producer, draw, self._draw_instants(draw, draw.randint(*BATCH_ROWS)))
 
     async def _send_many(self, producer: AsyncProducer, draw: random.Random, instants: list[int]) -> None:
         subject = draw.choice(SUBJECTS)
@@ -171,7 +172,7 @@ class Load:
             self._canceller.sent(subject, receipt, numbers)
 
     async def _send_singles(self, producer: AsyncProducer, draw: random.Random) -> None:
-        instants = _draw_instants(draw, draw.randint(*SINGLES))
+        instants = self._draw_instants(draw, draw.randint(*SINGLES))
         await asyncio.gather(*(self._send(producer, draw.choice(SUBJECTS), at, _draw_size(draw)) for at in instants))
 
     async def _send(self, producer: AsyncProducer, subject: str, deliver_at_ms: int, size: int) -> None:
@@ -184,6 +185,23 @@ class Load:
         else:
             self._ledger.kept(number, (receipt.log_id, receipt.sequence))
             self._canceller.sent(subject, receipt, [number])
+
+    def _draw_instants(self, draw: random.Random, count: int) -> list[int]:
+        """Most within seconds, some all in one instant, some past due, some later in the run, some in another hour."""
+        now_ms = int(time.time() * 1000)
+        instants: list[int] = []
+        together = now_ms + draw.randint(200, 4_000) if draw.random() < 0.2 else 0
+        for _ in range(count):
+            roll = draw.random()
+            if roll < 0.08:
+                instants.append(now_ms + draw.randint(2 * HOUR_MS, self._days * DAY_MS))
+            elif roll < 0.14:
+                instants.append(now_ms + draw.randint(5_000, 90_000))
+            elif roll < 0.22:
+                instants.append(now_ms - draw.randint(0, 100_000))
+            else:
+                instants.append(together or now_ms + draw.randint(200, 4_000))
+        return instants
 
     def _failed(self, producer: AsyncProducer, numbers: Sequence[int], error: DelaydError) -> None:
         self._ledger.fault(error)
@@ -234,24 +252,6 @@ class Load:
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
-
-
-def _draw_instants(draw: random.Random, count: int) -> list[int]:
-    """Most within seconds, some all in one instant, some past due, some later in the run, some in another hour."""
-    now_ms = int(time.time() * 1000)
-    instants: list[int] = []
-    together = now_ms + draw.randint(200, 4_000) if draw.random() < 0.2 else 0
-    for _ in range(count):
-        roll = draw.random()
-        if roll < 0.08:
-            instants.append(now_ms + draw.randint(2 * HOUR_MS, 400 * DAY_MS))
-        elif roll < 0.14:
-            instants.append(now_ms + draw.randint(5_000, 90_000))
-        elif roll < 0.22:
-            instants.append(now_ms - draw.randint(0, 100_000))
-        else:
-            instants.append(together or now_ms + draw.randint(200, 4_000))
-    return instants
 
 
 def _draw_size(draw: random.Random) -> int:
