@@ -57,9 +57,13 @@ class Seen(NamedTuple):
 
     def counter(self, name: str) -> int:
         """A figure; 0 when the server, of another version, does not tell it."""
+        return self.told(name) or 0
+
+    def told(self, name: str) -> int | None:
+        """A figure; None when the server does not tell it."""
         counters = self.status.get("counters")
-        value = counters.get(name, 0) if isinstance(counters, dict) else 0
-        return value if isinstance(value, int) else 0
+        value = counters.get(name) if isinstance(counters, dict) else None
+        return value if isinstance(value, int) else None
 
 
 @click.command(

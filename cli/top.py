@@ -1,4 +1,4 @@
-"""``delayd top``: rates, pending messages and the lag of groups on one screen, from what servers say of themselves.
+"""``delayd top``: rates, pending messages, lateness and the lag of groups on one screen, as servers tell them.
 
 Invariant: servers are asked two things a round, whatever they hold; a rate is the difference of two answers of one life
 of a server over the time between them by its own clock.
@@ -36,7 +36,12 @@ SERVER_COLUMNS = (
     Column("not_filed", Kind.NUMBER, spare=True),
     Column("loaded", Kind.NUMBER),
     Column("waiting", Kind.NUMBER),
+    Column("late_p50_ms", Kind.DURATION, spare=True),
+    Column("late_p99_ms", Kind.DURATION),
+    Column("late_max_ms", Kind.DURATION, spare=True),
 )
+LATE = ("late_ms_p50", "late_ms_p99", "late_ms_max")  # A delay server that handed over nothing tells none of them.
+NO_LATE = (None, None, None)
 GROUP_COLUMNS = (
     Column("subject"),
     Column("group"),
@@ -77,7 +82,7 @@ class Screen(NamedTuple):
     help="A screen for people; JSON with one object, once, for programs.",
 )
 def top(meta: str, once: bool, every: timedelta, form: str) -> None:
-    """Watch rates, pending messages and the lag of groups; q ends it.
+    """Watch rates, pending messages, lateness and the lag of groups; q ends it.
 
     Rates are those between two looks. Without a terminal one snapshot is printed.
     """
@@ -138,11 +143,12 @@ def _server_row(before: Seen | None, now: Seen) -> tuple[Cell, ...]:
 
     log_id = f"{now.log_id:016x}"
     if now.fault:
-        return (f"{now.role} (away)", log_id, None, None, None, None, None)
+        return (f"{now.role} (away)", log_id, None, None, None, None, None, *NO_LATE)
     if now.role == "delay":
         held = (now.counter("pending_rows"), now.counter("loaded_rows"), now.counter("waiting_rows"))
-        return (now.role, log_id, rate("next_sequence"), None, *held)
-    return (now.role, log_id, rate("messages"), rate("acked"), None, None, None)
+        late = map(now.told, LATE)
+        return (now.role, log_id, rate("next_sequence"), None, *held, *late)
+    return (now.role, log_id, rate("messages"), rate("acked"), None, None, None, *NO_LATE)
 
 
 def _passed_s(before: Seen | None, now: Seen) -> float | None:

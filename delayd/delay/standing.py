@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from delayd.clock import Clock
 from delayd.delay.damage.held import HeldRows
 from delayd.delay.filing.checkpoint import Checkpointer
+from delayd.delay.handoff import lateness
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import Phase
 from delayd.delay.intake import Intake
@@ -59,6 +60,7 @@ class Standing:
             "subjects_bytes": self.hours.subjects.held_bytes,
             "producers": len(self.producers),
             "producers_bytes": self.producers.held_bytes,
+            **lateness.figures(link.sender.lateness for link in links),
         }
 
     def waits(self) -> Iterator[Wait]:

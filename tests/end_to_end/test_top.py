@@ -25,6 +25,7 @@ def test_a_snapshot_has_rates_and_the_lag_of_groups(tmp_path: Path) -> None:
         assert [row["server"] for row in found["servers"]] == ["delay", "realtime"]
         delay, realtime = found["servers"]
         assert delay["in_per_s"] == 0 and realtime["out_per_s"] == 0 and delay["not_filed"] is not None
+        assert {"late_p50_ms", "late_p99_ms", "late_max_ms"} <= delay.keys() and realtime["late_p99_ms"] is None
         (group,) = found["groups"]
         assert (group["subject"], group["group"], group["outstanding"]) == ("s", "g", 0)
         for columns in ("80", "40"):

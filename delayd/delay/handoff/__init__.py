@@ -7,6 +7,7 @@ A map, in the order in which a row passes.
     sender, frames      make frames of rows and follow each frame until its outcome is durable
     window              which batches of a target are not decided, and W
     link                the sessions with one target
+    lateness            how late messages reached a target in the last seconds, for STATUS
     wire, watched_wire  the connection to it, and how its silence is noticed
 What operators, meta and dispatch logs say about targets
     moves               subjects that an operator gives to another target

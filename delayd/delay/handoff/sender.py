@@ -25,6 +25,7 @@ from delayd.delay.handoff.frames import (
     split_by_source,
     split_by_subject_and_hour,
 )
+from delayd.delay.handoff.lateness import Lateness
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
 from delayd.delay.handoff.window import SentBatch, Window
@@ -96,6 +97,7 @@ class Sender:
         self.window = Window(terms.life.epoch)
         self.frames_in_flight = 0
         self.dead_rows = 0
+        self.lateness = Lateness(terms.clock)
         self._target = target
         self._origin = terms.life
         self._clock = terms.clock
@@ -368,6 +370,7 @@ class Sender:
                     self.later = ""
                 for batch, offset in zip(sent, offsets, strict=True):
                     self.acknowledge(batch, offset, appended_at_ms)
+                self.lateness.note([batch.deliver_at_ms for batch in sent], appended_at_ms)
                 self.pump(wire, session, current)
                 return
         if isinstance(answer, RetryLater):
