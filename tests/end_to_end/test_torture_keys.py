@@ -250,6 +250,15 @@ def test_a_move_without_an_answer_leaves_both_instants_until_all_is_quiet(told: 
     assert "due at" in told.violations[0]
 
 
+def test_a_verdict_may_be_older_than_a_move_without_an_answer(told: Told) -> None:
+    first = told.accepted()
+    told.keys.moving(first, LATER_MS)
+    told.keys.move_lost(first, None, LATER_MS)
+    told.deliver(first, name=MOVED, due_ms=LATER_MS)
+    told.met(SendVerdict.KEPT, first)
+    assert told.violations == []
+
+
 def check(told: Told, *rows: FiledRow, found: dict[int, tuple[int, int]] | None = None) -> list[str]:
     """Compare stopped books of rows 1, 2, 3... with the ledger."""
     books = KeyBooks(dict(enumerate(rows, 1)))

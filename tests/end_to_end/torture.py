@@ -124,7 +124,7 @@ class Torture:
             await self._cluster.start()
             async with Load(self._cluster.meta, self._ledger, self._keys, self._plan.seed, self._plan.days) as load:
                 await self._strike(load)
-                if self._plan.seal:
+                if self._plan.seal and not self._ledger.violations:
                     await self._seal(load)
             await self._cluster.terminate()
             report = check_books(self._data, self._ledger, self._keys, self._now_ms(), stopped=True)

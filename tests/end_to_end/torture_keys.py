@@ -324,7 +324,10 @@ class KeyLedger:
         """The row that a verdict names is the newest one of the key."""
         if earlier is None:
             self._broken(f"met {other}; its key is new", number)
-        elif other.due_ms not in (None, *earlier.instants) or earlier.name not in (None, other.name):
+            return
+        # A move without an answer may have been carried out since, and the new row may have been delivered.
+        names = (None, other.name) if not earlier.loose else (earlier.name,)
+        if other.due_ms not in (None, *earlier.instants) or earlier.name not in names:
             self._broken(f"met {other}; the newest row of its key is {earlier.name}, due {earlier.instants}", number)
 
     def _moved(self, number: int, keyed: Keyed, wanted_ms: int, row: Row) -> None:
