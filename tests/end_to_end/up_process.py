@@ -61,7 +61,8 @@ class Up:
         wait_until(holds, lambda: f"{what}\n{self.lines}\n{self.errors}")
 
     def kill(self, role: str) -> None:
-        """End a server with SIGKILL, as the kernel would."""
+        """End a server with SIGKILL, as the kernel would; one that an earlier test has killed serves again before."""
+        self.until(lambda: is_running(self.ready(role)[-1].pid), f"the {role} server runs")
         os.kill(self.ready(role)[-1].pid, signal.SIGKILL)
 
     def end(self, number: int = signal.SIGTERM) -> int:

@@ -338,15 +338,21 @@ def test_an_outage_ends_no_iteration_and_is_told_once(caplog: pytest.LogCaptureF
     assert 2 <= len(words) <= 7
 
 
+def interrupt_when_it_waits(world: World) -> None:
+    wait_until(lambda: bool(world.realtime.waiting))
+    # To the thread that waits: a signal of the process goes to any thread, and may find this one asleep.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
 @pytest.mark.usefixtures("heard_interrupts")
 def test_a_ctrl_c_while_a_pull_waits_loses_nothing_for_a_lease() -> None:
     with world_aside() as (world, do), Consumer(world.address, "a", "g") as consumer:
         do(partial(add_messages, world, 1))
         next(consumer).ack()
         for row in range(1, 4):
-            interrupt = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-            interrupt.start()
+            interrupt = threading.Thread(target=interrupt_when_it_waits, args=(world,))
             with pytest.raises(KeyboardInterrupt):
+                interrupt.start()
                 next(consumer) if row % 2 else consumer.pull(wait=timedelta(seconds=DEADLINE_S))
             interrupt.join()
             do(partial(world.realtime.add, b"%d" % row))
@@ -361,7 +367,8 @@ def test_a_signal_handler_may_close_the_consumer_that_it_interrupts() -> None:
         do(partial(add_messages, world, 200 if flows else 1))
         consumer = Consumer(world.address, "a", "g")
         signal.signal(signal.SIGUSR1, lambda number, frame: consumer.close())
-        late = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        waits = threading.main_thread().ident or 0
+        late = threading.Timer(0.1, lambda: signal.pthread_kill(waits, signal.SIGUSR1))
         late.start()
         handled = 0
         for message in consumer:
