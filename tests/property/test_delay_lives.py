@@ -13,7 +13,7 @@ from tests.worlds.bugs import PLANTED, PLANTED_IN_CANCELS
 from tests.worlds.chaos import Chaos
 from tests.worlds.delay import small_slots
 
-SEEDS = 160
+SEEDS = 100
 PARTS = 2  # The seeds are dealt out to this many tests, which may run beside each other.
 SEEDS_PLANTED = 150  # A planted bug must show within this many seeds.
 
