@@ -18,7 +18,7 @@ from delayd.errors import DamagedData
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.segment import Segment
 
-BLOCK_BYTES = 64 << 10  # Groups that are read together.
+BLOCK_BYTES = 4 << 10  # Groups that are read together.
 ROW_BYTES = 12
 
 
