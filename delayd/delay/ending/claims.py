@@ -25,7 +25,7 @@ from delayd.delay.damage.held import HeldRows
 from delayd.delay.ending.wanted import Indices, Sequences, Wanted
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.quarantine import Kind, Quarantine
-from delayd.delay.rows import Rows, join_rows
+from delayd.delay.rows import Rows, join_rows, new_rows
 from delayd.delay.timers.claimed import Claimed
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loading import Loading
@@ -123,6 +123,31 @@ class Claims:
             places[left], locations[left] = self._look_outside(wanted.take(left))
         self._set_aside(wanted, places)
         return places
+
+    def stand_still(self, wanted: Wanted) -> NDArray[np.bool_]:
+        """Which of some rows that stood in the wheel before are there for certain: nothing has left their slots. No
+        hour may have left the wheel since.
+        """
+        found = np.zeros(len(wanted), np.bool_)
+        for hour in self._hours.wheel.hours():
+            found |= (wanted.hours == np.uint32(hour)) & (wanted.due_ms >= self._hours.wheel.closed_from_ms(hour))
+        return found
+
+    def look_at_standing(self, wanted: Wanted, subject: int) -> Places:
+        """The same as `look` for rows of one subject that stand still in the wheel: it does not search for them."""
+        rows = new_rows(len(wanted))
+        rows["subject"], rows["sequence"] = subject, wanted.sequences
+        rows["hour"], rows["due_ms"] = wanted.hours, wanted.due_ms
+        places = self._place(rows, Place.WHEEL)
+        for hour in np.unique(wanted.hours).tolist():
+            own = wanted.of_hour(hour)
+            places[own.compress(self._claimed.has(hour, wanted.sequences.take(own)))] = Place.ENDED
+        self._set_aside(wanted, places)
+        return places
+
+    def outside(self) -> list[Rows]:
+        """View all rows that have left the wheel and are not decided, in several arrays."""
+        return [*self._dispatcher.parts(), *self._held.parts()]
 
     def claim(self, wanted: Wanted, places: Places) -> None:
         """Claim rows: of WHEEL, COLUMNS and OUT, and NOWHERE for rows that a schedule log holds whose hour is not

@@ -56,9 +56,7 @@ class Endings:
         self.owned_slots = OwnedSlots(site, ask_slots, pending_keys.count)
         self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
         self.keyed_sends = KeyedSends(worker, self.taken_names, self.owned_slots, claims, self.requests, intake)
-        self._finder = Finder(
-            site, books.hours, claims, books.dispatcher, books.sources, lambda: intake.durable_sequence
-        )
+        self._finder = Finder(site, books.hours, claims, books.sources, lambda: intake.durable_sequence)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
 

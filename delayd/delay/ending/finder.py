@@ -1,7 +1,10 @@
 """Finder: lists the pending rows of a subject and a window, a piece at a time (docs/keys.md, In bulk).
 
-     loop: rows in memory, and how far   worker: those of the window,    loop: which of them
-     files count, in one moment       ─▶ and rows of schedule logs    ─▶ are pending now     ─▶ answer
+     loop: rows in memory, and how far   worker: those of the window,    loop: which of them are
+     files count, in one moment       ─▶ and rows of schedule logs    ─▶ pending now, in parts  ─▶ answer
+
+The loop lists arrays of rows and never looks into them, however many rows wait. It asks about LOOK_ROWS found rows a
+turn.
 
 Invariant: a row that is pending from the beginning of a walk to its end, and stays in its hour, is found once.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,9 +27,8 @@ from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.filing.sources import Sources
-from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms
+from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, Shortage, SlowDown
 from delayd.executor import Done, Executor, Priority
@@ -40,9 +43,14 @@ log = logging.getLogger(__name__)
 
 HOURS_MAX = 1_024  # Files that one piece reads.
 PIECES_UNDER_WAY_MAX = 16
-REMEMBERED_ROWS_MAX = 2 << 20  # 32 bytes each.
+REMEMBERED_ROWS_MAX = 2 << 20  # 33 bytes each.
+LOOK_ROWS = 8_192  # The loop asks about so many found rows in 1 to 2 ms.
+SCAN_ROWS = 65_536  # After so many rows in memory the worker gives way.
+SHORT_ROWS = 4_096
 
-LOCATED = np.dtype([*((name, FOUND[name]) for name in FOUND.names or ()), ("location", "<u8")])
+# ``in_wheel``: the row stood in the wheel when the piece began.
+_OWN = [("location", "<u8"), ("in_wheel", "?")]
+LOCATED = np.dtype([*((name, FOUND[name]) for name in FOUND.names or ()), *_OWN])
 LocatedRows = NDArray[np.void]  # Its dtype is LOCATED.
 
 Answer = Callable[[Piece], None]
@@ -65,18 +73,19 @@ class _Chosen(NamedTuple):
     last: int
     until_sequence: int
 
-    def of(self, parts: Iterable[Rows]) -> LocatedRows:
-        """The chosen ones of some rows."""
+    def of(self, parts: Iterable[Rows], worker: Executor, *, in_wheel: bool) -> LocatedRows:
+        """The chosen ones of some rows; on the worker thread."""
         found = [np.empty(0, LOCATED)]
         number = self.subject
-        for rows in parts if number is not None else ():
+        for rows in _slices(parts) if number is not None else ():
             chosen: NDArray[np.bool_] = rows["subject"] == number
             chosen &= (rows["hour"] >= self.first) & (rows["hour"] <= self.last)
             # So long before its hour the column counts seconds, and the row's own instant is not known here.
             chosen &= (rows["sequence"] < np.uint64(self.until_sequence)) & (rows["due_ms"] >= -COARSE_FROM_MS)
             places = np.flatnonzero(chosen)
             if len(places):
-                found.append(_within(self.window, *_columns(rows.take(places))))
+                found.append(_within(self.window, *_columns(rows.take(places)), in_wheel=in_wheel))
+            worker.give_way()
         return np.concatenate(found)
 
 
@@ -87,8 +96,9 @@ class _Snapshot(NamedTuple):
     filed: NDArray[np.uint32]  # Rising: hours that are filed, HOURS_MAX at most.
     more: bool  # Whether there are filed hours behind these.
     files: list[_File]  # Those of them whose hours are not loaded.
-    views: list[Rows]  # The pending rows: other threads may read them.
-    in_memory: LocatedRows  # Out of all other rows in memory.
+    wheel: list[Rows]  # Arrays that nobody writes into any more, as those of `others`: other threads may read them.
+    others: list[Rows]  # The pending rows, and those that have left the wheel.
+    hours_dropped: int  # How many hours had left the wheel.
     reader: Sources | None  # For a window with a tag.
 
 
@@ -98,6 +108,25 @@ class _Read(NamedTuple):
     rows: LocatedRows
     place: WalkPlace | None
     unread: int
+
+
+class _Ordered(NamedTuple):
+    """Some found rows, and the same by rising sequence: ``wanted`` number i is row ``order[i]``."""
+
+    rows: LocatedRows
+    order: NDArray[np.intp]
+    wanted: Wanted
+
+
+@dataclass(slots=True)
+class _Looking:
+    """A piece whose rows the loop asks about, part by part."""
+
+    snapshot: _Snapshot
+    answer: Answer
+    read: _Read
+    pending: list[FoundRows]
+    in_flight: int = 0
 
 
 class _Remembered(NamedTuple):
@@ -115,7 +144,6 @@ class Finder:
         site: Site,
         hours: Hours,
         claims: Claims,
-        dispatcher: Dispatcher,
         sources: Sources,
         until: Callable[[], int],
     ) -> None:
@@ -124,7 +152,6 @@ class Finder:
         self._sources = sources
         self._hours = hours
         self._claims = claims
-        self._dispatcher = dispatcher
         self._until = until
         self._under_way = 0
         self._remembered: _Remembered | None = None  # For the worker thread alone.
@@ -149,10 +176,11 @@ class Finder:
         filed = filed[(filed >= first) & (filed <= last)]
         hours = filed[:HOURS_MAX]
         files = [file for hour in hours.tolist() if not self._claims.is_loaded(hour) for file in self._files(hour)]
-        in_memory = chosen.of((*wheel.parts(first, last), *self._dispatcher.parts()))
+        in_wheel = list(wheel.parts(first, last))
+        others = [*self._hours.pending.views(0), *self._claims.outside()]
         reader = self._sources.reader() if window.tag else None
-        views = self._hours.pending.views(0)
-        return _Snapshot(chosen, hours, len(filed) > len(hours), files, views, in_memory, reader)
+        more = len(filed) > len(hours)
+        return _Snapshot(chosen, hours, more, files, in_wheel, others, wheel.hours_dropped, reader)
 
     def _last_hour(self, window: Window) -> int:
         """A row is filed in the hour of its due instant, or later if it was due when it came."""
@@ -177,8 +205,9 @@ class Finder:
         return read._replace(rows=rows, unread=read.unread + unread)
 
     def _read_rows(self, snapshot: _Snapshot) -> _Read:
-        window = snapshot.chosen.window
-        memory = np.concatenate((snapshot.in_memory, snapshot.chosen.of(snapshot.views)))
+        window, chosen, worker = snapshot.chosen.window, snapshot.chosen, self._site.worker
+        in_wheel = chosen.of(snapshot.wheel, worker, in_wheel=True)
+        memory = np.concatenate((in_wheel, chosen.of(snapshot.others, worker, in_wheel=False)))
         every = np.union1d(snapshot.filed, memory["accepted_at_ms"] // HOUR_MS)
         hours = every[:HOURS_MAX].tolist()
         parts: list[LocatedRows] = []
@@ -230,7 +259,7 @@ class Finder:
                 due = batch.int64s(ColumnId.DELIVER_AT_MS).take(rows)
                 hours = np.full(len(rows), file.hour, np.uint32)
                 locations = pack_locations(True, stored.offset, rows.astype(np.uint16))
-                parts.append(_within(window, sequences, due, hours, locations))
+                parts.append(_within(window, sequences, due, hours, locations, in_wheel=False))
             site.worker.give_way()
         found = np.concatenate(parts)
         if len(found) <= REMEMBERED_ROWS_MAX:
@@ -238,26 +267,80 @@ class Finder:
         return found
 
     def _found(self, snapshot: _Snapshot, answer: Answer, done: Done[_Read]) -> None:
-        self._under_way -= 1
-        read = done.result()
-        pending, in_flight = self._states(read.rows)
-        rows = _found_rows(read.rows.compress(pending))
-        answer(Piece(rows, int(np.count_nonzero(in_flight)), read.unread, snapshot.chosen.until_sequence, read.place))
+        try:
+            read = done.result()
+        except BaseException:
+            self._under_way -= 1
+            raise
+        self._look_from(_Looking(snapshot, answer, read, []), 0)
 
-    def _states(self, rows: LocatedRows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _look_from(self, looking: _Looking, first: int) -> None:
+        """Ask about the rows from number ``first`` on, when the loop has turned."""
+        work = partial(_ordered, looking.read.rows[first : first + LOOK_ROWS])
+        self._site.worker.submit(work, partial(self._look, looking, first + LOOK_ROWS), Priority.DUE)
+
+    def _look(self, looking: _Looking, next_first: int, done: Done[_Ordered]) -> None:
+        ordered = done.result()
+        pending, in_flight = self._states(looking.snapshot, ordered)
+        looking.pending.append(_found_rows(ordered.rows.compress(pending)))
+        looking.in_flight += int(np.count_nonzero(in_flight))
+        if next_first < len(looking.read.rows):
+            self._look_from(looking, next_first)
+            return
+        self._under_way -= 1
+        read, until = looking.read, looking.snapshot.chosen.until_sequence
+        looking.answer(Piece(np.concatenate(looking.pending), looking.in_flight, read.unread, until, read.place))
+
+    def _states(self, snapshot: _Snapshot, ordered: _Ordered) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which rows are pending now, and which may be at a target."""
+        rows, wanted = ordered.rows, ordered.wanted
         if not len(rows):
             return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-        order = np.argsort(rows["sequence"], kind="stable")
-        ordered = rows.take(order)
-        hours = (ordered["accepted_at_ms"] // HOUR_MS).astype(np.uint32)
-        wanted = Wanted(ordered["sequence"].copy(), ordered["deliver_at_ms"].copy(), hours)
-        places = np.empty(len(rows), np.uint8)
-        places[order] = self._claims.look(wanted)
-        hours[order] = hours.copy()
-        far = ~np.isin(hours, [hour for hour in np.unique(hours).tolist() if self._claims.is_loaded(hour)])
-        pending = np.isin(places, (Place.WHEEL, Place.COLUMNS, Place.OUT)) | (far & (places == Place.NOWHERE))
-        return pending, places == Place.IN_FLIGHT
+        found = np.zeros(len(rows), np.uint8)
+        left = np.arange(len(rows))
+        subject = snapshot.chosen.subject
+        if subject is not None and snapshot.hours_dropped == self._hours.wheel.hours_dropped:
+            stood = np.flatnonzero(rows["in_wheel"].take(ordered.order))
+            stood = stood.compress(self._claims.stand_still(wanted.take(stood)))
+            if len(stood):
+                found[stood] = self._claims.look_at_standing(wanted.take(stood), subject)
+                left = np.setdiff1d(left, stood, assume_unique=True)
+        if len(left):
+            found[left] = self._claims.look(wanted.take(left))
+        far = ~np.isin(
+            wanted.hours, [hour for hour in np.unique(wanted.hours).tolist() if self._claims.is_loaded(hour)]
+        )
+        is_pending = np.isin(found, (Place.WHEEL, Place.COLUMNS, Place.OUT)) | (far & (found == Place.NOWHERE))
+        pending, in_flight = np.empty(len(rows), np.bool_), np.empty(len(rows), np.bool_)
+        pending[ordered.order], in_flight[ordered.order] = is_pending, found == Place.IN_FLIGHT
+        return pending, in_flight
+
+
+def _ordered(rows: LocatedRows) -> _Ordered:
+    """On the worker thread."""
+    order = np.argsort(rows["sequence"], kind="stable")
+    hours = (rows["accepted_at_ms"].take(order) // HOUR_MS).astype(np.uint32)
+    return _Ordered(rows, order, Wanted(rows["sequence"].take(order), rows["deliver_at_ms"].take(order), hours))
+
+
+def _slices(parts: Iterable[Rows]) -> Iterator[Rows]:
+    """The same rows, in arrays of up to SCAN_ROWS; short arrays are joined, since each costs as much as some thousand
+    rows.
+    """
+    short: list[Rows] = []
+    short_rows = 0
+    for rows in parts:
+        if len(rows) >= SHORT_ROWS:
+            for first in range(0, len(rows), SCAN_ROWS):
+                yield rows[first : first + SCAN_ROWS]
+            continue
+        short.append(rows)
+        short_rows += len(rows)
+        if short_rows >= SHORT_ROWS:
+            yield join_rows(short)
+            short, short_rows = [], 0
+    if short_rows:
+        yield join_rows(short)
 
 
 def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
@@ -312,11 +395,13 @@ def _within(
     deliver_at_ms: Int64s,
     hours: NDArray[np.uint32],
     locations: Locations,
+    *,
+    in_wheel: bool,
 ) -> LocatedRows:
     """The rows that are due in the window."""
     chosen = np.flatnonzero((deliver_at_ms >= window.from_ms) & (deliver_at_ms < window.to_ms))
     found = np.empty(len(chosen), LOCATED)
-    found["location"] = locations.take(chosen)
+    found["location"], found["in_wheel"] = locations.take(chosen), in_wheel
     found["sequence"], found["deliver_at_ms"] = sequences.take(chosen), deliver_at_ms.take(chosen)
     found["accepted_at_ms"] = hours.take(chosen).astype(np.int64) * HOUR_MS
     return found

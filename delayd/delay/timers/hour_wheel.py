@@ -103,6 +103,11 @@ class HourWheel:
     def __len__(self) -> int:
         return self._alive + len(self._ready)
 
+    @property
+    def closed_from_ms(self) -> int:
+        """Every row that came in and is due so long after the hour's start, or later, is still here."""
+        return self._opened * SLOT_MS
+
     def attach(self, prepared: PreparedRows) -> None:
         """Take over prepared rows: rows of slots that are open become ready; for all others this costs nothing."""
         late = int(prepared.bounds[self._opened])
@@ -206,7 +211,7 @@ class HourWheel:
         return join_rows(self.parts())
 
     def parts(self) -> list[Rows]:
-        """View all rows held, in several arrays."""
+        """View all rows held, in several arrays, which are not written into any more."""
         parts = self._ready.parts() + [run.rows[int(run.bounds[self._opened]) :] for run in self._runs]
         return [*parts, self._tail.take(self._tail_alive())]
 

@@ -26,6 +26,7 @@ class Wheel:
 
     def __init__(self, tail_rows: int = TAIL_ROWS) -> None:
         self._tail_rows = tail_rows
+        self.hours_dropped = 0  # How many hours were unloaded so far.
         self._hours: dict[int, HourWheel] = {}  # In ascending order of the hour.
 
     def __len__(self) -> int:
@@ -65,6 +66,7 @@ class Wheel:
         """Unload an hour, which must be empty."""
         assert not len(self._hours[hour]), "a loaded hour is dropped only when its last row has left"
         del self._hours[hour]
+        self.hours_dropped += 1
 
     def insert(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
         """Copy rows in, in any order; the hour of each row must be loaded.
@@ -144,10 +146,17 @@ class Wheel:
         return self._hours[hour].find(due_ms, wanted)
 
     def parts(self, first: int = 0, last: int | None = None) -> Iterator[Rows]:
-        """View all rows held, in several arrays; or those of the hours from ``first`` to ``last``."""
+        """View all rows held, in several arrays; or those of the hours from ``first`` to ``last``.
+
+        Other threads may read the arrays, also after their rows have left.
+        """
         for hour, wheel in self._hours.items():
             if first <= hour and (last is None or hour <= last):
                 yield from wheel.parts()
+
+    def closed_from_ms(self, hour: int) -> int:
+        """Rows of a loaded hour that are due so long after its start, or later, have not begun to leave the wheel."""
+        return self._hours[hour].closed_from_ms
 
     def rows_of(self, hour: int) -> Rows:
         """Copy all rows held of one hour, in no particular order, for listings."""

@@ -11,12 +11,15 @@ import pytest
 
 from delayd.batch import ProducerPart, parse
 from delayd.delay.ending import finder
+from delayd.delay.ending.claims import Claims
+from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.stored import Stored
 from delayd.errors import SlowDown
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
+from delayd.testing.executor import StepExecutor
 from delayd.wire.ending import CancelAnswer, MessageState
 from delayd.wire.finding import Piece, Place, Window
 from tests.batches import messages
@@ -69,6 +72,7 @@ def pending(world: World, window: Window) -> set[int]:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_walk_finds_what_is_pending_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "HOURS_MAX", 3)
+    monkeypatch.setattr(finder, "LOOK_ROWS", 4)
     random = Random(seed)
     world = World(seed=seed, load_ahead_ms=1_000)
     for step in range(30):
@@ -140,6 +144,55 @@ def test_rows_that_come_during_a_walk_are_left_out() -> None:
     rest = walk(world, all_of(SUBJECT)._replace(place=first.place, until_sequence=first.until_sequence))
     assert len(sequences([first, *rest])) == 4
     assert len(sequences(walk(world, all_of(SUBJECT)))) == 8
+
+
+def test_rows_that_leave_or_end_during_a_piece_are_left_out() -> None:
+    world = World(load_ahead_ms=60_000)
+    world.send(wanted(1, 0, "first"))
+    world.settle()
+    for due_ms in (5_000, 50_000, 51_000):
+        world.send(wanted(3, due_ms, f"m{due_ms}"))
+    world.settle()
+    told: list[Piece] = []
+    world.core.endings.find(all_of(), told.append)
+    world.cancel(world.receipts("m51000"))
+    world.clock.advance(6_000)
+    world.core.wake()
+    world.settle()
+    (piece,) = told
+    assert piece.rows["sequence"].tolist() == world.receipts("m50000").sequences.tolist()
+    world.drain(60_000)
+    world.check_books()
+
+
+def test_the_loop_is_not_held_by_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "LOOK_ROWS", 10)
+    looked: list[int] = []
+
+    def spied(look: Any) -> Any:
+        def spy(own: Claims, found: Wanted, *others: Any) -> Any:
+            looked.append(len(found))
+            return look(own, found, *others)
+
+        return spy
+
+    world = World(load_ahead_ms=HOUR_MS)
+    for due_ms in (10_000, 20_000, 50 * HOUR_MS):
+        world.send(wanted(35, due_ms, f"m{due_ms}"))
+    world.settle()
+    for name in ("look", "look_at_standing"):
+        monkeypatch.setattr(Claims, name, spied(getattr(Claims, name)))
+    worker = world.threads.worker
+    assert isinstance(worker, StepExecutor)
+    told: list[Piece] = []
+    world.core.endings.find(all_of(), told.append)
+    turns = 0
+    while not told:
+        worker.run_one()
+        worker.complete_one()
+        turns += 1
+        assert sum(looked) <= 10 * (turns - 1), "the loop asked about more rows than belong to a turn"
+    assert len(told[0].rows) == sum(looked) == 105
 
 
 def test_a_damaged_hour_is_told_and_the_others_are_found() -> None:
