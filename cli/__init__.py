@@ -16,7 +16,7 @@ Files
     log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
     schedule, dispatch, hour_schedule, hour_range   messages hour by hour, and what became of them
     find                messages by what they say
-    forecast            what falls due in each period ahead
+    forecast, quota_of  what falls due in each period ahead, and the quota that it is held against
     trace               one message through all logs
     backup              copies of servers, and putting them back
     audit, seals, export, progress   the books, the seals, and tables for other engines

@@ -96,6 +96,7 @@ class Listing:
     def __init__(self, data: str, window: Window) -> None:
         damage: list[DamagedData] = []
         found = schedules(RealDisk(), data, damage)
+        self.servers = [each.directory for each in found]
         self.wanted = [(hour, each) for each in found for hour in each.hours() if window.holds_hour(hour)]
         self.wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
         self._left_out = LeftOut()

@@ -1,6 +1,6 @@
 """``delayd subjects set`` and ``delayd subjects show``: quotas of subjects at the delay servers (docs/quotas.md)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import click
 
@@ -87,8 +87,7 @@ async def _set(address: str, secret: Secret, subject: str, limits: dict[str, int
             failed += 1
             click.echo(f"delayd: the quota is not set at {server.log_id:016x}: {error.message}", err=True)
         else:
-            text = ", ".join(f"{name} {limit}" for name, limit in limits.items() if limit is not None)
-            click.echo(f"{server.log_id:016x}: {subject} {f'may have {text}' if text else 'has no quota'}")
+            click.echo(f"{server.log_id:016x}: {limits_sentence(subject, list(limits.values()))}")
     return TRY_LATER if failed else OK
 
 
@@ -113,14 +112,21 @@ async def _rows(address: str, prefix: str) -> tuple[list[tuple[Cell, ...]], int]
     for server in await _delay_servers(address):
         try:
             async with ask.reached(server) as connection:
-                rows += [_row(server.log_id, info) async for info in _quotas(connection, prefix)]
+                rows += [_row(server.log_id, info) async for info in quotas_of(connection, prefix)]
         except DelaydError as error:
             failed += 1
             click.echo(f"delayd: quotas of {server.host}:{server.port} are missing: {error.message}", err=True)
     return sorted(rows, key=lambda row: (str(row[0]), str(row[1]))), failed
 
 
-async def _quotas(connection: Connection, prefix: str) -> AsyncIterator[QuotaInfo]:
+def limits_sentence(subject: str, limits: Sequence[int | None]) -> str:
+    """What a subject may have."""
+    text = ", ".join(f"{name} {limit}" for name, limit in zip(LIMITS, limits, strict=True) if limit is not None)
+    return f"{subject} {f'may have {text}' if text else 'has no quota'}"
+
+
+async def quotas_of(connection: Connection, prefix: str) -> AsyncIterator[QuotaInfo]:
+    """The quotas that a delay server has for subjects with this prefix, and how much of them is used."""
     after, more = "", True
     while more:
         head = {"after": after, "prefix": prefix}

@@ -17,8 +17,18 @@ from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, rows_of, told
 from .forecast import COLUMNS as FORECAST_COLUMNS
 from .hour_schedule import Listing, Window, in_chunks
 from .listing import printable, show
-from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
+from .options import (
+    data_option,
+    examples,
+    format_option,
+    from_option,
+    limit_option,
+    meta_option,
+    subject_option,
+    to_option,
+)
 from .progress import progress
+from .quota_of import quota_of
 from .table import Cell, Column, Kind
 from .times import instant
 
@@ -116,6 +126,7 @@ def show_messages(
 @schedule.command(
     epilog=examples(
         "delayd schedule forecast --by hour --to +2d",
+        "delayd schedule forecast --subject mails",
         "delayd schedule forecast --by month --quota 5000 --capacity 20000 --png forecast.png",
     )
 )
@@ -126,13 +137,19 @@ def show_messages(
 @click.option(
     "--by", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True, help="Length of a period."
 )
-@click.option("--quota", type=click.IntRange(min=1), metavar="N", help="Name periods with a second above N messages.")
+@click.option(
+    "--quota",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Name periods with a second above N messages; without it, above the quota of --subject.",
+)
 @click.option(
     "--capacity", type=click.IntRange(min=1), metavar="N", help="The same, with what was measured to be possible."
 )
 @click.option(
     "--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw the chart into a file, too."
 )
+@meta_option
 @limit_option
 @format_option
 def forecast(
@@ -144,24 +161,31 @@ def forecast(
     quota: int | None,
     capacity: int | None,
     png: Path | None,
+    meta: str,
     limit: int,
     form: str,
 ) -> int:
     """Foresee how many messages fall due in each period, in UTC, and in which second most of them do.
 
-    Without --from the forecast begins now. stderr names the fullest second.
+    Without --from the forecast begins now. stderr names the fullest second. With --subject the forecast is held against
+    the subject's quota, from the directory; --meta is for the quota of a server that runs.
 
-    Exit codes: 3 an hour is damaged; stderr names the file, and the forecast leaves it out.
+    Exit codes: 3 a file is damaged; stderr names it, and the forecast leaves it out.
     """
     window = Window(instant("now") if from_ms is None else from_ms, to_ms, subject)
     listing = Listing(data, window)
+    sentence = ""
+    if subject is not None and quota is None:
+        stored, sentence = quota_of(subject, listing, meta)
+        quota = stored.per_second
     found, limits = Forecast(listing, window), Limits(quota, capacity)
     found.look()
     is_table = form == "table"
     columns = (*FORECAST_COLUMNS, Column("chart")) if is_table else FORECAST_COLUMNS
     show(columns, rows_of(found, by, limits, with_chart=is_table), form, limit)
     sys.stdout.flush()
-    click.echo(f"delayd: {told(found, limits)}", err=True)
+    for line in filter(None, (sentence, told(found, limits))):
+        click.echo(f"delayd: {line}", err=True)
     if png is not None:
         draw(found, by, png)
     return listing.end()

@@ -45,7 +45,6 @@ from delayd.delay.keys.keyed import sent_rows
 from delayd.delay.keys.owned_slots import AskSlots
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
-from delayd.delay.quotas.limits import Limits
 from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
 from delayd.delay.recovery import Recovered, ends_of_all, note_ends, open_seals, recover
@@ -66,6 +65,7 @@ from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.key_run import KnownRuns
+from delayd.log.quota import Limits
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
 from delayd.site import Site
 from delayd.state import State

@@ -12,10 +12,10 @@ from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
 from delayd.delay.ending.message_requests import Wish
 from delayd.delay.producers import AcceptedBatch, Allowance
-from delayd.delay.quotas.limits import Limits
 from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer
 from delayd.log.ended import ENDED_BYTES
+from delayd.log.quota import Limits
 from delayd.validate import check_subject, refused_rows
 from delayd.wire.ending import AnswerRows, read_asked, read_asked_keys, read_moves, wanted_of_keys
 from delayd.wire.finding import Piece, read_window

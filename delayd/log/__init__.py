@@ -13,6 +13,7 @@ The delay server's logs of an hour
     schedule            the schedule log: where its file is, and the table of hours in a checkpoint
     dispatch            the dispatch log: the outcome of each message
     seal                the seal log: one record for each sealed hour
+    quota               the limits of a subject, as a delay server's state has them
 The realtime server's logs
     consume             the consume log of a subject: from a message's number to its place
     pull                the pull log: which consumer was given which messages, and their outcomes

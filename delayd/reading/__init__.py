@@ -24,6 +24,7 @@ What is more than one hour
 What users open
     data, result        `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
     scheduled           hours of one delay server, each message with what became of it
+    stored_quota        the quota of a subject, from the state of a server that does not run
 Other ways in
     verify, verify_file, crc   each byte against its checksum
     find, matching, salvage   messages by what they say, also behind damage

@@ -37,6 +37,20 @@ def shown(running: Up, subject: str) -> list[dict[str, object]]:
     return [row for row in json.loads(ran.out) if row["subject"] == subject]
 
 
+def test_a_forecast_is_held_against_the_quota_that_a_running_server_has(running: Up) -> None:
+    due_ms = int((datetime.now(UTC) + HOUR).timestamp()) * 1_000
+    with delayd.Producer(running.meta) as producer:
+        producer.send_batch("bills", deliver_at_ms=np.full(4, due_ms, np.int64), bodies=[b"x"] * 4)
+    set_quota(running, "bills", "--per-second", "3")
+    words = ("schedule", "forecast", "--subject", "bills", "--data", str(running.data), "--format", "json")
+    ran = run(*words, "--meta", running.meta)
+    assert ran.code == 0 and "bills may have per_second 3\n" in ran.err, ran.err
+    assert [(row["fullest_second_messages"], row["above"]) for row in json.loads(ran.out)] == [(4, "quota")]
+    away = run(*words, "--meta", "127.0.0.1:1")
+    assert away.code == 0 and "the quota of bills is not known: no meta server" in away.err, away.err
+    assert [row["above"] for row in json.loads(away.out)] == [""]
+
+
 def test_what_is_over_the_quota_is_refused_by_name_and_the_rest_is_kept(running: Up) -> None:
     assert "mails may have per_second 3, pending 8" in set_quota(
         running, "mails", "--per-second", "3", "--pending", "8"

@@ -15,9 +15,9 @@ import pytest
 from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.quotas import counting, quotas
-from delayd.delay.quotas.limits import NO_LIMITS, Limits, encode_limits, quota_key
 from delayd.disk import Disk
 from delayd.errors import QuotaReached
+from delayd.log.quota import NO_LIMITS, Limits, encode_limits, quota_key
 from delayd.state import State
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss

@@ -2,7 +2,6 @@
 
 A map, from the ground up.
 
-    limits      the limits of a subject, as the state has them
     profile     how many messages of one subject are due in each second
     counted     the counted rows, by sequence, so that an outcome takes off the right row once
     counting    reads what is pending for subjects from the logs, on the worker thread

@@ -27,14 +27,6 @@ from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
 from delayd.delay.quotas.counted import Counted, CountedRows, make_rows
 from delayd.delay.quotas.counting import SECOND_MS, Counting, Found, Snapshot, rows_of_subjects
-from delayd.delay.quotas.limits import (
-    NO_LIMITS,
-    QUOTA_PREFIX,
-    Limits,
-    decode_limits,
-    encode_limits,
-    quota_key,
-)
 from delayd.delay.quotas.places import Given, Picker, fill, instants_in
 from delayd.delay.quotas.profile import Profile
 from delayd.delay.stored import Stored
@@ -51,6 +43,14 @@ from delayd.errors import (
 )
 from delayd.executor import Done, Priority
 from delayd.log.log import Log
+from delayd.log.quota import (
+    NO_LIMITS,
+    QUOTA_PREFIX,
+    Limits,
+    decode_limits,
+    encode_limits,
+    quota_key,
+)
 from delayd.site import Site
 from delayd.validate import rows_detail
 

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 import cli.forecast
 from cli.forecast import Limits, bar, fullest_second
+from cli.quota_of import together
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
+from delayd.log.quota import Limits as Quota
+from delayd.log.quota import encode_limits, quota_key
+from delayd.state import LmdbState
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 from .runner import Ran, run
@@ -70,6 +74,44 @@ def test_the_fullest_second_is_told_with_what_it_exceeds(books: Books) -> None:
     assert "fullest second: 2026-11-21T16:00:07.000Z with 5 messages, above the quota" in ran.err
     assert [row["above"] for row in json.loads(ran.out)] == ["", "quota"]
     assert "above" not in _forecast(books, "--quota", "5").err
+
+
+def _store_quota(books: Books, subject: bytes, limits: Quota) -> Path:
+    folder = Path(books.root, "delay", "state.lmdb")
+    folder.mkdir(exist_ok=True)
+    state = LmdbState(str(folder))
+    state.commit([(quota_key(subject), encode_limits(limits))])
+    state.close()
+    return folder / "data.mdb"
+
+
+def test_the_forecast_of_a_subject_is_held_against_its_stored_quota(books: Books) -> None:
+    _store_quota(books, b"bills", Quota(per_second=4, pending=9))
+    ran = _forecast(books, "--subject", "bills")
+    assert ran.code == 0
+    assert "bills may have per_second 4, pending 9\n" in ran.err and "5 messages, above the quota" in ran.err
+    assert [row["above"] for row in json.loads(ran.out)] == ["quota"]
+    # An option takes its place, and other subjects have none.
+    assert "may have" not in (given := _forecast(books, "--subject", "bills", "--quota", "5").err)
+    assert "above" not in given
+    assert "orders has no quota" in _forecast(books, "--subject", "orders").err
+    assert "quota" not in _forecast(books).err
+
+
+def test_a_quota_that_is_not_known_is_not_taken_for_none(books: Books) -> None:
+    ran = _forecast(books, "--subject", "bills")
+    assert ran.code == 0 and "the quota of bills is not known" in ran.err and "data.mdb is missing" in ran.err
+    path = _store_quota(books, b"bills", Quota(per_second=4))
+    path.write_bytes(path.read_bytes().replace(b"quota/bills", b"quota/bilks"))
+    ran = _forecast(books, "--subject", "bilks")
+    assert ran.code == 3 and "the quota of bilks is not known" in ran.err
+    assert "left out: the value of quota/bilks" in ran.err
+    assert [row["messages"] for row in json.loads(_forecast(books).out)] == [3, 6]
+
+
+def test_quotas_of_several_servers_are_added_and_one_without_a_limit_leaves_none() -> None:
+    assert together([Quota(3, None, 0), Quota(4, 8, 0)]) == Quota(7, None, 0)
+    assert together([Quota(None, 1, 2)]) == Quota(None, 1, 2)
 
 
 def test_hours_that_were_not_read_are_bounded_not_guessed(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

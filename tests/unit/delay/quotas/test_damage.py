@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.delay.quotas.limits import Limits, quota_key
 from delayd.errors import DelaydError, DiskFull
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.log.quota import Limits, quota_key
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss

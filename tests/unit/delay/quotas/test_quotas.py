@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from delayd.delay.quotas import quotas as quotas_module
-from delayd.delay.quotas.limits import NO_LIMITS, Limits
 from delayd.errors import BadArgument, DelaydError, DiskReserve, QuotaReached, SlowDown, Stopping
+from delayd.log.quota import NO_LIMITS, Limits
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.validate import refused_rows

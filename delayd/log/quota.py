@@ -1,4 +1,4 @@
-"""Limits: the quota of one subject, and its value in the state (docs/quotas.md)."""
+"""Quota: the limits of one subject, and their value in a delay server's state (docs/quotas.md)."""
 
 from typing import NamedTuple, cast
 
