@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import BEGIN, END, report
 from bench.results import read_results
 from tests.waiting import wait_until
 
@@ -42,6 +41,9 @@ def test_cases_run_against_both_and_the_report_tells_them(tmp_path: Path) -> Non
         assert {"cpu", "cores", "kernel", "commit", "date"} <= line.keys()
     for line in runs:
         assert {"steal_s", "fsync_ms_p50", "fsync_ms_p99", "repeated"} <= line.keys()
+    # It imports what draws the plots, which takes longer than most tests.
+    from bench.report import BEGIN, END, report
+
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
     report(read_results(map(json.dumps, lines)), tmp_path)
     assert "| schedule, batches of 500 |" in (tmp_path / "README.md").read_text()
