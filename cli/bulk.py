@@ -55,7 +55,10 @@ def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: b
 
         try:
             walked = walk(dry_run=False, progress=told)
-        except (KeyboardInterrupt, DelaydError):
+        except (KeyboardInterrupt, DelaydError) as error:
+            servers = error.details.get("servers") if isinstance(error, DelaydError) else None
+            if isinstance(servers, str):
+                click.echo(f"delayd: not all is done at the delay servers {servers}", err=True)
             rest = f"; to go on, say it again with --resume {last.resume}" if wording.goes_on and last.resume else ""
             click.echo(f"delayd: {last.done:,} messages are {wording.done} so far{rest}", err=True)
             raise

@@ -358,8 +358,9 @@ class AsyncProducer:
 
         Raises:
             CallerError: an argument is wrong; nothing was done.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout; it is raised when
-                the others are through.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout. It is raised when
+                the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``
+                and ``done``.
         """
         window = window_of(subject, due_from, due_before, tag)
         return await self._own.on_this_loop().core.walker.cancel(window, dry_run=dry_run, progress=progress)
@@ -398,8 +399,9 @@ class AsyncProducer:
 
         Raises:
             CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout; it is raised when
-                the others are through.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout. It is raised when
+                the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``,
+                ``done`` and ``resume``.
         """
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         bounds = bounds_of(resume)

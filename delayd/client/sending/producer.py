@@ -384,8 +384,9 @@ class Producer:
 
         Raises:
             CallerError: an argument is wrong; nothing was done.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout; it is raised when
-                the others are through.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout. It is raised when
+                the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``
+                and ``done``.
         """
         window = window_of(subject, due_from, due_before, tag)
         engine = self._standing_engine()
@@ -426,8 +427,9 @@ class Producer:
 
         Raises:
             CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout; it is raised when
-                the others are through.
+            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout. It is raised when
+                the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``,
+                ``done`` and ``resume``.
         """
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         bounds = bounds_of(resume)

@@ -17,8 +17,9 @@ import numpy as np
 from delayd.client.instants import instant_ms
 from delayd.client.limits import check_subject, need_timedelta
 from delayd.client.sending.message_asker import AskedRows, MessageAsker, NewInstants
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, DelaydError
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
+from delayd.log_id import LogId
 from delayd.tags import encode_tags
 from delayd.wire.ending import CancelAnswer, RescheduleAnswer
 from delayd.wire.finding import Piece, Place, Window
@@ -142,13 +143,25 @@ class _Walk:
         self._progress = progress
         self._bounds = bounds
         self._walked = Walked()
+        self._failed: dict[int, DelaydError] = {}  # By log_id: the servers where the walk did not come to its end.
 
     async def run(self) -> Walked:
-        """Go through all servers; the first error is raised when each of them is through, or has failed."""
-        walks = [self._at(log_id) for log_id in await self._messages.servers()]
-        for failed in await asyncio.gather(*walks, return_exceptions=True):
-            if failed is not None:
-                raise failed
+        """Go through all servers.
+
+        A server that fails keeps nobody from the others: its error is raised when all are through, with the account in
+        its details. When ``progress`` raises, the walk stops everywhere.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for log_id in await self._messages.servers():
+                    tasks.create_task(self._at(log_id))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        for error in self._failed.values():
+            names = " ".join(str(LogId(log_id)) for log_id in sorted(self._failed))
+            walked = self._walked
+            error.details |= {"servers": names, "found": walked.found, "done": walked.done, "resume": walked.resume}
+            raise error
         return self._walked._replace(resume="")
 
     async def _at(self, log_id: int) -> None:
@@ -156,7 +169,11 @@ class _Walk:
         until = (self._bounds or {}).get(log_id, 0)
         while place is not None:
             window = self._window._replace(place=place, until_sequence=until)
-            piece = await self._messages.find(log_id, window)
+            try:
+                piece = await self._messages.find(log_id, window)
+            except DelaydError as error:
+                self._failed[log_id] = error
+                return
             place, until = piece.place, piece.until_sequence
             if self._bounds is not None and self._act is not None and self._bounds.get(log_id) != until:
                 # It is told before anything is moved: a caller that is interrupted then can go on, too.
@@ -165,7 +182,11 @@ class _Walk:
             row_count, counts = len(piece.rows), _Counts()
             if row_count and self._act is not None:
                 log_ids = np.full(row_count, log_id, np.uint64)
-                counts = await self._act(AskedRows(log_ids, piece.asked(), row_count), piece)
+                try:
+                    counts = await self._act(AskedRows(log_ids, piece.asked(), row_count), piece)
+                except DelaydError as error:
+                    self._failed[log_id] = error
+                    return
             self._add(piece, counts)
 
     def _add(self, piece: Piece, counts: _Counts) -> None:
