@@ -1,0 +1,133 @@
+"""A delay server dies at each disk operation of a walk that cancels or moves messages in bulk, and the caller goes on.
+
+The caller remembers what a client does: the bound of the walk that moves (`Walked.resume`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from delayd.hours import INSTANT_MS_MAX
+from delayd.testing.disk import Crash
+from delayd.wire.ending import Asked, MessageState
+from delayd.wire.finding import Piece, Place, Window
+from tests.crash.harness import Way, look_of, ways
+from tests.worlds.delay import Remains, World, new_world, wanted
+
+HOUR_MS = 3_600_000
+SHIFT_MS = HOUR_MS + 7
+SEEDS = 1
+PARTS = 2
+DRAIN_EVERY = 10  # Deaths after which all messages fall due, which takes as long as all else.
+CANCELLED, MOVED = b"mails", b"orders"
+NAMES = ("near", "far", "above")
+SETTINGS = {"segment_bytes": 4_096, "tail_bytes": 0, "load_ahead_ms": 1_000, "checkpoint_every_ms": HOUR_MS}
+
+
+@dataclass
+class Caller:
+    """What outlives the server: the bound of the walk that moves."""
+
+    until: int = 0
+
+
+def fill(world: World) -> None:
+    """Messages in the wheel, in schedule logs, and above the checkpoint."""
+    for name, due_ms in zip(NAMES, (600_000, 5 * HOUR_MS, 5 * HOUR_MS + 1), strict=True):
+        if name == "above":
+            world.checkpoint()
+        for subject in (CANCELLED, MOVED):
+            world.send(wanted(3, due_ms, f"{name}-{subject.decode()}", subject))
+        world.settle()
+
+
+def walk(world: World, subject: bytes, until: int, bound: Callable[[int], None], act: Callable[[Piece], None]) -> None:
+    place: Place | None = Place()
+    while place is not None:
+        told: list[Piece] = []
+        world.core.endings.find(Window(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), told.append)
+        world.settle()
+        (piece,) = told
+        place, until = piece.place, piece.until_sequence
+        bound(until)
+        if len(piece.rows):
+            act(piece)
+        world.settle()
+
+
+def work(world: World, caller: Caller) -> None:
+    """Move all messages of one subject, and cancel all of the other, with a checkpoint in between."""
+
+    def cancel(piece: Piece) -> None:
+        world.cancel(piece.asked())
+
+    def move(piece: Piece) -> None:
+        asked: Asked = piece.asked()
+        world.reschedule(asked, *(asked.deliver_at_ms + SHIFT_MS).tolist())
+
+    def bound(until: int) -> None:
+        caller.until = until
+
+    walk(world, MOVED, caller.until, bound, move)
+    world.checkpoint()
+    walk(world, CANCELLED, 0, lambda until: None, cancel)
+
+
+class Death:
+    """One death, at an operation of the walks."""
+
+    def __init__(self, at: int | None) -> None:
+        self.caller = Caller()
+        self._world = World(new_world(), seed=1, **SETTINGS)  # type: ignore[arg-type]
+        fill(self._world)
+        disk = self._world.disk
+        before = len(disk.operations)
+        disk.faults.crash_at = None if at is None else before + at
+        try:
+            work(self._world, self.caller)
+        except Crash:
+            pass
+        self.operations = disk.operations[before:]
+
+    def remains(self, way: Way) -> Remains:
+        return self._world.remains(way.loss, way.seed)
+
+
+def check(remains: Remains, caller: Caller, *, drain: bool) -> None:
+    world = World(remains, seed=2, **SETTINGS)  # type: ignore[arg-type]
+    world.settle()
+    work(world, Caller(caller.until))
+    cancelled = world.receipts(*(f"{name}-{CANCELLED.decode()}" for name in NAMES))
+    assert set(world.states(cancelled)) == {MessageState.CANCELLED}
+    moved = world.receipts(*(f"{name}-{MOVED.decode()}" for name in NAMES))
+    for sequence, due_ms in zip(moved.sequences.tolist(), moved.deliver_at_ms.tolist(), strict=True):
+        newer, newer_due_ms, _ = world.outside.moved_rows[sequence]
+        assert newer_due_ms == due_ms + SHIFT_MS
+        assert newer not in world.outside.moved_rows, f"message {sequence} was moved twice"
+    if drain:
+        world.drain(10 * HOUR_MS)
+        world.check_books()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_walk_goes_on_after_a_death_at_each_operation_and_does_nothing_twice(part: int) -> None:
+    operations = Death(None).operations
+    assert len(operations) > 20
+    for at in range(1 + part, len(operations) + 2, PARTS):
+        death = Death(at)
+        seen: set[object] = set()
+        for way in ways(SEEDS):
+            remains = death.remains(way)
+            look = look_of(remains.disk), tuple(remains.state.all_keys())
+            if look in seen:
+                continue
+            drain = not seen and at % DRAIN_EVERY < PARTS
+            seen.add(look)
+            try:
+                check(remains, death.caller, drain=drain)
+            except AssertionError as error:
+                where = death.operations[-1] if death.operations else "the first"
+                raise AssertionError(f"died {way} at operation {at} ({where}): {error}") from error
