@@ -112,7 +112,7 @@ def test_a_key_of_a_server_that_is_away_waits_and_goes_to_no_other(running: Up, 
     (its,) = [str(row["slots"]) for row in listed(running) if row["delay_log_id"] == away]
     own = set(np.flatnonzero(slots_of_text(its)).tolist())
     key = next(f"k{number}" for number in range(100_000) if int(slot_of(f"k{number}")) in own)
-    with delayd.Producer(running.meta, timeout_ms=500) as producer, pytest.raises(delayd.RetryLater):
+    with delayd.Producer(running.meta, timeout_ms=2_000) as producer, pytest.raises(delayd.RetryLater):
         producer.send("s", b"x", delay=HOUR, key=key)
     second.start()
     with delayd.Producer(running.meta) as producer:
