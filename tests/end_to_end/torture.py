@@ -50,7 +50,7 @@ STRIKES_MAX = 3  # In a round.
 PASSED_MS = 8 * 3_600_000  # Messages with keys are due within less.
 SEALED_WITHIN_S = 240.0  # A server looks every 30 s for what it can seal.
 PLANTED_ROUNDS = 6
-PLANTED_PLAN = (("one",), 1_000, 1)  # Kinds, messages with keys in a round, rounds between drains.
+PLANTED_KEYED = 1_000
 SHOWN_MAX = 20
 MUST_HAPPEN = (
     *(f"{number} {role}" for number in ("SIGKILL", "SIGSTOP") for role in ROLES),
@@ -293,12 +293,17 @@ def main() -> int:
     return 1
 
 
+def planted_plan(bug: str, seed: int) -> Plan:
+    """A torture that notices a planted bug in one of its rounds."""
+    return Plan(PLANTED_ROUNDS, seed, ("one",), PLANTED_KEYED, drain_every=1, bug=bug)
+
+
 def notice_planted(seed: int) -> int:
     """Plant each bug, one after the other; the exit code is 1 if a torture notices none of it."""
     missed = 0
     for bug in PLANTED:
         with tempfile.TemporaryDirectory(prefix="delayd-torture-") as folder:
-            result = torture(Path(folder) / "data", Plan(PLANTED_ROUNDS, seed, *PLANTED_PLAN, bug=bug), _say_nothing)
+            result = torture(Path(folder) / "data", planted_plan(bug, seed), _say_nothing)
         noticed = result.ledger.violations[:1]
         missed += not noticed
         print(f"{bug}\n  {noticed[0] if noticed else 'NOT NOTICED'}", flush=True)
