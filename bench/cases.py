@@ -44,7 +44,7 @@ class Sizes:
     subjects: tuple[tuple[int, int], ...]  # Pairs: how many subjects, and how many of them have a consumer.
     near_s: tuple[int, int]  # Seconds of the flood, and of the checkpoint behind it.
     edge: tuple[int, int]  # Seconds of the flood, and messages that the coming hour holds.
-    inspected: tuple[int, int]  # Seconds of each half, and messages that are looked at.
+    inspected: tuple[int, int]  # Turns of five seconds, and messages that are looked at.
     far: int
     restarts: tuple[int, ...]
     redis_restart_max: int  # With more messages Redis takes minutes to fill.
@@ -67,7 +67,7 @@ SIZES = {
         subjects=((20, 5),),
         near_s=(1, 1),
         edge=(4, 1_000),
-        inspected=(3, 1_000),
+        inspected=(1, 1_000),
         far=1_000,
         restarts=(5_000,),
         redis_restart_max=5_000,
@@ -88,7 +88,7 @@ SIZES = {
         subjects=((1_000, 50),),
         near_s=(2, 6),
         edge=(12, 200_000),
-        inspected=(10, 200_000),
+        inspected=(2, 200_000),
         far=500_000,
         restarts=(1_000_000,),
         redis_restart_max=1_000_000,
@@ -109,7 +109,7 @@ SIZES = {
         subjects=((1_000, 50), (5_000, 50), (1_000, 1_000)),
         near_s=(10, 30),
         edge=(20, 1_000_000),
-        inspected=(30, 1_000_000),
+        inspected=(6, 1_000_000),
         far=5_000_000,
         restarts=(1_000_000, 10_000_000),
         redis_restart_max=1_000_000,
@@ -275,12 +275,12 @@ def _near(of: Sizes) -> list[Case]:
 
 
 def _inspected(of: Sizes) -> list[Case]:
-    seconds, pending = of.inspected
+    turns, pending = of.inspected
     return [
         Case(
             "inspected",
             f"1,000/s while find, forecast and top look at {pending:,} others",
-            {DELAYD: partial(inspected.inspected, seconds, pending)},
+            {DELAYD: partial(inspected.inspected, turns, pending)},
             runs=of.long_runs,
             limit_s=180,
         )

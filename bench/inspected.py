@@ -1,15 +1,17 @@
 """How late messages arrive while somebody looks at the servers' files and figures, and while nobody does.
 
-1,000 messages a second with delays of 1 to 5 s are sent all the time, and others are pending for the coming day. First
-nobody looks. Then `delayd schedule find`, `schedule forecast` and `top` run in turn, each as a process of its own.
+1,000 messages a second with delays of 1 to 5 s are sent all the time, and others are pending for the coming day. By
+turns of five seconds nobody looks, or `delayd schedule find`, `schedule forecast` and `top` run one after the other,
+each as a process of its own. Turns hide what else the machine does.
 """
 
 import asyncio
 import subprocess
 import sys
 import time
-from itertools import cycle
+from itertools import cycle, pairwise
 
+import numpy as np
 import uvloop
 
 from bench.arrivals import consume, percentiles
@@ -22,24 +24,27 @@ from delayd.client.sending.async_producer import AsyncProducer
 
 RATE = 1_000
 CALM_S = 7  # Until as many fall due as are sent.
+TURN_S = 5
 EVERY_S = 1.0  # A look begins so long after the one before, or when that has ended.
 PENDING = "bench.pending"
 
 
-def inspected(seconds: int, pending: int) -> Figures:
-    """Nobody looks for so many seconds, then somebody for as many; so many other messages are pending."""
-    total_s = CALM_S + 2 * seconds
+def inspected(turns: int, pending: int) -> Figures:
+    """So many turns in which nobody looks, and as many in which somebody does; so many other messages are pending."""
+    total_s = CALM_S + 2 * turns * TURN_S
 
     async def run(running: Servers) -> Figures:
         arriving = asyncio.create_task(consume(running.meta, [subject_name(0)], RATE * total_s, total_s + DRAIN_S))
         await asyncio.sleep(CALM_S)
-        began = now_ms()
-        await asyncio.sleep(seconds)
-        looked_from = now_ms()
-        looks = await _look(running, looked_from + 1_000 * seconds)
-        looked_until = now_ms()
+        looks, edges = 0, [now_ms()]
+        for _ in range(turns):
+            await asyncio.sleep(TURN_S)
+            edges.append(now_ms())
+            looks += await _look(running, edges[-1] + 1_000 * TURN_S)
+            edges.append(now_ms())
         arrivals = await arriving
-        alone, beside = arrivals.between(began, looked_from), arrivals.between(looked_from, looked_until)
+        spans = [arrivals.between(*span) for span in pairwise(edges)]
+        alone, beside = np.concatenate(spans[::2]), np.concatenate(spans[1::2])
         figures = {**percentiles("alone_late_ms", alone), **percentiles("inspected_late_ms", beside)}
         return {
             "messages": arrivals.count,
@@ -66,7 +71,7 @@ async def _fill(running: Servers, pending: int) -> None:
 
 
 async def _look(running: Servers, until_ms: int) -> int:
-    """Run the commands in turn, one at a time; how many ended in time."""
+    """Run the commands one after the other; how many ended in time."""
     data = str(running.data)
     commands = (
         ("schedule", "find", PENDING, "--data", data, "--grep", "never there", "--count"),
