@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 import delayd
 from tests.end_to_end.up_process import Up, up
 from tests.unit.cli.runner import Ran, run
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 DAY = timedelta(days=1)
 DAY_MS = 86_400_000
@@ -172,6 +174,19 @@ def test_tables_fit_the_terminal(running: Up, command: tuple[str, ...], columns:
     ran = said(running, name, "t", "--key", "a key of some length", *more, COLUMNS=columns, LINES="")
     assert ran.code == 0 and "a key of some length" in ran.out
     assert max(map(len, ran.out.splitlines())) <= int(columns)
+
+
+def test_a_reader_that_goes_away_is_no_error(running: Up) -> None:
+    words = ("get", "p", "--keys", "-", "--meta", running.meta)
+    keys = "".join(f"key {number}\n" for number in range(8_000)).encode()  # Their listing fills a pipe.
+    command = [sys.executable, "-m", "delayd", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as getting:
+        assert getting.stdin is not None and getting.stdout is not None and getting.stderr is not None
+        getting.stdin.write(keys)
+        getting.stdin.close()
+        assert getting.stdout.readline()
+        getting.stdout.close()
+        assert (getting.stderr.read(), getting.wait(DEADLINE_S)) == (b"", 141)
 
 
 def test_files_say_what_became_of_messages_and_decide_nothing(running: Up) -> None:

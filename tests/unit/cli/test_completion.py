@@ -52,9 +52,11 @@ def test_another_shell_is_refused_by_name() -> None:
 
 
 def test_commands_options_and_choices_are_offered(tmp_path: Path) -> None:
-    assert {"send", "status", "completion"} <= set(offered("delayd s", tmp_path)) | set(offered("delayd c", tmp_path))
+    names = {"send", "get", "cancel", "reschedule", "slots", "trace", "status", "completion"}
+    assert names <= set(offered("delayd ", tmp_path))
     assert "--findings" in offered("delayd audit --fi", tmp_path)
     assert offered("delayd audit --format j", tmp_path) == ["json"]
+    assert offered("delayd send orders --on-conflict ", tmp_path) == ["reject", "keep", "replace"]
 
 
 def test_a_meta_server_that_is_away_or_silent_offers_nothing(tmp_path: Path, unused_port: int) -> None:
