@@ -193,23 +193,23 @@ def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
     missing = ~np.isin(outcomes.sequences, known.sequences)
     parts: list[NewPart] = []
     for number in np.unique(outcomes.part_of[missing]).tolist():
-        rows = missing & (outcomes.part_of == number)
+        rows = outcomes.part_of == number
         part = outcomes.parts[number]
-        parts.append(
-            NewPart(
-                outcomes.sequences[rows],
-                outcomes.deliver_at_ms[rows],
-                Outcome(int(part["outcome"])),
-                claimed_at_ms=int(part["claimed_at_ms"]),
-                target_log_id=int(part["target_log_id"]),
-                epoch=int(part["epoch"]),
-                batch_id=int(part["batch_id"]),
-                target_appended_at_ms=int(part["target_appended_at_ms"]),
-                target_offset=int(part["target_offset"]),
-                attempt=int(part["attempt"]),
-                hashes=outcomes.content_hash[rows],
-            )
+        whole = NewPart(
+            outcomes.sequences[rows],
+            outcomes.deliver_at_ms[rows],
+            Outcome(int(part["outcome"])),
+            claimed_at_ms=int(part["claimed_at_ms"]),
+            target_log_id=int(part["target_log_id"]),
+            epoch=int(part["epoch"]),
+            batch_id=int(part["batch_id"]),
+            target_appended_at_ms=int(part["target_appended_at_ms"]),
+            target_offset=int(part["target_offset"]),
+            attempt=int(part["attempt"]),
+            hashes=outcomes.content_hash[rows],
+            reason=int(part["reason"]),
         )
+        parts += whole.only(missing[rows])
     return parts
 
 

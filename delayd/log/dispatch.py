@@ -87,6 +87,22 @@ class NewPart(NamedTuple):
         """The content hash of each row, 0 where it is not known."""
         return np.zeros(len(self.sequences), np.uint64) if self.hashes is None else self.hashes
 
+    def only(self, chosen: NDArray[np.bool_]) -> "list[NewPart]":
+        """Some of the rows; several parts where each row names another one and a row between them is left out."""
+        places = np.flatnonzero(chosen)
+        if not len(places):
+            return []
+        if self.outcome != Outcome.CANCELLED or self.reason <= Reason.CANCELLED:
+            return [self._take(places)]
+        runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        return [self._take(run)._replace(batch_id=self.batch_id + int(run[0])) for run in runs]
+
+    def _take(self, places: NDArray[np.intp]) -> "NewPart":
+        hashes = None if self.hashes is None else self.hashes.take(places)
+        return self._replace(
+            sequences=self.sequences.take(places), deliver_at_ms=self.deliver_at_ms.take(places), hashes=hashes
+        )
+
 
 class OutcomeRows(NamedTuple):
     """Decoded outcomes; ``parts`` is PART[m], ``part_of`` is for each row the index of its part."""

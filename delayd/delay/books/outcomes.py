@@ -223,7 +223,10 @@ class OutcomeLog:
             if np.all(new):
                 self._waiting.append(recorded)
             elif np.any(new):
-                self._waiting.append(recorded._replace(part=_compressed(recorded.part, np.asarray(new))))
+                # The parts of one hour become durable together.
+                *firsts, last = recorded.part.only(np.asarray(new))
+                self._waiting += [Recorded(hour, part, _nothing) for part in firsts]
+                self._waiting.append(recorded._replace(part=last))
             else:
                 recorded.on_durable()
         if not self._waiting:
@@ -421,9 +424,8 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
     return segment.remember_file()
 
 
-def _compressed(part: NewPart, chosen: NDArray[np.bool_]) -> NewPart:
-    hashes = None if part.hashes is None else part.hashes[chosen]
-    return part._replace(sequences=part.sequences[chosen], deliver_at_ms=part.deliver_at_ms[chosen], hashes=hashes)
+def _nothing() -> None:
+    """Another part of the same record tells when all of it is durable."""
 
 
 def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:

@@ -56,7 +56,7 @@ class HourPlace(NamedTuple):
     hour: int
     rows: Indices
     filed: HourFile | None  # None: the rows of the hour are in memory.
-    outcomes_end: int
+    outcomes_end: int | None  # None: all of the dispatch log.
 
 
 class LookedUp(NamedTuple):
@@ -97,7 +97,7 @@ class Lookup:
         for place in places:
             own = wanted.take(place.rows)
             try:
-                if place.outcomes_end:
+                if place.outcomes_end != 0:
                     self._read_outcomes(place, own, found.answers)
                 if place.filed is not None and place.filed.length:
                     filed = self._filed(place.hour, place.filed)

@@ -264,9 +264,12 @@ class MessageRequests:
         places: list[HourPlace] = []
         for low, high in pairwise(cuts):
             hour = int(hours[low])
-            filed = None if self._claims.is_loaded(hour) else self._filed.get(hour)
-            end = self._outcomes.ends.get(hour, OutcomeEnd()).length
-            if end or filed is not None:
+            file = self._filed.get(hour)
+            filed = None if self._claims.is_loaded(hour) else file
+            end: int | None = self._outcomes.ends.get(hour, OutcomeEnd()).length
+            if not end and file.sealed and not file.removed:
+                end = None  # A start does not open it: all of it was durable when the hour was sealed.
+            if end != 0 or filed is not None:
                 places.append(HourPlace(hour, rows[low:high], filed, end))
         return places
 

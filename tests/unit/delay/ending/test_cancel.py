@@ -393,3 +393,19 @@ def test_rule_H5_a_row_that_left_before_the_clock_was_set_back_is_in_flight(back
     world.pass_ms(100)
     assert cancel(world, world.receipts("left")) == [IN_FLIGHT, IN_FLIGHT]
     assert cancel(world, world.receipts("later")) == [CANCELLED]
+
+
+def test_a_row_of_a_sealed_hour_is_known_in_each_later_life_as_long_as_the_logs_are_kept() -> None:
+    world = World(load_ahead_ms=1_000, retention_hours=1)
+    world.send(wanted(2, 500, "sent"))
+    world.send(wanted(1, 500, "gone"))
+    world.settle()
+    cancel(world, world.receipts("gone"))
+    world.drain()
+    world.check_sealing()
+    later = world.after_crash()
+    assert later.states(later.receipts("sent", "gone")) == [MessageState.DISPATCHED] * 2 + [MessageState.CANCELLED]
+    assert cancel(later, later.receipts("sent", "gone")) == [DISPATCHED, DISPATCHED, CANCELLED]
+    later.clock.advance(2 * HOUR_MS)
+    later.delete_hours()
+    assert later.states(later.receipts("sent", "gone")) == [MessageState.UNKNOWN] * 3
