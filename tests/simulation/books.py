@@ -21,7 +21,7 @@ from tests.worlds.delay import FOLDER
 from tests.worlds.files import read_schedule_log
 
 Told = tuple[int, int, int, int]
-"""An outcome's hour, target, offset there and batch id; of a cancelled row the hour and NO_TARGET."""
+"""An outcome's hour, target, offset there and batch id; of a row that ended before: hour, NO_TARGET, why and when."""
 NO_TARGET = 0
 
 
@@ -84,7 +84,7 @@ def _decode(group: CommitGroup) -> list[tuple[int, Told]]:
         part = rows.parts[part_of]
         outcome = Outcome(part["outcome"])
         if outcome == Outcome.CANCELLED:
-            found.append((sequence, (hours[0], NO_TARGET, 0, 0)))
+            found.append((sequence, (hours[0], NO_TARGET, int(part["reason"]), int(part["claimed_at_ms"]))))
             continue
         assert outcome == Outcome.DISPATCHED, f"sequence {sequence} is {outcome.name}"
         told = (hours[0], int(part["target_log_id"]), int(part["target_offset"]), int(part["batch_id"]))

@@ -39,7 +39,7 @@ class Checks:
     def at_any_time(self) -> None:
         """What holds at every instant."""
         cluster = self._cluster
-        self._read_logs()
+        self.read_logs()
         cluster.world.check_logs()
         self._quarantine()
         self._waiting()
@@ -64,8 +64,7 @@ class Checks:
                 f"not delivered {DELIVERED_WITHIN_MS} ms after the last fault: {sorted(missing)[:5]}"
             )
             # A clock that was set back an hour makes rows wait as long: nobody has to live through it step by step.
-            sent = [sent for sent, _ in world.outside.accepted.values()]
-            due_ms = min(due for batch in sent for due, _, body in batch.wanted if body in missing)
+            due_ms = min(due for _, due, _, body in world.newest_rows() if body in missing)
             # Only what is due is waited for.
             waited_ms += min(machine.monotonic_ms - begun_ms, max(0, world.clock.now_ms() - due_ms))
             machine.advance(max(0, due_ms - world.clock.now_ms() - 3_000))
@@ -97,9 +96,10 @@ class Checks:
 
     def at_the_end(self) -> None:
         """What holds when all is quiet and everything has been delivered."""
-        self._read_logs()
+        self.read_logs()
         world = self._cluster.world
         world.check_books()
+        self._cluster.callers.check()
         self._quarantine()
         self._nobody_else()
         self._seals()
@@ -111,12 +111,12 @@ class Checks:
 
     def _missing(self) -> set[bytes]:
         """Bodies of accepted messages that no realtime server's files have."""
-        self._read_logs()
+        self.read_logs()
         return self._cluster.world.missing()
 
     def _undelivered(self) -> set[bytes]:
         """Bodies that are in a realtime server's files and were never given to a consumer of their group."""
-        self._read_logs()
+        self.read_logs()
         groups: defaultdict[tuple[int, bytes], list[GroupBooks]] = defaultdict(list)
         for books in self._cluster.books:
             groups[books.log_id, books.subject].append(books)
@@ -146,7 +146,7 @@ class Checks:
                 rows[log_id, kept.subject] += len(kept.bodies)
         return [books for books in self._cluster.books if len(books.acknowledged) == rows[books.log_id, books.subject]]
 
-    def _read_logs(self) -> None:
+    def read_logs(self) -> None:
         """Take the realtime servers' files as they are; what retention took away was acknowledged (rule Q3)."""
         for side in self._cluster.sides:
             if side.disk.crashed:
@@ -213,3 +213,5 @@ class Checks:
                 for sent, accepted in self._cluster.world.outside.accepted.values()
                 for index, (due, _, _) in enumerate(sent.wanted)
             )
+            moved = self._cluster.world.outside.moved_rows.values()
+            books.filed_in_sealed((hour_of_ms(filed_ms), sequence) for sequence, _, filed_ms in moved)

@@ -16,6 +16,7 @@ from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.simulation.books import DelayBooks
+from tests.simulation.callers import Callers
 from tests.simulation.checks import Checks
 from tests.simulation.consumer import Consumer, GroupBooks
 from tests.simulation.damage import Damages
@@ -80,6 +81,7 @@ class Cluster:
         for subject in SUBJECTS:
             self.add_subject(subject)
         self.checks = Checks(self)
+        self.callers = Callers(self)
 
     # Time and steps.
 
@@ -336,6 +338,7 @@ class Cluster:
         self.mend()
         self.mixed = False
         self.router.up = True
+        self.router.slots_given += 1  # Strangers may have told the server to give its keys up.
         self.tell_router()
         self._end_faults()
         try:

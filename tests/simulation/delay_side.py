@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Protocol
 
+import numpy as np
+
 from delayd.batch import Buffer, ColumnId, parse
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.quarantine import Kind
-from delayd.errors import DelaydError, ServerStopped
+from delayd.errors import DelaydError, ServerStopped, ServerUnavailable
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
+from delayd.wire.slots import SLOTS, SlotOwners
 from tests.simulation.books import NO_TARGET, DelayBooks, Told
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
@@ -53,7 +56,7 @@ class Surroundings(Protocol):
 
 
 class Router:
-    """Meta as far as routes go: where each target listens, which may be old, and whose a subject is.
+    """Meta as far as routes and keys go: where each target listens, which may be old, and whose a subject is.
 
     A delay server that has noted a subject's target must not care when meta names another one later (rule H5).
     """
@@ -61,6 +64,7 @@ class Router:
     def __init__(self) -> None:
         self.told: dict[int, str] = {}
         self.routes: dict[bytes, int] = {}
+        self.slots_given = 1  # So often has an operator given all keys to the delay server.
         self.up = True
 
 
@@ -110,13 +114,14 @@ class DelayLife(World):
 
     def outcomes(self) -> dict[int, Told]:
         """See World: also of hours that were removed since."""
-        return {sequence: told for sequence, told in self._told().items() if told[1] != NO_TARGET}
+        return {sequence: told for sequence, told in self.told().items() if told[1] != NO_TARGET}
 
     def cancelled(self) -> dict[int, int]:
         """See World: also of hours that were removed since."""
-        return {sequence: told[0] for sequence, told in self._told().items() if told[1] == NO_TARGET}
+        return {sequence: told[0] for sequence, told in self.told().items() if told[1] == NO_TARGET}
 
-    def _told(self) -> dict[int, Told]:
+    def told(self) -> dict[int, Told]:
+        """What became of each row that ever had an outcome."""
         with self._cluster.delay_damages.as_written(self.disk):
             # A start leaves a damaged dispatch log as it is, with whatever end a power loss gave it.
             torn = self.own.begun or any(entry.kind is Kind.DISPATCH for entry in self.core.quarantine)
@@ -147,6 +152,13 @@ class DelayLife(World):
         self._place()
         known = {subject: self.target_of(subject) for subject in subjects if subject in self.router.routes}
         dispatcher.routed(known, [subject for subject in subjects if subject not in known])
+
+    def slots(self) -> SlotOwners | DelaydError:
+        """See World: meta may be down, and versions rise with each word of an operator."""
+        if not self.router.up:
+            return ServerUnavailable("meta is down")
+        versions = np.full(SLOTS, self.router.slots_given, np.uint32)
+        return SlotOwners(np.full(SLOTS, self.core.identity.log_id, np.uint64), versions)
 
     def look_around(self) -> None:
         """See World."""

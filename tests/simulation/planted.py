@@ -11,15 +11,19 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from tests.simulation.planted_delay import IN_DELAY
+from tests.simulation.planted_keys import IN_KEYS
 from tests.simulation.planted_realtime import IN_REALTIME
 from tests.simulation.run import STEPS, Run
 from tests.worlds.patches import Bugs
 
-PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME}
+PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME, **IN_KEYS}
 
 
+MANY_CALLERS = ("callers_meet", "send_keyed", "move_by_key")
 # Kinds of steps that happen more often in runs with a bug that only they can show.
 FAVOURED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(IN_KEYS, MANY_CALLERS),
+    "S2: rows of sealed hours are not looked up": ("hour_passes", "sweep", "get"),
     "B2: a load that is due waits behind checkpoints": ("flood_over_an_edge",),
     "E1: rows of any width are taken": ("hostile_requests_at_realtime",),
     "E1: a target's answer is taken as it comes": ("target_lies",),
@@ -145,7 +149,7 @@ def seeds_to_catch(name: str, seeds_max: int, first: int = 0, steps: int = STEPS
     with planted(name):
         for count in range(1, seeds_max + 1):
             try:
-                Run(first + count - 1, steps, FAVOURED.get(name, ())).run()
+                Run(first + count - 1, steps, FAVOURED.get(name, ()), keyed=name in IN_KEYS).run()
             except AssertionError as error:
                 if isinstance(error.__cause__, BROKEN):
                     raise

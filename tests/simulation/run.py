@@ -19,6 +19,7 @@ from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
 from tests.simulation.handoff_scenarios import HandoffScenarios
 from tests.simulation.hostile_scenarios import HostileScenarios
+from tests.simulation.key_steps import KeySteps
 from tests.simulation.load_scenarios import LoadScenarios
 from tests.simulation.operator_epilogues import OperatorEpilogues
 from tests.simulation.steps import Kinds, Steps
@@ -29,14 +30,19 @@ MOVES_AMONG_STEPS = 0.75  # The rest are drawn by weight, scenarios among them.
 MIXED_STEPS = 0.3  # In the others threads go on while they can, and bytes are carried after that.
 FAVOURED, FAVOURED_TIMES = 3, 8  # Each run has some kinds of steps that happen more often: no two runs are alike.
 EPILOGUE_SHARE = 0.25  # Of the runs.
+KEYED_OF_FOUR = 2  # So many of four seeds have callers who use keys: batches with keys take another path than others.
 TRACE_LINES = 400
 
 
 class Run:
     """One seed; `run` raises AssertionError with the trace when a promise is broken."""
 
-    def __init__(self, seed: int, steps: int = STEPS, favoured: Sequence[str] = ()) -> None:
+    def __init__(
+        self, seed: int, steps: int = STEPS, favoured: Sequence[str] = (), *, keyed: bool | None = None
+    ) -> None:
+        """``keyed``: whether callers use keys and move messages; when nobody says so, the seed does."""
         self.seed = seed
+        self.keyed = seed % 4 < KEYED_OF_FOUR if keyed is None else keyed
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
         self._random = Random(seed)
@@ -56,6 +62,7 @@ class Run:
             HostileScenarios(*parts),
             ConsumerScenarios(*parts),
         )
+        self._key_steps = KeySteps(*parts)
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn
 
@@ -107,7 +114,8 @@ class Run:
             self._do(epilogue.__name__, f"     {epilogue.__name__}", epilogue)
 
     def _all_kinds(self) -> Kinds:
-        return self._steps.kinds() + [kind for each in self._scenarios for kind in each.kinds()]
+        keyed = self._key_steps.kinds() if self.keyed else []
+        return self._steps.kinds() + keyed + [kind for each in self._scenarios for kind in each.kinds()]
 
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()
@@ -129,3 +137,4 @@ class Run:
         except Crash as crash:
             self.tell(f"     dies at {crash}")
         self.cluster.bury()
+        self.cluster.callers.look()

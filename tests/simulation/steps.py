@@ -6,10 +6,9 @@ Invariant: a step draws everything from the run's own chance, and leaves the hea
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from random import Random
 
-from delayd.errors import RetryLater
+from delayd.delay.ending.message_requests import Wish
 from delayd.testing.disk import CAPACITY_BYTES
 from tests.simulation.cluster import DEATHS, HOUR_MS, Cluster
 from tests.simulation.realtime_side import RealtimeSide
@@ -110,8 +109,7 @@ class Steps:
         """Want some messages cancelled by their receipts."""
         asked = self._cluster.world.some_receipts(self._random)
         if asked is not None:
-            with suppress(RetryLater):
-                self._cluster.world.cancel(asked)
+            self._cluster.callers.ask(Wish.CANCEL, asked)
 
     def consume(self) -> None:
         """A step of some consumer."""

@@ -105,8 +105,8 @@ def _add_a_seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> 
         _add_seal(self, facts, now_ms)
 
 
-def _answer_when_decided(self: MessageRequests, group: OpenGroup) -> Decided:
-    decided = _close(self, group)
+def _answer_when_decided(self: MessageRequests, group: OpenGroup, ended: EndedRows = NO_ENDED) -> Decided:
+    decided = _close(self, group, ended)
     if self._commit is not None:
         answers, self._commit.answers = self._commit.answers, []
         for request, states in answers:

@@ -82,7 +82,7 @@ class World:
                 clock=self.clock,
                 dial=self._dial,
                 ask_routes=self.asked.append,
-                ask_slots=lambda wanted, answer: answer(self._all_slots()),
+                ask_slots=lambda wanted, answer: answer(self.slots()),
                 random_id=lambda: draw.getrandbits(64),
                 evidence=self.clock.restart_evidence,
                 rest=_rest,
@@ -109,7 +109,7 @@ class World:
         self.core.endings.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
         self.settle()
 
-    def _all_slots(self) -> SlotOwners:
+    def slots(self) -> SlotOwners | DelaydError:
         """What meta says: all keys are this server's."""
         return SlotOwners(np.full(SLOTS, self.core.identity.log_id, np.uint64), np.ones(SLOTS, np.uint32))
 
@@ -175,6 +175,18 @@ class World:
             rows.add((accepted.base_sequence + row, sent.wanted[row][0], accepted.appended_at_ms))
         sequences, due_ms, accepted_ms = zip(*sorted(rows), strict=True)
         return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))
+
+    def all_receipts(self) -> Asked | None:
+        """What all receipts say; None before the first one."""
+        rows = [
+            (accepted.base_sequence + index, due, accepted.appended_at_ms)
+            for sent, accepted in self.outside.accepted.values()
+            for index, (due, _, _) in enumerate(sent.wanted)
+        ]
+        if not rows:
+            return None
+        columns = np.array(rows, np.int64).T
+        return Asked(columns[0].astype(np.uint64), columns[1].copy(), columns[2].copy())
 
     def cancel(self, asked: Asked) -> list[list[CancelAnswer]]:
         """Want messages cancelled; the list that is returned holds the answers once they are there."""

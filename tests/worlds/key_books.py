@@ -6,7 +6,7 @@ server's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from delayd.log.dispatch import Reason
@@ -14,6 +14,10 @@ from delayd.log.ended import decode_ended
 from tests.worlds.outside import Outside
 
 REJECT, KEEP, REPLACE = 0, 1, 2
+Name = tuple[bytes, bytes]
+"""A subject and a key."""
+NO_TAKER = (0, 0, 0)
+NEVER_MS = 1 << 62
 VERDICTS = {
     REJECT: {Reason.REJECTED},
     KEEP: {Reason.KEPT},
@@ -34,6 +38,8 @@ class KeyBooks:
     def __init__(self) -> None:
         self._sent: dict[int, _Keys] = {}
         self._delivered: dict[int, frozenset[int]] = {}  # By batch: what targets held when it was seen to be accepted.
+        # By name, in their order, the rows that took it: sequence, due instant, and the instant of the filing hour.
+        self._takers: dict[Name, list[tuple[int, int, int]]] = {}
 
     def sent(self, number: int, keys: Sequence[bytes], policies: Sequence[int], outside: Outside) -> None:
         """A batch with keys is on its way."""
@@ -41,14 +47,32 @@ class KeyBooks:
 
     def look(self, outside: Outside) -> None:
         """Note which batches are accepted by now."""
-        new = self._sent.keys() & outside.accepted.keys() - self._delivered.keys()
+        new = self._new(outside)
         if new:
             delivered = _delivered(outside)
             self._delivered.update(dict.fromkeys(new, delivered))
+            for number in new:
+                self._note_takers(number, outside)
 
-    def check(self, outside: Outside, asked: set[int]) -> None:
-        """Go through all rows with keys in the order in which they were decided; ``asked``: rows that somebody wanted
-        to cancel.
+    def has_new(self, outside: Outside) -> bool:
+        """Whether `look` would find anything."""
+        return bool(self._new(outside))
+
+    def names(self) -> list[Name]:
+        """All names that a row has taken."""
+        return sorted(self._takers)
+
+    def newest(self, outside: Outside, name: Name) -> tuple[int, int, int]:
+        """Of the newest row that is known to have a name: sequence, due instant, and the instant of its filing hour."""
+        return outside.newest(*max(self._takers.get(name, [NO_TAKER])))
+
+    def rows_of(self, outside: Outside, name: Name) -> set[int]:
+        """All rows that ever had a name."""
+        return {row for taker, _, _ in self._takers.get(name, []) for row in outside.followers(taker)}
+
+    def check(self, outside: Outside, cancelled_at: Mapping[int, int]) -> None:
+        """Go through all rows with keys in the order in which they were decided; ``cancelled_at`` says of rows that
+        may have been cancelled when that was at the earliest.
         """
         self.look(outside)
         at_end = _delivered(outside)
@@ -63,9 +87,10 @@ class KeyBooks:
                 reason, other = told.pop(sequence, (None, 0))
                 holder = holders.get((subject, key)) if key else None
                 what = f"row {sequence} with key {key!r} was told {reason} of row {other}, the key is that of {holder}"
-                chain = _moved(outside, holder)
+                chain = set() if holder is None else set(outside.followers(holder))
                 if reason is None:
-                    ended = not chain or chain & (self._delivered[number] | asked)
+                    ended = not chain or not chain.isdisjoint(self._delivered[number])
+                    ended |= any(cancelled_at.get(row, NEVER_MS) <= accepted.appended_at_ms for row in chain)
                     assert ended, f"{what}, which was pending"
                 else:
                     assert reason in VERDICTS[policy], f"{what}, and asked for {policy}"
@@ -76,6 +101,18 @@ class KeyBooks:
                 if key and reason in (None, Reason.REPLACED):
                     holders[subject, key] = sequence
             assert not told, f"batch {number} was told of rows that are not its own: {sorted(told)}"
+
+    def _new(self, outside: Outside) -> set[int]:
+        return self._sent.keys() & outside.accepted.keys() - self._delivered.keys()
+
+    def _note_takers(self, number: int, outside: Outside) -> None:
+        sent, accepted = outside.accepted[number]
+        told = _verdicts(accepted.base_sequence, accepted.decided)
+        rows = zip(sent.wanted, self._sent[number].keys, strict=True)
+        for sequence, ((due_ms, subject, _), key) in enumerate(rows, accepted.base_sequence):
+            if key and told.get(sequence, (Reason.REPLACED,))[0] is Reason.REPLACED:
+                taker = sequence, due_ms, max(due_ms, accepted.appended_at_ms)
+                self._takers.setdefault((subject, key), []).append(taker)
 
 
 def _verdicts(base_sequence: int, decided: bytes) -> dict[int, tuple[Reason, int]]:
@@ -92,12 +129,3 @@ def _verdicts(base_sequence: int, decided: bytes) -> dict[int, tuple[Reason, int
 def _delivered(outside: Outside) -> frozenset[int]:
     kept = [kept for target in outside.targets.values() for kept in target.log]
     return frozenset(sequence for each in kept for sequence in each.sequences)
-
-
-def _moved(outside: Outside, sequence: int | None) -> set[int]:
-    """A row, and those that took its place when it was moved."""
-    found: set[int] = set()
-    while sequence is not None:
-        found.add(sequence)
-        sequence = outside.moved_rows[sequence][0] if sequence in outside.moved_rows else None
-    return found

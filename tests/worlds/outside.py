@@ -96,6 +96,13 @@ class Outside:
             sequence, due_ms, filed_ms = self.moved_rows[sequence]
         return sequence, due_ms, filed_ms
 
+    def followers(self, sequence: int) -> list[int]:
+        """A row, and those that took its place when it was moved."""
+        found = [sequence]
+        while found[-1] in self.moved_rows:
+            found.append(self.moved_rows[found[-1]][0])
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Remains:
