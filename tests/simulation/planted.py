@@ -77,6 +77,8 @@ FAVOURED: dict[str, tuple[str, ...]] = {
 # Seeds that have caught a bug, where the first two do not: they are tried first. Which seeds these are changes with the
 # servers; `--planted` tells the seeds that a bug takes from seed 0, and the last of them belongs here.
 CAUGHT_BY = {
+    "C2: a checkpoint passes a decision and does not name its rows": 23,
+    "I1: a start forgets the verdicts of a batch": 6,
     "H5: a checkpoint passes a note and does not keep it": 5,
     "L1: a server goes on after a failed fsync": 9,
     "L1: recovery does not write back what it finds": 18,

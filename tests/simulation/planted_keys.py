@@ -39,7 +39,6 @@ IN_KEYS: Bugs = {
     **{
         name: [PLANTED_IN_CANCELS[name]]
         for name in (
-            "C1: a cancel is answered before its decision is durable",
             "C1: rows that are replaced by key are not claimed",
             "C2: a checkpoint passes a decision and does not name its rows",
             "P1: a start does not read the decisions",
@@ -60,7 +59,7 @@ IN_KEYS: Bugs = {
         Patch(
             MessageRequests,
             "_hour_places",
-            changed(MessageRequests._hour_places, "file.sealed and not file.removed", "False"),
+            changed(MessageRequests._hour_places, "file.sealed", "False"),
         )
     ],
 }

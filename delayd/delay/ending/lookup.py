@@ -24,7 +24,7 @@ from delayd.executor import Executor
 from delayd.location import Locations, pack_locations
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason
 from delayd.log.schedule import dispatch_path
-from delayd.log.segment import FileKind, Segment, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
 from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,8 @@ class Lookup:
         return self._read_on(known, segment, place, own)
 
     def _read_on(self, known: HourOutcomes, segment: Segment, place: HourPlace, own: Wanted) -> OutcomeRows:
-        known.read_on(segment, place.outcomes_end, self._worker.give_way)
+        end = segment.file.size() - FILE_HEADER_BYTES if place.outcomes_end is None else place.outcomes_end
+        known.read_on(segment, end, self._worker.give_way)
         found = known.find(segment, own.sequences)
         self._outcomes[place.hour] = known
         self._outcomes.move_to_end(place.hour)

@@ -267,7 +267,7 @@ class MessageRequests:
             file = self._filed.get(hour)
             filed = None if self._claims.is_loaded(hour) else file
             end: int | None = self._outcomes.ends.get(hour, OutcomeEnd()).length
-            if not end and file.sealed and not file.removed:
+            if not end and file.rows and file.sealed and not file.removed:
                 end = None  # A start does not open it: all of it was durable when the hour was sealed.
             if end != 0 or filed is not None:
                 places.append(HourPlace(hour, rows[low:high], filed, end))
