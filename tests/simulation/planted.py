@@ -78,6 +78,7 @@ FAVOURED: dict[str, tuple[str, ...]] = {
 # servers; `--planted` tells the seeds that a bug takes from seed 0, and the last of them belongs here.
 CAUGHT_BY = {
     "C2: a checkpoint passes a decision and does not name its rows": 23,
+    "C3: a message that moves leaves its key": 12,
     "I1: a start forgets the verdicts of a batch": 6,
     "H5: a checkpoint passes a note and does not keep it": 5,
     "L1: a server goes on after a failed fsync": 9,

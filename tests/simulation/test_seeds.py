@@ -46,7 +46,7 @@ def test_whatever_happens_to_a_cluster_its_promises_hold(part: int) -> None:
 
 
 def test_a_seed_repeats_its_run() -> None:
-    first, second = Run(3), Run(3)
+    first, second = Run(1), Run(1)  # Its callers use keys.
     first.run()
     second.run()
     assert first.trace == second.trace
