@@ -85,10 +85,18 @@ class Death:
         self._world: World | None = None
         try:
             self._world = new_life(self._before)
-            work(self._world)
+            self.work(self._world)
         except Crash:
             pass
         self.operations = self._before.disk.operations
+
+    def work(self, world: World) -> None:
+        """The workload."""
+        work(world)
+
+    def finish(self, world: World, *, sealing: bool) -> None:
+        """Go on in the next life, and compare the books."""
+        finish(world, sealing=sealing)
 
     def remains(self, way: Way, *, late: bool) -> Remains:
         """What the next start finds."""
@@ -143,12 +151,12 @@ class Explored:
         return len(self._seen) > before
 
 
-def explore(report: Report, operations: Iterable[int]) -> None:
-    """Die at each of these operations; AssertionError names the place."""
+def explore(report: Report, operations: Iterable[int], workload: type[Death] = Death) -> None:
+    """Die at each of these operations of a workload; AssertionError names the place."""
     explored = Explored(report)
     for at in operations:
         report.operations += 1
-        death = Death(at)
+        death = workload(at)
         sealing = at % SEALING_EVERY == 0
         disks: set[object] = set()
         for number, way in enumerate(ways(SEEDS)):
@@ -161,7 +169,7 @@ def explore(report: Report, operations: Iterable[int]) -> None:
                 if disk not in disks and explored.is_new(remains, sealing=sealing):
                     look_at(remains)
                     report.recoveries += 1
-                    finish(new_life(remains), sealing=sealing)
+                    death.finish(new_life(remains), sealing=sealing)
                 disks.add(disk)
                 if at % RECOVERIES_EVERY == 0 and number in (0, 1 + at % 5):
                     die_again(death, way, explored)
@@ -187,7 +195,7 @@ def die_again(death: Death, way: Way, explored: Explored) -> None:
             continue
         try:
             explored.report.recoveries += 1
-            finish(new_life(again), sealing=False)
+            death.finish(new_life(again), sealing=False)
         except Exception as error:
             operation = remains.disk.operations[-1]
             raise AssertionError(f"died again {loss} at operation {at} of recovery ({operation}): {error}") from error
