@@ -167,8 +167,11 @@ class Mending:
         self._round: list[int] = []
 
     def damaged_hours(self) -> set[int]:
-        """Hours whose schedule log can't be appended to: their rows go to the file beside it."""
-        return {entry.hour for entry in self._quarantine if entry.kind is Kind.SCHEDULE and entry.hour is not None}
+        """Hours whose schedule log can't be appended to, or not before the file beside it has joined it: their rows go
+        to that file, so that they stay in filing order.
+        """
+        damaged = {entry.hour for entry in self._quarantine if entry.kind is Kind.SCHEDULE and entry.hour is not None}
+        return damaged | set(self._beside.rows["hour"].tolist())
 
     def schedule_damaged(self, hour: int, error: DamagedData, unloaded: Unloaded | None = None) -> None:
         """Set an hour's schedule log aside; ``unloaded`` when the wheel lacks rows of the hour."""
@@ -512,6 +515,11 @@ class Mending:
         if self._is_given_up(hour):
             rows = self._doubt(hour, rows, unloaded)
             self._outcomes.when_durable(partial(self._finish_word, hour))
+        if hour > self._calls.loaded_until():
+            # Callers end rows long before their hour, so an hour that is far has a dispatch log, too. Its load is to
+            # come, and takes all rows without an outcome.
+            self._end(True, "it is whole again")
+            return
         if not self._wheel.has_hour(hour):
             self._wheel.add_hour(hour)
         self._wheel.insert(rows)

@@ -9,8 +9,9 @@ import pytest
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.group import NewGroup
-from delayd.log.schedule import schedule_path
+from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import Segment
+from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 
@@ -93,6 +94,31 @@ def test_rows_of_a_file_that_joined_are_found_when_another_one_stands_beside_the
     filed(world, 2, "second")
     back(world)
     world.drain()
+    world.check_books()
+
+
+def test_rows_stay_in_filing_order_when_a_file_beside_their_hour_waits_for_its_dispatch_log() -> None:
+    world = World()
+    filed(world, 3, "filed")
+    world.cancel(world.receipts("filed").take([0]))
+    world.pass_ms(1_000)
+    world.checkpoint()
+    world.disk.rename(PATH, AWAY)
+    filed(world, 2, "first")
+    world.disk.rename(AWAY, PATH)
+    outcomes = dispatch_path(FOLDER, FAR)
+    world.disk.rename(outcomes, AWAY)
+    world = world.after_crash()
+    world.settle()
+    assert [entry.id for entry in world.core.quarantine] == [f"dispatch/{hour_name(FAR)}"]
+    filed(world, 2, "second")
+    world.disk.rename(AWAY, outcomes)
+    told: list[bool] = []
+    world.core.release(f"dispatch/{hour_name(FAR)}", lambda done, text: told.append(done))
+    world.settle()
+    assert told == [True] and not world.disk.exists(schedule_beside_path(FOLDER, FAR))
+    assert verify_files([PATH], disk=world.disk).sound
+    world.drain(FAR_MS + HOUR_MS)
     world.check_books()
 
 
