@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspark_delayd.py)
 
+# The tests start hundreds of processes: without files of bytecode each of them compiles every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-parallel test-apart long pythons bench lint clean
 
