@@ -1,11 +1,12 @@
 """Lateness: how long after their due instants the messages of the last ten seconds reached a target, for STATUS.
 
-Invariant: each row that a target acknowledged counts once, in the second of the acknowledgement. A frame is counted as
+Invariant: each row that a target acknowledged counts once, in the second of the acknowledgement. Frames are counted as
 a whole, by arrays.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,11 @@ from delayd.clock import Clock
 from delayd.reading.histogram import BUCKETS, count_ms, quantile_ms
 
 SECONDS = 10
+NOTED_MAX = 64  # Frames that are counted together; each has at most some thousands of rows, 8 bytes each.
+
+_Frame = tuple[
+    int, Sequence[Int64s], int
+]  # When it was acknowledged, when its rows were due, and when it was appended.
 
 
 class Second:
@@ -33,30 +39,38 @@ class Second:
 
 
 class Lateness:
-    """The messages that one target took in the last ten seconds."""
+    """The messages that one target took in the last ten seconds.
 
-    __slots__ = ("_clock", "_seconds")
+    A frame is only noted when it is acknowledged; frames are counted many at a time, or when somebody asks.
+    """
+
+    __slots__ = ("_clock", "_noted", "_seconds")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._noted: list[_Frame] = []
         self._seconds: deque[Second] = deque()  # Those with messages, oldest first.
 
     def note(self, due_ms: Sequence[Int64s], appended_at_ms: int) -> None:
-        """Count rows of one frame by when they were due; the target appended all of them at once."""
-        late_ms = appended_at_ms - (due_ms[0] if len(due_ms) == 1 else np.concatenate(due_ms))
-        second = self._now_s()
-        if not self._seconds or self._seconds[-1].second != second:
-            self._forget(second)
-            self._seconds.append(Second(second))
-        self._seconds[-1].add(late_ms)
+        """Take rows of one frame by when they were due; the target appended all of them at once."""
+        self._noted.append((self._clock.monotonic_ms(), due_ms, appended_at_ms))
+        if len(self._noted) >= NOTED_MAX:
+            self._count()
+
+    def _count(self) -> None:
+        noted, self._noted = self._noted, []
+        for second, frames in groupby(noted, lambda frame: frame[0] // 1_000):
+            if not self._seconds or self._seconds[-1].second != second:
+                self._forget(second)
+                self._seconds.append(Second(second))
+            late_ms = [appended_at_ms - due for _, dues, appended_at_ms in frames for due in dues]
+            self._seconds[-1].add(late_ms[0] if len(late_ms) == 1 else np.concatenate(late_ms))
 
     def last(self) -> list[Second]:
         """What was counted in the last ten seconds."""
-        self._forget(self._now_s())
+        self._count()
+        self._forget(self._clock.monotonic_ms() // 1_000)
         return list(self._seconds)
-
-    def _now_s(self) -> int:
-        return self._clock.monotonic_ms() // 1_000
 
     def _forget(self, second: int) -> None:
         while self._seconds and self._seconds[0].second <= second - SECONDS:
