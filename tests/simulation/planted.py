@@ -96,7 +96,7 @@ CAUGHT_BY = {
     "L10: an hour that was set aside is never tried again": 3,
     "P7: a checkpoint counts rows while they are loaded": 19,
     "P7: rows that are loaded already are loaded again when their file is whole": 8,
-    "L8: what waits for space is not told of a restored dispatch log": 67,
+    "L8: what waits for space is not told of a restored dispatch log": 378,
     "H7: a refused target is never asked again": 29,
     "H8: strangers move routes at meta": 2,
     "H8: strangers have servers forgotten at meta": 5,
