@@ -25,6 +25,8 @@ from .programs import Programs
 # Without any handler Python writes the warnings of clients to stderr, which is for one sentence; servers set up others.
 _SILENT = logging.NullHandler()
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NICE = 5  # Commands that only look give way to servers on this machine, from their imports on.
+LOOKS = frozenset({"top", "schedule", "dispatch", "trace", "log", "audit", "export", "seals", "spark-audit"})
 
 
 class Place(NamedTuple):
@@ -107,6 +109,8 @@ def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     """Run one command; ``arguments`` are those of the process unless given. Returns the exit code."""
     logging.getLogger("delayd").addHandler(_SILENT)
     _prepare_output()
+    if arguments is None and LOOKS.intersection(sys.argv[1:2]):
+        os.nice(NICE)
     try:
         result: object = commands.main(arguments, prog_name="delayd", obj=programs, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_instead:

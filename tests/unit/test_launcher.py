@@ -1,5 +1,6 @@
 """The launcher: what it hands to the command line is loaded when it is called, and not before."""
 
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -63,3 +64,13 @@ def test_without_pyspark_the_audit_says_what_to_install(
     monkeypatch.setattr(cli.main, "main", _audit)
     assert main() == 1
     assert capsys.readouterr().err == "delayd: the Spark audit needs pyspark: pip install 'delayd[spark]'\n"
+
+
+@pytest.mark.parametrize(("command", "nicer"), [("audit", cli.main.NICE), ("send", 0)])
+def test_commands_that_only_look_give_way_to_servers(command: str, nicer: int) -> None:
+    script = (
+        f"import os, sys; sys.argv[1:] = [{command!r}, '--help']; from delayd.__main__ import main; main(); "
+        "print(os.nice(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout.splitlines()[-1]) == min(os.nice(0) + nicer, 19)
