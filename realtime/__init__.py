@@ -18,7 +18,8 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     consumers           requests of consumers, checked
     pulls               messages to consumers, acknowledgements and leases
     group_records       groups begin and end
-    polls, parts        pulls that wait, and which messages an answer holds
+    polls, parts, plans   pulls that wait, and which messages an answer holds
+    acks                which messages an acknowledgement names
     groups, roster      one group's progress, and all groups by name
     held, offers, given_out, ranges   messages that a group holds and that came back; which handles are valid
     alarms              things that happen at an instant, such as the end of a lease

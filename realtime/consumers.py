@@ -132,7 +132,7 @@ class Consumers:
             return
         known = group
         self._pulls.acknowledge(
-            op, known, handles, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
+            op, [(known, handles)], lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
         )
 
     def _known(self, head: Head) -> Group | None:

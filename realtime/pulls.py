@@ -31,10 +31,11 @@ from typing import NamedTuple
 
 from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
-from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
+from delayd.log.pull import PullEntry, PullOp
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 
+from .acks import Handles, found
 from .alarms import NEVER_MS, Alarms
 from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
@@ -42,8 +43,9 @@ from .held import Held
 from .index import Index, Subject
 from .kept import Life
 from .offers import Offer, Offers
-from .parts import Part, Parts
+from .parts import Parts
 from .peer import Peer
+from .plans import Planned, pulled
 from .polls import Waiting
 from .pull_commit import PullCommit
 from .pull_replay import PullReplay
@@ -65,14 +67,6 @@ RECALL_MS = 10  # While others wait with empty hands, a PULL of a consumer that 
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that consumers can provoke.
-
-
-class Planned(NamedTuple):
-    """The messages that a group's first waiting PULL is about to get."""
-
-    group: Group
-    waiting: Waiting
-    parts: list[Part]
 
 
 class Lease(NamedTuple):
@@ -183,50 +177,29 @@ class Pulls:
     def acknowledge(
         self,
         op: PullOp,
-        group: Group,
-        handles: Sequence[Sequence[int]],
+        wanted: Sequence[tuple[Group, Handles]],
         answer: Callable[[list[list[int]]], None],
     ) -> None:
-        """Record an ACK, NACK or RETURNED; ``answer`` gets the handles that are stale, when the others are durable."""
-        stale: list[list[int]] = []
-        asked_for: list[list[int]] = []  # The ranges with anything stale, as the request named them.
-        entries: list[PullEntry] = []
+        """Record an ACK, NACK or RETURNED of one group or several; ``answer`` gets the handles that are stale, when the
+        others are durable.
+        """
         now_ms = self._clock.now_ms()
-        # The merged ranges don't overlap, so they meet each run once, whatever the handles were.
-        for incarnation, start, end in _merged(handles):
-            own, others = [], []
-            follows = False  # Whether the run before belongs to this consumer too: then one entry covers both.
-            for run in group.held.within(start, end):
-                if run.incarnation != incarnation:
-                    others.append(run)
-                    follows = False
-                    continue
-                own.append(run)
-                last = entries[-1] if follows else None
-                if last is not None and run.end - last.pull_first <= COVERED_MAX:
-                    entries[-1] = last._replace(covered=run.end - last.pull_first)
-                else:
-                    entries.append(
-                        PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.end - run.start, now_ms)
-                    )
-                follows = True
-            # A consumer that gives messages back a second time has what it wants; only if their lease ended it is told
-            # "stale".
-            gone = group.given_back if op == PullOp.ACK else group.lapsed
-            known = (group.known_from, self.next_pull)
-            if lost := self.given_out.lost(known, gone, incarnation, start, end, own, others):
-                asked_for.append([incarnation, start, end - start])
-                stale += [[incarnation, first, last_end - first] for first, last_end in lost]
+        every = [(group, found(op, group, of, self.given_out, self.next_pull, now_ms)) for group, of in wanted]
+        entries = [entry for _, each in every for entry in each.entries]
         if entries:
             self._log.append(entries)
-            if op == PullOp.ACK:
-                self.counters["acked"] += sum([self._apply(group, entry) for entry in entries])
-            else:
-                self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back(group, entries)
+            for group, each in every:
+                if op == PullOp.ACK:
+                    self.counters["acked"] += sum([self._apply(group, entry) for entry in each.entries])
+                else:
+                    self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back(group, each.entries)
+        stale = [handle for _, each in every for handle in each.stale]
         # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request.
-        self._log.when_durable(partial(answer, stale if len(stale) <= HANDLES_MAX else asked_for))
+        if len(stale) > HANDLES_MAX:
+            stale = [handle for _, each in every for handle in each.asked_for]
+        self._log.when_durable(partial(answer, stale))
         if op != PullOp.ACK:
-            self._serve([group])
+            self._serve([group for group, _ in wanted])
 
     def admit(self, group: Group) -> None:
         """Let PULLs wait for the messages of a new group; they are served from `open` on."""
@@ -353,15 +326,15 @@ class Pulls:
                     planned.append(plan)
                     # The other groups have their turn before this one gets another answer.
                     self._to_serve.move_to_end(group)
-                    self._bytes_left -= sum([len(part.batch) for part in plan.parts])
+                    self._bytes_left -= sum([len(part.batch) for part in plan.buffers])
                 left -= 1
                 if self._bytes_left <= 0:
                     break
             if planned:
                 self._answer(planned)
                 for plan in planned:
-                    if not plan.group.waiting:
-                        self._to_serve.pop(plan.group, None)
+                    if not plan.waiting.group.waiting:
+                        self._to_serve.pop(plan.waiting.group, None)
 
     def _planned(self, group: Group) -> Planned | None:
         """Plan the answer to the first waiting PULL; None when there is no PULL or no message."""
@@ -387,7 +360,7 @@ class Pulls:
                 self._refuse(waiting, error)
                 continue
             if parts:
-                return Planned(group, waiting, parts)
+                return Planned(waiting, [(group, parts)])
             if group.has_messages:
                 # Many batches could not be read, so other groups get their turn first; this consumer asks again.
                 self._answer_empty(waiting)
@@ -395,50 +368,33 @@ class Pulls:
 
     def _answer(self, planned: Sequence[Planned]) -> None:
         now_ms = self._clock.now_ms()
-        entries: list[tuple[Planned, PullEntry]] = []
-        pull_first = self.next_pull
-        for plan in planned:
-            group_id, last = plan.group.group_id, None
-            for part in plan.parts:
-                if (
-                    last is not None
-                    and last.attempt == part.attempt
-                    and last.consume_first + last.covered == part.consume_first
-                    # Messages on the two sides of ``next`` are replayed differently, so they get two entries (rule Q5).
-                    and part.consume_first != plan.group.next
-                ):
-                    last = last._replace(covered=last.covered + part.rows)
-                    entries[-1] = plan, last
-                else:
-                    at = (plan.waiting.incarnation, pull_first, part.consume_first, part.rows, now_ms)
-                    last = PullEntry(PullOp.PULL, part.attempt, group_id, *at, plan.waiting.lease_ms)
-                    entries.append((plan, last))
-                pull_first += part.rows
+        entries = pulled(planned, self.next_pull, now_ms)
         try:
-            self._log.append([entry for _, entry in entries])
+            self._log.append([entry for _, _, entry in entries])
         except RetryLater as error:
             # The disk is full; the consumers ask again.
             for plan in planned:
                 self._refuse(plan.waiting, error)
             return
-        answered_first, self.next_pull = self.next_pull, pull_first
-        self.counters["pulled"] += pull_first - answered_first
+        answered_first = self.next_pull
         monotonic_ms = self._clock.monotonic_ms()
-        for plan, entry in entries:
-            self._apply(plan.group, entry)
-            lease = Lease(plan.group, entry.incarnation, entry.pull_first, entry.covered)
-            self._leases.add(monotonic_ms + plan.waiting.lease_ms, lease)
+        for waiting, group, entry in entries:
+            self.next_pull += entry.covered
+            self._apply(group, entry)
+            lease = Lease(group, entry.incarnation, entry.pull_first, entry.covered)
+            self._leases.add(monotonic_ms + waiting.lease_ms, lease)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
+        self.counters["pulled"] += self.next_pull - answered_first
         for plan in planned:
+            parts = plan.buffers
             rows: list[list[int]] = []
-            for part in plan.parts:
+            for part in parts:
                 rows.append([answered_first, part.consume_first, part.rows, part.attempt])
                 answered_first += part.rows
             waiting = plan.waiting
             peer = self._end(waiting)
-            head = self._head(waiting, rows, now_ms)
-            peer.answer(waiting.request_id, head, [part.batch for part in plan.parts])
+            peer.answer(waiting.request_id, self._head(waiting, rows, now_ms), [part.batch for part in parts])
 
     def _check_held(self, group: Group) -> None:
         if self._held >= HELD_MAX or group.held.runs >= HELD_OF_GROUP_MAX:
@@ -549,21 +505,6 @@ class Pulls:
             if not of_peer:
                 del self._of_peer[waiting.peer]
         return waiting.peer
-
-
-def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-    """The ranges that handles cover, as (incarnation, start, end): rising, neither overlapping nor touching."""
-    if len(handles) == 1:
-        ((incarnation, start, covered),) = handles
-        return [(incarnation, start, start + covered)]
-    merged: list[tuple[int, int, int]] = []
-    for incarnation, start, covered in sorted(map(tuple, handles)):
-        end = start + covered
-        if merged and merged[-1][0] == incarnation and start <= merged[-1][2]:
-            merged[-1] = (incarnation, merged[-1][1], max(end, merged[-1][2]))
-        else:
-            merged.append((incarnation, start, end))
-    return merged
 
 
 def _is_paused(ends_ms: int, pause: Pause) -> bool:

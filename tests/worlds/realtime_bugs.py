@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from realtime import acks, plans, pulls
 from realtime.groups import Group
-from realtime.pulls import Pulls
 from tests.worlds.patches import Patch, changed
 
 ACKNOWLEDGE_FOR_ANYBODY = Patch(
-    Pulls,
-    "acknowledge",
+    pulls,
+    "found",
     changed(
-        Pulls.acknowledge,
+        acks.found,
         "in _merged(handles):",
         "in [(run.incarnation, run.start, run.end)"
         " for _, first, last in _merged(handles) for run in group.held.within(first, last)]:",
     ),
 )
 ENTRIES_ON_BOTH_SIDES_OF_NEXT = [
-    Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
+    Patch(pulls, "pulled", changed(plans.pulled, "and part.consume_first != group.next", "")),
     Patch(
         Group,
         "_pulled",

@@ -1,0 +1,65 @@
+"""Acks: which entries of the pull log an acknowledgement becomes, and which of its handles are stale (rules Q1, Q5)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
+
+from .given_out import GivenOut
+from .groups import Group
+
+Handles = Sequence[Sequence[int]]
+"""Each is (incarnation, first pull sequence, count)."""
+
+
+class Found(NamedTuple):
+    """What the handles of one group name."""
+
+    entries: list[PullEntry]  # Of the messages that the consumer holds.
+    stale: list[list[int]]
+    asked_for: list[list[int]]  # The ranges with anything stale, as the request named them.
+
+
+def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int) -> Found:
+    """Look up what the handles of an ACK, NACK or RETURNED name."""
+    stale: list[list[int]] = []
+    asked_for: list[list[int]] = []
+    entries: list[PullEntry] = []
+    # The merged ranges don't overlap, so they meet each run once, whatever the handles were.
+    for incarnation, start, end in _merged(handles):
+        own, others = [], []
+        follows = False  # Whether the run before belongs to this consumer too: then one entry covers both.
+        for run in group.held.within(start, end):
+            if run.incarnation != incarnation:
+                others.append(run)
+                follows = False
+                continue
+            own.append(run)
+            last = entries[-1] if follows else None
+            if last is not None and run.end - last.pull_first <= COVERED_MAX:
+                entries[-1] = last._replace(covered=run.end - last.pull_first)
+            else:
+                entries.append(PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.end - run.start, now_ms))
+            follows = True
+        # A consumer that gives messages back a second time has what it wants; only if their lease ended it is told
+        # "stale".
+        gone = group.given_back if op == PullOp.ACK else group.lapsed
+        if lost := given_out.lost((group.known_from, next_pull), gone, incarnation, start, end, own, others):
+            asked_for.append([incarnation, start, end - start])
+            stale += [[incarnation, first, last_end - first] for first, last_end in lost]
+    return Found(entries, stale, asked_for)
+
+
+def _merged(handles: Handles) -> list[tuple[int, int, int]]:
+    """The ranges that handles cover, as (incarnation, start, end): rising, neither overlapping nor touching."""
+    if len(handles) == 1:
+        ((incarnation, start, covered),) = handles
+        return [(incarnation, start, start + covered)]
+    merged: list[tuple[int, int, int]] = []
+    for incarnation, start, covered in sorted(map(tuple, handles)):
+        end = start + covered
+        if merged and merged[-1][0] == incarnation and start <= merged[-1][2]:
+            merged[-1] = (incarnation, merged[-1][1], max(end, merged[-1][2]))
+        else:
+            merged.append((incarnation, start, end))
+    return merged

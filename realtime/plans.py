@@ -1,0 +1,54 @@
+"""Plans: answers to PULLs before they leave, and the entries of the pull log that they become."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from delayd.log.pull import PullEntry, PullOp
+
+from .groups import Group
+from .parts import Part
+from .polls import Waiting
+
+
+class Planned(NamedTuple):
+    """The messages that a waiting PULL is about to get, by group; each group comes once, and has a part."""
+
+    waiting: Waiting
+    picked: list[tuple[Group, list[Part]]]
+
+    @property
+    def buffers(self) -> list[Part]:
+        """All parts, in the order in which the answer has them."""
+        return [part for _, parts in self.picked for part in parts]
+
+
+class Pulled(NamedTuple):
+    """An entry of the pull log, and what it is about."""
+
+    waiting: Waiting
+    group: Group
+    entry: PullEntry
+
+
+def pulled(planned: Sequence[Planned], pull_first: int, now_ms: int) -> list[Pulled]:
+    """The entries for planned answers, whose messages get the pull sequences from ``pull_first`` on."""
+    entries: list[Pulled] = []
+    for waiting, picked in planned:
+        for group, parts in picked:
+            last: PullEntry | None = None
+            for part in parts:
+                if (
+                    last is not None
+                    and last.attempt == part.attempt
+                    and last.consume_first + last.covered == part.consume_first
+                    # Messages on the two sides of ``next`` are replayed differently, so they get two entries (rule Q5).
+                    and part.consume_first != group.next
+                ):
+                    last = last._replace(covered=last.covered + part.rows)
+                    entries[-1] = Pulled(waiting, group, last)
+                else:
+                    at = (waiting.incarnation, pull_first, part.consume_first, part.rows, now_ms)
+                    last = PullEntry(PullOp.PULL, part.attempt, group.group_id, *at, waiting.lease_ms)
+                    entries.append(Pulled(waiting, group, last))
+                pull_first += part.rows
+    return entries
