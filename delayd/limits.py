@@ -12,3 +12,5 @@ TAGS_MAX = 16  # Of one message: more of them would set most bits of its bloom.
 TAG_BYTES_MAX = 64
 HEADERS_BYTES_MAX = 32 << 10  # Routers and consoles read headers, and they should not need megabytes for that.
 MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.
+# What servers may add to a message that comes again, on top of both limits (`delayd.life`).
+LIFE_BYTES_MAX = 4 << 10

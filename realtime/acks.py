@@ -7,6 +7,7 @@ from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 
 from .given_out import GivenOut
 from .groups import Group
+from .ranges import Ranges
 
 Handles = Sequence[Sequence[int]]
 """Each is (incarnation, first pull sequence, count)."""
@@ -18,6 +19,28 @@ class Found(NamedTuple):
     entries: list[PullEntry]  # Of the messages that the consumer holds.
     stale: list[list[int]]
     asked_for: list[list[int]]  # The ranges with anything stale, as the request named them.
+
+
+def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
+    """Divide handles between a group and its child: pull sequences count up over both (rule Q2)."""
+    child = group.child
+    if child is None:
+        return [(group, handles)]
+    own: list[Sequence[int]] = []
+    of_child: list[Sequence[int]] = []
+    for incarnation, start, covered in handles:
+        end = start + covered
+        known = Ranges(child.given_back.within(start, end))
+        for run in child.held.within(start, end):
+            known.add(run.start, run.end)
+        for first, stop in known:
+            if start < first:
+                own.append([incarnation, start, first - start])
+            of_child.append([incarnation, first, stop - first])
+            start = stop
+        if start < end:
+            own.append([incarnation, start, end - start])
+    return [(each, part) for each, part in ((group, own), (child, of_child)) if part]
 
 
 def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int) -> Found:

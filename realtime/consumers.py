@@ -1,10 +1,12 @@
 """Consumers: it reads and checks their requests before anything is done (docs/protocol.md)."""
 
-from delayd.clock import Clock
+from collections.abc import Callable
+
 from delayd.config import RealtimeConfig
-from delayd.errors import BadRequest
+from delayd.errors import BadRequest, BadSubject
 from delayd.limits import GROUP_NAME_BYTES_MAX
 from delayd.log.pull import PullOp
+from delayd.retry_subject import is_reserved
 from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import (
@@ -23,10 +25,11 @@ from delayd.wire.requests import (
 from .answers import LIST_MAX, groups_head, subjects_head
 from .group_records import GroupRecords
 from .groups import Group
-from .index import Index
 from .peer import Peer
 from .polls import Waiting
 from .pulls import HANDLES_MAX, Pulls
+from .retries import Retries, Wanted
+from .retry_requests import rejects_of, retries_of
 from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
@@ -41,16 +44,16 @@ class Consumers:
         config: RealtimeConfig,
         pulls: Pulls,
         groups: GroupRecords,
-        index: Index,
+        retries: Retries,
         stored: StoredBatches,
-        clock: Clock,
     ) -> None:
         self._config = config
         self._pulls = pulls
+        self._retries = retries
         self._groups = groups
-        self._index = index
+        self._index = pulls.index
         self._stored = stored
-        self._clock = clock
+        self._clock = pulls.clock
 
     def pull(self, peer: Peer, frame: Frame) -> None:
         """Answer a PULL now or later."""
@@ -92,6 +95,14 @@ class Consumers:
         """
         uncounted = "uncounted" in frame.head and need_bool(frame.head, "uncounted")
         self._acknowledge(PullOp.RETURNED if uncounted else PullOp.NACK, peer, frame)
+
+    def retry(self, peer: Peer, frame: Frame) -> None:
+        """Answer a RETRY when the decision is durable."""
+        self._decide(peer, frame, retries_of)
+
+    def reject(self, peer: Peer, frame: Frame) -> None:
+        """Answer a REJECT when the decision is durable."""
+        self._decide(peer, frame, rejects_of)
 
     def pull_end(self, peer: Peer, frame: Frame) -> None:
         """Answer the PULLs of this connection that wait for a group's messages, and then this request."""
@@ -135,11 +146,30 @@ class Consumers:
             op, [(known, handles)], lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
         )
 
+    def _decide(self, peer: Peer, frame: Frame, read: Callable[[Head], list[Wanted]]) -> None:
+        group = self._known(frame.head)
+        if group is None:
+            _names(frame.head)
+        wanted = read(frame.head)
+        request_id = frame.request_id
+        if group is None:
+            stale = [[each.incarnation, each.first, each.end - each.first] for each in wanted]
+            peer.answer(request_id, {"stale": stale, "wanted": 0})
+            return
+        known = group
+        self._retries.decide(
+            known, wanted, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
+        )
+
     def _known(self, head: Head) -> Group | None:
         """The group that a request names; None when it does not exist, or the names are not valid."""
         subject, group = head.get("subject"), head.get("group")
         # The names of a group that exists were checked when it was created.
-        return self._pulls.groups.get((subject, group)) if isinstance(subject, str) and isinstance(group, str) else None
+        known = (
+            self._pulls.groups.get((subject, group)) if isinstance(subject, str) and isinstance(group, str) else None
+        )
+        # The messages of a retry subject come to consumers of the group that it belongs to.
+        return None if known is not None and is_reserved(known.subject.name) else known
 
 
 def _handles(head: Head) -> list[list[int]]:
@@ -156,6 +186,8 @@ def _handles(head: Head) -> list[list[int]]:
 def _names(head: Head) -> tuple[str, str]:
     subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_NAME_BYTES_MAX)
     check_subject(subject.encode())
+    if is_reserved(subject):
+        raise BadSubject(f"the messages of {subject} come to the consumers of the group that they belong to")
     # Names appear in log lines and on screens, so they must have no character that ends a line or moves a cursor.
     if not group or not group.isprintable():
         raise BadRequest("the name of a group has 1 to 255 bytes of printable characters", field="group")

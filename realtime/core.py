@@ -50,6 +50,7 @@ from .rebuild import Rebuilder
 from .recovery import Recovered, read_window
 from .reserve import Reserve
 from .retention import Trimming, remove_old
+from .retries import Retries
 from .segment_indexes import SegmentIndexes
 from .snapshots import Snapshots
 from .unread_pulls import UnreadPulls
@@ -154,7 +155,8 @@ class Core:
         self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files)
         reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._delay_servers = DelayServers(recovered, self._commit, self._files, reserve)
-        consumers = Consumers(config, self._pulls, self._groups, self._index, self._stored, clock)
+        self.retries = Retries(self.log_id, self._groups, self._pulls, self._stored, self._pull_log)
+        consumers = Consumers(config, self._pulls, self._groups, self.retries, self._stored)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
@@ -171,6 +173,8 @@ class Core:
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
+            RequestType.RETRY: consumers.retry,
+            RequestType.REJECT: consumers.reject,
             RequestType.PULL_END: consumers.pull_end,
             RequestType.GROUPS: consumers.groups,
             RequestType.DELETE_GROUP: self._operators.delete_group,
@@ -340,6 +344,7 @@ class Core:
         yield from map(Wait._make, [*self.fence.waits(), *self._store.waits()])
         yield from self._delay_servers.waits()
         yield from self._operators.waits()
+        yield from self.retries.waits()
         yield from self._closed.waits()
         if not self._clock.confirmed:
             yield clock_waits("realtime")
@@ -369,6 +374,7 @@ class Core:
                 **self.counters,
                 **self._delay_servers.counters,
                 **self._pulls.counters,
+                **self.retries.counters,
                 "checkpoints": self._checkpoints.published,
             },
             waits=self.waits(),
@@ -441,6 +447,7 @@ class Core:
             replay.settle_starts()
         self._pull_log.begin(pull_log, replay.appended_at_ms)
         self._groups.begin(replay)
+        self.retries.begin()
         self._files.watch_pull_log(pull_log)
         self._handlers.update(self._of_groups)
 

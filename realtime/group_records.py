@@ -34,6 +34,7 @@ class GroupRecords:
     """Creates and deletes groups; belongs to the loop."""
 
     def __init__(self, pulls: Pulls, index: Index, pull_log: PullCommit, clock: Clock) -> None:
+        self.on_deleted: Callable[[Group], None] = lambda group: None
         self.roster = pulls.roster
         self.changes = Changes(())
         self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
@@ -81,6 +82,9 @@ class GroupRecords:
         self._log.append_record(GroupDeleted(group.group_id))
         self.removes += group_keys(group.group_id)
         if isinstance(group, Group):
+            if group.child is not None:
+                self.delete(group.child)
+            self.on_deleted(group)
             self._pulls.forget(group)
             self.changes.forget(group)
             if not self.roster.has(group.subject.name):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
+from delayd.log.retry import Decision
 from delayd.wire.requests import U32_MAX
 
 from .held import Held, Run
@@ -32,6 +33,7 @@ class GroupCopy(NamedTuple):
     known_from: int
     given_back: Ranges
     lapsed: Ranges
+    leaving: list[Decision]
 
     @property
     def subject(self) -> Subject:
@@ -42,9 +44,9 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "dirty", "given_back", "group_id", "held", "known_from", "lapsed", "name",
-                 "next", "on_pause", "paused", "quarantined", "ready", "redeliver", "settled", "subject",
-                 "waiting")  # fmt: skip
+    __slots__ = ("before_change", "child", "dirty", "given_back", "group_id", "held", "known_from", "lapsed",
+                 "leaving", "name", "next", "on_pause", "parent", "paused", "quarantined", "ready", "redeliver",
+                 "settled", "subject", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -58,6 +60,9 @@ class Group:
         self.known_from = known_from  # Nobody knows what became of pull sequences below this that are not held.
         self.given_back = Ranges()  # Pull sequences that are not held any more and were not acknowledged.
         self.lapsed = Ranges()  # Those of ``given_back`` that no consumer gave back: their lease ended.
+        self.leaving: dict[tuple[int, int], Decision] = {}  # Messages that their delay server has not taken yet.
+        self.child: Group | None = None  # The group of its retry subject, whose messages its consumers get first.
+        self.parent: Group | None = None  # Of such a child: the group whose consumers get its messages.
         self.waiting = Polls()
         self.ready = True  # False until the record of a new group is durable.
         self.settled = True  # False while nobody can say which message is the first that the group gets.
@@ -74,9 +79,25 @@ class Group:
             yield Offer(self.next, self.subject.end - self.next, 1)
 
     @property
+    def offers_any(self) -> bool:
+        """Whether it offers messages itself, and not only its child."""
+        return self.next < self.subject.end or self.redeliver.messages > 0
+
+    @property
+    def source(self) -> "Group":
+        """The group whose messages its consumers get next: its child's come first."""
+        child = self.child
+        return child if child is not None and child.ready and child.offers_any else self
+
+    @property
     def has_messages(self) -> bool:
         """Whether a pull would get a message."""
-        return self.next < self.subject.end or self.redeliver.messages > 0
+        return self.source.offers_any
+
+    @property
+    def front(self) -> "Group":
+        """The group whose consumers get these messages."""
+        return self.parent or self
 
     @property
     def wanted(self) -> int:
@@ -93,14 +114,15 @@ class Group:
     def oldest(self) -> int:
         """The lowest consume sequence that is not acknowledged, or not delivered yet."""
         candidates = (self.held.oldest, self.redeliver.oldest, self.paused.oldest, self.quarantined.oldest)
-        return min([self.next, *[oldest for oldest in candidates if oldest is not None]])
+        leaving = [decision.oldest for decision in self.leaving.values()]
+        return min([self.next, *leaving, *[oldest for oldest in candidates if oldest is not None]])
 
     def copy(self) -> GroupCopy:
         """Copy everything that a checkpoint stores of the group."""
         # The next start offers unreadable messages again: their file may have been restored by then.
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
         known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
-        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known)
+        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, list(self.leaving.values()))
 
     def apply(self, entry: PullEntry) -> int:
         """Change the group as an entry of the pull log says; return how many messages that concerned."""
@@ -114,6 +136,19 @@ class Group:
             if entry.op != PullOp.ACK:
                 self._give_back(run, entry.op)
         return changed
+
+    def leave(self, decision: Decision) -> None:
+        """Let messages go that live on at their delay server. They count as unacknowledged until it has them."""
+        self._changes()
+        for row in decision.rows:
+            self.held.take(row.pull_first, row.pull_first + row.covered, row.incarnation)
+        self.leaving[decision.key] = decision
+
+    def left(self, key: tuple[int, int]) -> None:
+        """The delay server has taken the messages of that decision."""
+        if key in self.leaving:
+            self._changes()
+            del self.leaving[key]
 
     def resume(self, offer: Offer) -> None:
         """Offer messages whose pause is over."""

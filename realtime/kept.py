@@ -8,12 +8,13 @@ import logging
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgpack
 
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.consume import ConsumeTail
+from delayd.log.retry import Decision, decode_rows, encode_rows
 from delayd.state import State
 
 from .groups import Group, GroupCopy
@@ -138,6 +139,7 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "known_from": copy.known_from,
         "given_back": list(copy.given_back),
         "lapsed": list(copy.lapsed),
+        "leaving": [[*decision[:-1], encode_rows(decision.rows)] for decision in copy.leaving],
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
@@ -224,6 +226,9 @@ class Kept:
                 group.redeliver.append(Offer(*offered))
             group.given_back = Ranges(cast(list[tuple[int, int]], row["given_back"]))
             group.lapsed = Ranges(cast(list[tuple[int, int]], row["lapsed"]))
+            for *names, rows in cast(list[list[Any]], row.get("leaving", [])):
+                decision = Decision._make([*names, decode_rows(rows)])
+                group.leaving[decision.key] = decision
             group.dirty = False
         lost = [LostGroup(_U32.unpack(key)[0], self.names_of(_U32.unpack(key)[0]), each) for key, each in _ids(damaged)]
         return groups, lost

@@ -45,7 +45,7 @@ class Parts:
         """The parts of the answer to a waiting PULL; none when no batch that was looked at can be read."""
         parts: list[Part] = []
         rotten: list[Rotten] = []
-        while group.has_messages and not parts and len(rotten) < BATCHES_A_PULL:
+        while group.offers_any and not parts and len(rotten) < BATCHES_A_PULL:
             try:
                 self._choose(parts, group, waiting)
             except Rotten as found:

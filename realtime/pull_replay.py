@@ -8,9 +8,10 @@ Invariant: entries are applied in the order of the log, so a replay ends in the 
 from __future__ import annotations
 
 from delayd.errors import BatchMalformed, DamagedData, RetryLater
-from delayd.log.control import GroupCreated, GroupDeleted, decode_known
+from delayd.log.control import GroupCreated, GroupDeleted, Known, RetryAccepted, RetryDecided, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import PullOp, decode_entries
+from delayd.log.retry import Decision, decode_rows
 
 from .groups import Group
 from .index import Index
@@ -50,10 +51,7 @@ class PullReplay:
         for _, batch in group.batches():
             if header.kind == GroupKind.CONTROL:
                 for record in decode_known(batch):
-                    if isinstance(record, GroupCreated):
-                        self._create(record)
-                    elif isinstance(record, GroupDeleted):
-                        self._delete(record.group_id)
+                    self._hear(record)
                 continue
             for entry in decode_entries(batch):
                 taken += 1
@@ -68,6 +66,16 @@ class PullReplay:
                     self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
         self.offset, self.crc32c = header.offset + header.total_bytes, header.header_crc32c
         return taken
+
+    def _hear(self, record: Known) -> None:
+        if isinstance(record, GroupCreated):
+            self._create(record)
+        elif isinstance(record, GroupDeleted):
+            self._delete(record.group_id)
+        elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
+            group.leave(Decision(*record[:-1], decode_rows(record.rows)))
+        elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:
+            group.left((record.producer, record.number))
 
     def _lose(self, group_id: int, offset: int) -> None:
         """Note a group that has entries but no beginning: nobody knows where it stood. All other groups are served."""

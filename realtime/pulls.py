@@ -32,10 +32,11 @@ from typing import NamedTuple
 from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import PullEntry, PullOp
+from delayd.log.retry import Decision
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 
-from .acks import Handles, found
+from .acks import Handles, by_source, found
 from .alarms import NEVER_MS, Alarms
 from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
@@ -99,7 +100,7 @@ class Pulls:
         pull_log: PullCommit,
         clock: Clock,
     ) -> None:
-        self.roster = Roster()
+        self.roster = Roster(log_id)
         self.groups = self.roster.groups
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
@@ -108,9 +109,9 @@ class Pulls:
         self.quarantine.on_released = self._released
         self._log_id = log_id
         self._epoch = epoch
-        self._index = index
+        self.index = index
         self._log = pull_log
-        self._clock = clock
+        self.clock = clock
         self._parts = Parts(index, stored, self.quarantine)
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
@@ -138,7 +139,7 @@ class Pulls:
 
     def lease_all(self) -> None:
         """Give every pull that survived a restart its whole lease again."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         for group in self.groups.values():
             for run in group.held:
                 lease = Lease(group, run.incarnation, run.start, run.messages)
@@ -183,7 +184,8 @@ class Pulls:
         """Record an ACK, NACK or RETURNED of one group or several; ``answer`` gets the handles that are stale, when the
         others are durable.
         """
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
+        wanted = [each for group, of in wanted for each in by_source(group, of)]
         every = [(group, found(op, group, of, self.given_out, self.next_pull, now_ms)) for group, of in wanted]
         entries = [entry for _, each in every for entry in each.entries]
         if entries:
@@ -200,6 +202,16 @@ class Pulls:
         self._log.when_durable(partial(answer, stale))
         if op != PullOp.ACK:
             self._serve([group for group, _ in wanted])
+
+    def serve(self, group: Group) -> None:
+        """Serve the PULLs that wait for a group's messages."""
+        self._serve([group])
+
+    def leave(self, group: Group, decision: Decision) -> None:
+        """Let messages go that live on at their delay server, as the pull log says."""
+        before = group.held.runs
+        group.leave(decision)
+        self._held += group.held.runs - before
 
     def admit(self, group: Group) -> None:
         """Let PULLs wait for the messages of a new group; they are served from `open` on."""
@@ -232,20 +244,20 @@ class Pulls:
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve the PULLs that wait for messages of these subjects."""
-        found = (group for subject in subjects for group in self.roster.of(subject.name) if group.waiting)
+        found = (group for subject in subjects for group in self.roster.of(subject.name) if group.front.waiting)
         self._serve(list(found))
 
     def rebuilt(self, subject: Subject) -> None:
         """The consume log of a subject is whole again: serve the PULLs that waited for it."""
         try:
-            first = self._index.first(subject)
+            first = self.index.first(subject)
         except RetryLater:
             return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds that out.
         for group in self.roster.of(subject.name):
             group.begin_at(first)
-            if group.waiting:
+            if group.front.waiting:
                 # They are served in the next turn, because this one may be in the middle of serving.
-                self._to_serve[group] = None
+                self._to_serve[group.front] = None
 
     def disconnected(self, peer: Peer) -> None:
         """Drop the waiting PULLs of a connection that has ended."""
@@ -272,7 +284,7 @@ class Pulls:
         before.
         """
         if self._to_serve:
-            return self._clock.monotonic_ms()
+            return self.clock.monotonic_ms()
         wake_ms, deadline_ms = self._leases.next_ms(before_ms), self._deadlines.next_ms(before_ms)
         if wake_ms is None or (deadline_ms is not None and deadline_ms < wake_ms):
             wake_ms = deadline_ms
@@ -284,7 +296,7 @@ class Pulls:
 
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         self._bytes_left = TURN_BYTES
         if self._pausing:
             self._end_pauses(now_ms)
@@ -292,7 +304,7 @@ class Pulls:
             self._serve(())
         lapsed: dict[Group, list[PullEntry]] = {}
         for lease in islice(self._leases.due(now_ms), TURN_LEASES):
-            at = (lease.incarnation, lease.pull_first, 0, lease.covered, self._clock.now_ms())
+            at = (lease.incarnation, lease.pull_first, 0, lease.covered, self.clock.now_ms())
             lapsed.setdefault(lease.group, []).append(PullEntry(PullOp.LAPSED, 0, lease.group.group_id, *at))
         for group, entries in lapsed.items():
             self._lapse(group, entries)
@@ -305,8 +317,8 @@ class Pulls:
 
     def _released(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            if group.waiting:
-                self._to_serve[group] = None
+            if group.front.waiting:
+                self._to_serve[group.front] = None
 
     def _serve(self, groups: Iterable[Group]) -> None:
         """Answer waiting PULLs in order of arrival, while there are messages: one append to the pull log a round.
@@ -314,7 +326,7 @@ class Pulls:
         Answers beyond one turn of the loop are left to the next wake.
         """
         for group in groups:
-            self._to_serve[group] = None
+            self._to_serve[group.front] = None
         left = TURN_ANSWERS
         while self._to_serve and left > 0 and self._bytes_left > 0:
             planned: list[Planned] = []
@@ -344,30 +356,31 @@ class Pulls:
                 # lease.
                 self._end(waiting)
                 continue
+            source = group.source
             try:
-                self._check_held(group)
-                if not group.settled:
-                    group.begin_at(self._index.first(group.subject))
-                parts = self._parts.of(group, waiting)
+                self._check_held(source)
+                if not source.settled:
+                    source.begin_at(self.index.first(source.subject))
+                parts = self._parts.of(source, waiting)
             except ServerStopped:
                 raise
             except Rebuilding:
                 # The PULL is served when the consume log is whole again, which may be already.
-                if group.subject.damage is not None:
+                if source.subject.damage is not None:
                     return None
                 continue
             except DelaydError as error:
                 self._refuse(waiting, error)
                 continue
             if parts:
-                return Planned(waiting, [(group, parts)])
+                return Planned(waiting, [(source, parts)])
             if group.has_messages:
                 # Many batches could not be read, so other groups get their turn first; this consumer asks again.
                 self._answer_empty(waiting)
         return None
 
     def _answer(self, planned: Sequence[Planned]) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         entries = pulled(planned, self.next_pull, now_ms)
         try:
             self._log.append([entry for _, _, entry in entries])
@@ -377,7 +390,7 @@ class Pulls:
                 self._refuse(plan.waiting, error)
             return
         answered_first = self.next_pull
-        monotonic_ms = self._clock.monotonic_ms()
+        monotonic_ms = self.clock.monotonic_ms()
         for waiting, group, entry in entries:
             self.next_pull += entry.covered
             self._apply(group, entry)
@@ -427,12 +440,12 @@ class Pulls:
     def _end_pauses(self, now_ms: int) -> None:
         for pause in islice(self._pauses.due(now_ms), TURN_LEASES):
             pause.group.resume(pause.offer)
-            self._to_serve[pause.group] = None
+            self._to_serve[pause.group.front] = None
         self._pausing = len(self._pauses) > 0
 
     def _pause(self, group: Group, offer: Offer, pause_ms: int) -> None:
         self._pausing = True
-        self._pauses.add(self._clock.monotonic_ms() + pause_ms, Pause(group, offer))
+        self._pauses.add(self.clock.monotonic_ms() + pause_ms, Pause(group, offer))
 
     def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
         try:
@@ -445,7 +458,7 @@ class Pulls:
                 group.name,
                 error.message,
             )
-            retry_at_ms = self._clock.monotonic_ms() + error.retry_after_ms
+            retry_at_ms = self.clock.monotonic_ms() + error.retry_after_ms
             for entry in entries:
                 self._leases.add(retry_at_ms, Lease(group, entry.incarnation, entry.pull_first, entry.covered))
             return
@@ -466,9 +479,9 @@ class Pulls:
         if waiting.ahead and waiting.group.wanted:
             # Consumers with empty hands wait already, and this one must hear of it. It is not answered at once: a
             # consumer that gives nothing back would ask again and again.
-            waiting.deadline_ms = min(waiting.deadline_ms, self._clock.monotonic_ms() + RECALL_MS)
+            waiting.deadline_ms = min(waiting.deadline_ms, self.clock.monotonic_ms() + RECALL_MS)
         # A group that still has its turn to come may have messages for it.
-        if waiting.deadline_ms <= self._clock.monotonic_ms() and waiting.group not in self._to_serve:
+        if waiting.deadline_ms <= self.clock.monotonic_ms() and waiting.group not in self._to_serve:
             self._answer_empty(waiting)
         else:
             self._deadlines.add(waiting.deadline_ms, waiting)
@@ -482,7 +495,7 @@ class Pulls:
             self._end(waiting).answer_error(waiting.request_id, error)
             return
         peer = self._end(waiting)
-        peer.answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms(), wanted))
+        peer.answer(waiting.request_id, self._head(waiting, [], self.clock.now_ms(), wanted))
 
     def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
         """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""

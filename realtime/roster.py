@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from delayd.errors import SlowDown
+from delayd.retry_subject import parse_retry_subject, retry_subject
 
 from .groups import Group
 from .kept import LostGroup
@@ -21,9 +22,11 @@ log = logging.getLogger(__name__)
 class Roster:
     """The groups that exist; ``groups`` has them by subject and name."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_id: int) -> None:
+        self._log_id = log_id
         self.known = False  # Whether the pull log was read; before that no group is known.
         self.groups: dict[tuple[str, str], Group] = {}
+        self._by_id: dict[int, Group] = {}
         self.lost: dict[tuple[str, str], LostGroup] = {}
         self.next_id = 1
         self._unnamed: list[LostGroup] = []
@@ -36,6 +39,8 @@ class Roster:
         self.known = True
         for group in groups:
             self._add(group)
+        for group in self.groups.values():
+            self._link(group)
         self._names = sorted(self.groups)
 
     @property
@@ -58,7 +63,9 @@ class Roster:
         for at in range(bisect_right(names, first), len(names)):
             if subject is not None and names[at][0] != subject:
                 return
-            yield self.groups[names[at]]
+            group = self.groups[names[at]]
+            if group.parent is None:
+                yield group
 
     def to_forget(self, subject_name: str) -> Group | None:
         """The oldest group that can be forgotten when there is no room for one more of a subject; None when there is
@@ -94,12 +101,16 @@ class Roster:
     def add(self, group: Group) -> None:
         """Add a group."""
         self._add(group)
+        self._link(group)
         insort(self._names, (group.subject.name, group.name))
 
     def strike(self, group: Group) -> None:
         """Remove a group."""
         key = (group.subject.name, group.name)
         del self.groups[key]
+        del self._by_id[group.group_id]
+        if group.parent is not None:
+            group.parent.child = None
         self._idle.pop(group, None)
         del self._names[bisect_left(self._names, key)]
         of_subject = self._of_subject[group.subject.name]
@@ -127,13 +138,24 @@ class Roster:
         else:
             del self.lost[lost.names]
 
+    def _link(self, group: Group) -> None:
+        """Have a group of a retry subject served to the consumers of the group that it belongs to (rule Q2)."""
+        whose = parse_retry_subject(group.subject.name)
+        if whose is None:
+            parent: Group | None = group
+            child = self.groups.get((retry_subject(self._log_id, group.group_id), group.name))
+        else:
+            parent, child = self._by_id.get(whose[1]) if whose[0] == self._log_id else None, group
+        if parent is not None and child is not None and parent is not child:
+            child.parent, parent.child = parent, child
+
     def _add(self, group: Group) -> None:
         self.next_id = max(self.next_id, group.group_id + 1)
-        self.groups[group.subject.name, group.name] = group
+        self.groups[group.subject.name, group.name] = self._by_id[group.group_id] = group
         self._of_subject.setdefault(group.subject.name, []).append(group)
         if not group.subject.end:
             self._idle[group] = None
 
 
 def _is_idle(group: Group) -> bool:
-    return group.ready and not group.subject.end and not group.waiting
+    return group.ready and not group.subject.end and not group.waiting and group.parent is None

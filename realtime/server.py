@@ -33,7 +33,17 @@ from .recovery import recover
 
 RETAIN_EVERY_S = 600
 # A copy of a directory must not take messages, or give them to consumers.
-FENCED = frozenset((RequestType.HELLO, RequestType.DISPATCH, RequestType.PULL, RequestType.ACK, RequestType.NACK))
+FENCED = frozenset(
+    {
+        RequestType.HELLO,
+        RequestType.DISPATCH,
+        RequestType.PULL,
+        RequestType.ACK,
+        RequestType.NACK,
+        RequestType.RETRY,
+        RequestType.REJECT,
+    }
+)
 
 log = logging.getLogger(__name__)
 

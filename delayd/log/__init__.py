@@ -17,6 +17,7 @@ The delay server's logs of an hour
 The realtime server's logs
     consume             the consume log of a subject: from a message's number to its place
     pull                the pull log: which consumer was given which messages, and their outcomes
+    retry               messages that a group finished with and that live on at their delay server
     tally, tallying     the tally log: counts the rows that were held of each delay server and hour
     segment_index       a closed segment without its bodies, for audits
 What a person or a disk does to a log

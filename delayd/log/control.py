@@ -77,6 +77,25 @@ class GroupDeleted(NamedTuple):
     group_id: int
 
 
+class RetryDecided(NamedTuple):
+    """Messages of a group live on at a delay server as one batch (`delayd.log.retry` reads the rows)."""
+
+    producer: int
+    number: int
+    group_id: int
+    origin: int
+    at_ms: int
+    rows: bytes
+
+
+class RetryAccepted(NamedTuple):
+    """The delay server has taken that batch."""
+
+    producer: int
+    number: int
+    group_id: int
+
+
 class Ended(NamedTuple):
     """Decisions of the delay server have ended these rows (`delayd.log.ended` reads them)."""
 
@@ -93,6 +112,8 @@ Known = (
     | OriginAccepted
     | GroupCreated
     | GroupDeleted
+    | RetryDecided
+    | RetryAccepted
 )
 
 _CLASSES: dict[RecordValue, type[Known]] = {
@@ -104,6 +125,8 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "origin_accepted": OriginAccepted,
     "group": GroupCreated,
     "group_deleted": GroupDeleted,
+    "retry": RetryDecided,
+    "retried": RetryAccepted,
     "ended": Ended,
 }
 _TYPES = {made: name for name, made in _CLASSES.items()}
@@ -116,6 +139,8 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     OriginAccepted: (int,),
     GroupCreated: (int, str, str),
     GroupDeleted: (int,),
+    RetryDecided: (int, int, int, int, int, bytes),
+    RetryAccepted: (int, int, int),
     Ended: (bytes,),
 }
 

@@ -18,7 +18,8 @@ ASKED_BODY_BYTES_MAX = 2 << 20  # One batch of 65,536 rows, 24 bytes each.
 PLACES_BODY_BYTES_MAX = 512 << 10  # 65,536 instants.
 MOVES_BODY_BYTES_MAX = 3 << 20  # The same with 32 bytes each.
 
-_LISTS = (RequestType.ROUTES, RequestType.ACK, RequestType.NACK)  # The heads of these hold lists that clients make.
+# The heads of these hold lists that clients make.
+_LISTS = (RequestType.ROUTES, RequestType.ACK, RequestType.NACK, RequestType.RETRY, RequestType.REJECT)
 
 
 class RequestLimits(NamedTuple):

@@ -90,6 +90,8 @@ class RequestType(IntEnum):
     DELETE_GROUP = 45
     ORIGIN_ACCEPT = 46
     PULL_END = 47
+    RETRY = 48
+    REJECT = 49
     CUT = 50
     CUT_READY = 51
 

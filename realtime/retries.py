@@ -1,0 +1,289 @@
+"""Retries: messages that a group is done with for now, and that come to it again through their delay server (rule Q2,
+docs/formats/pull.md, Retries).
+
+    a consumer asks ──▶ decided (pull log, fsynced) ──▶ answered
+                                  └──▶ sent to the delay server as batch n, until it takes it ──▶ accepted (pull log)
+
+Invariant: a batch is sent only when its decision is durable, and until it is accepted always under the same number to
+the same delay server, which takes a number once (rule I1). Its messages count as unacknowledged until then (rule Q3).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from delayd.batch import ProducerPart
+from delayd.clock import Clock
+from delayd.errors import DelaydError, SlowDown
+from delayd.gather import row_bytes
+from delayd.life import DEAD_KEPT_MS, cut_text
+from delayd.log.control import RetryAccepted, RetryDecided
+from delayd.log.pull import PullOp
+from delayd.log.retry import Decision, RetryRow, encode_rows
+from delayd.log_limit import LogLimit
+from delayd.retry_subject import retry_subject
+from delayd.wire.waits import Wait
+
+from .acks import by_source, found
+from .group_records import GroupRecords
+from .groups import Group
+from .held import Run
+from .index import Index
+from .pull_commit import PullCommit
+from .pulls import HANDLES_MAX, Pulls
+from .retry_batch import Source, retry_batch
+from .roster import RETRY_MS
+from .stored import StoredBatches
+
+BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
+BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
+UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATCH_ROWS small ones 64 MiB of rows.
+
+limited = LogLimit(logging.getLogger(__name__))
+
+
+class Wanted(NamedTuple):
+    """What a consumer asks for pulled messages: pull sequences [first, end) of one incarnation."""
+
+    incarnation: int
+    first: int
+    end: int
+    delay_ms: int
+    reason: str = ""  # Why they are dead letters; empty: they come again after ``delay_ms``.
+    error: str = ""
+
+
+class Undone(NamedTuple):
+    """A batch that its delay server has not taken yet."""
+
+    producer: int
+    number: int
+    origin_log_id: int
+
+
+class _Piece(NamedTuple):
+    """Messages of one stored batch, before they are part of a decision."""
+
+    group: Group
+    origin: int
+    row: RetryRow
+    size: int
+
+
+class Retries:
+    """Takes decisions, and keeps them until their delay servers have taken the batches; belongs to the loop.
+
+    ``on_new`` is called with the log_id of a delay server for which there is something new.
+    """
+
+    def __init__(
+        self, log_id: int, groups: GroupRecords, pulls: Pulls, stored: StoredBatches, pull_log: PullCommit
+    ) -> None:
+        self.on_new: Callable[[int], None] = lambda origin: None
+        self.counters = dict.fromkeys(("retried", "died", "retries_accepted"), 0)
+        self._log_id = log_id
+        # Two lives must not use one number twice, even when the directory was restored from a copy.
+        self._producer = secrets.randbits(64) | 1
+        self._groups = groups
+        self._pulls = pulls
+        self._stored = stored
+        self._log = pull_log
+        self._index: Index = pulls.index
+        self._clock: Clock = pulls.clock
+        self._next = 1
+        # By origin, then by producer and number; in the order in which they were decided.
+        self._undone: dict[int, dict[tuple[int, int], tuple[Group, Decision]]] = {}
+        self._durable: set[tuple[int, int]] = set()
+        self._accepted: set[tuple[int, int]] = set()  # Accepted, and that is not durable yet.
+        self._refusals: dict[tuple[int, int], str] = {}
+        self._count = 0
+        groups.on_deleted = self._forget
+
+    def begin(self) -> None:
+        """Go on with the decisions that a start has found."""
+        for group in self._pulls.groups.values():
+            for decision in group.leaving.values():
+                self._keep(group, decision)
+                self._durable.add(decision.key)
+        for origin in self._undone:
+            self.on_new(origin)
+
+    def decide(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[list[int]]], None]) -> None:
+        """Let messages come again later, or keep them as dead letters; ``answer`` gets the handles that are stale, when
+        the decision is durable.
+
+        Raises:
+            DamagedData: a message can't be read now; nothing is decided about any.
+            SlowDown: too many decisions wait for delay servers.
+        """
+        if self._count >= UNDONE_MAX:
+            what = f"{self._count} batches of messages that come again wait for their delay servers"
+            raise SlowDown(what, retry_after_ms=RETRY_MS)
+        now_ms = self._clock.now_ms()
+        stale, pieces = self._look(group, wanted, now_ms)
+        for piece in pieces:
+            self._child_of(piece.group.front)
+        decided = [self._decide(batch, now_ms) for batch in _batches(pieces)]
+        self._log.when_durable(partial(self._decided, decided, partial(answer, stale)))
+        self._pulls.serve(group)
+
+    def origins(self) -> list[int]:
+        """The delay servers for which there are batches."""
+        return list(self._undone)
+
+    def waiting(self, origin: int) -> Iterator[Undone]:
+        """The batches to send to a delay server, in order."""
+        for producer, number in list(self._undone.get(origin, ())):
+            if (producer, number) in self._durable and (producer, number) not in self._accepted:
+                yield Undone(producer, number, origin)
+
+    def batch_of(self, undone: Undone) -> bytes:
+        """Make the batch of a decision.
+
+        Raises:
+            DelaydError: its messages can't be read now; try again later.
+        """
+        of_origin = self._undone[undone.origin_log_id]
+        group, decision = of_origin[undone.producer, undone.number]
+        low_water = min([number for producer, number in of_origin if producer == undone.producer])
+        sources: list[Source] = []
+        for how in decision.rows:
+            run = self._index.locate(group.subject, how.consume_first)
+            sources.append(Source(self._stored.fetch(run.offset), run.row, how))
+        part = ProducerPart(undone.producer, undone.number, low_water)
+        subject = retry_subject(self._log_id, group.front.group_id)
+        return retry_batch(part, subject, sources, decision.at_ms)
+
+    def accepted(self, undone: Undone) -> None:
+        """The delay server has taken a batch; from now on it is responsible for the messages."""
+        key = (undone.producer, undone.number)
+        held = self._undone.get(undone.origin_log_id, {}).get(key)
+        if held is None or key in self._accepted:
+            return
+        group, decision = held
+        try:
+            self._log.append_record(RetryAccepted(undone.producer, undone.number, group.group_id))
+        except DelaydError as error:
+            # The disk is full. It is sent again, and accepted again.
+            limited.warning("retry_not_noted", "retry_not_noted number=%d reason=%r", undone.number, error.message)
+            return
+        group.left(key)
+        self._accepted.add(key)
+        self._refusals.pop(key, None)
+        self.counters["retries_accepted"] += decision.messages
+        self._log.when_durable(partial(self._done, undone.origin_log_id, key))
+
+    def refused(self, undone: Undone, error: DelaydError) -> None:
+        """The delay server has refused a batch by name; it is sent again later."""
+        self._refusals[undone.producer, undone.number] = error.message
+
+    def waits(self) -> Iterator[Wait]:
+        """List the delay servers that refuse messages which are to come again."""
+        for origin, of_origin in self._undone.items():
+            refused = [self._refusals[key] for key in of_origin if key in self._refusals]
+            if refused:
+                what = f"{len(refused)} batches of messages that are to come again"
+                yield Wait(what, f"delay server {origin:016x} refuses them: {refused[0]}", "delayd status")
+
+    def _look(self, group: Group, wanted: Sequence[Wanted], now_ms: int) -> tuple[list[list[int]], list[_Piece]]:
+        """Find the messages that these handles hold, and the handles that are stale."""
+        stale: list[list[int]] = []
+        pieces: list[_Piece] = []
+        for each in wanted:
+            handle = [each.incarnation, each.first, each.end - each.first]
+            for source, handles in by_source(group, [handle]):
+                # The same as for a NACK: what the consumer has given back already is no error.
+                known = found(PullOp.NACK, source, handles, self._pulls.given_out, self._pulls.next_pull, now_ms)
+                stale += known.stale
+                for incarnation, first, covered in handles:
+                    for run in source.held.within(first, first + covered):
+                        if run.incarnation == incarnation:
+                            pieces += self._pieces(source, run, each, now_ms)
+        return stale[:HANDLES_MAX], pieces
+
+    def _pieces(self, group: Group, run: Run, each: Wanted, now_ms: int) -> Iterator[_Piece]:
+        """Cut a run where one stored batch ends, or one decision would get too large."""
+        kept_ms = DEAD_KEPT_MS if each.reason else each.delay_ms
+        at = 0
+        while at < run.messages:
+            located = self._index.locate(group.subject, run.consume_first + at)
+            batch = self._stored.fetch(located.offset)
+            rows = min(located.rows, run.messages - at, BATCH_ROWS)
+            sizes = row_bytes(batch, located.row, rows).cumsum()
+            rows = max(1, int(sizes.searchsorted(BATCH_BYTES, "right")))
+            row = RetryRow(
+                run.incarnation,
+                run.start + at,
+                run.consume_first + at,
+                rows,
+                run.attempt,
+                now_ms + kept_ms,
+                cut_text(each.reason),
+                cut_text(each.error),
+            )
+            yield _Piece(group, batch.dispatch.origin_log_id, row, int(sizes[rows - 1]))
+            at += rows
+
+    def _child_of(self, group: Group) -> None:
+        """Make sure that messages which come again find the group."""
+        if group.child is None:
+            self._groups.create(retry_subject(self._log_id, group.group_id), group.name)
+
+    def _decide(self, pieces: Sequence[_Piece], now_ms: int) -> Decision:
+        group, origin = pieces[0].group, pieces[0].origin
+        rows = tuple([piece.row for piece in pieces])
+        decision = Decision(self._producer, self._next, group.group_id, origin, now_ms, rows)
+        self._log.append_record(RetryDecided(*decision[:-1], encode_rows(rows)))
+        self._next += 1
+        self._pulls.leave(group, decision)
+        self._keep(group, decision)
+        self.counters["died" if rows[0].reason else "retried"] += decision.messages
+        return decision
+
+    def _keep(self, group: Group, decision: Decision) -> None:
+        self._undone.setdefault(decision.origin, {})[decision.key] = (group, decision)
+        self._count += 1
+
+    def _decided(self, decided: Sequence[Decision], answer: Callable[[], None]) -> None:
+        self._durable.update(decision.key for decision in decided)
+        answer()
+        for origin in {decision.origin for decision in decided}:
+            self.on_new(origin)
+
+    def _done(self, origin: int, key: tuple[int, int]) -> None:
+        self._accepted.discard(key)
+        self._drop(origin, key)
+
+    def _drop(self, origin: int, key: tuple[int, int]) -> None:
+        of_origin = self._undone.get(origin)
+        if of_origin is None or of_origin.pop(key, None) is None:
+            return
+        self._durable.discard(key)
+        self._refusals.pop(key, None)
+        self._count -= 1
+        if not of_origin:
+            del self._undone[origin]
+
+    def _forget(self, group: Group) -> None:
+        """A group was deleted: what it held goes to nobody."""
+        for key, decision in list(group.leaving.items()):
+            self._drop(decision.origin, key)
+
+
+def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Divide pieces into those of one decision each: of one group and one delay server, and not too large."""
+    open_ones: dict[tuple[int, int], tuple[list[_Piece], int, int]] = {}
+    for piece in pieces:
+        key = (piece.group.group_id, piece.origin)
+        batch, rows, size = open_ones.get(key, ([], 0, 0))
+        if batch and (rows + piece.row.covered > BATCH_ROWS or size + piece.size > BATCH_BYTES):
+            yield batch
+            batch, rows, size = [], 0, 0
+        batch.append(piece)
+        open_ones[key] = (batch, rows + piece.row.covered, size + piece.size)
+    for batch, _, _ in open_ones.values():
+        yield batch
