@@ -21,18 +21,22 @@ def dispatch_batch(
     w: tuple[int, int] = (0, 0),
     origin: int = ORIGIN,
     first_sequence: int | None = None,
+    headers: Sequence[bytes] = (),
 ) -> bytes:
     """One batch; sequences count up from ``first_sequence``, by default 1,000 times the batch id."""
     table = encode_subject_table([subject.encode()])
-    ends, heap = lay_out(bodies, len(table))
+    header_ends, packed = lay_out(headers, len(table))
+    packed += bytes(-len(packed) & 7)
+    ends, heap = lay_out(bodies, len(table) + len(packed))
     first = 1000 * batch_id if first_sequence is None else first_sequence
     columns: list[tuple[ColumnId, Columns]] = [
         (ColumnId.DELIVER_AT_MS, np.full(len(bodies), DUE_MS, np.int64)),
         (ColumnId.SEQUENCE, np.arange(first, first + len(bodies), dtype=np.uint64)),
+        *([(ColumnId.HEADERS_END, header_ends.astype(np.uint32))] if headers else []),
         (ColumnId.BODY_END, ends.astype(np.uint32)),
     ]
     part = DispatchPart(origin, epoch, batch_id, *w, DUE_MS + 1, hour_of_ms(DUE_MS))
-    return encode(BatchKind.DISPATCH, part, len(bodies), columns, [table, heap, bytes(-len(heap) & 7)], 1)
+    return encode(BatchKind.DISPATCH, part, len(bodies), columns, [table, packed, heap, bytes(-len(heap) & 7)], 1)
 
 
 def split(body: memoryview | bytes) -> list[Batch]:
