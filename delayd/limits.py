@@ -6,6 +6,7 @@ delayd/log/group.py.
 """
 
 SUBJECT_BYTES_MAX = 255  # Its length fits one byte, and one head holds 2,000 of them (wire/meta.py).
+SUBSCRIBED_MAX = 4_000  # Subjects of one consumer that lists them: one head holds as many.
 GROUP_NAME_BYTES_MAX = 255  # A group of consumers may have as long a name as a subject.
 KEY_BYTES_MAX = 200  # With a subject of 255 bytes a name still fits the index of keys (docs/formats/keys.md).
 TAGS_MAX = 16  # Of one message: more of them would set most bits of its bloom.

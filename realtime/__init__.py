@@ -18,6 +18,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     consumers           requests of consumers, checked
     pulls               messages to consumers, acknowledgements and leases
     group_records       groups begin and end
+    subscriptions, joins   many subjects at once: which groups have messages, and which groups there are
     polls, parts, plans   pulls that wait, and which messages an answer holds
     acks                which messages an acknowledgement names
     groups, roster      one group's progress, and all groups by name

@@ -31,6 +31,7 @@ from .pulls import HANDLES_MAX, Pulls
 from .retries import Retries, Wanted
 from .retry_requests import rejects_of, retries_of
 from .stored import StoredBatches
+from .subscriptions import Subscription
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
 LEASE_MS_MIN = 100
@@ -58,7 +59,7 @@ class Consumers:
     def pull(self, peer: Peer, frame: Frame) -> None:
         """Answer a PULL now or later."""
         head = frame.head
-        group = self._known(head)
+        group = self._known(head) if "subscription" not in head else self._subscribed(peer, head)
         names = _names(head) if group is None else None
         wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
         lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
@@ -106,9 +107,10 @@ class Consumers:
 
     def pull_end(self, peer: Peer, frame: Frame) -> None:
         """Answer the PULLs of this connection that wait for a group's messages, and then this request."""
-        group = self._known(frame.head)
+        head = frame.head
+        group = self._known(head) if "subscription" not in head else self._subscribed(peer, head)
         if group is None:
-            _names(frame.head)
+            _names(head)
         else:
             self._pulls.end_waiting(peer, group)
         peer.answer(frame.request_id, {})
@@ -132,6 +134,9 @@ class Consumers:
         peer.answer(frame.request_id, answer)
 
     def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
+        if "subjects" in frame.head:
+            self._acknowledge_many(op, peer, frame)
+            return
         group = self._known(frame.head)
         if group is None:
             # The request is first told if its names can't be those of a group.
@@ -161,6 +166,28 @@ class Consumers:
             known, wanted, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
         )
 
+    def _acknowledge_many(self, op: PullOp, peer: Peer, frame: Frame) -> None:
+        head, request_id = frame.head, frame.request_id
+        name = need_group(head)
+        wanted = self._subscribed(peer, head) if "subscription" in head else None
+        known: list[tuple[Group, list[list[int]]]] = []
+        unknown: list[list[int]] = []
+        for subject, handles in _handles_by_subject(head):
+            group = self._pulls.groups.get((subject, name))
+            if group is None:
+                unknown += handles
+            else:
+                known.append((group, handles))
+
+        def answer(stale: list[list[int]]) -> None:
+            count = 0 if wanted is None else wanted.wanted
+            peer.answer(request_id, {"stale": [*unknown, *stale], "wanted": count})
+
+        self._pulls.acknowledge(op, known, answer)
+
+    def _subscribed(self, peer: Peer, head: Head) -> Subscription:
+        return self._pulls.subscriptions.of(peer, need_int(head, "subscription"))
+
     def _known(self, head: Head) -> Group | None:
         """The group that a request names; None when it does not exist, or the names are not valid."""
         subject, group = head.get("subject"), head.get("group")
@@ -183,12 +210,39 @@ def _handles(head: Head) -> list[list[int]]:
     return handles
 
 
+def _handles_by_subject(head: Head) -> list[tuple[str, list[list[int]]]]:
+    """The handles of an acknowledgement of several subjects: each says how many of the handles are its own."""
+    handles = _handles(head)
+    found: list[tuple[str, list[list[int]]]] = []
+    at = 0
+    for item in need_list(head, "subjects"):
+        subject, count = item if isinstance(item, list) and len(item) == 2 else (None, None)
+        if not isinstance(subject, str) or type(count) is not int or not 0 < count <= len(handles) - at:
+            raise BadRequest("subjects has rows of a name and how many of the handles are its own", field="subjects")
+        found.append((subject, handles[at : at + count]))
+        at += count
+    if at != len(handles):
+        raise BadRequest(f"{len(handles)} handles, of which {at} are those of a subject", field="handles")
+    return found
+
+
 def _names(head: Head) -> tuple[str, str]:
-    subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_NAME_BYTES_MAX)
+    subject, group = need_str(head, "subject"), need_group(head)
+    need_subject(subject)
+    return subject, group
+
+
+def need_subject(subject: str) -> None:
+    """Check the name of a subject that a consumer asks for."""
     check_subject(subject.encode())
     if is_reserved(subject):
         raise BadSubject(f"the messages of {subject} come to the consumers of the group that they belong to")
+
+
+def need_group(head: Head) -> str:
+    """The name of a group."""
+    group = need_str(head, "group", GROUP_NAME_BYTES_MAX)
     # Names appear in log lines and on screens, so they must have no character that ends a line or moves a cursor.
     if not group or not group.isprintable():
         raise BadRequest("the name of a group has 1 to 255 bytes of printable characters", field="group")
-    return subject, group
+    return group

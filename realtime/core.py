@@ -39,6 +39,7 @@ from .consumers import Consumers
 from .delay_servers import DelayServers
 from .group_records import GroupRecords
 from .index import Subject
+from .joins import Joins
 from .kept import Marks
 from .log_files import LogFiles, OnCheckpoint
 from .operators import Operators
@@ -121,6 +122,8 @@ class Core:
         self._pull_log.on_failure = self.fail
         self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, clock)
         self._groups = GroupRecords(self._pulls, self._index, self._pull_log, clock)
+        self._joins = Joins(self._pulls, self._groups, self._index, clock)
+        self._index.on_subject = self._joins.came
         self._unseen = Unseen(self._index, self._groups.roster.has, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
@@ -170,6 +173,7 @@ class Core:
             RequestType.SUBJECTS: consumers.subjects,
         }
         self._of_groups: dict[int, Callable[[Peer, Frame], None]] = {
+            RequestType.SUBSCRIBE: self._joins.subscribe,
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
@@ -219,6 +223,7 @@ class Core:
             times = (
                 self._commit.retry_at_ms,
                 self._pulls.next_wake_ms(before_ms),
+                self._joins.due_ms,
                 self._rebuilder.retry_at_ms,
                 self._pulls.quarantine.retry_at_ms,
                 self._files.due_ms,
@@ -244,6 +249,7 @@ class Core:
         if self._trimming.left:
             self._trimming.step()
         if self._stopping is None:
+            self._joins.wake()
             self._pulls.wake()
             self._pulls.quarantine.wake()
             self._rebuilder.wake()

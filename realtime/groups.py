@@ -3,8 +3,10 @@
 All changes go through `Group.apply` with an entry of the pull log, live and in recovery alike.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
 from delayd.log.retry import Decision
@@ -16,6 +18,11 @@ from .offers import Offer, Offers
 from .polls import Polls
 from .ranges import Ranges
 
+if TYPE_CHECKING:
+    from delayd.errors import DamagedData
+
+    from .subscriptions import Subscription
+
 # Beyond this the oldest runs are forgotten: nobody knows what became of these pulls, so their handles are stale.
 GIVEN_BACK_RUNS_MAX = 10_000
 PAUSE_MS = 100  # Pause before a message that was given back a second time is offered again; doubled each further time.
@@ -25,7 +32,7 @@ PAUSE_MS_MAX = 10_000
 class GroupCopy(NamedTuple):
     """A group as a checkpoint stores it: a copy of one moment, which never changes."""
 
-    group: "Group"
+    group: Group
     next: int
     held: list[Run]
     offers: list[Offer]
@@ -46,7 +53,7 @@ class Group:
 
     __slots__ = ("before_change", "child", "dirty", "given_back", "group_id", "held", "known_from", "lapsed",
                  "leaving", "name", "next", "on_pause", "parent", "paused", "quarantined", "ready", "redeliver",
-                 "settled", "subject", "waiting")  # fmt: skip
+                 "settled", "subject", "subscriptions", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -64,6 +71,7 @@ class Group:
         self.child: Group | None = None  # The group of its retry subject, whose messages its consumers get first.
         self.parent: Group | None = None  # Of such a child: the group whose consumers get its messages.
         self.waiting = Polls()
+        self.subscriptions: list[Subscription] = []  # Those that take messages of this group, too.
         self.ready = True  # False until the record of a new group is durable.
         self.settled = True  # False while nobody can say which message is the first that the group gets.
         self.dirty = True
@@ -84,10 +92,26 @@ class Group:
         return self.next < self.subject.end or self.redeliver.messages > 0
 
     @property
-    def source(self) -> "Group":
+    def source(self) -> Group:
         """The group whose messages its consumers get next: its child's come first."""
         child = self.child
         return child if child is not None and child.ready and child.offers_any else self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its subject and its own name, for log lines."""
+        return self.subject.name, self.name
+
+    @property
+    def damage(self) -> DamagedData | None:
+        """Why nobody can say now whether there are messages; None when it is known."""
+        return self.subject.damage
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody may wait for one of its messages."""
+        front = self.front
+        return bool(front.waiting or front.subscriptions)
 
     @property
     def has_messages(self) -> bool:
@@ -95,7 +119,7 @@ class Group:
         return self.source.offers_any
 
     @property
-    def front(self) -> "Group":
+    def front(self) -> Group:
         """The group whose consumers get these messages."""
         return self.parent or self
 

@@ -142,6 +142,7 @@ class Index:
 
     def __init__(self, disk: Disk, folder: str, log: Log) -> None:
         self.on_damage: Callable[[Subject], None] = lambda subject: None
+        self.on_subject: Callable[[Subject], None] = lambda subject: None  # Called with its first message.
         self.by_name: dict[str, Subject] = {}
         self.fresh: dict[Subject, None] = {}  # Changed since a checkpoint looked at them last.
         self.leaving_below = 0  # Retention is removing the log below this offset: no group begins there any more.
@@ -184,6 +185,7 @@ class Index:
             found = self._by_table[table] = self.subject(batch.subjects()[0].decode())
             if found.subject_id < 0:
                 self.number(found, self._next_id)
+                self.on_subject(found)
         return found
 
     def check_room(self, batches: Sequence[Batch]) -> None:

@@ -15,7 +15,6 @@ from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
 from .offers import Offer
-from .polls import Waiting
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 
@@ -41,13 +40,15 @@ class Parts:
         self._stored = stored
         self._quarantine = quarantine
 
-    def of(self, group: Group, waiting: Waiting) -> list[Part]:
-        """The parts of the answer to a waiting PULL; none when no batch that was looked at can be read."""
+    def of(self, group: Group, messages: int, size_bytes: int, parts_max: int) -> list[Part]:
+        """The parts of an answer of up to so many messages, bytes and parts; none when no batch that was looked at can
+        be read.
+        """
         parts: list[Part] = []
         rotten: list[Rotten] = []
         while group.offers_any and not parts and len(rotten) < BATCHES_A_PULL:
             try:
-                self._choose(parts, group, waiting)
+                self._choose(parts, group, messages, size_bytes, parts_max)
             except Rotten as found:
                 # Messages before the damaged batch are delivered first; the next pull begins at it.
                 if not parts:
@@ -61,7 +62,7 @@ class Parts:
             self._quarantine.tell(group, rotten)
         return parts
 
-    def _choose(self, parts: list[Part], group: Group, waiting: Waiting) -> None:
+    def _choose(self, parts: list[Part], group: Group, messages: int, size_bytes: int, parts_max: int) -> None:
         """Add stored batches to the answer, whole ones wherever they fit, because these go out without a copy.
 
         Each offer is a range of messages, and lies in one stored batch or several. For each of these batches:
@@ -77,10 +78,9 @@ class Parts:
         gets 200 messages of the first batch (case 3). If the messages 10 to 19 were given back, they are offered first:
         a pull of 500 gets these ten, cut out (case 4), and then goes on with the next offer.
         """
-        messages, size_bytes = waiting.max_messages, waiting.max_bytes
         for offer in group.offers():
             first, left = offer.consume_first, offer.count
-            while left and messages and size_bytes > 0 and len(parts) < PARTS_MAX:
+            while left and messages and size_bytes > 0 and len(parts) < parts_max:
                 run = self._index.locate(group.subject, first)
                 try:
                     batch = self._stored.fetch(run.offset)

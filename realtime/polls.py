@@ -1,4 +1,4 @@
-"""Polls: the waiting PULLs of one group, in the order in which they are served (rule Q4).
+"""Polls: the waiting PULLs of one group or subscription, in the order in which they are served (rule Q4).
 
 Consumers with *empty hands*, which hold no message that they could work on, come first, in order of arrival; then come
 those that fetch ahead.
@@ -16,6 +16,7 @@ from .peer import Peer
 
 if TYPE_CHECKING:
     from .groups import Group
+    from .subscriptions import Subscription
 
 RECALLS_MAX = 256  # This many consumers are told at once that another one waits with empty hands.
 
@@ -27,7 +28,7 @@ class Waiting:
     ``ahead`` counts the messages that its consumer has and has not handed to a handler; with 0 its hands are empty.
     """
 
-    group: Group
+    group: Group | Subscription
     peer: Peer
     request_id: int
     max_messages: int
@@ -40,7 +41,7 @@ class Waiting:
 
 
 class Polls:
-    """The waiting PULLs of one group; each change costs the same, however many wait."""
+    """The waiting PULLs of one group or subscription; each change costs the same, however many wait."""
 
     __slots__ = ("_empty_handed", "ahead", "wanted")
 

@@ -44,7 +44,7 @@ from .held import Held
 from .index import Index, Subject
 from .kept import Life
 from .offers import Offer, Offers
-from .parts import Parts
+from .parts import PARTS_MAX, Part, Parts
 from .peer import Peer
 from .plans import Planned, pulled
 from .polls import Waiting
@@ -54,6 +54,7 @@ from .quarantine import Quarantine
 from .ranges import Ranges
 from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
+from .subscriptions import Subscription, Subscriptions
 
 HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 28 bytes each, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
@@ -63,6 +64,7 @@ GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all 
 GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.
 TURN_ANSWERS = 64  # Answers in one turn of the loop, some 100 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
+PARTS_AS_ANSWER = 16  # So many parts of one answer to a subscription count as an answer more.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
 RECALL_MS = 10  # While others wait with empty hands, a PULL of a consumer that fetches ahead waits this long.
 
@@ -102,6 +104,7 @@ class Pulls:
     ) -> None:
         self.roster = Roster(log_id)
         self.groups = self.roster.groups
+        self.subscriptions = Subscriptions()
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
@@ -118,7 +121,8 @@ class Pulls:
         # Of all groups together: PULLs that wait, pulled runs that nobody has acknowledged, and runs of pull sequences
         # that were given back.
         self._waiting = self._held = self._given_back = 0
-        self._to_serve: OrderedDict[Group, None] = OrderedDict()  # Groups to serve in the next turns of the loop.
+        # Those to serve in the next turns of the loop.
+        self._to_serve: OrderedDict[Group | Subscription, None] = OrderedDict()
         self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
@@ -232,11 +236,19 @@ class Pulls:
         for waiting in list(group.waiting):
             self._end(waiting).answer_error(waiting.request_id, gone)
         self.roster.strike(group)
+        self.subscriptions.strike(group)
         self._to_serve.pop(group, None)
         self._held -= group.held.runs
         self._given_back -= len(group.given_back)
         group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
         self.quarantine.forget(group)
+
+    def join(self, subscription: Subscription, group: Group) -> bool:
+        """Let a subscription take messages of a group; False when there is no room for that."""
+        joined = self.subscriptions.join(subscription, group)
+        if joined and group.ready:
+            self._serve([group])
+        return joined
 
     def pass_over(self, messages: int) -> None:
         """Go on behind pull sequences that an entry of the pull log has used for messages that nobody pulls."""
@@ -244,7 +256,7 @@ class Pulls:
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve the PULLs that wait for messages of these subjects."""
-        found = (group for subject in subjects for group in self.roster.of(subject.name) if group.front.waiting)
+        found = (group for subject in subjects for group in self.roster.of(subject.name) if group.is_awaited)
         self._serve(list(found))
 
     def rebuilt(self, subject: Subject) -> None:
@@ -255,29 +267,28 @@ class Pulls:
             return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds that out.
         for group in self.roster.of(subject.name):
             group.begin_at(first)
-            if group.front.waiting:
-                # They are served in the next turn, because this one may be in the middle of serving.
-                self._to_serve[group.front] = None
+            # They are served in the next turn, because this one may be in the middle of serving.
+            self._serve_soon(group)
 
     def disconnected(self, peer: Peer) -> None:
         """Drop the waiting PULLs of a connection that has ended."""
         self._incarnations.pop(peer, None)
+        self.subscriptions.disconnected(peer)
         for waiting in self._of_peer.pop(peer, ()):
             waiting.answered = True
             self._waiting -= 1
             waiting.group.waiting.remove(waiting)
 
-    def end_waiting(self, peer: Peer, group: Group) -> None:
-        """Answer the PULLs of a connection that wait for a group's messages, without messages."""
+    def end_waiting(self, peer: Peer, group: Group | Subscription) -> None:
+        """Answer the PULLs of a connection that wait for these messages, without messages."""
         for waiting in [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]:
             self._answer_empty(waiting)
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
         self._to_serve.clear()
-        for group in self.groups.values():
-            for waiting in list(group.waiting):
-                self._end(waiting).answer_error(waiting.request_id, error)
+        for waiting in [waiting for of_peer in self._of_peer.values() for waiting in of_peer]:
+            self._end(waiting).answer_error(waiting.request_id, error)
 
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int | None:
         """When `wake` is next needed, monotonic; an answer of ``before_ms`` or later says only that it is not needed
@@ -317,36 +328,87 @@ class Pulls:
 
     def _released(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            if group.front.waiting:
-                self._to_serve[group.front] = None
+            self._serve_soon(group)
 
-    def _serve(self, groups: Iterable[Group]) -> None:
+    def _serve_soon(self, source: Group | Subscription) -> None:
+        if isinstance(source, Group):
+            source = source.front
+        if source.waiting.wanted:
+            self._to_serve[source] = None
+        if isinstance(source, Group):
+            for subscription in source.subscriptions:
+                subscription.offer(source)
+                if subscription.waiting:
+                    self._to_serve[subscription] = None
+        # Consumers of this subject alone that fetch ahead come behind those with empty hands.
+        if source.waiting:
+            self._to_serve.setdefault(source)
+
+    def _serve(self, sources: Iterable[Group | Subscription]) -> None:
         """Answer waiting PULLs in order of arrival, while there are messages: one append to the pull log a round.
 
         Answers beyond one turn of the loop are left to the next wake.
         """
-        for group in groups:
-            self._to_serve[group.front] = None
+        for source in sources:
+            self._serve_soon(source)
         left = TURN_ANSWERS
         while self._to_serve and left > 0 and self._bytes_left > 0:
             planned: list[Planned] = []
-            for group in list(islice(self._to_serve, left)):
-                plan = self._planned(group)
-                if plan is None:
-                    self._to_serve.pop(group, None)
-                else:
-                    planned.append(plan)
-                    # The other groups have their turn before this one gets another answer.
-                    self._to_serve.move_to_end(group)
-                    self._bytes_left -= sum([len(part.batch) for part in plan.buffers])
+            for source in list(islice(self._to_serve, left)):
+                if isinstance(source, Subscription):
+                    # It may have groups whose messages have just been planned for others.
+                    self._answer_all(planned)
+                    planned = []
+                plan = self._planned(source) if isinstance(source, Group) else self._planned_of_many(source)
                 left -= 1
-                if self._bytes_left <= 0:
+                if plan is None:
+                    self._to_serve.pop(source, None)
+                    continue
+                planned.append(plan)
+                # The others have their turn before this one gets another answer.
+                self._to_serve.move_to_end(source)
+                parts = plan.buffers
+                self._bytes_left -= sum([len(part.batch) for part in parts])
+                if isinstance(source, Subscription):
+                    left -= len(parts) // PARTS_AS_ANSWER
+                    self._answer_all(planned)
+                    planned = []
+                    source.served(group.front for group, _ in plan.picked)
+                if self._bytes_left <= 0 or left <= 0:
                     break
-            if planned:
-                self._answer(planned)
-                for plan in planned:
-                    if not plan.waiting.group.waiting:
-                        self._to_serve.pop(plan.waiting.group, None)
+            self._answer_all(planned)
+
+    def _answer_all(self, planned: Sequence[Planned]) -> None:
+        if planned:
+            self._answer(planned)
+            for plan in planned:
+                if not plan.waiting.group.waiting:
+                    self._to_serve.pop(plan.waiting.group, None)
+
+    def _planned_of_many(self, subscription: Subscription) -> Planned | None:
+        """As `_planned`, with messages of several groups."""
+        while subscription.has_messages and (waiting := subscription.waiting.first) is not None:
+            if not waiting.peer.is_open:
+                self._end(waiting)
+                continue
+            try:
+                picked = subscription.pick(waiting, self._parts_of)
+            except ServerStopped:
+                raise
+            except DelaydError as error:
+                self._refuse(waiting, error)
+                continue
+            if picked:
+                return Planned(waiting, picked)
+            if subscription.has_messages:
+                self._answer_empty(waiting)
+        return None
+
+    def _parts_of(self, group: Group, messages: int, size_bytes: int, parts_max: int = PARTS_MAX) -> list[Part]:
+        self._check_held(group)
+        if not group.settled:
+            group.begin_at(self.index.first(group.subject))
+        return self._parts.of(group, messages, size_bytes, parts_max)
 
     def _planned(self, group: Group) -> Planned | None:
         """Plan the answer to the first waiting PULL; None when there is no PULL or no message."""
@@ -358,10 +420,7 @@ class Pulls:
                 continue
             source = group.source
             try:
-                self._check_held(source)
-                if not source.settled:
-                    source.begin_at(self.index.first(source.subject))
-                parts = self._parts.of(source, waiting)
+                parts = self._parts_of(source, waiting.max_messages, waiting.max_bytes)
             except ServerStopped:
                 raise
             except Rebuilding:
@@ -407,7 +466,10 @@ class Pulls:
                 answered_first += part.rows
             waiting = plan.waiting
             peer = self._end(waiting)
-            peer.answer(waiting.request_id, self._head(waiting, rows, now_ms), [part.batch for part in parts])
+            head = self._head(waiting, rows, now_ms)
+            if isinstance(waiting.group, Subscription):
+                head["subjects"] = [[group.front.subject.name, len(of_group)] for group, of_group in plan.picked]
+            peer.answer(waiting.request_id, head, [part.batch for part in parts])
 
     def _check_held(self, group: Group) -> None:
         if self._held >= HELD_MAX or group.held.runs >= HELD_OF_GROUP_MAX:
@@ -416,8 +478,7 @@ class Pulls:
 
     def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
         """Answer a waiting PULL with an error."""
-        names = (waiting.group.subject.name, waiting.group.name)
-        limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *names, error.message)
+        limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *waiting.group.names, error.message)
         self._end(waiting).answer_error(waiting.request_id, error)
 
     def _apply(self, group: Group, entry: PullEntry) -> int:
@@ -440,7 +501,7 @@ class Pulls:
     def _end_pauses(self, now_ms: int) -> None:
         for pause in islice(self._pauses.due(now_ms), TURN_LEASES):
             pause.group.resume(pause.offer)
-            self._to_serve[pause.group.front] = None
+            self._serve_soon(pause.group)
         self._pausing = len(self._pauses) > 0
 
     def _pause(self, group: Group, offer: Offer, pause_ms: int) -> None:
@@ -465,7 +526,7 @@ class Pulls:
         self.counters["lapsed"] += self._give_back(group, entries)
         self._serve([group])
 
-    def _recall(self, group: Group) -> None:
+    def _recall(self, group: Group | Subscription) -> None:
         """A consumer with empty hands has begun to wait: recall messages that others have fetched ahead (rule Q4).
 
         The PULLs of these others wait too. They are answered now, without messages, so that their consumers read in the
@@ -488,10 +549,10 @@ class Pulls:
 
     def _answer_empty(self, waiting: Waiting, wanted: int | None = None) -> None:
         """Answer a PULL without messages."""
-        damage = waiting.group.subject.damage
+        damage = waiting.group.damage
         if damage is not None:
             # "No messages" would be wrong: there may be messages that nobody can find now.
-            error = Rebuilding(f"the consume log of {waiting.group.subject.name} is being rebuilt: {damage.message}")
+            error = Rebuilding(f"the consume log of {waiting.group.names[0]} is being rebuilt: {damage.message}")
             self._end(waiting).answer_error(waiting.request_id, error)
             return
         peer = self._end(waiting)

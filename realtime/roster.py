@@ -158,4 +158,4 @@ class Roster:
 
 
 def _is_idle(group: Group) -> bool:
-    return group.ready and not group.subject.end and not group.waiting and group.parent is None
+    return group.ready and not group.subject.end and not group.is_awaited and group.parent is None

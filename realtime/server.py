@@ -42,6 +42,7 @@ FENCED = frozenset(
         RequestType.NACK,
         RequestType.RETRY,
         RequestType.REJECT,
+        RequestType.SUBSCRIBE,
     }
 )
 

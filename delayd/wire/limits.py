@@ -19,7 +19,14 @@ PLACES_BODY_BYTES_MAX = 512 << 10  # 65,536 instants.
 MOVES_BODY_BYTES_MAX = 3 << 20  # The same with 32 bytes each.
 
 # The heads of these hold lists that clients make.
-_LISTS = (RequestType.ROUTES, RequestType.ACK, RequestType.NACK, RequestType.RETRY, RequestType.REJECT)
+_LISTS = (
+    RequestType.ROUTES,
+    RequestType.ACK,
+    RequestType.NACK,
+    RequestType.RETRY,
+    RequestType.REJECT,
+    RequestType.SUBSCRIBE,
+)
 
 
 class RequestLimits(NamedTuple):

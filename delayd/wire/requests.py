@@ -94,6 +94,7 @@ class RequestType(IntEnum):
     REJECT = 49
     CUT = 50
     CUT_READY = 51
+    SUBSCRIBE = 55
 
 
 ANSWERED_IN_FRAMES = frozenset({RequestType.HELLO})

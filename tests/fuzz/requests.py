@@ -34,6 +34,7 @@ SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait
 SHARE_OF_CUTS = 0.01
 SHARES: dict[int, float] = {RequestType.CHECKPOINT: SHARE_OF_CHECKPOINTS, RequestType.CUT: SHARE_OF_CUTS}
 SHARE_OF_TRUE_HANDLES = 0.8
+SHARE_OF_MANY = 0.2  # Of what may be of one subject or of many.
 HANDLES_KEPT = 500
 HEADER = struct.Struct("<IBBHIII")
 
@@ -134,6 +135,11 @@ REALTIME: dict[RequestType, Fields] = {
         "consumer": values.text,
         "ahead": values.one_of(0, 0, 1, 500),
     },
+    RequestType.SUBSCRIBE: {
+        "group": values.group,
+        "subjects": values.subjects,
+        "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
+    },
     RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},
     RequestType.NACK: {
         "subject": values.subject,
@@ -189,6 +195,7 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.ACK,
         RequestType.NACK,
         RequestType.PULL_END,
+        RequestType.SUBSCRIBE,
         RequestType.DELETE_GROUP,
         RequestType.GROUPS,
     ],
@@ -282,6 +289,7 @@ class Requests:
         if share is not None and random.random() > share:
             kind = RequestType.PING
         head, body = self._head(kind, session), self._body(kind, session)
+        self._of_many(kind, head)
         chance = random.random()
         self._keep(request_id, kind, head)
         if chance < SHARE_OF_VALID:
@@ -317,6 +325,17 @@ class Requests:
             # Another origin than the connection's own, which a newer hello would end.
             head["target"] = session.target
         return head
+
+    def _of_many(self, kind: int, head: dict[str, HeadValue]) -> None:
+        """Have some requests name several subjects."""
+        if kind == RequestType.SUBSCRIBE:
+            del head[self._random.choice(["subjects", "pattern"])]
+        if kind in (RequestType.PULL, RequestType.PULL_END) and self._random.random() < SHARE_OF_MANY:
+            head["subscription"] = self._random.randrange(1, 4)
+        handles = head.get("handles")
+        if isinstance(handles, list) and handles and self._random.random() < SHARE_OF_MANY:
+            first = self._random.randrange(1, len(handles) + 1)
+            head["subjects"] = [[head["subject"], first], ["fuzz.1", len(handles) - first]]
 
     def _keep(self, request_id: int, kind: int, head: Mapping[str, HeadValue]) -> None:
         if kind == RequestType.PULL:

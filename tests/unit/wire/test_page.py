@@ -8,7 +8,7 @@ from delayd import limits
 from delayd.delay import producers, subjects
 from delayd.delay.ending import message_requests
 from delayd.wire import results, waits
-from realtime import answers, intake, parts, pulls, roster
+from realtime import answers, intake, joins, parts, pulls, roster, subscriptions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -35,6 +35,13 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| the name of a group |", [limits.GROUP_NAME_BYTES_MAX]),
         ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),
         ("| groups; of one subject |", [roster.GROUPS_MAX, roster.GROUPS_OF_SUBJECT_MAX]),
+        ("| subjects in the list of one subscription |", [limits.SUBSCRIBED_MAX]),
+        (
+            "| subscriptions of one connection; of all; subjects in all lists |",
+            [subscriptions.OF_PEER_MAX, subscriptions.SUBSCRIPTIONS_MAX, subscriptions.NAMES_MAX],
+        ),
+        ("| groups in subscriptions, each counted once for each |", [subscriptions.MEMBERS_MAX]),
+        ("- The groups of a list are made", [joins.TURN_WORK // joins.MAKE_WORK]),
         ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
         (
             "| runs of pulled messages that nobody has acknowledged; of one group |",

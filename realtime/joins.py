@@ -1,0 +1,134 @@
+"""Joins: the groups of a subscription are found or made, some in each turn of the loop, and so are those of subjects
+that come later and match its pattern.
+
+A group that there is no room for is tried again each second; the others do not wait for it.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from itertools import islice
+
+from delayd.clock import Clock
+from delayd.errors import BadArgument, BadRequest, DelaydError, ServerStopped
+from delayd.limits import SUBSCRIBED_MAX
+from delayd.log_limit import LogLimit
+from delayd.patterns import Pattern
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import need_str, need_strs
+
+from .consumers import need_group, need_subject
+from .group_records import GroupRecords
+from .index import Index, Subject
+from .peer import Peer
+from .pulls import Pulls
+from .roster import RETRY_MS
+from .subscriptions import Subscription
+
+TURN_WORK = 1_024  # Work of one turn, some microseconds each: a name that is compared, a group that joins.
+MAKE_WORK = 16  # A group that is made is a record of the pull log, some 50 us.
+RETRIED_MAX = 65_536  # Groups that wait to be tried again; beyond this the oldest are left out.
+
+limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
+
+
+class Joins:
+    """Fills subscriptions; belongs to the loop."""
+
+    def __init__(self, pulls: Pulls, groups: GroupRecords, index: Index, clock: Clock) -> None:
+        # When `wake` is next needed, monotonic; a field, because it is read after every frame.
+        self.due_ms: int | None = None
+        self._pulls = pulls
+        self._groups = groups
+        self._index = index
+        self._clock = clock
+        self._busy: OrderedDict[Subscription, None] = OrderedDict()  # Those with something to do in the next turns.
+        self._refused: deque[tuple[Subscription, str]] = deque(maxlen=RETRIED_MAX)
+        self._retry_at_ms = 0
+
+    def subscribe(self, peer: Peer, frame: Frame) -> None:
+        """Answer a SUBSCRIBE; its groups join in the next turns."""
+        head = frame.head
+        group_name = need_group(head)
+        subjects, pattern = _asked_for(head)
+        subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern)
+        if new:
+            self._go_on_with(subscription)
+        peer.answer(frame.request_id, {"subscription": subscription.number, "now_ms": self._clock.now_ms()})
+
+    def came(self, subject: Subject) -> None:
+        """A subject has its first message: the subscriptions whose pattern it matches take it, too."""
+        for subscription in self._pulls.subscriptions:
+            if subscription.pattern is not None and subscription.pattern.matches(subject.name):
+                subscription.pending.append(subject.name)
+                self._go_on_with(subscription)
+
+    def wake(self) -> None:
+        """Do as much as one turn may."""
+        now_ms = self._clock.monotonic_ms()
+        if self.due_ms is None or now_ms < self.due_ms:
+            return
+        if now_ms >= self._retry_at_ms:
+            for subscription, name in self._refused:
+                subscription.pending.append(name)
+                self._go_on_with(subscription)
+            self._refused.clear()
+        left = TURN_WORK
+        while self._busy and left > 0:
+            subscription = next(iter(self._busy))
+            if not subscription.peers or not (subscription.pending or subscription.scanned is not None):
+                del self._busy[subscription]
+            elif subscription.pending:
+                left -= self._join(subscription, subscription.pending.popleft())
+            else:
+                left -= self._scan(subscription, left)
+        if not self._busy:
+            self.due_ms = self._retry_at_ms if self._refused else None
+
+    def _go_on_with(self, subscription: Subscription) -> None:
+        self._busy[subscription] = None
+        self.due_ms = self._clock.monotonic_ms()
+
+    def _scan(self, subscription: Subscription, most: int) -> int:
+        """Compare some of the subjects with a pattern."""
+        pattern, after = subscription.pattern, subscription.scanned
+        assert pattern is not None and after is not None, "only patterns are compared"
+        names = [subject.name for subject in islice(self._index.listed(pattern.prefix, after), most)]
+        subscription.pending.extend(filter(pattern.matches, names))
+        subscription.scanned = names[-1] if len(names) == most else None
+        return len(names)
+
+    def _join(self, subscription: Subscription, name: str) -> int:
+        """Let the group of a subject join; return the work that it took."""
+        group, work = self._pulls.groups.get((name, subscription.group_name)), 1
+        try:
+            if group is None:
+                group, work = self._groups.create(name, subscription.group_name), MAKE_WORK
+        except ServerStopped:
+            raise
+        except DelaydError as error:
+            self._refuse(subscription, name, error.message)
+            return MAKE_WORK
+        if not self._pulls.join(subscription, group):
+            self._refuse(subscription, name, "there is no room for more subjects in subscriptions")
+        return work
+
+    def _refuse(self, subscription: Subscription, name: str, reason: str) -> None:
+        at = (name, subscription.group_name, reason)
+        limited.warning("subject_not_joined", "subject_not_joined subject=%s group=%s reason=%r", *at)
+        if not self._refused:
+            self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        self._refused.append((subscription, name))
+
+
+def _asked_for(head: Head) -> tuple[list[str], Pattern | None]:
+    """The subjects of a list in order, or a pattern."""
+    if ("subjects" in head) == ("pattern" in head):
+        raise BadRequest("a subscription has subjects or a pattern, one of the two", field="subjects")
+    if "pattern" in head:
+        return [], Pattern(need_str(head, "pattern"))
+    subjects = sorted(set(need_strs(head, "subjects")))
+    if not 0 < len(subjects) <= SUBSCRIBED_MAX:
+        raise BadArgument(f"a subscription of {len(subjects)} subjects; it has 1 to {SUBSCRIBED_MAX}, or a pattern")
+    for subject in subjects:
+        need_subject(subject)
+    return subjects, None

@@ -1,0 +1,372 @@
+"""Subscriptions: one PULL for many subjects, against the core in memory (rules Q1, Q4, B1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from delayd.errors import BadArgument, BadRequest, BadSubject, DelaydError, SlowDown
+from delayd.limits import SUBSCRIBED_MAX
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
+from realtime import joins, roster, subscriptions
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import SimPeer, World
+
+GROUP = "billing"
+WAIT_MS = 5_000
+
+
+class Feed:
+    """A server, and a delay server that hands messages over to it."""
+
+    def __init__(self, world: World | None = None, session: int = 1) -> None:
+        self.world = world or World()
+        self.origin = SimPeer()
+        self.session = session
+        self.batches = 1_000 * session
+        self.world.hello(self.origin, session)
+
+    def put(self, subject: str, *bodies: bytes) -> None:
+        self.batches += 1
+        self.world.dispatch(self.origin, self.session, dispatch_batch(self.batches, bodies, subject=subject))
+
+    def settle(self) -> None:
+        """Let the groups join that are waiting to."""
+        while self.world.core.next_wake_ms() <= self.world.clock.monotonic_ms():
+            self.world.core.wake()
+
+
+class Taker:
+    """A connection with one subscription."""
+
+    def __init__(self, feed: Feed, what: str | Sequence[str], group: str = GROUP) -> None:
+        self.world = feed.world
+        self.peer = SimPeer()
+        self.number = subscribed(self.world, self.peer, what, group)
+        feed.settle()
+
+    def ask(self, most: int = 1_000, wait_ms: int = WAIT_MS, ahead: int = 0) -> int:
+        head: Head = {"subscription": self.number, "max_messages": most, "max_bytes": 1 << 20, "wait_ms": wait_ms}
+        head |= {"lease_ms": 30_000, "consumer": "test", "ahead": ahead}
+        return self.world.send(self.peer, RequestType.PULL, head)
+
+    def answer(self, request_id: int) -> tuple[Head, list[bytes]]:
+        ((head, body),) = self.peer.answers[request_id]
+        return head, bodies_of(body)
+
+    def pull(self, most: int = 1_000) -> tuple[Head, list[bytes]]:
+        return self.answer(self.ask(most, 0))
+
+    def settle(self, head: Head, kind: RequestType = RequestType.ACK, **more: HeadValue) -> Head:
+        """Acknowledge a whole answer."""
+        incarnation = need_u64(head, "incarnation")
+        handles: HeadValue = [[incarnation, first, count] for first, _, count, _ in need_rows(head, "parts", 4)]
+        answer, _ = self.world.ask(
+            self.peer, kind, {"group": GROUP, "subjects": head["subjects"], "handles": handles, **more}
+        )
+        return answer
+
+
+def subscribed(world: World, peer: SimPeer, what: str | Sequence[str], group: str = GROUP) -> int:
+    head: Head = {"group": group} | ({"pattern": what} if isinstance(what, str) else {"subjects": list(what)})
+    return need_int(world.ask(peer, RequestType.SUBSCRIBE, head)[0], "subscription")
+
+
+def names(head: Head) -> list[HeadValue]:
+    return [row[0] for row in need_list(head, "subjects") if isinstance(row, list)]
+
+
+def groups(world: World) -> list[Head]:
+    return need_maps(world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0], "groups")
+
+
+def test_one_answer_has_messages_of_many_subjects_and_one_request_acknowledges_them() -> None:
+    feed = Feed()
+    feed.put("a", b"a1", b"a2")
+    feed.put("c", b"c1")
+    taker = Taker(feed, ["a", "b", "c"])
+    head, bodies = taker.pull()
+    assert (bodies, need_list(head, "subjects")) == ([b"a1", b"a2", b"c1"], [["a", 1], ["c", 1]])
+    assert taker.settle(head)["stale"] == []
+    assert taker.settle(head)["stale"] == [], "a repeated acknowledgement is done (rule Q5)"
+    assert taker.pull()[1] == []
+    assert [group["outstanding"] for group in groups(feed.world)] == [0, 0, 0]
+
+
+def test_a_pull_that_waits_is_answered_when_any_of_its_subjects_gets_a_message() -> None:
+    feed = Feed()
+    taker = Taker(feed, ["a", "b", "c"])
+    asked = taker.ask()
+    assert asked not in taker.peer.answers
+    feed.put("other", b"no")
+    assert asked not in taker.peer.answers
+    feed.put("b", b"b1")
+    assert taker.answer(asked)[1] == [b"b1"]
+    asked = taker.ask()
+    feed.world.pass_time(WAIT_MS)
+    assert taker.answer(asked)[1] == []
+
+
+def test_a_subject_that_comes_later_joins_the_subscriptions_whose_pattern_it_matches() -> None:
+    feed = Feed()
+    feed.put("orders.eu", b"eu")
+    feed.put("orders.eu.cancel", b"no")
+    feed.put("mail", b"no")
+    taker = Taker(feed, "orders.*")
+    head, bodies = taker.pull()
+    assert (bodies, names(head)) == ([b"eu"], ["orders.eu"])
+    asked = taker.ask()
+    for subject in ("mail.send", "orders.us.cancel", "%retry/0/1"):
+        feed.put(subject, b"no")
+        feed.settle()
+    assert asked not in taker.peer.answers
+    feed.put("orders.us", b"us")
+    feed.settle()
+    head, bodies = taker.answer(asked)
+    assert (bodies, names(head)) == ([b"us"], ["orders.us"])
+    assert [(group["subject"], group["outstanding"]) for group in groups(feed.world)] == [
+        ("orders.eu", 1),
+        ("orders.us", 1),
+    ]
+
+
+def test_subjects_take_turns_whatever_waits_in_each() -> None:
+    feed = Feed()
+    feed.put("flood", *[b"f%d" % number for number in range(500)])
+    for number in range(4):
+        feed.put(f"quiet{number}", b"q%d" % number)
+    taker = Taker(feed, ["flood", *(f"quiet{number}" for number in range(4))])
+    assert taker.pull(most=10)[1] == [b"f0", b"f1", b"q0", b"q1", b"q2", b"q3"]
+    # When it is the only one, it gets all there is room for.
+    assert len(taker.pull(most=8)[1]) == 8
+
+
+def test_one_message_at_a_time_goes_round() -> None:
+    feed = Feed()
+    for subject in "abc":
+        feed.put(subject, *[subject.encode() for _ in range(3)])
+    taker = Taker(feed, list("abc"))
+    assert [taker.pull(most=1)[1] for _ in range(9)] == [[b"a"], [b"b"], [b"c"]] * 3
+
+
+def test_consumers_of_the_same_subjects_share_the_messages() -> None:
+    feed = Feed()
+    first, second = Taker(feed, ["b", "a"]), Taker(feed, ["a", "b", "a"])
+    assert first.number == second.number
+    asked = [taker.ask(most=1) for taker in (first, second)]
+    feed.put("a", b"1", b"2")
+    assert [taker.answer(each)[1] for taker, each in zip((first, second), asked, strict=True)] == [[b"1"], [b"2"]]
+
+
+def test_no_message_goes_to_two_subscriptions_or_to_a_consumer_of_its_subject_too() -> None:
+    feed = Feed()
+    takers = [Taker(feed, "orders.*"), Taker(feed, ["orders.eu"]), Taker(feed, "*.eu")]
+    alone = SimPeer()
+    asked = [taker.ask() for taker in takers]
+    alone_asked = feed.world.send(
+        alone, RequestType.PULL, {"subject": "orders.eu", "group": GROUP, "max_messages": 9, "max_bytes": 1 << 20,
+                                  "wait_ms": WAIT_MS, "lease_ms": 30_000, "consumer": "test"}
+    )  # fmt: skip
+    feed.put("orders.eu", *[b"%d" % number for number in range(8)])
+    feed.settle()
+    feed.put("orders.eu", *[b"%d" % number for number in range(8, 16)])
+    feed.world.pass_time(WAIT_MS)
+    found = [body for taker, each in zip(takers, asked, strict=True) for body in taker.answer(each)[1]]
+    found += bodies_of(alone.answers[alone_asked][0][1])
+    assert sorted(found) == sorted(set(found)) and len(found) == 16
+
+
+def test_rule_Q4_consumers_with_empty_hands_come_first_and_the_others_are_told() -> None:
+    feed = Feed()
+    ahead, empty = Taker(feed, "*"), Taker(feed, "*")
+    asked_ahead = ahead.ask(ahead=7)
+    assert asked_ahead not in ahead.peer.answers
+    asked_empty = empty.ask(most=3)
+    assert need_int(ahead.answer(asked_ahead)[0], "wanted") == 3
+    asked_ahead = ahead.ask(ahead=7)
+    feed.put("a", b"1")
+    feed.settle()
+    assert empty.answer(asked_empty)[1] == [b"1"]
+    feed.world.pass_time(WAIT_MS)
+    assert ahead.answer(asked_ahead)[1] == []
+
+
+def test_rule_Q4_an_acknowledgement_of_several_subjects_tells_what_others_want() -> None:
+    feed = Feed()
+    feed.put("a", b"1")
+    busy, empty = Taker(feed, "*"), Taker(feed, "*")
+    head, _ = busy.pull()
+    empty.ask(most=5)
+    assert busy.settle(head, subscription=busy.number)["wanted"] == 5
+
+
+def test_what_is_given_back_and_what_lapses_comes_again() -> None:
+    feed = Feed()
+    feed.put("a", b"a")
+    feed.put("b", b"b")
+    taker = Taker(feed, ["a", "b"])
+    head, _ = taker.pull()
+    taker.settle(head, RequestType.NACK)
+    head, bodies = taker.pull()
+    assert (bodies, [row[3] for row in need_rows(head, "parts", 4)]) == ([b"a", b"b"], [2, 2])
+    asked = taker.ask(wait_ms=60_000)
+    feed.world.pass_time(30_000)
+    assert [*taker.answer(asked)[1], *taker.pull()[1]] == [b"a", b"b"]
+
+
+def test_after_a_restart_the_handles_of_before_count_and_the_subscription_is_gone() -> None:
+    feed = Feed()
+    feed.put("a", b"a")
+    feed.put("b", b"b")
+    taker = Taker(feed, ["a", "b"])
+    head, _ = taker.pull()
+    taker.world = feed.world.restarted()
+    assert taker.settle(head)["stale"] == []
+    with pytest.raises(BadArgument, match="no subscription"):
+        taker.world.ask(taker.peer, RequestType.PULL, {"subscription": taker.number, "max_messages": 1,
+                        "max_bytes": 1, "wait_ms": 0, "lease_ms": 0, "consumer": ""})  # fmt: skip
+
+
+def test_stale_handles_of_several_subjects_are_named() -> None:
+    feed = Feed()
+    feed.put("a", b"a")
+    feed.put("b", b"b")
+    taker = Taker(feed, ["a", "b"])
+    head, _ = taker.pull()
+    feed.world.pass_time(30_000)
+    assert taker.settle(head)["stale"] == [
+        [need_u64(head, "incarnation"), first, 1] for first, _, _, _ in need_rows(head, "parts", 4)
+    ]
+    unknown: Head = {"group": GROUP, "subjects": [["none", 1]], "handles": [[1, 2, 3]]}
+    assert feed.world.ask(taker.peer, RequestType.ACK, unknown)[0]["stale"] == [[1, 2, 3]]
+
+
+def test_pull_end_answers_what_waits_and_a_lost_connection_frees_everything() -> None:
+    feed = Feed()
+    taker = Taker(feed, ["a", "b"])
+    asked = taker.ask()
+    feed.world.ask(taker.peer, RequestType.PULL_END, {"subscription": taker.number})
+    assert taker.answer(asked)[1] == []
+    asked = taker.ask()
+    taker.peer.closed = True
+    feed.world.core.disconnected(taker.peer)
+    feed.put("a", b"a")
+    assert asked not in taker.peer.answers
+    assert len(feed.world.core._pulls.subscriptions) == 0
+    assert not any(group.subscriptions for group in feed.world.core._pulls.groups.values())
+    assert Taker(feed, ["a", "b"]).pull()[1] == [b"a"]
+
+
+def test_a_group_that_is_deleted_leaves_and_the_others_go_on() -> None:
+    feed = Feed()
+    taker = Taker(feed, ["a", "b"])
+    asked = taker.ask()
+    feed.world.ask(SimPeer(), RequestType.DELETE_GROUP, {"subject": "a", "group": GROUP})
+    feed.put("a", b"a")
+    assert asked not in taker.peer.answers
+    feed.put("b", b"b")
+    assert taker.answer(asked)[1] == [b"b"]
+
+
+def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed = Feed()
+    feed.put("a", b"a")
+    feed.put("b", b"b")
+    monkeypatch.setattr(roster, "GROUPS_MAX", 1)
+    taker = Taker(feed, ["a", "b"])
+    assert taker.pull()[1] == [b"a"]
+    monkeypatch.setattr(roster, "GROUPS_MAX", 2)
+    asked = taker.ask()
+    feed.world.pass_time(roster.RETRY_MS)
+    assert taker.answer(asked)[1] == [b"b"]
+
+
+def test_rule_B2_groups_join_some_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed()
+    for number in range(40):
+        feed.put(f"s.{number:02}", b"x")
+    monkeypatch.setattr(joins, "TURN_WORK", joins.MAKE_WORK * 5)
+    peer = SimPeer()
+    subscribed(feed.world, peer, "s.*")
+    counts = [len(groups(feed.world))]
+    while counts[-1] < 40:
+        feed.world.core.wake()
+        counts.append(len(groups(feed.world)))
+        assert len(counts) < 30
+    assert max(after - before for before, after in pairwise(counts)) <= 6
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({}, BadRequest),
+        ({"subjects": ["a"], "pattern": "*"}, BadRequest),
+        ({"subjects": "a"}, BadRequest),
+        ({"subjects": [1]}, BadRequest),
+        ({"subjects": []}, BadArgument),
+        ({"subjects": ["a b"]}, BadSubject),
+        ({"subjects": ["a.*"]}, BadSubject),
+        ({"subjects": [f"s{number}" for number in range(SUBSCRIBED_MAX + 1)]}, BadArgument),
+        ({"pattern": "orders"}, BadSubject),
+        ({"pattern": "a.>.b"}, BadSubject),
+        ({"pattern": 1}, BadRequest),
+        ({"pattern": "*", "group": ""}, BadRequest),
+    ],
+)
+def test_rule_E1_what_is_no_subscription_is_refused_by_name(asked: Head, error: type[DelaydError]) -> None:
+    world, peer = World(), SimPeer()
+    with pytest.raises(error):
+        world.ask(peer, RequestType.SUBSCRIBE, {"group": GROUP, **asked})
+    assert len(world.core._pulls.subscriptions) == 0 and not groups(world)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"subjects": [["a", 2]], "handles": [[1, 1, 1]]},
+        {"subjects": [["a", 0]], "handles": []},
+        {"subjects": [["a"]], "handles": [[1, 1, 1]]},
+        {"subjects": ["a"], "handles": [[1, 1, 1]]},
+        {"subjects": [["a", True]], "handles": [[1, 1, 1]]},
+        {"subjects": [[1, 1]], "handles": [[1, 1, 1]]},
+        {"subjects": [["a", 1]], "handles": [[1, 1, 1], [1, 2, 1]]},
+        {"subjects": [["a", 1]], "handles": [[1, 1, 0]]},
+        {"subjects": 1, "handles": []},
+    ],
+)
+def test_rule_E1_an_acknowledgement_that_does_not_add_up_is_refused(asked: Head) -> None:
+    world = World()
+    with pytest.raises(BadRequest):
+        world.ask(SimPeer(), RequestType.ACK, {"group": GROUP, **asked})
+
+
+def test_rule_B1_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed()
+    peer = SimPeer()
+    for number in range(subscriptions.OF_PEER_MAX):
+        subscribed(feed.world, peer, ["a"], f"group{number}")
+    with pytest.raises(SlowDown, match="connection"):
+        subscribed(feed.world, peer, ["a"], "one more")
+    subscribed(feed.world, peer, ["a"], "group0")
+    monkeypatch.setattr(subscriptions, "NAMES_MAX", subscriptions.OF_PEER_MAX + 1)
+    with pytest.raises(SlowDown, match="room"):
+        subscribed(feed.world, SimPeer(), ["a", "b"], "names")
+    subscribed(feed.world, SimPeer(), ["a"], "names")
+    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", subscriptions.OF_PEER_MAX + 1)
+    with pytest.raises(SlowDown, match="room"):
+        subscribed(feed.world, SimPeer(), "a.*", "one more")
+    feed.world.core.disconnected(peer)
+    subscribed(feed.world, SimPeer(), ["a", "b"], "one more")
+
+
+def test_a_stop_answers_the_pulls_of_subscriptions() -> None:
+    feed = Feed()
+    taker = Taker(feed, "*")
+    asked = taker.ask()
+    feed.world.core.stop(lambda: None)
+    assert asked in taker.peer.errors
