@@ -433,7 +433,7 @@ class Pulls:
                 continue
             if parts:
                 return Planned(waiting, [(source, parts)])
-            if group.has_messages:
+            if source.offers_any:
                 # Many batches could not be read, so other groups get their turn first; this consumer asks again.
                 self._answer_empty(waiting)
         return None

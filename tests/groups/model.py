@@ -2,6 +2,7 @@
 
 A message is offered, held under a lease, in its pause, or acknowledged; then it is in here no more. All times are
 monotonic. The model knows nothing of logs, checkpoints, runs or ranges: each message and each handle is one entry.
+A message that comes again through its delay server is a new message. Its sequence counts from ``AGAIN`` on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from enum import Enum
 from typing import NamedTuple
 
 PAUSES_MS = (0, 0, 100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000)  # After a NACK of that attempt, then the last one.
+
+AGAIN = 1 << 40  # Added to the consume sequences of what comes again, which are those of another subject.
 
 Handle = tuple[int, int]
 """Incarnation and pull sequence."""
@@ -34,6 +37,7 @@ class Fate(Enum):
     ACKED = "acknowledged"
     GIVEN_BACK = "given back"
     LAPSED = "its lease ended"
+    LEFT = "lives on at its delay server"
 
 
 class Word(Enum):
@@ -42,6 +46,8 @@ class Word(Enum):
     ACK = "ack"
     NACK = "nack"
     UNCOUNTED = "uncounted"
+    RETRY = "retry"
+    REJECT = "reject"
 
 
 class Message(NamedTuple):
@@ -61,11 +67,12 @@ class GroupModel:
         self.messages: dict[int, Message] = {}  # By consume sequence.
         self.fates: dict[Handle, tuple[Fate, int]] = {}  # With the consume sequence.
         self.end = first
+        self.end_again = AGAIN
 
     def copy(self) -> GroupModel:
         """The same group as it is now."""
         made = GroupModel(self.end)
-        made.messages, made.fates = self.messages.copy(), self.fates.copy()
+        made.messages, made.fates, made.end_again = self.messages.copy(), self.fates.copy(), self.end_again
         return made
 
     def came(self, end: int) -> None:
@@ -73,6 +80,16 @@ class GroupModel:
         for sequence in range(self.end, end):
             self.messages[sequence] = Message(State.OFFERED, 1)
         self.end = max(self.end, end)
+
+    def came_again(self, end: int) -> None:
+        """Messages of its retry subject up to ``end`` were dispatched."""
+        for sequence in range(self.end_again, AGAIN + end):
+            self.messages[sequence] = Message(State.OFFERED, 1)
+        self.end_again = max(self.end_again, AGAIN + end)
+
+    def left(self) -> list[int]:
+        """The messages that live on elsewhere."""
+        return [sequence for fate, sequence in self.fates.values() if fate is Fate.LEFT]
 
     def gave(self, handle: Handle, sequence: int, attempt: int, now_ms: int, lease_ms: int) -> None:
         """A consumer was given a message."""
@@ -97,12 +114,16 @@ class GroupModel:
                 del self.messages[sequence]
                 self.fates[handle] = (Fate.ACKED, sequence)
                 return False
+            if word in (Word.RETRY, Word.REJECT):
+                del self.messages[sequence]
+                self.fates[handle] = (Fate.LEFT, sequence)
+                return False
             self.fates[handle] = (Fate.GIVEN_BACK, sequence)
             self._give_back(sequence, message, word, now_ms)
             return False
         if fate is Fate.GIVEN_BACK:
             return word is Word.ACK
-        return fate is not Fate.ACKED
+        return fate not in (Fate.ACKED, Fate.LEFT)
 
     def time_came(self, now_ms: int) -> None:
         """Leases and pauses end."""

@@ -9,10 +9,13 @@ from unittest.mock import patch
 from delayd.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
-from realtime import given_out, pull_replay
+from realtime import given_out, pull_replay, pulls
+from realtime.acks import Handles
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
+from realtime.pull_replay import PullReplay
 from realtime.pulls import Pulls
+from realtime.retries import Retries
 from tests.groups.run import walks
 from tests.worlds.patches import Bugs, Patch, changed
 from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
@@ -75,6 +78,14 @@ def _forget_what_is_quarantined(self: Group) -> GroupCopy:
     return copied._replace(offers=[offer for offer in copied.offers if offer.consume_first not in passed])
 
 
+def _forget_what_leaves(self: Group) -> GroupCopy:
+    return _copy(self)._replace(leaving=[])
+
+
+def _handles_are_of_the_group(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
+    return [(group, handles)]
+
+
 def _nothing_is_older(self: Group) -> int:
     return self.next
 
@@ -107,6 +118,27 @@ PLANTED: Bugs = {
     "Q1: leases are a minute after a restart": [Patch(Pulls, "lease_all", _lease_a_minute)],
     "Q3: a checkpoint forgets what pauses": [Patch(Group, "copy", _forget_what_pauses)],
     "L5: a checkpoint forgets what is quarantined": [Patch(Group, "copy", _forget_what_is_quarantined)],
+    "Q2: a batch is sent before its decision is durable": [
+        Patch(
+            Retries,
+            "_keep",
+            changed(Retries._keep, "self._count += 1", "self._count += 1; self._durable.add(decision.key)"),
+        )
+    ],
+    "Q2: numbers of an earlier life are used again": [
+        Patch(Retries, "__init__", changed(Retries.__init__, "secrets.randbits(64) | 1", "1"))
+    ],
+    "Q2: a checkpoint forgets what lives on": [Patch(Group, "copy", _forget_what_leaves)],
+    "Q2: what the delay server has taken is offered again": [
+        Patch(
+            PullReplay,
+            "_hear",
+            changed(PullReplay._hear, "group.leave(Decision(*record[:-1], decode_rows(record.rows)))", "pass"),
+        )
+    ],
+    "Q2: an acknowledgement of what came again counts for the group": [
+        Patch(pulls, "by_source", _handles_are_of_the_group)
+    ],
     "Q3: retention looks at new messages only": [Patch(Group, "oldest", property(_nothing_is_older))],
     "Q1: a replay takes what was given back for acknowledged": [
         Patch(pull_replay, "decode_entries", _nacks_acknowledge)

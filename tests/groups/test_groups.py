@@ -14,6 +14,7 @@ RARE = (
     "Q3: a checkpoint forgets what pauses",
     "Q3: retention looks at new messages only",
     "L5: a checkpoint forgets what is quarantined",
+    "Q2: numbers of an earlier life are used again",
 )
 
 

@@ -2,7 +2,8 @@
 
 Servers are stopped, killed and lose their power, with fsyncs of the pull log that are not done yet, so that answers are
 lost whose doing is durable, and doings are lost that were not answered. Batches rot and are restored. Several consumers
-pull, wait, acknowledge, repeat themselves in later lives, and give back. Retention removes what it may.
+pull, wait, acknowledge, repeat themselves in later lives, and give back. What they want later lives on at the delay
+server, and comes again. Retention removes what it may.
 
 Invariant: after a power loss the model goes back to the moment whose pull log the server found, so nothing that the
 server decides from then on is open.
@@ -10,23 +11,26 @@ server decides from then on is open.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
+from delayd.batch import Batch, ColumnId, parse
+from delayd.errors import DelaydError
+from delayd.retry_subject import parse_retry_subject, retry_subject
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.frame import Head
+from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps, need_rows, need_str, need_u64
-from tests.groups.model import Fate, GroupModel, Handle, Word, Wrong
-from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
-from tests.worlds.realtime import DATA, SimPeer, World, pull_head
+from tests.groups.model import AGAIN, Fate, GroupModel, Handle, Word, Wrong
+from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch, split
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 STEPS = 30
 SUBJECTS = ("mail", "orders")
 GROUPS = (("mail", "a"), ("orders", "a"), ("orders", "b"))
-MESSAGE_FOLDER = f"{DATA}/realtime/message"
 RETENTION_MS = 1_000
 SETTINGS = {"segment_bytes": 4096, "retention_ms": RETENTION_MS, "free_bytes_all": 0, "checkpoint_every_ms": 3_600_000}
 LEASES_MS = (700, 5_000, 40_000)
@@ -36,7 +40,14 @@ WORDS = {
     Word.ACK: (RequestType.ACK, {}),
     Word.NACK: (RequestType.NACK, {}),
     Word.UNCOUNTED: (RequestType.NACK, {"uncounted": True}),
+    Word.RETRY: (RequestType.RETRY, {}),
+    Word.REJECT: (RequestType.REJECT, {}),
 }
+LATER: dict[Word, tuple[str, tuple[HeadValue, ...]]] = {
+    Word.RETRY: ("retries", (0, "no")),
+    Word.REJECT: ("rejects", ("bad", "no")),
+}
+OFTEN = (Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED, Word.RETRY, Word.REJECT)
 CRASHES = tuple(PowerLoss)
 
 Name = tuple[str, str]
@@ -84,13 +95,16 @@ class Walk:
         self.world = World(pulls=self.sync, settings=self.settings)
         self.session = 0
         self.batches: list[Sent] = []
-        self.ends = dict.fromkeys(SUBJECTS, 0)
+        self.ends = defaultdict[str, int](int)
         self.rotten: set[int] = set()  # Batch ids.
         self.unreadable: set[int] = set()  # Those that are rotten, or were in this life and were not tried again since.
         self.groups: dict[Name, GroupModel] = {}
         self.asked: list[Asked] = []
         self.peers: list[SimPeer] = []
         self.moments: list[Moment] = []
+        # What the delay server has taken: each batch by its producer and number, once (rule I1).
+        self.taken: dict[tuple[int, int], Batch] = {}
+        self.to_come: list[Batch] = []  # Those of them that are not dispatched yet.
         self.lost: dict[Name, set[Handle]] = {}  # Handles of pulls that were lost with the power.
         self.body_bytes = self.random.choice((30, 250, 1_500))
         self._begin()
@@ -112,17 +126,42 @@ class Walk:
     def _dispatch(self) -> None:
         subject, _ = self.random.choice(list(self.groups))
         first, count = self.ends[subject], self.random.randint(1, 4)
-        bodies = [f"{subject}-{first + row}-".encode().ljust(self.body_bytes, b".") for row in range(count)]
-        batch_id = len(self.batches) + 1
-        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
-        data = dispatch_batch(batch_id, bodies, subject=subject, w=w)
-        _, ((_, offset),) = self.world.dispatch(self.delay, self.session, data)
-        self.batches.append(Sent(batch_id, offset, subject, first, bodies))
-        self.ends[subject] = first + count
-        for (of, _), group in self.groups.items():
-            if of == subject:
-                group.came(first + count)
-        self._tell(f"dispatched {count} of {subject} from {first} on")
+        self._hand_over(
+            subject, [f"{subject}-{first + row}-".encode().ljust(self.body_bytes, b".") for row in range(count)], []
+        )
+
+    def _courier(self) -> None:
+        """The delay server takes what is to come again; it may not be told that it was heard."""
+        for undone in list(self.world.core.retries.waiting(ORIGIN)):
+            try:
+                batch = parse(self.world.core.retries.batch_of(undone))
+            except DelaydError as error:
+                if not self.rotten:
+                    raise Wrong(f"batch {undone} can't be made: {error!r}") from error
+                continue
+            key = (undone.producer, undone.number)
+            if key not in self.taken:
+                self.taken[key] = batch
+                self.to_come.append(batch)
+                self._tell(f"the delay server took {key}: {bodies_of(batch.buffer)}")
+            if self.random.random() < 0.7:
+                self.world.core.retries.accepted(undone)
+        if self.random.random() < 0.5:
+            self.sync.run_all()
+
+    def _lose_what_leaves(self) -> None:
+        """The power goes between a decision and its fsync, and what may have left by then has left."""
+        self._settle((Word.RETRY,), 0.0)
+        self._courier()
+        self._lose_power()
+
+    def _come_again(self) -> None:
+        if self.to_come:
+            batch = self.to_come.pop(self.random.randrange(len(self.to_come)))
+            (subject,) = batch.subjects()
+            starts, ends = batch.region(ColumnId.HEADERS_END)
+            headers = [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            self._hand_over(subject.decode(), bodies_of(batch.buffer), headers)
 
     def _pull(self) -> None:
         name = self.random.choice(list(self.groups))
@@ -131,24 +170,30 @@ class Walk:
         lease_ms, wait_ms = self.random.choice(LEASES_MS), self.random.choice((0, 0, 600))
         self._ask(Asked(peer, 0, name, most, ahead, wait_ms > 0, lease_ms), wait_ms)
 
-    def _settle(self) -> None:
+    def _settle(self, words: Sequence[Word] = OFTEN, synced: float = 0.8) -> None:
         name = self.random.choice(list(self.groups))
         group = self.groups[name]
         handles = group.held() if self.random.random() < 0.7 else list(group.fates)
         if not handles:
             return
         some = sorted(self.random.sample(handles, self.random.randint(1, min(len(handles), 6))))
-        word = self.random.choice((Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED))
+        word = self.random.choice(words)
         now_ms = self.world.clock.monotonic_ms()
-        stale = {handle for handle in some if group.settle(word, handle, now_ms)}
-        self._tell(f"{name} {word.value} {some}, stale {stale}")
         peer = self.random.choice(self.peers)
         kind, more = WORDS[word]
-        head: Head = {"subject": name[0], "group": name[1], "handles": _ranges(some), **more}
+        ranges = _ranges(some)
+        field, rest = LATER.get(word, ("handles", ()))
+        head: Head = {"subject": name[0], "group": name[1], field: [[*each, *rest] for each in ranges], **more}
         request_id = self.world.send(peer, kind, head)
         if request_id in peer.answers:
             raise Wrong("it was answered before its fsync")
-        if self.random.random() < 0.8:
+        if request_id in peer.errors:
+            if word not in LATER or not self.rotten:
+                raise Wrong(f"{word.value} was refused: {peer.errors[request_id]!r}")
+            return  # Nobody can read what is to come again.
+        stale = {handle for handle in some if group.settle(word, handle, now_ms)}
+        self._tell(f"{name} {word.value} {some}, stale {stale}")
+        if self.random.random() < synced:
             self.sync.run_all()
             ((answer, _),) = peer.answers.pop(request_id)
             found = {(life, at + row) for life, at, count in need_rows(answer, "stale", 3) for row in range(count)}
@@ -248,8 +293,9 @@ class Walk:
             after = found[-1].groups[name].fates if name in found[-1].groups else {}
             self.lost.setdefault(name, set()).update(group.fates.keys() - after.keys())
         self.groups = found[-1].groups
-        for (subject, _), group in self.groups.items():
-            group.came(self.ends[subject])
+        for name, group in self.groups.items():
+            group.came(self.ends[name[0]])
+            group.came_again(self.ends[self._again_of(name)])
         self._begin()
 
     def _rot(self) -> None:
@@ -291,16 +337,41 @@ class Walk:
         for id_ in listed:
             offset = int(id_.rpartition("/")[2])
             (batch,) = [each for each in self.batches if each.offset == offset]
-            for (subject, _), group in self.groups.items():
-                if subject == batch.subject:
-                    rows = range(batch.first, batch.first + len(batch.bodies))
-                    for sequence in set(rows) & set(group.offered()):
-                        group.give_up(sequence)
+            for name, group in self.groups.items():
+                for sequence in set(self._rows_for(name, batch)) & set(group.offered()):
+                    group.give_up(sequence)
             self.world.send(self.peers[0], RequestType.QUARANTINE_DROP, {"id": id_})
             self._tell(f"{id_} is dropped")
         self.sync.run_all()
 
     # What the steps need.
+
+    def _hand_over(self, subject: str, bodies: list[bytes], headers: list[bytes]) -> None:
+        """The delay server dispatches messages."""
+        first = self.ends[subject]
+        batch_id = len(self.batches) + 1
+        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
+        data = dispatch_batch(batch_id, bodies, subject=subject, w=w, headers=headers)
+        _, ((_, offset),) = self.world.dispatch(self.delay, self.session, data)
+        self.batches.append(Sent(batch_id, offset, subject, first, bodies))
+        self.ends[subject] = first + len(bodies)
+        for name, group in self.groups.items():
+            if name[0] == subject:
+                group.came(self.ends[subject])
+            elif self._again_of(name) == subject:
+                group.came_again(self.ends[subject])
+        self._tell(f"dispatched {len(bodies)} of {subject} from {first} on")
+
+    def _again_of(self, name: Name) -> str:
+        """The retry subject of a group."""
+        group = self.world.core._pulls.groups.get(name)
+        return retry_subject(self.world.core.log_id, 0 if group is None else group.group_id)
+
+    def _rows_for(self, name: Name, batch: Sent) -> range:
+        """A batch's messages as the model of a group numbers them; none when they are not for it."""
+        first = batch.first if batch.subject == name[0] else AGAIN + batch.first
+        ours = batch.subject in (name[0], self._again_of(name))
+        return range(first, first + len(batch.bodies)) if ours else range(0)
 
     def _begin(self) -> None:
         """A life begins: consumers connect, and so does the delay server."""
@@ -369,15 +440,16 @@ class Walk:
         return [need_str(entry, "id") for entry in need_maps(answer, "entries")]
 
     def _flip(self, batch: Sent) -> None:
-        disk = self.world.disk
-        for name in disk.list_folder(MESSAGE_FOLDER):
-            file = disk.open(f"{MESSAGE_FOLDER}/{name}", write=True)
-            at = file.pread(file.size(), 0).find(batch.bodies[0][1:])
-            if at > 0:
-                (before,) = file.pread(1, at - 1)
-                file.pwritev([bytes([before ^ 1])], at - 1)
-                file.sync()
-            file.close()
+        message_log = self.world.recovered.message_log
+        if batch.offset < message_log.start:
+            return  # Retention has removed it.
+        path, position = message_log.file_position(batch.offset)
+        file = self.world.disk.open(path, write=True)
+        at = file.pread(file.size(), 0).find(batch.bodies[0][1:], position) - 1
+        (before,) = file.pread(1, at)
+        file.pwritev([bytes([before ^ 1])], at)
+        file.sync()
+        file.close()
 
     def _is_new(self, batch: Sent) -> bool:
         """Whether a group was never given its first message."""
@@ -434,13 +506,14 @@ class Walk:
             raise Wrong(f"{asked.name} was given nothing while {readable} are offered")
         if not parts:
             return
-        found = iter(bodies_of(body))
         now_ms = self.world.clock.monotonic_ms()
-        for pull_first, consume_first, count, attempt in parts:
-            for row in range(count):
+        for (pull_first, consume_first, count, attempt), batch in zip(parts, split(body), strict=True):
+            (subject,) = batch.subjects()
+            again = AGAIN if parse_retry_subject(subject.decode()) is not None else 0
+            for row, found in zip(range(count), bodies_of(batch.buffer), strict=True):
                 sequence = consume_first + row
-                group.gave((incarnation, pull_first + row), sequence, attempt, now_ms, asked.lease_ms)
-                if not next(found).startswith(f"{asked.name[0]}-{sequence}-".encode()):
+                group.gave((incarnation, pull_first + row), sequence + again, attempt, now_ms, asked.lease_ms)
+                if found != self._body(subject.decode(), sequence):
                     raise Wrong(f"another message came as {sequence}")
         if sum(part[2] for part in parts) > asked.most:
             raise Wrong(f"more than {asked.most} messages came")
@@ -450,18 +523,45 @@ class Walk:
         offered = self.groups[name].offered()
         if not offered or not self.unreadable:
             return offered
-        bad = {
-            batch.first + row
-            for batch in (self.batches[batch_id - 1] for batch_id in self.unreadable)
-            if batch.subject == name[0]
-            for row in range(len(batch.bodies))
-        }
+        bad = {row for batch_id in self.unreadable for row in self._rows_for(name, self.batches[batch_id - 1])}
         return [sequence for sequence in offered if sequence not in bad]
+
+    def _body(self, subject: str, sequence: int) -> bytes:
+        """The body of a message."""
+        return next(
+            batch.bodies[sequence - batch.first]
+            for batch in self.batches
+            if batch.subject == subject and batch.first <= sequence < batch.first + len(batch.bodies)
+        )
+
+    def _all_come_again(self) -> None:
+        """What was to live on is at the delay server, once."""
+        for _ in range(20):
+            self._courier()
+            self.sync.run_all()
+        if list(self.world.core.retries.waiting(ORIGIN)):
+            raise Wrong("messages that are to come again were not taken")
+        for name, group in self.groups.items():
+            again = self._again_of(name)
+            left = [self._body(again if at >= AGAIN else name[0], at % AGAIN) for at in group.left()]
+            taken = [
+                body
+                for batch in self.taken.values()
+                if batch.subjects() == [again.encode()]
+                for body in bodies_of(batch.buffer)
+            ]
+            if sorted(left) != sorted(taken):
+                raise Wrong(f"{name} let {sorted(left)} go, and the delay server has {sorted(taken)}")
+        while self.to_come:
+            self._come_again()
+        self._collect()
 
     def _end(self) -> None:
         self._tell("the end")
         while self.rotten:
             self._restore()
+        self.sync.run_all()
+        self._all_come_again()
         self.sync.run_all()
         self._pass(LEASE_MS_MAX)
         self.sync.run_all()
@@ -516,6 +616,9 @@ KINDS = {
     Walk._dispatch: 8,
     Walk._pull: 14,
     Walk._settle: 14,
+    Walk._courier: 5,
+    Walk._lose_what_leaves: 0.5,
+    Walk._come_again: 5,
     Walk._work: 2,
     Walk._settle_for_others: 2,
     Walk._time_passes: 4,
