@@ -69,6 +69,9 @@ log = logging.getLogger(__name__)
 # For how long the handle of an unknown outcome holds the low-water mark back, for callers that ask at once.
 UNKNOWN_KEPT_MS = 60_000
 UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so at most this many handles hold it back.
+# A refused batch is certainly not kept. A further try whose answer comes too late would make that unknown, so none is
+# made in this last part of the time limit.
+NO_TRY_SHARE = 0.1
 
 
 class Refusal(NamedTuple):
@@ -102,6 +105,11 @@ class Parcel:
             self._backoff = Backoff()
         return self._backoff
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was refused, so that nothing of it is kept."""
+        return self.failure is not None and not self.may_be_kept
+
 
 Split = list[tuple[Parcel, float]]
 """The parts of a parcel whose other rows a server refused: each part is carried too, after this many seconds."""
@@ -119,6 +127,7 @@ class Sender:
         self.producer_id = 0  # Drawn at the first send (rule I2).
         self._meta = meta
         self._timeout_s = timeout_ms / 1000
+        self._no_try_s = self._timeout_s * NO_TRY_SHARE
         self._loop = asyncio.get_running_loop()
         self._next_number = 1
         # Numbers in use, rising: dicts keep the order, and the first one is the low-water mark.
@@ -239,6 +248,9 @@ class Sender:
             self._ask(parcel, group, connection, parcel.deadline - self._loop.time())
 
     def _ask(self, parcel: Parcel, group: DelayGroup, connection: Connection, left_s: float) -> None:
+        if parcel.is_refused and left_s < self._no_try_s:
+            self._loop.call_later(max(left_s, 0), self._try, parcel)  # Its time is over then.
+            return
         try:
             if parcel.group is None:
                 self._bind(parcel, group)

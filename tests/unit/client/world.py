@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Thread
 from typing import TypeVar
+from unittest.mock import patch
 
 import uvloop
 
+from delayd.client import link
 from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
@@ -22,7 +25,22 @@ PAST_MS = INSTANT_MS_MIN  # Long due.
 # Python 3.12 and later warn of a fork in a process with threads. Rule I2 is about such forks.
 THREADS_AT_A_FORK = "ignore:This process:DeprecationWarning"
 
+HOUR_S = 3_600.0
+
 R = TypeVar("R")
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time a test moves ahead: a time limit of some seconds is over when the test says so, and never
+    because the machine stood still.
+    """
+
+    def __init__(self) -> None:
+        self.skipped_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
 
 
 class World:
@@ -52,6 +70,14 @@ class World:
         self.meta.delay.append(other)
         return other
 
+    async def skip(self, seconds: float) -> None:
+        """Let so much time pass at once, and what became due meanwhile begin; in `on_skipping_loop` only."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SkippingLoop)
+        loop.skipped_s += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
+
     async def stop(self) -> None:
         for server in self.servers:
             await server.stop()
@@ -60,16 +86,27 @@ class World:
 
 def on_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
     """Run a scenario against fresh servers."""
+    loopback.on_loop(partial(_in_a_world, scenario))
 
-    async def main(_: loopback.Loopback) -> None:
-        world = World()
-        await world.start()
-        try:
-            await scenario(world)
-        finally:
-            await world.stop()
 
-    loopback.on_loop(main)
+def on_skipping_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
+    """The same, where `World.skip` lets time pass."""
+
+    def run(main: Coroutine[object, object, None]) -> None:
+        # No server is asked whether it is alive: it could not answer in a time that is skipped.
+        with patch.object(link, "ALIVE_EVERY_MS", HOUR_S * 1_000), asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            runner.run(main)
+
+    loopback.on_loop(partial(_in_a_world, scenario), run, within_s=HOUR_S)
+
+
+async def _in_a_world(scenario: Callable[[World], Awaitable[None]], _: loopback.Loopback) -> None:
+    world = World()
+    await world.start()
+    try:
+        await scenario(world)
+    finally:
+        await world.stop()
 
 
 @contextmanager

@@ -84,7 +84,11 @@ class Loopback:
             await server.close()
 
 
-def on_loop(scenario: Callable[[Loopback], Coroutine[object, object, None]], run: Run = uvloop.run) -> None:
+def on_loop(
+    scenario: Callable[[Loopback], Coroutine[object, object, None]],
+    run: Run = uvloop.run,
+    within_s: float = DEADLINE_S * 2,
+) -> None:
     """Run a scenario on a loop of its own, where a bug in any callback fails the test."""
 
     async def guarded() -> None:
@@ -92,7 +96,7 @@ def on_loop(scenario: Callable[[Loopback], Coroutine[object, object, None]], run
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
         loopback = Loopback()
         try:
-            async with asyncio.timeout(DEADLINE_S * 2):
+            async with asyncio.timeout(within_s):
                 await scenario(loopback)
         finally:
             await loopback.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import cast
 
 import pytest
 
-from delayd.client.sending import outbox
+from delayd.client.sending import outbox, sender
+from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.gathering import Gathering
 from delayd.errors import (
@@ -21,9 +23,11 @@ from delayd.errors import (
     SlowDown,
 )
 from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse
-from tests.unit.client.world import PAST_MS, World, on_loop
+from tests.unit.client.world import PAST_MS, World, on_loop, on_skipping_loop
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
+
+LIMIT_S = TIMEOUT_MS / 1_000
 
 
 def test_a_batch_lost_before_it_was_kept_is_sent_again_under_the_same_number() -> None:
@@ -51,7 +55,7 @@ def test_rule_I3_a_batch_kept_before_the_connection_broke_is_kept_once_and_says_
 def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
     async def scenario(world: World) -> None:
         other = await world.second_delay()
-        async with AsyncProducer(world.address, timeout_ms=1_500) as producer:
+        async with AsyncProducer(world.address) as producer:
             await asyncio.gather(*(producer.send("a", b"warm", deliver_at_ms=PAST_MS) for _ in range(2)))
             first = world.delay if not world.delay.kept else other
             second = other if first is world.delay else world.delay
@@ -61,6 +65,10 @@ def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: bool(first.numbers))
             await first.stop()
+            # After each try that fails, meta is asked where the server is.
+            asked = len(world.meta.seen)
+            await until(lambda: len(world.meta.seen) > asked + 1)
+            await world.skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             assert error.handle.log_id == first.log_id
@@ -68,7 +76,7 @@ def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
             # The other group serves new sends meanwhile and after.
             assert (await producer.send("a", b"y", deliver_at_ms=PAST_MS)).log_id == second.log_id
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_a_batch_of_which_nothing_left_moves_to_a_group_that_can_be_reached() -> None:
@@ -107,9 +115,12 @@ def test_a_group_that_meta_calls_dead_gets_nothing_while_another_lives() -> None
 
 def test_an_unknown_outcome_can_be_asked_for_later() -> None:
     async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address, timeout_ms=400) as producer:
+        async with AsyncProducer(world.address) as producer:
             world.delay.holding = True
-            error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
+            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            await until(lambda: bool(world.delay.held))
+            await world.skip(LIMIT_S)
+            error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             assert await producer.outcome(error.handle) is None
             assert isinstance(await error_of(producer.outcome(cast(SendHandle, "x"))), BadArgument)
@@ -120,7 +131,7 @@ def test_an_unknown_outcome_can_be_asked_for_later() -> None:
             await producer.send("a", b"y", deliver_at_ms=PAST_MS)
             assert world.delay.kept[-1].low_water <= error.handle.producer_batch
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_rule_I1_the_low_water_mark_never_passes_a_number_that_is_still_in_use() -> None:
@@ -152,16 +163,35 @@ def test_a_server_that_says_later_gets_the_same_batch_later() -> None:
     on_loop(scenario)
 
 
-def test_a_refusal_that_lasts_is_raised_at_the_time_limit_and_is_retryable() -> None:
+def test_a_refusal_that_lasts_is_raised_at_the_time_limit_and_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+
+    def wait_ms(retry_after_ms: int) -> float:
+        heard.append(retry_after_ms)
+        return 31_000.0
+
+    def has_heard(count: int) -> bool:
+        return len(heard) == count
+
+    monkeypatch.setattr(sender, "spread_ms", wait_ms)
+
     async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address, timeout_ms=200) as producer:
+        async with AsyncProducer(world.address, timeout_ms=100_000) as producer:
             world.delay.script.extend([refuse(world.delay, SlowDown("behind", retry_after_ms=50), [])] * 50)
-            assert isinstance(await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS)), SlowDown)
+            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            for tries in (1, 2, 3):
+                await until(partial(has_heard, tries))
+                await world.skip(31)
+            # 93 s of 100 have passed. An answer to another try could be too late, and then nobody would know.
+            assert not sending.done()
+            await world.skip(31)
+            assert isinstance(await error_of(sending), SlowDown)
             world.delay.script.clear()
             await producer.send("a", b"y", deliver_at_ms=PAST_MS)
         assert [body for _, body, _ in world.delay.rows] == [b"y"]
+        assert world.delay.numbers == [1, 1, 1, 2]
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> None:
@@ -180,43 +210,50 @@ def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> Non
 def test_rows_that_must_wait_hold_up_no_other_row_of_their_batch() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
-            world.delay.script.append(refuse(world.delay, SlowDown("the far ones wait", retry_after_ms=300), [0]))
+            world.delay.script.append(refuse(world.delay, SlowDown("the far ones wait", retry_after_ms=20_000), [0]))
             far = producer.send("a", b"far", deliver_at_ms=PAST_MS + 8)
             near = producer.send("a", b"near", deliver_at_ms=PAST_MS)
             await near
             assert not far.done()
+            await world.skip(25)
             await far
         assert [body for _, body, _ in world.delay.rows] == [b"near", b"far"]
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_without_a_delay_server_a_send_waits_for_one() -> None:
     async def scenario(world: World) -> None:
         world.meta.delay.clear()
-        async with AsyncProducer(world.address, timeout_ms=300) as producer:
-            assert isinstance(await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS)), NoDelayServer)
         async with AsyncProducer(world.address) as producer:
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
-            await until(lambda: len(world.meta.seen) >= 2)
+            await until(lambda: len(world.meta.seen) >= 4)
+            await world.skip(LIMIT_S)
+            assert isinstance(await error_of(sending), NoDelayServer)
+        async with AsyncProducer(world.address) as producer:
+            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            asked = len(world.meta.seen)
+            await until(lambda: len(world.meta.seen) >= asked + 2)
             world.meta.delay.append(world.delay)
             await sending
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_without_meta_a_first_send_fails_and_a_later_one_goes_on() -> None:
     async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address, timeout_ms=500) as producer:
+        async with AsyncProducer(world.address) as producer:
             await producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await world.meta.stop()
             world.delay.drop_connections()
             await producer.send("a", b"y", deliver_at_ms=PAST_MS)
-            async with AsyncProducer(world.address, timeout_ms=300) as newcomer:
-                error = await error_of(newcomer.send("a", b"z", deliver_at_ms=PAST_MS))
-                assert isinstance(error, ServerUnavailable)
+            async with AsyncProducer(world.address) as newcomer:
+                sending = newcomer.send("a", b"z", deliver_at_ms=PAST_MS)
+                await world.skip(0)
+                await world.skip(LIMIT_S)
+                assert isinstance(await error_of(sending), ServerUnavailable)
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_a_meta_that_hangs_is_named() -> None:
@@ -224,8 +261,12 @@ def test_a_meta_that_hangs_is_named() -> None:
         writers: list[asyncio.StreamWriter] = []
         silent = await asyncio.start_server(lambda reader, writer: writers.append(writer), "127.0.0.1", 0)
         address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        async with AsyncProducer(address, timeout_ms=200) as producer:
-            error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
+        # Less than the 5 s after which a new connection that is silent is given up.
+        async with AsyncProducer(address, timeout_ms=4_500) as producer:
+            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            await until(lambda: bool(writers))
+            await world.skip(4.5)
+            error = await error_of(sending)
             assert isinstance(error, ServerUnavailable)
             assert error.message == f"meta at {address} gave no answer in time; nothing was sent"
         for writer in writers:
@@ -234,7 +275,7 @@ def test_a_meta_that_hangs_is_named() -> None:
         silent.close()
         await silent.wait_closed()
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 def test_a_server_that_comes_back_at_another_address_is_found() -> None:
@@ -252,7 +293,7 @@ def test_a_server_that_comes_back_at_another_address_is_found() -> None:
 
 def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -> None:
     async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address, timeout_ms=800) as producer:
+        async with AsyncProducer(world.address) as producer:
             world.delay.script.append(drop_before)
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: bool(world.delay.numbers))
@@ -261,10 +302,12 @@ def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -
             stranger.port = world.delay.port
             world.servers.append(stranger)
             await stranger.start()
+            await until(lambda: stranger.connected_count > 1)
+            await world.skip(LIMIT_S)
             assert isinstance(await error_of(sending), OutcomeUnknown)
             assert stranger.numbers == []
 
-    on_loop(scenario)
+    on_skipping_loop(scenario)
 
 
 @pytest.mark.parametrize("place", ["encode", "accept"])
