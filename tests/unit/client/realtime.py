@@ -7,7 +7,6 @@ ended (rule Q1).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -79,7 +78,7 @@ class SmallRealtime(SmallServer):
         if frame.type == RequestType.PULL:
             assert need_str(frame.head, "group") == self.group
             self.pulls += 1
-            ends = time.clock_gettime(time.CLOCK_MONOTONIC) + need_int(frame.head, "wait_ms") / 1000
+            ends = asyncio.get_running_loop().time() + need_int(frame.head, "wait_ms") / 1000
             self.waiting.append((connection, frame, ends))
             self._answer_waiting()
             loop = asyncio.get_running_loop()
@@ -113,7 +112,7 @@ class SmallRealtime(SmallServer):
         self._answer_waiting()
 
     def _end_leases(self) -> None:
-        now = time.clock_gettime(time.CLOCK_MONOTONIC)
+        now = asyncio.get_running_loop().time()
         self._give_back([pull for pull, held in self.held.items() if held.lease_ends <= now])
 
     def _give_back(self, pulls: list[int]) -> None:
@@ -123,7 +122,7 @@ class SmallRealtime(SmallServer):
 
     def _answer_waiting(self) -> None:
         self._end_leases()
-        now = time.clock_gettime(time.CLOCK_MONOTONIC)
+        now = asyncio.get_running_loop().time()
         still: list[tuple[Connection, Frame, float]] = []
         for connection, frame, ends in self.waiting:
             if not connection.is_open:
@@ -136,7 +135,7 @@ class SmallRealtime(SmallServer):
 
     def _answer_pull(self, connection: Connection, frame: Frame) -> None:
         left = need_int(frame.head, "max_messages")
-        lease_ends = time.clock_gettime(time.CLOCK_MONOTONIC) + need_int(frame.head, "lease_ms") / 1000
+        lease_ends = asyncio.get_running_loop().time() + need_int(frame.head, "lease_ms") / 1000
         parts: list[list[int]] = []
         body: list[Buffer] = []
         # One part for each attempt and run of consume sequences, as the real server gives them.

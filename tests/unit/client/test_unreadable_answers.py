@@ -13,9 +13,10 @@ from delayd.errors import BadRequest, ConnectionLost, OutcomeUnknown, StaleHandl
 from delayd.net.connection import Connection
 from delayd.wire.frame import ANSWER, ERROR, Frame, Head, HeadValue, encode_frame
 from tests.unit.net.loopback import error_of
+from tests.waiting import until
 
 from .servers import SmallDelay
-from .world import PAST_MS, World, on_loop
+from .world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop
 
 NO_REFUSAL: list[Head] = [
     {"code": "bad_request", "message": 5, "retry_after_ms": 0, "details": {}},
@@ -81,14 +82,17 @@ def test_rule_I3_an_error_that_cannot_be_read_is_no_refusal(head: Head) -> None:
 
 def test_rule_I3_a_server_that_never_answers_well_leaves_the_outcome_unknown() -> None:
     async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address, timeout_ms=400) as producer:
+        async with AsyncProducer(world.address) as producer:
             world.delay.script.extend([keep_and_say(world.delay, {"results": []})] * 1_000)
-            error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
+            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            await until(lambda: len(world.delay.numbers) > 1)
+            await world.skip(LIMIT_S)
+            error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             assert await producer.outcome(error.handle) is not None
         assert len(world.delay.rows) == 1
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("said", [{"state": "perhaps"}, {"state": 1}, {"log_id": 9}, {"result": None}], ids=str)
@@ -101,14 +105,17 @@ def test_rule_I6_only_the_word_unknown_means_that_a_batch_is_not_kept(
         answer(connection, request_id, {**head, **said} if "state" in head else head)
 
     async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address, timeout_ms=400) as producer:
+        async with AsyncProducer(world.address) as producer:
             world.delay.script.extend([keep_and_say(world.delay, {"results": []})] * 1_000)
-            error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
+            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            await until(lambda: len(world.delay.numbers) > 1)
+            await world.skip(LIMIT_S)
+            error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             monkeypatch.setattr(Connection, "answer", other)
             assert isinstance(await error_of(producer.outcome(error.handle)), ConnectionLost)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("wanted", [-1, None, "many", 1 << 63, 0.5], ids=str)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Thread
 from typing import TypeVar
@@ -15,6 +16,9 @@ from unittest.mock import patch
 import uvloop
 
 from delayd.client import link
+from delayd.client.instants import monotonic_s
+from delayd.client.pulling import async_consumer, consumer_core
+from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
@@ -25,22 +29,38 @@ PAST_MS = INSTANT_MS_MIN  # Long due.
 # Python 3.12 and later warn of a fork in a process with threads. Rule I2 is about such forks.
 THREADS_AT_A_FORK = "ignore:This process:DeprecationWarning"
 
+LIMIT_S = TIMEOUT_MS / 1_000  # The time limit of a client that was given none.
 HOUR_S = 3_600.0
+STEP_S_MAX = 0.04  # More than this between two looks at the time means that the machine stood still.
 
 R = TypeVar("R")
 
 
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time a test moves ahead: a time limit of some seconds is over when the test says so, and never
-    because the machine stood still.
+class SteadyLoop(asyncio.SelectorEventLoop):
+    """A loop whose time a test moves ahead, and which does not notice when the machine stands still: a time limit is
+    over when the test says so, or after so much time in which the loop ran.
     """
 
     def __init__(self) -> None:
-        self.skipped_s = 0.0
-        super().__init__()
+        self._time_s = self._looked_s = monotonic_s()
+        super().__init__(_ShortWaits())
 
     def time(self) -> float:
-        return super().time() + self.skipped_s
+        now = monotonic_s()
+        self._time_s += min(now - self._looked_s, STEP_S_MAX)
+        self._looked_s = now
+        return self._time_s
+
+    def skip(self, seconds: float) -> None:
+        """Move the time ahead."""
+        self._time_s += seconds
+
+
+class _ShortWaits(selectors.DefaultSelector):
+    """Wakes the loop so often that a step of its time is never cut when the machine runs."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(STEP_S_MAX / 2 if timeout is None else min(timeout, STEP_S_MAX / 2))
 
 
 class World:
@@ -71,10 +91,10 @@ class World:
         return other
 
     async def skip(self, seconds: float) -> None:
-        """Let so much time pass at once, and what became due meanwhile begin; in `on_skipping_loop` only."""
+        """Let so much time pass at once, and what became due meanwhile begin; in `on_steady_loop` only."""
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, SkippingLoop)
-        loop.skipped_s += seconds
+        assert isinstance(loop, SteadyLoop)
+        loop.skip(seconds)
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -89,12 +109,15 @@ def on_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
     loopback.on_loop(partial(_in_a_world, scenario))
 
 
-def on_skipping_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
-    """The same, where `World.skip` lets time pass."""
+def on_steady_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
+    """The same, where `World.skip` lets time pass, and where no time passes while the machine stands still."""
 
     def run(main: Coroutine[object, object, None]) -> None:
-        # No server is asked whether it is alive: it could not answer in a time that is skipped.
-        with patch.object(link, "ALIVE_EVERY_MS", HOUR_S * 1_000), asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        with asyncio.Runner(loop_factory=SteadyLoop) as runner, ExitStack() as patches:
+            # No server is asked whether it is alive: it could not answer in a time that is skipped.
+            patches.enter_context(patch.object(link, "ALIVE_EVERY_MS", HOUR_S * 1_000))
+            for module in (async_consumer, consumer_core):
+                patches.enter_context(patch.object(module, "monotonic_s", runner.get_loop().time))
             runner.run(main)
 
     loopback.on_loop(partial(_in_a_world, scenario), run, within_s=HOUR_S)

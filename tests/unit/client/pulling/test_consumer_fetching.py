@@ -23,7 +23,7 @@ from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatc
 from delayd.client.pulling.consumer import Consumer, Message, MessageBatch
 from delayd.errors import AlreadyClosed
 from delayd.wire.requests import RequestType
-from tests.unit.client.world import World, add_messages, fork, on_loop, world_aside
+from tests.unit.client.world import World, add_messages, fork, on_steady_loop, world_aside
 from tests.waiting import DEADLINE_S, until, wait_until
 
 LEASE = timedelta(seconds=1)  # What nobody comes for goes back after a quarter of it.
@@ -62,7 +62,7 @@ def test_rule_Q4_a_slow_handler_has_nothing_ahead_and_a_fast_one_a_good_deal() -
             assert len(world.realtime.held) < 1_500
         assert world.realtime.counted == [] and world.realtime.held == {}
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q4_the_first_fetches_are_small() -> None:
@@ -77,7 +77,7 @@ def test_rule_Q4_the_first_fetches_are_small() -> None:
             assert len(await consumer.pull()) == 1
             assert 1 < len(await consumer.pull()) <= 8
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q4_what_a_stalled_handler_does_not_come_for_goes_back_in_time_and_uncounted() -> None:
@@ -95,7 +95,7 @@ def test_rule_Q4_what_a_stalled_handler_does_not_come_for_goes_back_in_time_and_
             assert {message.attempt for message in handled} == {1}
             assert sorted(message.sequence for message in handled) == list(range(22, 101))
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("each_s", [0.005, 0.0])
@@ -119,7 +119,7 @@ def test_rule_Q4_half_of_what_others_wait_for_goes_to_them_unless_it_is_done_at_
             assert (len(world.realtime.returned) >= -(-ahead // 2)) if each_s else (world.realtime.returned == [])
             assert world.realtime.counted == []
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q4_what_comes_after_a_break_goes_back() -> None:
@@ -135,7 +135,7 @@ def test_rule_Q4_what_comes_after_a_break_goes_back() -> None:
             assert world.realtime.counted == []
             assert (await anext(consumer)).attempt == 1
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
@@ -156,7 +156,7 @@ def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
                 await batch.ack()
         assert world.realtime.acked == list(range(9)) and world.realtime.counted == []
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q4_what_came_to_a_pull_that_nobody_waits_for_goes_back() -> None:
@@ -172,7 +172,7 @@ def test_rule_Q4_what_came_to_a_pull_that_nobody_waits_for_goes_back() -> None:
             await until(lambda: not world.realtime.held)
         assert world.realtime.returned == [(1, 1)]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_pull_that_has_no_time_to_wait_gets_what_there_is() -> None:
@@ -188,7 +188,7 @@ def test_a_pull_that_has_no_time_to_wait_gets_what_there_is() -> None:
                 await batch.ack()
         assert world.realtime.returned == [] and world.realtime.counted == []
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_after_a_pull_in_vain_nothing_is_on_its_way() -> None:
@@ -199,7 +199,7 @@ def test_after_a_pull_in_vain_nothing_is_on_its_way() -> None:
             assert len(await consumer.pull(wait=timedelta(milliseconds=20))) == 0
             assert world.realtime.waiting == []
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
@@ -220,7 +220,7 @@ def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
         for _ in range(20):
             await close_in_a_pull(world)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_the_close_ends_an_iteration_of_another_task() -> None:
@@ -243,7 +243,7 @@ def test_the_close_ends_an_iteration_of_another_task() -> None:
         with pytest.raises(AlreadyClosed):
             aiter(consumer)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_the_close_ends_an_iteration_of_another_thread() -> None:
@@ -331,7 +331,7 @@ def test_an_outage_ends_no_iteration_and_is_told_once(caplog: pytest.LogCaptureF
         assert seen == [b"0", b"1", b"2"]
 
     with caplog.at_level(logging.INFO, "delayd.client.pulling.consumer_core"):
-        on_loop(scenario)
+        on_steady_loop(scenario)
     told = [record.getMessage() for record in caplog.records if record.name.endswith("consumer_core")]
     words = [line.split()[0] for line in told]
     assert words == ["consumer_waits", "consumer_goes_on"] * (len(words) // 2) + ["consumer_waits"] * (len(words) % 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -15,8 +16,9 @@ from delayd.errors import (
 )
 from tests.unit.client.pulling.consumers import consumer_of
 from tests.unit.client.realtime import SmallRealtime
-from tests.unit.client.world import World, on_loop
+from tests.unit.client.world import LIMIT_S, World, on_steady_loop
 from tests.unit.net.loopback import error_of
+from tests.waiting import until
 
 
 def test_a_consumer_goes_on_after_its_connection_broke() -> None:
@@ -33,7 +35,7 @@ def test_a_consumer_goes_on_after_its_connection_broke() -> None:
             await second.ack()
         assert world.realtime.acked == [0, 1]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_consumer_finds_a_server_that_comes_back_elsewhere_and_goes_on_without_meta() -> None:
@@ -52,35 +54,47 @@ def test_a_consumer_finds_a_server_that_comes_back_elsewhere_and_goes_on_without
             await (await consumer.pull()).ack()
         assert world.realtime.acked == [0, 1, 2]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_without_a_realtime_server_a_pull_waits_and_then_says_so() -> None:
     async def scenario(world: World) -> None:
         world.meta.realtime.clear()
-        async with consumer_of(world, timeout_ms=300) as consumer:
-            assert isinstance(await error_of(consumer.pull()), NoRealtimeServer)
+        async with consumer_of(world) as consumer:
+            pulling = asyncio.create_task(consumer.pull())
+            await until(lambda: len(world.meta.seen) > 1)
+            await world.skip(LIMIT_S)
+            assert isinstance(await error_of(pulling), NoRealtimeServer)
             pulling = asyncio.create_task(consumer.pull())
             await asyncio.sleep(0.02)
             world.meta.realtime.append(world.realtime)
             world.realtime.add(b"x")
             await (await pulling).ack()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
+
+
+def has_asked(world: World, times: int) -> bool:
+    return len(world.meta.seen) >= times
 
 
 def test_a_server_that_stays_away_is_a_named_error_and_close_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
-        consumer = consumer_of(world, timeout_ms=300)
+        consumer = consumer_of(world)
         world.realtime.add(b"x")
         batch = await consumer.pull()
         await world.realtime.stop()
-        assert isinstance(await error_of(batch.ack()), ServerUnavailable)
-        assert isinstance(await error_of(consumer.pull()), ServerUnavailable)
+        for call in (batch.ack, consumer.pull):
+            calling = asyncio.ensure_future(call())
+            # After each try that fails, meta is asked where the server is.
+            asked = len(world.meta.seen)
+            await until(partial(has_asked, world, asked + 2))
+            await world.skip(LIMIT_S)
+            assert isinstance(await error_of(calling), ServerUnavailable)
         await consumer.close()
 
     with caplog.at_level(logging.ERROR):
-        on_loop(scenario)
+        on_steady_loop(scenario)
     assert caplog.records == []
 
 
@@ -111,7 +125,7 @@ def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where
             await message.ack()
             assert other.acked == [0]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +141,4 @@ def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatc
             await message.ack()
             assert world.realtime.acked == [0]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)

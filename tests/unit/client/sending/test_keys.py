@@ -12,6 +12,7 @@ import pytest
 
 import delayd
 from delayd.batch import Batch, ColumnId, parse
+from delayd.client.sending import message_asker, sender
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.message_asker import asked_of
 from delayd.client.sending.receipt import Accepted, SendVerdict, Verdicts, receipts
@@ -39,7 +40,7 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
 from tests.batches import tags_of
 from tests.unit.client.servers import SmallDelay, drop_after, hold, refuse
-from tests.unit.client.world import PAST_MS, World, on_loop, world_aside
+from tests.unit.client.world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop, world_aside
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
 
@@ -214,9 +215,12 @@ def test_an_unknown_outcome_tells_the_verdicts_too() -> None:
     async def scenario(world: World) -> None:
         world.delay.next_sequence = 50
         world.delay.decide = lambda batch, base: ended((Reason.KEPT, base, 5))
-        async with AsyncProducer(world.address, timeout_ms=400) as producer:
+        async with AsyncProducer(world.address) as producer:
             world.delay.holding = True
-            error = await error_of(producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k"))
+            sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
+            await until(lambda: bool(world.delay.held))
+            await world.skip(LIMIT_S)
+            error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             world.delay.release()
             accepted = await producer.outcome(error.handle)
@@ -224,7 +228,7 @@ def test_an_unknown_outcome_tells_the_verdicts_too() -> None:
             verdicts = Verdicts.of(accepted)
             assert verdicts.verdict.tolist() == [SendVerdict.KEPT] and verdicts.other.tolist() == [5]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +250,15 @@ def test_decisions_that_do_not_fit_their_batch_are_no_answer(rows: list[tuple[Re
 def test_an_answer_whose_decisions_can_t_be_read_leaves_the_outcome_unknown() -> None:
     async def scenario(world: World) -> None:
         world.delay.decide = lambda batch, base: ended((Reason.KEPT, base + 77, 5))
-        async with AsyncProducer(world.address, timeout_ms=400) as producer:
-            error = await error_of(producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k"))
+        async with AsyncProducer(world.address) as producer:
+            sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
+            await until(lambda: len(world.delay.numbers) > 1)
+            await world.skip(LIMIT_S)
+            error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
         assert len(world.delay.kept) == 1
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def slot_of(subject: bytes, key: bytes) -> int:
@@ -304,24 +311,48 @@ def test_rule_I4_a_key_waits_for_its_owner_and_goes_to_no_other() -> None:
         world.meta.owners = {slot_of(b"s", b"k"): other.log_id}
         await other.stop()
         world.servers.remove(other)
-        async with AsyncProducer(world.address, timeout_ms=300) as producer:
-            error = await error_of(producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k"))
+        async with AsyncProducer(world.address) as producer:
+            sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
+            # After each try that fails, meta is asked where the server is.
+            await until(lambda: len(world.meta.seen) > 4)
+            await world.skip(LIMIT_S)
+            error = await error_of(sending)
             assert isinstance(error, RetryLater)
         assert not world.delay.kept
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
-def test_an_owner_that_meta_does_not_know_is_waited_for_at_a_pace() -> None:
+class Waits:
+    """Takes the place of `spread_ms`: a client that was refused waits for so long, and this is noted."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.count = 0
+        self._wait_s = wait_s
+
+    def __call__(self, retry_after_ms: int) -> float:
+        self.count += 1
+        return self._wait_s * 1_000
+
+
+def test_an_owner_that_meta_does_not_know_is_waited_for_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits(LIMIT_S / 2)
+    monkeypatch.setattr(sender, "spread_ms", waits)
+
     async def scenario(world: World) -> None:
         await world.second_delay()
         world.meta.owners = {slot_of(b"s", b"k"): 999}
-        async with AsyncProducer(world.address, timeout_ms=600) as producer:
-            error = await error_of(producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k"))
+        async with AsyncProducer(world.address) as producer:
+            sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
+            await until(lambda: waits.count == 1)
+            await world.skip(LIMIT_S / 2)
+            await until(lambda: waits.count == 2)
+            await world.skip(LIMIT_S / 2)
+            error = await error_of(sending)
             assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
-        assert world.meta.asked_for_owners < 30
+        assert world.meta.asked_for_owners == 2
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_producer_hears_that_the_keys_of_a_lost_server_have_moved() -> None:
@@ -537,16 +568,23 @@ def test_a_question_by_key_goes_to_the_new_owner_when_the_old_one_is_lost_meanwh
     on_loop(lambda world: asked_after_the_owner_changed(world, partial(break_off, world)))
 
 
-def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know() -> None:
+def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits(LIMIT_S * 2 / 3)
+
     async def scenario(world: World) -> None:
         await world.second_delay()
         pending = Pending(world, b"s", [b"k"])
         world.meta.owners = {slot_of(b"s", b"k"): 999}
-        async with AsyncProducer(world.address, timeout_ms=300) as producer:
-            error = await error_of(producer.cancel("s", key="k"))
-            assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
+        with monkeypatch.context() as patched:
+            patched.setattr(message_asker, "spread_ms", waits)
+            async with AsyncProducer(world.address) as producer:
+                asking = asyncio.ensure_future(producer.cancel("s", key="k"))
+                await until(lambda: waits.count == 1)
+                await world.skip(LIMIT_S * 2 / 3)
+                error = await error_of(asking)
+                assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
         assert not pending.requests
-        assert world.meta.asked_for_owners < 30
+        assert world.meta.asked_for_owners == 2
         async with AsyncProducer(world.address) as producer:
             asking = asyncio.ensure_future(producer.cancel("s", key="k"))
             before = world.meta.asked_for_owners
@@ -554,17 +592,21 @@ def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know() -> None:
             world.meta.owners = {}
             assert await asking is CancelAnswer.CANCELLED
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_without_a_delay_server_a_question_by_key_ends_at_the_time_limit() -> None:
     async def scenario(world: World) -> None:
         world.meta.delay.clear()
-        async with AsyncProducer(world.address, timeout_ms=300) as producer:
+        async with AsyncProducer(world.address) as producer:
+            asking = asyncio.ensure_future(producer.cancel("s", key="k"))
+            asked = len(world.meta.seen)
+            await until(lambda: len(world.meta.seen) > asked + 1)
+            await world.skip(LIMIT_S)
             with pytest.raises(RetryLater):
-                await producer.cancel("s", key="k")
+                await asking
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_question_names_its_message_by_receipt_or_by_key() -> None:

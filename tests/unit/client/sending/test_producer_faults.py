@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from delayd.client.sending import outbox, sender
-from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.gathering import Gathering
 from delayd.errors import (
@@ -23,11 +22,9 @@ from delayd.errors import (
     SlowDown,
 )
 from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse
-from tests.unit.client.world import PAST_MS, World, on_loop, on_skipping_loop
+from tests.unit.client.world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
-
-LIMIT_S = TIMEOUT_MS / 1_000
 
 
 def test_a_batch_lost_before_it_was_kept_is_sent_again_under_the_same_number() -> None:
@@ -76,7 +73,7 @@ def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
             # The other group serves new sends meanwhile and after.
             assert (await producer.send("a", b"y", deliver_at_ms=PAST_MS)).log_id == second.log_id
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_batch_of_which_nothing_left_moves_to_a_group_that_can_be_reached() -> None:
@@ -131,7 +128,7 @@ def test_an_unknown_outcome_can_be_asked_for_later() -> None:
             await producer.send("a", b"y", deliver_at_ms=PAST_MS)
             assert world.delay.kept[-1].low_water <= error.handle.producer_batch
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_I1_the_low_water_mark_never_passes_a_number_that_is_still_in_use() -> None:
@@ -191,7 +188,7 @@ def test_a_refusal_that_lasts_is_raised_at_the_time_limit_and_is_retryable(monke
         assert [body for _, body, _ in world.delay.rows] == [b"y"]
         assert world.delay.numbers == [1, 1, 1, 2]
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> None:
@@ -219,7 +216,7 @@ def test_rows_that_must_wait_hold_up_no_other_row_of_their_batch() -> None:
             await far
         assert [body for _, body, _ in world.delay.rows] == [b"near", b"far"]
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_without_a_delay_server_a_send_waits_for_one() -> None:
@@ -237,7 +234,7 @@ def test_without_a_delay_server_a_send_waits_for_one() -> None:
             world.meta.delay.append(world.delay)
             await sending
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_without_meta_a_first_send_fails_and_a_later_one_goes_on() -> None:
@@ -253,7 +250,7 @@ def test_without_meta_a_first_send_fails_and_a_later_one_goes_on() -> None:
                 await world.skip(LIMIT_S)
                 assert isinstance(await error_of(sending), ServerUnavailable)
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_meta_that_hangs_is_named() -> None:
@@ -275,7 +272,7 @@ def test_a_meta_that_hangs_is_named() -> None:
         silent.close()
         await silent.wait_closed()
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_server_that_comes_back_at_another_address_is_found() -> None:
@@ -307,7 +304,7 @@ def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -
             assert isinstance(await error_of(sending), OutcomeUnknown)
             assert stranger.numbers == []
 
-    on_skipping_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("place", ["encode", "accept"])
