@@ -11,13 +11,15 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
+import uvloop
 from freezegun import freeze_time
 
+from delayd.client.pulling import pace
 from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
-from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside
+from tests.unit.client.world import LIMIT_S, PAST_MS, THREADS_AT_A_FORK, SteadyLoop, add_messages, fork, world_aside
 from tests.waiting import DEADLINE_S, wait_until
 
 # Forks with a producer that is connected; the child ends as any program does, the parent goes on.
@@ -40,7 +42,7 @@ producer.close()
 
 def test_a_blocking_send_returns_its_receipt() -> None:
     with world_aside() as (world, _), Producer(world.address) as producer:
-        receipt = producer.send("a", b"x", delay=timedelta(seconds=1), headers={"a": "b"})
+        receipt = producer.send("a", b"x", delay=timedelta(minutes=1), headers={"a": "b"})
         assert receipt.sequence == 1 and not receipt.was_due
         with pytest.raises(BadSubject):
             producer.send("a b", b"x", deliver_at_ms=PAST_MS)
@@ -122,11 +124,22 @@ def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
         assert [future.result(timedelta(seconds=DEADLINE_S)).sequence for future in futures] == [1, 2]
 
 
-def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with() -> None:
-    with world_aside() as (world, do), Producer(world.address, timeout_ms=300) as producer:
-        do(lambda: setattr(world.delay, "holding", True))
-        with pytest.raises(OutcomeUnknown) as unknown:
-            producer.send("a", b"x", deliver_at_ms=PAST_MS)
+def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[SteadyLoop] = []
+
+    def new_loop() -> SteadyLoop:
+        loops.append(SteadyLoop())
+        return loops[-1]
+
+    with world_aside() as (world, do):
+        monkeypatch.setattr(uvloop, "new_event_loop", new_loop)
+        with Producer(world.address) as producer:
+            do(lambda: setattr(world.delay, "holding", True))
+            sending = producer.send_nowait("a", b"x", deliver_at_ms=PAST_MS)
+            wait_until(lambda: bool(world.delay.held))
+            loops[0].call_soon_threadsafe(loops[0].skip, LIMIT_S)
+            with pytest.raises(OutcomeUnknown) as unknown:
+                sending.result(timedelta(seconds=DEADLINE_S))
         do(world.delay.release)
         with Producer(world.address) as other:
             outcome = other.outcome(unknown.value.handle)
@@ -152,7 +165,9 @@ def test_a_client_that_was_never_used_asks_nothing_of_the_network() -> None:
         assert world.meta.seen == [] and not any("delayd" in thread.name for thread in threading.enumerate())
 
 
-def test_a_blocking_consumer_iterates_pulls_and_acknowledges() -> None:
+def test_a_blocking_consumer_iterates_pulls_and_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is left at the break stays in stock, however long the machine stands still.
+    monkeypatch.setattr(pace, "HOLD_S", DEADLINE_S)
     with world_aside() as (world, do):
         do(partial(add_messages, world, 10))
         with Consumer(world.address, "a", "g", max_messages=4) as consumer:
