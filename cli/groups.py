@@ -35,6 +35,7 @@ COLUMNS = (
     Column("outstanding", Kind.NUMBER),
     Column("redelivering", Kind.NUMBER),
     Column("quarantined", Kind.NUMBER),
+    Column("leaving", Kind.NUMBER, spare=True),
     Column("next", Kind.NUMBER, spare=True),
     Column("end", Kind.NUMBER, spare=True),
 )
@@ -57,7 +58,8 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
 
     `waiting` messages are due and were not pulled yet. `outstanding` messages were pulled and not acknowledged.
     `redelivering` messages came back and are offered again. `quarantined` messages can't be read because their file is
-    damaged; the server's log names them.
+    damaged; the server's log names them. `leaving` messages are to come again later, or are dead letters, and their
+    delay server has not taken them yet.
 
     When a server can't be asked, its groups are missing, and stderr says so.
     """
@@ -111,7 +113,7 @@ async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
 
 
 def _row(info: GroupInfo) -> tuple[Cell, ...]:
-    counts = (info.end - info.next, info.outstanding, info.redelivering, info.quarantined)
+    counts = (info.end - info.next, info.outstanding, info.redelivering, info.quarantined, info.leaving)
     return (info.subject, info.group, *counts, info.next, info.end)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from delayd.batch import Buffer
 from delayd.errors import DamagedData, RetryLater, Shortage
+from delayd.retry_subject import is_reserved
 from delayd.wire import listings
 from delayd.wire.frame import Head
 from delayd.wire.listings import GroupInfo, SubjectInfo
@@ -48,20 +49,25 @@ def window_frames(
 
 def groups_head(groups: Iterable[Group], limit: int) -> Head:
     """How far each group is, up to as many groups as one head holds, and whether there are more."""
-    rows = (
-        GroupInfo(
-            subject=group.subject.name,
-            group=group.name,
-            end=group.subject.end,
-            next=group.next,
-            outstanding=group.outstanding,
-            redelivering=group.redeliver.messages + group.paused.messages,
-            quarantined=group.quarantined.messages,
-            oldest_unacked=group.oldest,
-        )
-        for group in groups
+    return listings.groups_head(map(_group_info, groups), min(limit, LIST_MAX))
+
+
+def _group_info(group: Group) -> GroupInfo:
+    """A group together with its child, whose messages all came back."""
+    both = [group] if group.child is None else [group, group.child]
+    came_again = 0 if group.child is None else group.child.subject.end - group.child.next
+    return GroupInfo(
+        subject=group.subject.name,
+        group=group.name,
+        end=group.subject.end,
+        next=group.next,
+        outstanding=sum([each.outstanding for each in both]),
+        redelivering=came_again + sum([each.redeliver.messages + each.paused.messages for each in both]),
+        quarantined=sum([each.quarantined.messages for each in both]),
+        oldest_unacked=group.oldest,
+        group_id=group.group_id,
+        leaving=sum([decision.messages for each in both for decision in each.leaving.values()]),
     )
-    return listings.groups_head(rows, min(limit, LIST_MAX))
 
 
 def subjects_head(
@@ -82,7 +88,9 @@ def subjects_head(
             oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms),
         )
 
-    return listings.subjects_head(map(info, index.listed(prefix, after)), min(limit, SUBJECTS_MAX))
+    # What comes again counts with the group that it belongs to.
+    own = (subject for subject in index.listed(prefix, after) if not is_reserved(subject.name))
+    return listings.subjects_head(map(info, own), min(limit, SUBJECTS_MAX))
 
 
 def _first(index: Index, subject: Subject) -> int:

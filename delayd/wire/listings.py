@@ -36,6 +36,8 @@ class GroupInfo(NamedTuple):
     redelivering: int  # Given back, or with a lease that ended: they are offered again.
     quarantined: int
     oldest_unacked: int
+    group_id: int
+    leaving: int  # To come again later, or dead letters, and their delay server has not taken them yet.
 
 
 def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:
@@ -85,4 +87,6 @@ def _group(head: Head) -> GroupInfo:
         redelivering=need_int(head, "redelivering"),
         quarantined=need_int(head, "quarantined"),
         oldest_unacked=need_int(head, "oldest_unacked"),
+        group_id=need_int(head, "group_id"),
+        leaving=need_int(head, "leaving"),
     )

@@ -226,6 +226,8 @@ def test_groups_and_subjects_are_listed() -> None:
             "redelivering": 0,
             "quarantined": 0,
             "oldest_unacked": 0,
+            "group_id": 1,
+            "leaving": 0,
         }
     ]
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "mail", "limit": 5})

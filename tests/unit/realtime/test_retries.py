@@ -301,8 +301,15 @@ def test_the_group_of_a_retry_subject_is_nobodys_own() -> None:
     for kind, head in ((RequestType.PULL, pull_head(GROUP, name)), (RequestType.PULL, pull_head("new", name))):
         with pytest.raises(BadSubject):
             world.ask(peer, kind, head)
-    listed = need_maps(world.ask(peer, RequestType.GROUPS, {"subject": None})[0], "groups")
-    assert [(group["subject"], group["group"]) for group in listed] == [(SUBJECT, GROUP)]
+    (group,) = need_maps(world.ask(peer, RequestType.GROUPS, {"subject": None})[0], "groups")
+    assert (group["subject"], group["group"], group["group_id"], group["leaving"]) == (SUBJECT, GROUP, 1, 1)
+    ((undone, batch),) = _undone(world)
+    world.core.retries.accepted(undone)
+    _come_again(world, peer, batch, 2, 5_000)
+    (group,) = need_maps(world.ask(peer, RequestType.GROUPS, {"subject": None})[0], "groups")
+    assert (group["leaving"], group["redelivering"]) == (0, 1)
+    listed = need_maps(world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 9})[0], "subjects")
+    assert [subject["name"] for subject in listed] == [SUBJECT]
 
 
 @pytest.mark.parametrize(
