@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from delayd.client.limits import need_address
@@ -15,7 +16,7 @@ from delayd.client.link import ServerLink, unreadable
 from delayd.client.retry import Backoff
 from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
-from delayd.wire.meta import ServerInfo, read_routes, read_servers
+from delayd.wire.meta import SUBJECTS_MAX, ServerInfo, read_routes, read_servers
 from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners, SlotSet, read_slot_owners, slots_bytes
 
@@ -71,6 +72,27 @@ class MetaView:
             if info.server.log_id == log_id:
                 return _address(info)
         raise NoRealtimeServer(f"{subject} is served by {log_id:016x}, which has not registered with this meta yet")
+
+    async def find_realtime_servers(self) -> dict[int, ServerAddress]:
+        """Ask for the realtime servers.
+
+        Raises:
+            DelaydError: meta can't be reached or refuses.
+        """
+        answer = await self._ask(RequestType.SERVERS, {"role": "realtime"})
+        return {info.server.log_id: _address(info) for info in read_servers(answer.head)}
+
+    async def routes(self, subjects: Sequence[str]) -> dict[str, int]:
+        """The realtime server of each subject, by log_id; one that can't have any now is left out.
+
+        Raises:
+            DelaydError: meta can't be reached or refuses.
+        """
+        found: dict[str, int] = {}
+        for start in range(0, len(subjects), SUBJECTS_MAX):
+            part: Head = {"subjects": [*subjects[start : start + SUBJECTS_MAX]], "assign": True}
+            found |= read_routes((await self._ask(RequestType.ROUTES, part)).head).routes
+        return found
 
     async def slot_owners(self, wanted: SlotSet) -> SlotOwners:
         """Who owns the slots of keys; wanted ones that nobody owns get an owner, if a delay server is alive.

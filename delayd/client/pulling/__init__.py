@@ -5,7 +5,9 @@ A map, in the order in which a message passes.
     consumer            Consumer: blocking, on a background thread
     async_consumer      AsyncConsumer: on the caller's own loop
     consumer_core       what both forms share
-    pull_lane           the one PULL that is under way
+    subjects, settings  what is consumed, and how
+    source, many_source   one subject at its server, and many subjects at several
+    pull_lane           the one PULL that is under way at a server
     stock, pace         messages fetched ahead, and how many that should be
     message             messages as columns, and views of single ones
     acks                acknowledgements, gathered into ranges

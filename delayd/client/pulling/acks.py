@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from delayd.client.link import unreadable
 from delayd.client.retry import Backoff, spread_ms
@@ -27,23 +27,53 @@ from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
 LINGER_MS = 10.0
 HANDLES_MAX = 8_192  # One request has at most this many: at most 27 bytes each, far below the limit of a head.
 
-Handles = list[list[int]]  # Each is [incarnation, pull_first, count].
+Handles = list[list[int]]
+"""Each is [incarnation, pull_first, count]; with the number of its place behind it where subjects are many."""
+
+
+class Naming(Protocol):
+    """How requests name what they acknowledge."""
+
+    handles_max: int  # Of one request.
+
+    def merged(self, handles: Handles) -> Handles:
+        """The same messages in the fewest handles."""
+
+    def head(self, handles: Handles) -> Head:
+        """The head of a request with handles that were merged."""
+
+
+class OneSubject:
+    """Handles of one group of one subject; ``names`` are the fields that each request has."""
+
+    handles_max = HANDLES_MAX
+
+    def __init__(self, names: Mapping[str, HeadValue]) -> None:
+        self._names = names
+
+    def merged(self, handles: Handles) -> Handles:
+        """See Naming."""
+        return merge(handles)
+
+    def head(self, handles: Handles) -> Head:
+        """See Naming."""
+        return {**self._names, "handles": handles}
 
 
 class AckLane:
-    """ACK or NACK of one group of one subject; belongs to a loop. ``names`` has the fields that each request has."""
+    """ACK or NACK of one group name; belongs to a loop."""
 
     def __init__(
         self,
         request: RequestType,
-        names: Mapping[str, HeadValue],
+        naming: Naming,
         connection: Callable[[], Awaitable[Connection]],
         timeout_ms: float,
         failures: deque[DelaydError],
         on_answer: Callable[[Head], None],
     ) -> None:
         self._request = request
-        self._names = names
+        self._naming = naming
         self._connection = connection
         self._on_answer = on_answer
         self._timeout_s = timeout_ms / 1000
@@ -102,12 +132,12 @@ class AckLane:
     async def _send_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []
         waiting, self._waiting = self._waiting, []
-        handles = merge([*gathered, *(handle for one in waiting for handle in one.handles)])
+        handles = self._naming.merged([*gathered, *(handle for one in waiting for handle in one.handles)])
         error: DelaydError | None = None
         stale: Handles = []
         try:
-            for start in range(0, len(handles), HANDLES_MAX):
-                stale += await self._send(handles[start : start + HANDLES_MAX])
+            for start in range(0, len(handles), self._naming.handles_max):
+                stale += await self._send(handles[start : start + self._naming.handles_max])
         except DelaydError as failure:
             error = failure
         self._tell(gathered, waiting, stale, error)
@@ -115,10 +145,10 @@ class AckLane:
     async def _send(self, handles: Handles) -> Handles:
         deadline = self._loop.time() + self._timeout_s
         backoff = Backoff()
-        head: Head = {**self._names, "handles": handles}
         while True:
             try:
                 connection = await self._connection()
+                head = self._naming.head(handles)
                 left_ms = max((deadline - self._loop.time()) * 1000, 1)
                 answer = await connection.request(self._request, head, timeout_ms=left_ms)
                 try:
@@ -184,7 +214,7 @@ def merge(handles: Handles) -> Handles:
 def _stale(handles: Handles, stale: Handles) -> StaleHandle | None:
     lost = sum(
         max(0, min(first + count, stale_first + stale_count) - max(first, stale_first))
-        for incarnation, first, count in handles
+        for incarnation, first, count, *_ in handles
         for stale_incarnation, stale_first, stale_count in stale
         if incarnation == stale_incarnation
     )

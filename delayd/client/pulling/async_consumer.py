@@ -6,7 +6,7 @@ acknowledgement is durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -15,8 +15,10 @@ from delayd.client.engine import OwnLoopEngine
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.acks import Handles
-from delayd.client.pulling.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
+from delayd.client.pulling.settings import LEASE, ConsumerSettings
+from delayd.client.pulling.subjects import Subjects
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import AlreadyClosed
 
@@ -37,7 +39,8 @@ class AsyncConsumer:
     Args:
         address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
             127.0.0.1:7400.
-        subject: the name under which the messages were sent.
+        subject: the name under which the messages were sent; or a list of names; or a pattern of names, in which
+            ``*`` stands for one word between dots and ``>`` at the end for one or more: ``orders.*``, ``orders.>``.
         group: the name of the group. Consumers that share the work give the same name; the first pull makes the group.
         lease: how long a message belongs to this consumer alone. If the consumer has not acknowledged the message by
             then, the server offers it again.
@@ -53,7 +56,7 @@ class AsyncConsumer:
     def __init__(
         self,
         address: str | None = None,
-        subject: str = "",
+        subject: str | Sequence[str] = "",
         group: str = "",
         *,
         lease: timedelta = LEASE,
@@ -62,7 +65,8 @@ class AsyncConsumer:
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
-        settings = self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
+        what = Subjects(subject)
+        settings = self._settings = ConsumerSettings(what, group, lease, prefetch, max_messages, timeout_ms)
         # Everything is on one thread, so work is done on the loop at once.
         self._own = OwnLoopEngine(
             "consumer",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -20,8 +20,10 @@ from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.loop_thread import Inbox, LoopThread, Work
 from delayd.client.pulling.acks import Handles
-from delayd.client.pulling.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
+from delayd.client.pulling.settings import LEASE, ConsumerSettings
+from delayd.client.pulling.subjects import Subjects
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import AlreadyClosed
 
@@ -44,7 +46,8 @@ class Consumer:
     Args:
         address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
             127.0.0.1:7400.
-        subject: the name under which the messages were sent.
+        subject: the name under which the messages were sent; or a list of names; or a pattern of names, in which
+            ``*`` stands for one word between dots and ``>`` at the end for one or more: ``orders.*``, ``orders.>``.
         group: the name of the group. Consumers that share the work give the same name; the first pull makes the group.
         lease: how long a message belongs to this consumer alone. If the consumer has not acknowledged the message by
             then, the server offers it again.
@@ -60,7 +63,7 @@ class Consumer:
     def __init__(
         self,
         address: str | None = None,
-        subject: str = "",
+        subject: str | Sequence[str] = "",
         group: str = "",
         *,
         lease: timedelta = LEASE,
@@ -69,7 +72,8 @@ class Consumer:
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
-        settings = self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
+        what = Subjects(subject)
+        settings = self._settings = ConsumerSettings(what, group, lease, prefetch, max_messages, timeout_ms)
         self._own = OwnEngine("consumer", lambda: _Engine(meta, settings, lambda pulled: MessageBatch(pulled, self)))
         self._standing_engine = self._own.standing
 

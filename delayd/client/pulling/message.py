@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.client.instants import utc
+from delayd.client.pulling.subjects import Subjects
 from delayd.errors import BadBody, BadHeaders
 from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
@@ -34,6 +35,7 @@ class PulledPart(NamedTuple):
     rows: range
     pull_first: int  # Pull sequence of the first of these rows; the others count up from it.
     attempt: int
+    place: int = 0  # Where it came from, see `Pulled.subjects`.
 
 
 class Pulled(NamedTuple):
@@ -44,6 +46,7 @@ class Pulled(NamedTuple):
     parts: tuple[PulledPart, ...]
     received_at_ms: int  # By the server's clock, as far as it is known.
     lease_ends: float  # On `monotonic_s`; after it the server offers the messages to others.
+    subjects: Subjects | None = None  # What the places of its parts are; None when all parts are of ``subject``.
 
     @classmethod
     def nothing(cls, subject: str) -> Pulled:
@@ -58,6 +61,8 @@ class Pulled(NamedTuple):
     @property
     def handles(self) -> list[list[int]]:
         """The handles that acknowledge all of them: (incarnation, pull_first, count) of each part (rule Q1)."""
+        if self.subjects is not None:
+            return [[self.incarnation, part.pull_first, len(part.rows), part.place] for part in self.parts]
         return [[self.incarnation, part.pull_first, len(part.rows)] for part in self.parts]
 
     def cut(self, count: int) -> tuple[Pulled, Pulled]:
@@ -111,8 +116,16 @@ class MessageColumns:
 
     @property
     def subject(self) -> str:
-        """The subject to which the messages were sent."""
+        """The subject to which the messages were sent; of a consumer of many subjects, what it consumes."""
         return self.pulled.subject
+
+    @cached_property
+    def subjects(self) -> list[str]:
+        """The subject to which each message was sent."""
+        known = self.pulled.subjects
+        if known is None:
+            return [self.pulled.subject] * len(self)
+        return [name for part in self.pulled.parts for name in [known.at(part.place).subject] * len(part.rows)]
 
     @cached_property
     def bodies(self) -> list[bytes]:
@@ -183,6 +196,11 @@ class MessageColumns:
         """The pull sequence that acknowledges each, together with the incarnation."""
         return [part.pull_first + row for part in self.pulled.parts for row in range(len(part.rows))]
 
+    @cached_property
+    def places(self) -> list[int]:
+        """The place from which each came."""
+        return [place for part in self.pulled.parts for place in [part.place] * len(part.rows)]
+
 
 class MessageView:
     """One message of a batch."""
@@ -232,7 +250,8 @@ class MessageView:
     @property
     def subject(self) -> str:
         """The subject to which the message was sent."""
-        return self._columns.subject
+        columns = self._columns
+        return columns.subject if columns.pulled.subjects is None else columns.subjects[self.row]
 
     @property
     def deliver_at_ms(self) -> int:
@@ -267,7 +286,11 @@ class MessageView:
     @property
     def handle(self) -> list[int]:
         """The handle that an acknowledgement of the message names (rule Q1)."""
-        return [self._columns.pulled.incarnation, self._columns.pull_sequences[self.row], 1]
+        columns = self._columns
+        handle = [columns.pulled.incarnation, columns.pull_sequences[self.row], 1]
+        if columns.pulled.subjects is not None:
+            handle.append(columns.places[self.row])
+        return handle
 
 
 def _rows(part: PulledPart, column: NDArray[Item]) -> NDArray[Item]:

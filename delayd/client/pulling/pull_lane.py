@@ -27,17 +27,22 @@ OnEnd = Callable[[Frame | DelaydError, int], None]
 
 
 class PullLane:
-    """PULLs of one group of one subject, one at a time; belongs to a loop."""
+    """PULLs of one group of one subject, or of one subscription, one at a time; belongs to a loop.
+
+    ``names`` says which, in the fields that each request has; ``connection`` may change it when it makes a connection.
+    """
 
     def __init__(
         self,
         names: Mapping[str, HeadValue],
+        terms: Mapping[str, HeadValue],
         standing: Callable[[], Connection | None],
         connection: Callable[[], Awaitable[Connection]],
         timeout_ms: float,
         on_end: OnEnd,
     ) -> None:
         self._names = names
+        self._terms = terms
         self._standing = standing
         self._connection = connection
         self._timeout_s = timeout_ms / 1000
@@ -51,6 +56,11 @@ class PullLane:
         """Whether a PULL waits for its answer."""
         return self._asked is not None
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether a PULL has left, and waits for its answer."""
+        return self._asked is not None and self._asked.connection is not None
+
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """Ask for up to ``most`` messages for a busy caller that has ``ahead`` messages left; 0 means that the caller
         waits.
@@ -58,7 +68,7 @@ class PullLane:
         There must be nothing under way.
         """
         assert self._asked is None, "one PULL at a time"
-        head: Head = {**self._names, "max_messages": most, "wait_ms": wait_ms}
+        head: Head = {**self._terms, "max_messages": most, "wait_ms": wait_ms}
         if ahead:
             head["ahead"] = ahead
         asked = self._asked = _Asked(head, wait_ms, self._loop.time() + self._timeout_s)
@@ -98,8 +108,7 @@ class PullLane:
         return True
 
     def _end_at_server(self, connection: Connection, ended: OnAnswer) -> None:
-        head: Head = {name: self._names[name] for name in ("subject", "group")}
-        connection.call(RequestType.PULL_END, head, (), ended, END_MS_MAX)
+        connection.call(RequestType.PULL_END, self._names, (), ended, END_MS_MAX)
 
     def _ask(self, asked: _Asked, connection: Connection) -> None:
         asked.connection, asked.asked_us = connection, monotonic_us()
@@ -109,7 +118,8 @@ class PullLane:
                 self._answered(asked, connection, answer)
 
         timeout_ms = asked.wait_ms + ANSWER_MS_MAX
-        asked.request_id = connection.call(RequestType.PULL, asked.head, (), answered, timeout_ms)
+        head = {**self._names, **asked.head}
+        asked.request_id = connection.call(RequestType.PULL, head, (), answered, timeout_ms)
 
     def _answered(self, asked: _Asked, connection: Connection, answer: Frame | DelaydError) -> None:
         if isinstance(answer, RequestTimedOut):

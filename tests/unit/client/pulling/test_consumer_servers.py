@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from delayd.client.pulling import consumer_core
+from delayd.client.pulling import source
 from delayd.errors import (
     NoRealtimeServer,
     ServerUnavailable,
@@ -115,7 +115,7 @@ def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where
             for _ in range(5):
                 assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
             assert len(world.meta.seen) == 1, "not with each poll"
-            monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
+            monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.0)
             other = await move_to_another_server(world)
             other.add(b"first")
             while not (batch := await consumer.pull(wait=timedelta(milliseconds=10))):
@@ -129,7 +129,7 @@ def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where
 
 
 def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
+    monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.0)
 
     async def scenario(world: World) -> None:
         async with consumer_of(world) as consumer:

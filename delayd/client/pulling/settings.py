@@ -1,0 +1,54 @@
+"""Settings: how a consumer behaves, checked before anything is connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from delayd.client.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, check_group, need_ms, need_timedelta, need_whole
+from delayd.client.pulling.subjects import Subjects
+from delayd.client.sending.arguments import TIMEOUT_MS
+from delayd.errors import BadArgument, BadSetting
+
+LEASE = timedelta(seconds=60)
+# The most that one pull gets, unless the caller says otherwise: enough to make one round trip cheap for each message.
+MESSAGES_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """How a consumer behaves; a named error when a value is wrong."""
+
+    subjects: Subjects
+    group: str
+    lease: timedelta = LEASE
+    prefetch: bool = True
+    max_messages: int | None = None  # None: by the pace of the caller, at most MESSAGES_MAX.
+    timeout_ms: float = TIMEOUT_MS
+
+    def __post_init__(self) -> None:
+        for name, value in (("subject", self.subject), ("group", self.group)):
+            if value == "":
+                raise BadArgument(
+                    f"say which {name} is consumed, such as Consumer(subject='mail.send', group='mailer')"
+                )
+        check_group(self.group)
+        if need_timedelta("lease", self.lease, BadSetting) < timedelta(seconds=0.1):
+            raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
+        if self.max_messages is not None:
+            need_whole("max_messages", self.max_messages, 1, BadSetting)
+        need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+
+    @property
+    def subject(self) -> str:
+        """What is consumed, in one text."""
+        return self.subjects.label
+
+    @property
+    def most(self) -> int:
+        """How many messages one fetch ahead may bring."""
+        return MESSAGES_MAX if self.max_messages is None else self.max_messages
+
+    def pulled(self, max_messages: int | None) -> int | None:
+        """How many messages a pull may return; None when nobody has named a number."""
+        return self.max_messages if max_messages is None else need_whole("max_messages", max_messages, 1)

@@ -1,0 +1,296 @@
+"""Source: where the messages of a consumer come from, and where their acknowledgements go.
+
+`OneSource` is one subject at its realtime server; `many_source` has the source of many subjects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+from delayd.batch import BatchKind, parse
+from delayd.client.instants import monotonic_s, monotonic_us
+from delayd.client.link import ServerLink
+from delayd.client.meta import MetaView, ServerAddress
+from delayd.client.pulling.acks import AckLane, Handles, Naming, OneSubject
+from delayd.client.pulling.message import Pulled, PulledPart
+from delayd.client.pulling.pull_lane import PullLane
+from delayd.client.pulling.settings import ConsumerSettings
+from delayd.errors import BadRequest, DelaydError, ServerUnavailable
+from delayd.net.connection import Connection
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
+
+PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
+ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
+
+_MS = timedelta(milliseconds=1)
+_SECOND = timedelta(seconds=1)
+
+log = logging.getLogger(__name__)
+
+
+class Callbacks(NamedTuple):
+    """What a source tells the core of its consumer."""
+
+    on_pulled: Callable[[Pulled | DelaydError | None, int], None]
+    """A PULL has ended: with messages, with none, or with an error; and how many messages other consumers want."""
+    on_wanted: Callable[[int], None]
+    """How many messages other consumers want, as the answer to an acknowledgement says it."""
+    failures: deque[DelaydError]
+    """Takes why acknowledgements failed that nobody waited for."""
+
+
+class Source(Protocol):
+    """Belongs to a loop."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a PULL waits for its answer at each server that can be asked."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a server that is there has a PULL to answer."""
+
+    def start(self, most: int, wait_ms: int, ahead: int) -> None:
+        """Ask for up to ``most`` messages wherever no PULL is under way; see `PullLane.start`."""
+
+    def withdraw(self) -> None:
+        """Nobody waits any more: have the PULLs under way answered at once, with what is given out already."""
+
+    def settle(self, handles: Handles, *, back: bool) -> None:
+        """Acknowledge, or give back, soon."""
+
+    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
+        """Acknowledge, or give back, durably."""
+
+    async def give_back(self, handles: Handles) -> None:
+        """Give back messages that no handler was given."""
+
+    async def flush(self) -> None:
+        """Wait until what was settled is durable or failed."""
+
+    async def end(self) -> None:
+        """Pull no more; what is under way is ended and handed on."""
+
+    async def close(self) -> None:
+        """Disconnect."""
+
+
+class Lanes:
+    """The acknowledgements of one server."""
+
+    def __init__(
+        self,
+        namings: tuple[Naming, Naming],
+        connection: Callable[[], Awaitable[Connection]],
+        timeout_ms: float,
+        callbacks: Callbacks,
+    ) -> None:
+        def lane(request: RequestType, naming: Naming) -> AckLane:
+            return AckLane(request, naming, connection, timeout_ms, callbacks.failures, heard)
+
+        def heard(head: Head) -> None:
+            callbacks.on_wanted(wanted_in(head))
+
+        counted, uncounted = namings
+        self.acks, self.nacks = lane(RequestType.ACK, counted), lane(RequestType.NACK, counted)
+        self.returns = lane(RequestType.NACK, uncounted)
+
+    async def flush(self) -> None:
+        """Wait until all acknowledgements and give-backs are durable or failed."""
+        await self.acks.flush()
+        await self.nacks.flush()
+
+
+class OneSource:
+    """One subject, at the realtime server that meta routes it to; a Source."""
+
+    def __init__(self, meta: MetaView, settings: ConsumerSettings, callbacks: Callbacks) -> None:
+        self._meta = meta
+        self._settings = settings
+        self._on_pulled = callbacks.on_pulled
+        self._loop = asyncio.get_running_loop()
+        self._link: ServerLink | None = None
+        self._routing = asyncio.Lock()
+        self._routed_at_s = 0.0  # When meta was asked for the route last.
+        self._had_messages = False  # Once messages have come the route is used, and meta keeps it.
+        self._looking: asyncio.Task[None] | None = None
+        self._ended = False
+        names: Head = {"subject": settings.subject, "group": settings.group}
+        self._lane = PullLane(
+            names, terms_of(settings), self._standing, self._connection, settings.timeout_ms, self._answered
+        )
+        namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
+        self._lanes = Lanes(namings, self._connection, settings.timeout_ms, callbacks)
+
+    @property
+    def under_way(self) -> bool:
+        """See Source."""
+        return self._lane.under_way
+
+    @property
+    def is_asking(self) -> bool:
+        """See Source."""
+        return self._lane.is_asking
+
+    def start(self, most: int, wait_ms: int, ahead: int) -> None:
+        """See Source."""
+        self._lane.start(most, wait_ms, ahead)
+
+    def withdraw(self) -> None:
+        """See Source."""
+        self._lane.withdraw()
+
+    def settle(self, handles: Handles, *, back: bool) -> None:
+        """See Source."""
+        (self._lanes.nacks if back else self._lanes.acks).give(handles)
+
+    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
+        """See Source."""
+        return (self._lanes.nacks if back else self._lanes.acks).give_and_wait(handles)
+
+    async def give_back(self, handles: Handles) -> None:
+        """See Source."""
+        await self._lanes.returns.give_and_wait(handles)
+
+    async def flush(self) -> None:
+        """See Source."""
+        await self._lanes.flush()
+
+    async def end(self) -> None:
+        """See Source."""
+        self._ended = True
+        if self._looking is not None:
+            self._looking.cancel()
+        if await self._lane.end() and self._link is not None:
+            await self._link.disconnect()
+
+    async def close(self) -> None:
+        """See Source."""
+        if self._link is not None:
+            await self._link.close()
+
+    def _answered(self, answer: Frame | DelaydError, asked_us: int) -> None:
+        if isinstance(answer, DelaydError):
+            self._on_pulled(answer, 0)
+            return
+        assert self._link is not None, "an answer came without a connection"
+        try:
+            pulled = pulled_in(answer, asked_us, self._link, self._settings)
+            wanted = wanted_in(answer.head)
+        except DelaydError as error:
+            self._on_pulled(error, 0)
+            return
+        if pulled is not None:
+            self._had_messages = True
+        else:
+            self._keep_route()
+        self._on_pulled(pulled, wanted)
+
+    def _keep_route(self) -> None:
+        """Nothing came: ask for the route again, because meta forgets a subject without messages that nobody asks for,
+        and may route it elsewhere later.
+        """
+        if self._had_messages or self._ended or monotonic_s() - self._routed_at_s < ROUTE_LOOK_S:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._look_at_route())
+
+    async def _look_at_route(self) -> None:
+        async with self._routing:
+            try:
+                server = await self._meta.route(self._settings.subject)
+            except DelaydError as error:
+                log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
+                return
+            self._routed_at_s = monotonic_s()
+            # Once messages have come, some may not be acknowledged yet, and only their server can take that.
+            if not self._had_messages:
+                await self._go_to(server)
+
+    def _standing(self) -> Connection | None:
+        return None if self._link is None else self._link.standing
+
+    async def _connection(self) -> Connection:
+        standing = self._standing()
+        if standing is not None:
+            return standing
+        async with self._routing:
+            if self._link is None:
+                await self._route()
+            assert self._link is not None, "a route gives a link or raises"
+            try:
+                return await self._link.connection()
+            except ServerUnavailable as unavailable:
+                try:
+                    await self._route()
+                except DelaydError as error:
+                    # Without meta, the server that is known is tried again.
+                    log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
+                raise unavailable
+
+    async def _route(self) -> None:
+        server = await self._meta.route(self._settings.subject)
+        self._routed_at_s = monotonic_s()
+        await self._go_to(server)
+
+    async def _go_to(self, server: ServerAddress) -> None:
+        if self._link is None:
+            self._link = ServerLink(server.host, server.port, server.log_id)
+        elif self._link.log_id == server.log_id:
+            self._link.move(server.host, server.port)
+        else:
+            await self._link.close()
+            self._link = ServerLink(server.host, server.port, server.log_id)
+
+
+def terms_of(settings: ConsumerSettings) -> Head:
+    """The fields that each PULL of a consumer has."""
+    return {
+        "max_bytes": PULL_BYTES_MAX,
+        "lease_ms": settings.lease // _MS,
+        "consumer": f"{socket.gethostname()}:{os.getpid()}",
+    }
+
+
+def wanted_in(head: Head) -> int:
+    """How many messages other consumers wait for with empty hands, as an answer says it."""
+    return need_int(head, "wanted") if "wanted" in head else 0
+
+
+def pulled_in(
+    answer: Frame, asked_us: int, link: ServerLink, settings: ConsumerSettings, places: Sequence[int] | None = None
+) -> Pulled | None:
+    """The messages in an answer; None when there is none. ``places`` has the place of each part where they differ."""
+    # The likely time may be wrong by up to half a round trip, but the answer was not received before it was given.
+    answered_at_ms = need_instant(answer.head, "now_ms")
+    now_us = monotonic_us()
+    on_the_way_ms = max(0, link.clock.likely_ms(now_us) - answered_at_ms)
+    # The answer cannot have travelled for longer than we waited. If it seems so, the server's clock was set back.
+    on_the_way_ms = min(on_the_way_ms, (now_us - asked_us) // 1000)
+    received_at_ms = answered_at_ms + on_the_way_ms
+    lease_ends = monotonic_s() + settings.lease / _SECOND - on_the_way_ms / 1000
+    rows = need_rows(answer.head, "parts", 4, PART_MOST)
+    if places is not None and len(places) != len(rows):
+        raise BadRequest(f"an answer of {len(rows)} parts says of {len(places)} which subject they are of")
+    parts: list[PulledPart] = []
+    position = 0
+    for number, (pull_first, _, count, attempt) in enumerate(rows):
+        batch = parse(answer.body, position)
+        batch.verify()
+        position += batch.total_bytes
+        if batch.kind != BatchKind.DISPATCH or batch.count != count:
+            raise BadRequest(f"a part of {count} messages came with a batch of {batch.count}, kind {batch.kind}")
+        parts.append(PulledPart(batch, range(count), pull_first, attempt, 0 if places is None else places[number]))
+    if not parts:
+        return None
+    incarnation = need_u64(answer.head, "incarnation")
+    many = None if places is None else settings.subjects
+    return Pulled(settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends, many)
