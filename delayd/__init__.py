@@ -31,13 +31,17 @@ _HOMES: dict[str, str] = {
     "MessageState": "delayd.wire.ending",
     "Producer": "delayd.client.sending.producer",
     "Receipt": "delayd.client.sending.receipt",
+    "Reject": "delayd.worker.verdicts",
     "RescheduleAnswer": "delayd.wire.ending",
     "Rescheduled": "delayd.client.sending.rescheduled",
     "RescheduledBatch": "delayd.client.sending.rescheduled",
+    "Retry": "delayd.worker.verdicts",
     "SendFuture": "delayd.client.sending.send_future",
     "SendVerdict": "delayd.client.sending.receipt",
     "Walked": "delayd.client.sending.walker",
+    "Worker": "delayd.worker.worker",
     "open_data": "delayd.reading.data",
+    "traceparent": "delayd.tracing",
 }
 
 __all__ = [
@@ -57,15 +61,19 @@ __all__ = [
     "MessageState",
     "Producer",
     "Receipt",
+    "Reject",
     "RescheduleAnswer",
     "Rescheduled",
     "RescheduledBatch",
+    "Retry",
     "SendFuture",
     "SendVerdict",
     "Walked",
+    "Worker",
     "__version__",
     "errors",
     "open_data",
+    "traceparent",
 ]
 __all__ += errors.__all__
 
@@ -89,9 +97,13 @@ if TYPE_CHECKING:
     from delayd.client.sending.walker import Walked as Walked
     from delayd.reading.data import Data as Data
     from delayd.reading.data import open_data as open_data
+    from delayd.tracing import traceparent as traceparent
     from delayd.wire.ending import CancelAnswer as CancelAnswer
     from delayd.wire.ending import MessageState as MessageState
     from delayd.wire.ending import RescheduleAnswer as RescheduleAnswer
+    from delayd.worker.verdicts import Reject as Reject
+    from delayd.worker.verdicts import Retry as Retry
+    from delayd.worker.worker import Worker as Worker
 else:
     # Hidden from type checkers, which would take any misspelt name for one that exists.
     def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ acknowledgement is durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -136,6 +136,13 @@ class AsyncConsumer:
         core = self._own.close()
         if core is not None:
             await core.close(core.leave())
+
+    def give_back(self, messages: Iterable[AsyncMessage]) -> None:
+        """Give messages back on which no work was done: they come again soon, and this is no attempt.
+
+        Nobody waits for that, except the close.
+        """
+        self._own.on_this_loop().give_back([message.handle for message in messages])
 
     async def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
         """Acknowledge ``handles`` or give them ``back``; with ``wait`` it is durable then. Messages call it."""

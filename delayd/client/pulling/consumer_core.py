@@ -199,6 +199,13 @@ class ConsumerCore(Generic[Batch]):
         self.check()
         return self._source.settle_and_wait(handles, back=back)
 
+    def give_back(self, handles: Handles) -> None:
+        """Give messages back uncounted, because no work was done on them."""
+        if handles:
+            task = self._loop.create_task(self._return(handles))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
+
     async def flush(self) -> None:
         """Wait until all acknowledgements and give-backs are durable; raises errors since the last call."""
         await self._source.flush()
@@ -218,7 +225,7 @@ class ConsumerCore(Generic[Batch]):
         try:
             await self._source.end()
             # An answer may have been put in stock while `leave` emptied it.
-            self._give_back([*left, *self._too_late, *(self._stock.give_back_older(math.inf) or ())])
+            self.give_back([*left, *self._too_late, *(self._stock.give_back_older(math.inf) or ())])
             await self._source.flush()
             if self._giving_back:
                 await asyncio.wait(self._giving_back)
@@ -314,7 +321,7 @@ class ConsumerCore(Generic[Batch]):
             return
         count = self._stock.count
         if not self._pace.takes_less(count, SHARE_S):
-            self._give_back(self._stock.give_back_last(min(wanted, -(-count // 2))) or [])
+            self.give_back(self._stock.give_back_last(min(wanted, -(-count // 2))) or [])
 
     def _look_after(self) -> None:
         """Give back messages that no caller has come for."""
@@ -323,17 +330,11 @@ class ConsumerCore(Generic[Batch]):
         handles = self._stock.give_back_older(now - self._pace.hold_s)
         if handles:
             self._pace.stalled()
-            self._give_back(handles)
+            self.give_back(handles)
         oldest = self._stock.oldest
         if oldest is not None and not self.closed:
             wait_s = BUSY_S if handles is None else max(oldest + self._pace.hold_s - now, BUSY_S)
             self._watch = self._loop.call_later(wait_s, self._look_after)
-
-    def _give_back(self, handles: Handles) -> None:
-        if handles:
-            task = self._loop.create_task(self._return(handles))
-            self._giving_back.add(task)
-            task.add_done_callback(self._giving_back.discard)
 
     async def _return(self, handles: Handles) -> None:
         try:

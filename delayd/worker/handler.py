@@ -1,0 +1,144 @@
+"""Handler: one function or coroutine of the user's, what it is given, and the settings that it was registered with.
+
+What a handler gets follows from its parameters, and is decided when it is registered:
+
+    handle(body)             the decoded body
+    handle(body, message)    the decoded body and the message, when a parameter is named ``message``
+    handle(message)          the message alone; its body is decoded before, so a bad one never reaches the handler
+
+With ``pass_message=True`` the second parameter gets the message, whatever its name is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from delayd.client.limits import need_timedelta, need_whole
+from delayd.client.pulling.consumer_core import LEASE, ConsumerSettings
+from delayd.client.pulling.message import MessageView
+from delayd.errors import BadArgument, BadSetting
+from delayd.worker.decoding import Decode, decoder_of
+
+CONCURRENCY = 8
+CONCURRENCY_MAX = 10_000
+ATTEMPTS = 5
+TIME_LIMIT = timedelta(minutes=10)
+# The lease of a message whose handler has no time limit is kept alive for so long in all.
+EXTEND_MAX = timedelta(hours=12)
+
+MESSAGE = "message"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSettings:
+    """What a handler was registered with; a named error when a value is wrong."""
+
+    subject: str
+    group: str
+    concurrency: int = CONCURRENCY
+    max_attempts: int | None = ATTEMPTS
+    lease: timedelta = LEASE
+    time_limit: timedelta | None = TIME_LIMIT
+    decode: Decode = "bytes"
+    pass_message: bool = False
+
+    def __post_init__(self) -> None:
+        ConsumerSettings(self.subject, self.group, self.lease)  # Checks these three as every consumer does.
+        if need_whole("concurrency", self.concurrency, 1, BadSetting) > CONCURRENCY_MAX:
+            raise BadSetting(f"concurrency is {self.concurrency} and may be at most {CONCURRENCY_MAX:,}")
+        if self.max_attempts is not None:
+            need_whole("max_attempts", self.max_attempts, 1, BadSetting)
+        limit = self.time_limit
+        if limit is not None and need_timedelta("time_limit", limit, BadSetting) <= timedelta(0):
+            raise BadSetting(f"time_limit is {limit} and must be more than nothing, or None for no limit")
+
+    @property
+    def keep_lease(self) -> timedelta:
+        """How long the lease of a message is kept alive, at most."""
+        # Another lease beyond the limit, so that a message is not offered again before its handler was stopped.
+        return EXTEND_MAX if self.time_limit is None else self.time_limit + self.lease
+
+
+class Handler:
+    """One registered handler. ``call`` calls it with a message; for a coroutine it returns what must be awaited."""
+
+    def __init__(self, function: Callable[..., Any], settings: HandlerSettings) -> None:
+        if not callable(function):
+            raise BadArgument(f"a handler is a function or a coroutine function, and {function!r} is neither")
+        if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+            raise BadArgument(f"{name_of(function)} is a generator, whose body would never run; a handler returns")
+        self.settings = settings
+        self.is_coroutine = _is(inspect.iscoroutinefunction, function)
+        self.name = name_of(function)
+        self.call = _caller(function, settings)
+
+    def __repr__(self) -> str:
+        return f"Handler({self.name} of {self.settings.subject}, group {self.settings.group})"
+
+
+def name_of(function: object) -> str:
+    """The name of a function as people know it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _is(test: Callable[[object], bool], function: object) -> bool:
+    # Of an object with `__call__`, that method says what kind of function it is.
+    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _caller(function: Callable[..., Any], settings: HandlerSettings) -> Callable[[MessageView], Any]:
+    decode = decoder_of(settings.decode)
+    takes = _takes(function, settings.pass_message)
+    if takes == (True, None):
+        return lambda message: function(decode(message))
+    if takes == (True, ""):
+        return lambda message: function(decode(message), message)
+    if takes == (True, MESSAGE):
+        return lambda message: function(decode(message), message=message)
+
+    def alone(message: MessageView) -> Any:
+        decode(message)
+        return function(message)
+
+    return alone
+
+
+def _takes(function: Callable[..., Any], pass_message: bool) -> tuple[bool, str | None]:
+    """Whether a handler takes the body, and how it takes the message: not (None), as second ("") or by its name."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return True, "" if pass_message else None  # A function of C need not say what it takes.
+    name = name_of(function)
+    first = [each for each in parameters if each.kind in _POSITIONAL]
+    rest = any(each.kind == inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    if not first and not rest:
+        raise BadArgument(f"{name} takes no argument; a handler takes the body, as in `def {name}(body)`")
+    takes: tuple[bool, str | None]
+    if pass_message:
+        if len(first) < 2 and not rest:
+            raise BadArgument(f"{name} has pass_message=True and no second parameter that could get the message")
+        takes, given = (True, ""), 2
+    elif first and first[0].name == MESSAGE:
+        takes, given = (False, ""), 1
+    elif any(each.name == MESSAGE and each.kind in _NAMED for each in parameters):
+        takes, given = (True, MESSAGE), 1
+    else:
+        takes, given = (True, None), 1
+    empty = inspect.Parameter.empty
+    for each in [*first[given:], *(each for each in parameters if each.kind == inspect.Parameter.KEYWORD_ONLY)]:
+        if each.default is empty and not (each.name == MESSAGE and takes[1] == MESSAGE):
+            raise BadArgument(
+                f"{name} has a parameter {each.name!r} that nobody fills; a handler takes the body, and the message in "
+                "a parameter named 'message' or with pass_message=True"
+            )
+    return takes

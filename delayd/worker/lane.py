@@ -1,0 +1,248 @@
+"""Lane: pulls the messages of one handler, gives each of them a slot, and settles it when the handler has ended.
+
+     pulled ──slot free──▶ running ──returned──▶ acknowledged
+                              ├──raised──▶ given back with a pause, or rejected
+                              ├──over the time limit──▶ coroutine: cancelled, then given back
+                              │                         function: given back; the slot is lost until its thread ends
+                              └──worker stops, drain over──▶ given back uncounted
+
+Invariant: a message is settled once, and a slot is free only when the handler in it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine
+from concurrent.futures import CancelledError as WaitCancelled
+from typing import Any
+
+from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
+from delayd.client.retry import Backoff
+from delayd.errors import AlreadyClosed, CallerError, DelaydError
+from delayd.log_limit import LogLimit
+from delayd.worker.handler import Handler
+from delayd.worker.job import Job, run_in_thread, work_on
+from delayd.worker.middleware import Chain
+from delayd.worker.settle import Settler
+from delayd.worker.threads import Threads
+from delayd.worker.verdicts import Kind, Verdict
+
+CANCEL_S = 2.0  # A coroutine that is cancelled at the end of the drain has this long to clean up.
+CLOSE_S = 5.0  # When a server is away at the end, acknowledgements are waited for this long.
+
+log = logging.getLogger(__name__)
+limited = LogLimit(log)
+
+
+class Lane:
+    """One handler at work. Made inside the running loop; ``consumer`` is its own."""
+
+    def __init__(self, handler: Handler, consumer: AsyncConsumer, chain: Chain) -> None:
+        settings = handler.settings
+        self.handler = handler
+        self._names = (settings.subject, settings.group)
+        self._consumer = consumer
+        self._chain = chain
+        self._settler = Settler(consumer, settings)
+        self._loop = asyncio.get_running_loop()
+        self._slots = settings.concurrency
+        self._limit_s = None if settings.time_limit is None else settings.time_limit.total_seconds()
+        self._jobs: dict[Job, None] = {}  # Those that hold a slot, in the order of their start.
+        self._free: asyncio.Future[None] | None = None  # Set while the lane waits for a slot.
+        self._idle: asyncio.Future[None] | None = None  # Set while the drain waits for the handlers.
+        self._watch: asyncio.TimerHandle | None = None  # Looks at the time limit of the oldest.
+        self._ended: list[Job] = []  # Jobs of threads that are not settled yet.
+        self._settling: asyncio.Task[None] | None = None
+        self._threads = None if handler.is_coroutine else Threads(handler.name, self._work_in_thread, self._take_ended)
+        self.failed: asyncio.Future[None] = self._loop.create_future()  # Raises a bug of this code.
+
+    @property
+    def running(self) -> int:
+        """How many handlers are at work whose message is still this worker's."""
+        return sum(not job.is_settled for job in self._jobs)
+
+    async def pull(self) -> None:
+        """Hand messages to the handler until cancelled. Raises the error of a request that can never succeed."""
+        backoff = Backoff()
+        while True:
+            try:
+                async for message in self._consumer:
+                    self._start(message)
+                    if len(self._jobs) >= self._slots:
+                        await self._slot()
+                return  # Somebody closed the consumer.
+            except (CallerError, AlreadyClosed):
+                raise
+            except DelaydError as error:
+                limited.error(
+                    f"pull_failed {self._names}",
+                    "pull_failed subject=%s group=%s code=%s reason=%r",
+                    *self._names,
+                    error.code,
+                    error.message,
+                )
+                await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def drain(self, until: float) -> None:
+        """Wait for the handlers until an instant of the loop's clock; nothing is pulled any more."""
+        while self.running and (left_s := until - self._loop.time()) > 0:
+            self._idle = self._loop.create_future()
+            await asyncio.wait([self._idle], timeout=left_s)
+
+    async def close(self) -> int:
+        """End what is still running, give its messages back uncounted, and disconnect; returns how many went back."""
+        await self._cancel_coroutines()
+        left = [job for job in self._jobs if not job.is_settled]
+        for job in left:
+            job.is_settled = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._threads is not None:
+            self._threads.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if self._settling is not None:
+                    await self._settling
+                await self._settler.close([job.message for job in left])
+        except TimeoutError:
+            log.warning("close_overdue subject=%s group=%s limit_s=%g", *self._names, CLOSE_S)
+        return len(left)
+
+    def _start(self, message: AsyncMessage) -> None:
+        job = Job(message, self._loop.time())
+        self._jobs[job] = None
+        if self._threads is not None:
+            self._threads.start(job)
+        else:
+            job.task = self._loop.create_task(self._work_on_loop(job))
+            job.task.add_done_callback(self._check)
+        if self._limit_s is not None and self._watch is None:
+            self._watch = self._loop.call_later(self._limit_s, self._look)
+
+    async def _slot(self) -> None:
+        """Wait for a free slot."""
+        while len(self._jobs) >= self._slots:
+            self._free = self._loop.create_future()
+            await self._free
+
+    def _leave(self, job: Job) -> None:
+        """The handler of a job has ended: its slot is free."""
+        del self._jobs[job]
+        for waiting in (self._free, self._idle):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    async def _settle(self, job: Job, verdict: Verdict) -> None:
+        if job.is_settled:
+            return
+        job.is_settled = True
+        if verdict.kind is not Kind.ACK:
+            self._tell(job, verdict)
+        await self._settler.settle(job.message, verdict)
+
+    # Coroutines, on the loop.
+
+    async def _work_on_loop(self, job: Job) -> None:
+        try:
+            await work_on(job, self.handler, self._chain, _awaited)
+            if not job.is_given_back:
+                await self._settle(job, job.verdict)
+        finally:
+            self._leave(job)
+
+    async def _cancel_coroutines(self) -> None:
+        tasks = []
+        for job in self._jobs:
+            if job.task is not None:
+                job.is_stopped = True
+                job.task.cancel()
+                tasks.append(job.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+
+    # Functions, in threads.
+
+    def _work_in_thread(self, job: Job) -> None:
+        run_in_thread(job, self.handler, self._chain, self._wait_on_loop)
+
+    async def _wait_on_loop(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        # This blocks the handler's thread and never suspends: the loop runs the coroutine meanwhile.
+        waited = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return waited.result()
+        except WaitCancelled:
+            raise RuntimeError("the worker stopped before a coroutine of its middleware had ended") from None
+
+    def _take_ended(self, jobs: list[Job]) -> None:
+        self._ended += jobs
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if self._settling is None:
+            self._settling = self._loop.create_task(self._settle_ended())
+            self._settling.add_done_callback(self._check)
+
+    async def _settle_ended(self) -> None:
+        try:
+            while self._ended:
+                ended, self._ended = self._ended, []
+                for job in ended:
+                    if job.is_lost:
+                        log.info("slot_free_again subject=%s group=%s", *self._names)
+                    await self._settle(job, job.verdict)
+                    self._leave(job)
+        finally:
+            self._settling = None
+
+    # The time limit.
+
+    def _look(self) -> None:
+        """Stop the handlers whose time is over, and look again when that of the next one is."""
+        self._watch = None
+        assert self._limit_s is not None, "only handlers with a limit are watched"
+        now = self._loop.time()
+        for job in self._jobs:
+            if job.over_time:
+                continue
+            left_s = job.started + self._limit_s - now
+            if left_s > 0:
+                self._watch = self._loop.call_later(left_s, self._look)
+                return
+            job.over_time = True
+            if job.task is not None:
+                job.task.cancel()
+            elif not job.is_settled:
+                self._lose(job)
+
+    def _lose(self, job: Job) -> None:
+        job.is_lost = True
+        lost = sum(each.is_lost for each in self._jobs)
+        log.error(
+            "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d", *self._names, self._limit_s, lost, self._slots
+        )
+        error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.time_limit}"
+        task = self._loop.create_task(self._settle(job, Verdict(Kind.NACK, error=error)))
+        task.add_done_callback(self._check)
+
+    # What the log says.
+
+    def _tell(self, job: Job, verdict: Verdict) -> None:
+        message = job.message
+        which = (*self._names, message.sequence, message.attempt)
+        if verdict.kind is Kind.REJECT:
+            cause, form = "message_rejected", "message_rejected subject=%s group=%s sequence=%d attempt=%d reason=%r"
+            limited.warning(f"{cause} {self._names}", form, *which, verdict.reason)
+        elif job.trouble:
+            cause, form = "handler_failed", "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s"
+            limited.warning(f"{cause} {self._names}", form, *which, job.trouble)
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        """Raise a bug of this code where the worker looks."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+
+async def _awaited(coroutine: Awaitable[object]) -> object:
+    return await coroutine

@@ -1,0 +1,68 @@
+"""Settle: tells the server what became of the messages of one handler. The one place that acknowledges anything.
+
+Acknowledgements are not waited for one by one: the consumer gathers those of many handlers into one request, which the
+server makes durable. A failure is logged, and the messages that it concerns come again when their lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
+from delayd.errors import AlreadyClosed, DelaydError
+from delayd.log_limit import LogLimit
+from delayd.worker.handler import HandlerSettings
+from delayd.worker.verdicts import Kind, Verdict
+
+limited = LogLimit(logging.getLogger(__name__))
+
+
+class Settler:
+    """What becomes of the messages of one consumer."""
+
+    def __init__(self, consumer: AsyncConsumer, settings: HandlerSettings) -> None:
+        self._consumer = consumer
+        self._settings = settings
+
+    async def settle(self, message: AsyncMessage, verdict: Verdict) -> None:
+        """Tell the server soon; only the order in which it hears of many is not kept."""
+        if verdict.kind is Kind.ACK:
+            await self._give(lambda: message.ack(wait=False))
+        else:
+            await self._give(lambda: message.nack(wait=False))
+
+    async def close(self, left: Sequence[AsyncMessage]) -> None:
+        """Give back, uncounted, messages whose handlers have not ended; wait until all is durable, and disconnect."""
+        try:
+            self._consumer.give_back(left)
+            await self._consumer.close()
+        except DelaydError as error:
+            self._log(error)
+
+    async def _give(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # A call raises what earlier ones have failed with, once, and has done nothing then.
+        while True:
+            try:
+                await settle()
+                return
+            except AlreadyClosed:
+                return  # The worker stopped without this message, and gave it back.
+            except DelaydError as error:
+                self._log(error)
+
+    def _log(self, error: DelaydError) -> None:
+        names = (self._settings.subject, self._settings.group)
+        limited.warning(
+            f"not_acknowledged {names}",
+            "not_acknowledged subject=%s group=%s code=%s reason=%r",
+            *names,
+            error.code,
+            error.message,
+        )
+
+
+def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:
+    """The consumer of one handler, in the running loop."""
+    return AsyncConsumer(address, settings.subject, settings.group, lease=settings.lease)

@@ -1,0 +1,225 @@
+"""Worker: functions and coroutines that are called for the messages of subjects (docs/worker.md).
+
+     made ──serve──▶ pulling ──stop, SIGTERM, SIGINT──▶ draining ──handlers ended, or drain over──▶ closed ──▶ made
+                        └──a request that can never succeed──▶ draining, and its error is raised
+
+Invariant: a message is acknowledged only after its handler has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import uvloop
+
+from delayd.client.limits import need_meta, need_timedelta
+from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.pulling.consumer_core import LEASE
+from delayd.errors import BadArgument, BadSetting
+from delayd.log_limit import tell_left_out
+from delayd.worker.decoding import Decode
+from delayd.worker.handler import ATTEMPTS, CONCURRENCY, TIME_LIMIT, Handler, HandlerSettings
+from delayd.worker.lane import Lane
+from delayd.worker.middleware import Chain
+from delayd.worker.settle import consumer_of
+from delayd.worker.signals import Signals
+
+DRAIN = timedelta(seconds=30)
+TICK_S = 1.0  # How often the worker looks whether its loop stood still, and tells how many log lines were left out.
+BLOCKED_S = 1.0  # A loop that is late by this is blocked: it runs no other coroutine, and keeps no lease alive.
+
+log = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+MakeConsumer = Callable[[str, HandlerSettings], AsyncConsumer]
+"""Makes the consumer of one handler, in the running loop; the first argument is the address of meta."""
+
+
+class Worker:
+    """Calls functions and coroutines for due messages, several at a time, and acknowledges what they have done.
+
+    Example::
+
+        worker = delayd.Worker("127.0.0.1:7400")
+
+        @worker.on("orders.cancel", group="billing", decode="json")
+        def cancel_if_unpaid(order):
+            ...
+
+        worker.run()
+
+    `run` serves until SIGTERM or SIGINT; ``delayd work module:worker`` does the same in several processes.
+
+    Args:
+        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
+            127.0.0.1:7400.
+        middleware: objects with any of ``before(message)``, ``after(message, result)`` and
+            ``error(message, exception)``, which may be functions or coroutine functions.
+        drain: how long a stop waits for handlers that are at work; then their messages go back, uncounted.
+        consumers: makes the consumer of a handler; for tests, which put something else in its place.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        middleware: Sequence[object] = (),
+        drain: timedelta = DRAIN,
+        consumers: MakeConsumer = consumer_of,
+    ) -> None:
+        self._address = need_meta(address, others="middleware= and drain=")
+        self._chain = Chain(middleware)
+        if need_timedelta("drain", drain, BadSetting) < timedelta(0):
+            raise BadSetting(f"drain is {drain} and must not be negative")
+        self._drain_s = drain.total_seconds()
+        self._make_consumer = consumers
+        self._handlers: dict[tuple[str, str], Handler] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # While it serves.
+        self._stopping: asyncio.Event | None = None
+        self._stops = False  # `stop` was called: before the loop was there, or while it runs.
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What was registered."""
+        return list(self._handlers.values())
+
+    def on(
+        self,
+        subject: str,
+        *,
+        group: str,
+        concurrency: int = CONCURRENCY,
+        max_attempts: int | None = ATTEMPTS,
+        lease: timedelta = LEASE,
+        time_limit: timedelta | None = TIME_LIMIT,
+        decode: Decode = "bytes",
+        pass_message: bool = False,
+    ) -> Callable[[Function], Function]:
+        """Register a function, which runs in a thread, or a coroutine function, which runs on the event loop.
+
+        It gets the decoded body. It also gets the message if one of its parameters is named ``message``.
+
+        Args:
+            subject: the name under which the messages were sent.
+            group: the name of the consumer group. All processes that share the work give the same name.
+            concurrency: how many messages of the subject this process handles at the same time.
+            max_attempts: after so many failed attempts a message becomes a dead letter. None: it comes again for ever.
+            lease: how long a message stays with a worker that has died; while the worker lives, it keeps its leases.
+            time_limit: how long a handler may take for a message; None: as long as it likes.
+            decode: what the body is: "bytes", "json", "msgpack", or a function of the bytes. A message whose body
+                can't be decoded is rejected.
+            pass_message: the second parameter gets the message, whatever its name is.
+        """
+        settings = HandlerSettings(subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message)
+
+        def register(function: Function) -> Function:
+            handler = Handler(function, settings)
+            earlier = self._handlers.setdefault((subject, group), handler)
+            if earlier is not handler:
+                raise BadArgument(
+                    f"{earlier.name} already handles {subject} for the group {group}; give {handler.name} another "
+                    "group if both are to get each message"
+                )
+            return function
+
+        return register
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, with exit code 130."""
+        with Signals(self.stop, self._drain_s):
+            uvloop.run(self.serve())
+
+    async def serve(self) -> None:
+        """Serve in the running loop until `stop`, then drain. When it is cancelled, it drains for no time.
+
+        Raises:
+            CallerError: a server refused a subject or group by name; the other handlers are drained first.
+        """
+        if not self._handlers:
+            raise BadArgument("this worker has no handler; register one with @worker.on(subject, group=...)")
+        if self._loop is not None:
+            raise BadArgument("this worker serves already; make another one, or give its handlers more concurrency")
+        loop = self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        if self._stops:
+            self._stopping.set()
+        try:
+            lanes = [
+                Lane(handler, self._make_consumer(self._address, handler.settings), self._chain)
+                for handler in self._handlers.values()
+            ]
+            await self._serve(loop, lanes, self._stopping)
+        finally:
+            self._loop = self._stopping = None
+            self._stops = False
+
+    def stop(self) -> None:
+        """Have `serve` or `run` stop pulling, drain and return. From any thread, from a handler or a signal's handler.
+
+        When the worker does not serve yet, its next `serve` returns at once.
+        """
+        self._stops = True
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._begin_stop)
+            except RuntimeError:
+                pass  # The loop has ended meanwhile, and the worker with it.
+
+    def _begin_stop(self) -> None:
+        if self._stopping is not None:
+            self._stopping.set()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, lanes: list[Lane], stopping: asyncio.Event) -> None:
+        log.info("worker_ready handlers=%d pid=%d", len(lanes), os.getpid())
+        pulls = [loop.create_task(lane.pull()) for lane in lanes]
+        watch = loop.create_task(_watch(lanes))
+        stopped = loop.create_task(stopping.wait())
+        drain_s = self._drain_s
+        ends: list[asyncio.Future[Any]] = [stopped, watch, *pulls, *(lane.failed for lane in lanes)]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            drain_s = 0.0
+            raise
+        finally:
+            failed = list(_errors(ends))
+            for task in (stopped, *pulls):
+                task.cancel()
+            await asyncio.wait(pulls)
+            await self._drain(loop, lanes, drain_s)
+            watch.cancel()
+        if failed:
+            raise failed[0]
+
+    async def _drain(self, loop: asyncio.AbstractEventLoop, lanes: list[Lane], drain_s: float) -> None:
+        log.info("worker_drains running=%d limit_s=%g", sum(lane.running for lane in lanes), drain_s)
+        until = loop.time() + drain_s
+        for lane in lanes:
+            await lane.drain(until)
+        given_back = await asyncio.gather(*(lane.close() for lane in lanes))
+        log.info("worker_stopped given_back=%d", sum(given_back))
+
+
+async def _watch(lanes: list[Lane]) -> None:
+    """Say when a handler blocks the loop, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + TICK_S
+        await asyncio.sleep(TICK_S)
+        late_s = loop.time() - due
+        if late_s > BLOCKED_S:
+            names = ",".join(lane.handler.name for lane in lanes if lane.handler.is_coroutine)
+            log.error("loop_blocked wait_ms=%d coroutines=%s", late_s * 1000, names)
+        tell_left_out()
+
+
+def _errors(ends: list[asyncio.Future[Any]]) -> Iterator[BaseException]:
+    for end in ends:
+        if end.done() and not end.cancelled() and (error := end.exception()) is not None:
+            yield error
