@@ -7,6 +7,8 @@ A map. A command lives in the file of its name; `main` gathers them.
 Messages
     send, consume, message   send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
     which, bulk         messages by receipts or keys, and all of a window
+    work, app           run a worker, and find the one that was named; `worker_processes`: several of them, and
+                        `sources`: the files that start them again when they change
 Servers
     up, supervisor, child, serve, lines   start one server or all of them, and show what they write
     ask, states         ask servers, and put what they answer together

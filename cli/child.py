@@ -89,7 +89,7 @@ class Child:
                 self._on.down(self, code)
                 return code
             wait_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (failures - 1))
-            self._say(f"the {self.role} server {_how_it_ended(code)}; it is started again in {wait_s:g} s")
+            self._say(f"the {self.role} server {how_it_ended(code)}; it is started again in {wait_s:g} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return code
@@ -196,7 +196,8 @@ def parse_ready(line: str) -> Ready | None:
     return Ready(words[1], host, int(port), int(pid))
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """How a process ended, for people."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return "ended" if code == 0 else f"failed with exit code {code}, see its log above"

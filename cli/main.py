@@ -44,6 +44,7 @@ PLACES = {
     "realtime": Place("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
     "send": Place("send", "send", "Send messages that become due later."),
     "consume": Place("consume", "consume", "Take due messages and acknowledge them."),
+    "work": Place("work", "work", "Call the handlers of a worker for due messages."),
     "get": Place("message", "get", "Show what became of messages."),
     "cancel": Place("message", "cancel", "End messages that are pending."),
     "reschedule": Place("message", "reschedule", "Move messages that are pending to another instant."),

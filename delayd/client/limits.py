@@ -17,6 +17,7 @@ from delayd.address import META_LOCAL, META_VARIABLE, Address, meta_address, rea
 from delayd.batch import Int64s
 from delayd.errors import BadArgument, BadSetting, BadSubject, CallerError, MessageTooLarge
 from delayd.limits import GROUP_NAME_BYTES_MAX, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
+from delayd.tracing import HEADER, traceparent
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
 
@@ -70,7 +71,13 @@ def lengths_of(items: Sequence[bytes]) -> Int64s:
 
 
 def pack_headers(headers: Headers | None) -> bytes:
-    """Headers as they travel, one msgpack map; empty when there are none."""
+    """Headers as they travel, one msgpack map; empty when there are none.
+
+    What a worker's handler sends gets the trace of its message, unless it has one of its own.
+    """
+    trace = traceparent.get()
+    if trace and (headers is None or isinstance(headers, Mapping)):
+        headers = {HEADER: trace, **(headers or {})}
     if headers is None:
         return NO_HEADERS
     if not isinstance(headers, Mapping):

@@ -92,8 +92,9 @@ class Lane:
 
     async def close(self) -> int:
         """End what is still running, give its messages back uncounted, and disconnect; returns how many went back."""
-        await self._cancel_coroutines()
-        left = [job for job in self._jobs if not job.is_settled]
+        jobs = list(self._jobs)
+        await self._cancel_coroutines(jobs)
+        left = [job for job in jobs if not job.is_settled]
         for job in left:
             job.is_settled = True
         if self._watch is not None:
@@ -151,9 +152,9 @@ class Lane:
         finally:
             self._leave(job)
 
-    async def _cancel_coroutines(self) -> None:
+    async def _cancel_coroutines(self, jobs: list[Job]) -> None:
         tasks = []
-        for job in self._jobs:
+        for job in jobs:
             if job.task is not None:
                 job.is_stopped = True
                 job.task.cancel()
@@ -231,11 +232,19 @@ class Lane:
         message = job.message
         which = (*self._names, message.sequence, message.attempt)
         if verdict.kind is Kind.REJECT:
-            cause, form = "message_rejected", "message_rejected subject=%s group=%s sequence=%d attempt=%d reason=%r"
-            limited.warning(f"{cause} {self._names}", form, *which, verdict.reason)
+            limited.warning(
+                f"message_rejected {self._names}",
+                "message_rejected subject=%s group=%s sequence=%d attempt=%d reason=%r",
+                *which,
+                verdict.reason,
+            )
         elif job.trouble:
-            cause, form = "handler_failed", "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s"
-            limited.warning(f"{cause} {self._names}", form, *which, job.trouble)
+            limited.warning(
+                f"handler_failed {self._names}",
+                "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s",
+                *which,
+                job.trouble,
+            )
 
     def _check(self, task: asyncio.Task[None]) -> None:
         """Raise a bug of this code where the worker looks."""

@@ -10,9 +10,8 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -58,9 +57,11 @@ class Signals:
     def _end_in_time(self) -> None:
         if not self._begun.get():
             return
-        time.sleep(self._limit_s)
-        log.critical("drain_overdue limit_s=%g", self._limit_s)
-        os._exit(EXIT_OVERDUE)
+        try:
+            self._begun.get(timeout=self._limit_s)
+        except Empty:
+            log.critical("drain_overdue limit_s=%g", self._limit_s)
+            os._exit(EXIT_OVERDUE)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:

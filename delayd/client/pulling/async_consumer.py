@@ -138,7 +138,7 @@ class AsyncConsumer:
             await core.close(core.leave())
 
     def give_back(self, messages: Iterable[AsyncMessage]) -> None:
-        """Give messages back on which no work was done: they come again soon, and this is no attempt.
+        """Give ``messages`` back on which no work was done: they come again soon, and this counts as no attempt.
 
         Nobody waits for that, except the close.
         """

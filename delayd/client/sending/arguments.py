@@ -34,6 +34,7 @@ from delayd.client.sending.message_asker import NewInstants
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
 from delayd.hours import INSTANT_MS_MIN
 from delayd.limits import MESSAGE_BYTES_MAX
+from delayd.tracing import traceparent
 
 # Longer than an acknowledgement takes on a calm machine: a second batch that leaves beside the first one costs the
 # server as much as that and is answered no sooner.
@@ -134,11 +135,12 @@ class Arguments:
             and key is None
             and tags is None
             and on_conflict == REJECT
+            and not traceparent.get()
         ):
             return subject, body, deliver_at_ms, False, NO_HEADERS, None
         if type(subject) is not str or subject not in self._checked:
             self._check_subject(subject)
-        packed = NO_HEADERS if headers is None else pack_headers(headers)
+        packed = NO_HEADERS if headers is None and not traceparent.get() else pack_headers(headers)
         check_body(body, len(packed))
         when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
         return subject, body, when, relative, packed, label_of(key, on_conflict, tags)
@@ -194,9 +196,9 @@ class Arguments:
 
 
 def _pack_each(headers: Headers | Sequence[Headers | None] | None, count: int) -> list[bytes] | None:
-    if headers is None:
+    if headers is None and not traceparent.get():
         return None
-    if isinstance(headers, Mapping):
+    if headers is None or isinstance(headers, Mapping):
         return [pack_headers(headers)] * count
     packed = [pack_headers(own) for own in headers]
     if len(packed) != count:

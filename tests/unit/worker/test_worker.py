@@ -1,0 +1,457 @@
+"""Worker: what becomes of a message, whatever its handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import delayd
+from delayd.errors import BadArgument
+from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop
+from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
+from tests.waiting import until, wait_until
+
+Kind = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def plain(work: Callable[..., Any]) -> Callable[..., Any]:
+    return work
+
+
+def coroutine(work: Callable[..., Any]) -> Callable[..., Any]:
+    async def handle(body: Any) -> Any:
+        return work(body)
+
+    return handle
+
+
+KINDS = pytest.mark.parametrize("kind", [plain, coroutine])
+
+
+@KINDS
+def test_each_message_is_handled_and_acknowledged(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 100)
+        worker, seen = worker_of(world), list[bytes]()
+        worker.on(SUBJECT, group=GROUP)(kind(seen.append))
+        async with serving(worker):
+            await settled(world, 100)
+            world.realtime.add(b"later")
+            await settled(world, 101)
+        assert sorted(seen) == sorted([*(b"%d" % row for row in range(100)), b"later"])
+        assert not world.realtime.held, "nothing is left with a worker that has stopped"
+
+    on_loop(scenario)
+
+
+@KINDS
+def test_acknowledgements_of_many_handlers_share_a_request(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 500)
+        worker = worker_of(world)
+        worker.on(SUBJECT, group=GROUP)(kind(lambda body: None))
+        async with serving(worker):
+            await settled(world, 500)
+        assert world.realtime.ack_requests < 250
+
+    on_loop(scenario)
+
+
+@KINDS
+def test_no_more_messages_are_handled_at_once_than_there_are_slots(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 20)
+        worker, running, most = worker_of(world), set[object](), [0]
+
+        async def slow(body: bytes) -> None:
+            running.add(body)
+            most.append(len(running))
+            await asyncio.sleep(0.005)
+            running.discard(body)
+
+        def slow_thread(body: bytes) -> None:
+            running.add(body)
+            most.append(len(running))
+            time.sleep(0.005)
+            running.discard(body)
+
+        worker.on(SUBJECT, group=GROUP, concurrency=3)(slow_thread if kind is plain else slow)
+        async with serving(worker):
+            await settled(world, 20)
+        assert max(most) <= 3
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [ValueError("no"), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(), GeneratorExit()],
+    ids=lambda raised: type(raised).__name__,
+)
+@KINDS
+def test_a_message_whose_handler_raises_anything_is_given_back_and_the_worker_goes_on(
+    kind: Kind, raised: BaseException
+) -> None:
+    async def scenario(world: World) -> None:
+        if isinstance(raised, GeneratorExit):
+            return  # Python itself asks a coroutine to end by it.
+        add_messages(world, 3)
+        worker, failed = worker_of(world), list[bytes]()
+
+        def handle(body: bytes) -> None:
+            if body == b"1" and not failed:
+                failed.append(body)
+                raise raised
+
+        worker.on(SUBJECT, group=GROUP)(kind(handle))
+        async with serving(worker):
+            await settled(world, 3, counted=1)
+        assert world.realtime.counted == [(1, 1)] and sorted(world.realtime.acked) == [0, 1, 2]
+
+    on_loop(scenario)
+
+
+@KINDS
+def test_what_a_handler_returns_does_not_matter(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 4)
+        worker, results = worker_of(world), [False, 0, ValueError("returned"), b"x"]
+        worker.on(SUBJECT, group=GROUP)(kind(lambda body: results[int(body)]))
+        async with serving(worker):
+            await settled(world, 4)
+        assert not world.realtime.counted
+
+    on_loop(scenario)
+
+
+def test_a_function_that_returns_a_coroutine_has_not_done_its_work(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, tries = worker_of(world), list[bytes]()
+
+        async def work(body: bytes) -> None:
+            raise AssertionError("nobody runs it")
+
+        def handle(body: bytes) -> object:
+            tries.append(body)
+            return work(body) if len(tries) == 1 else None
+
+        worker.on(SUBJECT, group=GROUP)(handle)
+        async with serving(worker):
+            await settled(world, 1, counted=1)
+
+    on_loop(scenario)
+    assert "returned a coroutine" in caplog.text
+
+
+@pytest.mark.filterwarnings(THREADS_AT_A_FORK)
+def test_a_process_that_a_handler_forks_ends_with_the_handler() -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, children = worker_of(world), list[int]()
+
+        def handle(body: bytes) -> None:
+            child = os.fork()
+            if child:
+                children.append(child)
+
+        worker.on(SUBJECT, group=GROUP)(handle)
+        async with serving(worker):
+            await settled(world, 1)
+            pid, status = await asyncio.to_thread(os.waitpid, children[0], 0)
+            assert pid == children[0] and os.waitstatus_to_exitcode(status) == 0
+        assert world.realtime.acked == [0]
+
+    on_loop(scenario)
+
+
+def test_a_coroutine_is_cancelled_at_its_time_limit_and_its_message_given_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, tries = worker_of(world), list[str]()
+
+        async def handle(body: bytes) -> None:
+            tries.append("began")
+            if len(tries) == 1:
+                try:
+                    await asyncio.sleep(3600)
+                finally:
+                    tries.append("cleaned up")
+
+        worker.on(SUBJECT, group=GROUP, time_limit=timedelta(milliseconds=20))(handle)
+        async with serving(worker):
+            await settled(world, 1, counted=1)
+        assert tries == ["began", "cleaned up", "began"]
+
+    on_loop(scenario)
+    assert "took longer than its time limit" in caplog.text
+
+
+def test_a_function_over_its_time_limit_keeps_its_slot_and_loses_its_message(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, tries, go_on = worker_of(world), list[bytes](), threading.Event()
+
+        def handle(body: bytes) -> None:
+            tries.append(body)
+            if len(tries) == 1:
+                go_on.wait()
+
+        worker.on(SUBJECT, group=GROUP, concurrency=1, time_limit=timedelta(milliseconds=20))(handle)
+        async with serving(worker):
+            await settled(world, 0, counted=1)
+            world.realtime.add(b"next")
+            await asyncio.sleep(0.05)
+            assert tries == [b"0"], "the only slot is lost"
+            go_on.set()
+            await settled(world, 2)
+        assert sorted(world.realtime.acked) == [0, 1] and len(world.realtime.counted) == 1
+
+    on_loop(scenario)
+    assert "slot_lost" in caplog.text and "slot_free_again" in caplog.text
+
+
+@KINDS
+def test_a_stop_waits_for_handlers_and_pulls_nothing_more(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, began, go_on = worker_of(world), list[bytes](), threading.Event()
+
+        async def slow(body: bytes) -> None:
+            began.append(body)
+            await until(go_on.is_set)
+
+        def slow_thread(body: bytes) -> None:
+            began.append(body)
+            wait_until(go_on.is_set)
+
+        worker.on(SUBJECT, group=GROUP)(slow_thread if kind is plain else slow)
+        async with serving(worker) as serve:
+            await until(lambda: bool(began))
+            worker.stop()
+            await asyncio.sleep(0.02)
+            world.realtime.add(b"after the stop")
+            await asyncio.sleep(0.05)
+            assert not serve.done() and began == [b"0"]
+            go_on.set()
+        assert world.realtime.acked == [0] and not world.realtime.counted and not world.realtime.held
+
+    on_loop(scenario)
+
+
+@KINDS
+def test_messages_of_handlers_that_outlast_the_drain_go_back_uncounted(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, began, go_on = worker_of(world, drain_s=0.03), list[bytes](), threading.Event()
+
+        async def slow(body: bytes) -> None:
+            began.append(body)
+            await asyncio.sleep(3600)
+
+        def slow_thread(body: bytes) -> None:
+            began.append(body)
+            go_on.wait()
+
+        worker.on(SUBJECT, group=GROUP)(slow_thread if kind is plain else slow)
+        async with serving(worker):
+            await until(lambda: bool(began))
+        assert world.realtime.returned == [(0, 1)] and not world.realtime.counted and not world.realtime.acked
+        go_on.set()
+
+    on_loop(scenario)
+
+
+def test_a_coroutine_that_ends_its_work_although_it_is_cancelled_is_acknowledged() -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, began = worker_of(world, drain_s=0.0), list[bytes]()
+
+        async def stubborn(body: bytes) -> None:
+            began.append(body)
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.01)
+
+        worker.on(SUBJECT, group=GROUP)(stubborn)
+        async with serving(worker):
+            await until(lambda: bool(began))
+        assert world.realtime.acked == [0] and not world.realtime.returned
+
+    on_loop(scenario)
+
+
+def test_when_serve_is_cancelled_the_messages_go_back_uncounted() -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, began = worker_of(world), list[bytes]()
+
+        @worker.on(SUBJECT, group=GROUP)
+        async def slow(body: bytes) -> None:
+            began.append(body)
+            await asyncio.sleep(3600)
+
+        serve = asyncio.get_running_loop().create_task(worker.serve())
+        await until(lambda: bool(began))
+        serve.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serve
+        assert world.realtime.returned == [(0, 1)]
+
+    on_loop(scenario)
+
+
+def test_a_handler_may_stop_the_worker() -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker = worker_of(world)
+        worker.on(SUBJECT, group=GROUP)(lambda body: worker.stop())
+        await worker.serve()
+        assert world.realtime.acked == [0]
+
+    on_loop(scenario)
+
+
+def test_a_worker_that_was_stopped_before_it_serves_returns_at_once_and_serves_the_next_time() -> None:
+    async def scenario(world: World) -> None:
+        worker, seen = worker_of(world), list[bytes]()
+        worker.on(SUBJECT, group=GROUP)(seen.append)
+        worker.stop()
+        await worker.serve()
+        add_messages(world, 1)
+        async with serving(worker):
+            await settled(world, 1)
+
+    on_loop(scenario)
+
+
+def test_what_a_handler_sets_in_its_context_is_gone_for_the_next_message() -> None:
+    colour: ContextVar[str] = ContextVar("colour", default="none")
+
+    async def scenario(world: World) -> None:
+        for kind in (plain, coroutine):
+            add_messages(world, 2)
+            worker, seen = worker_of(world), list[str]()
+
+            def handle(body: bytes, seen: list[str] = seen) -> None:
+                seen.append(colour.get())
+                colour.set("red")
+
+            worker.on(SUBJECT, group=GROUP, concurrency=1)(kind(handle))
+            acked = len(world.realtime.acked)
+            async with serving(worker):
+                await settled(world, acked + 2)
+            assert seen == ["none", "none"]
+
+    on_loop(scenario)
+
+
+def test_acknowledgements_that_fail_are_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, began, go_on = worker_of(world), list[bytes](), asyncio.Event()
+
+        @worker.on(SUBJECT, group=GROUP)
+        async def handle(body: bytes) -> None:
+            began.append(body)
+            await go_on.wait()
+
+        async with serving(worker):
+            await until(lambda: bool(began))
+            world.realtime.restart()  # It no longer holds the message for this consumer.
+            go_on.set()
+            await settled(world, 1)
+            world.realtime.add(b"next")
+            await settled(world, 2)
+
+    on_loop(scenario)
+    assert "not_acknowledged" in caplog.text and "stale_handle" in caplog.text
+
+
+def test_an_outage_is_waited_out() -> None:
+    async def scenario(world: World) -> None:
+        worker, seen = worker_of(world), list[bytes]()
+        worker.on(SUBJECT, group=GROUP)(seen.append)
+        async with serving(worker):
+            await until(lambda: world.realtime.pulls > 0)
+            await world.realtime.stop()
+            await world.realtime.start()
+            world.realtime.add(b"x")
+            await settled(world, 1)
+
+    on_loop(scenario)
+
+
+def test_two_handlers_of_one_group_and_none_at_all_are_refused() -> None:
+    async def scenario(world: World) -> None:
+        worker = worker_of(world)
+        with pytest.raises(BadArgument, match="no handler"):
+            await worker.serve()
+        worker.on(SUBJECT, group=GROUP)(print)
+        with pytest.raises(BadArgument, match="print already handles orders for the group g"):
+            worker.on(SUBJECT, group=GROUP)(repr)
+        async with serving(worker):
+            await until(lambda: world.realtime.pulls > 0)
+            with pytest.raises(BadArgument, match="serves already"):
+                await worker.serve()
+
+    on_loop(scenario)
+
+
+def test_a_coroutine_that_blocks_the_loop_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayd.worker.worker.TICK_S", 0.01)
+    monkeypatch.setattr("delayd.worker.worker.BLOCKED_S", 0.05)
+
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker = worker_of(world)
+
+        @worker.on(SUBJECT, group=GROUP)
+        async def blocks(body: bytes) -> None:
+            time.sleep(0.2)  # noqa: ASYNC251 - what nobody should do.
+
+        async with serving(worker):
+            await settled(world, 1)
+            await until(lambda: "loop_blocked" in caplog.text)
+
+    on_loop(scenario)
+    assert "blocks" in caplog.text
+
+
+def test_a_bug_of_the_worker_ends_serve_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("delayd.worker.settle.Settler.settle", broken)
+
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker = worker_of(world, drain_s=0)
+        worker.on(SUBJECT, group=GROUP)(lambda body: None)
+        with pytest.raises(ZeroDivisionError):
+            await worker.serve()
+
+    on_loop(scenario)
+
+
+def test_a_worker_belongs_to_no_loop_and_run_waits_for_no_server() -> None:
+    worker = delayd.Worker("127.0.0.1:1")
+    worker.on(SUBJECT, group=GROUP)(lambda body: None)
+    for _ in range(2):
+        worker.stop()
+        worker.run()
