@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from delayd.client.limits import need_timedelta, need_whole
-from delayd.client.pulling.consumer_core import LEASE, ConsumerSettings
 from delayd.client.pulling.message import MessageView
+from delayd.client.pulling.settings import LEASE, ConsumerSettings
+from delayd.client.pulling.subjects import Subjects
 from delayd.errors import BadArgument, BadSetting
 from delayd.worker.decoding import Decode, decoder_of
 
@@ -40,7 +41,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 class HandlerSettings:
     """What a handler was registered with; a named error when a value is wrong."""
 
-    subject: str
+    subject: str | Sequence[str]
     group: str
     concurrency: int = CONCURRENCY
     max_attempts: int | None = ATTEMPTS
@@ -50,7 +51,7 @@ class HandlerSettings:
     pass_message: bool = False
 
     def __post_init__(self) -> None:
-        ConsumerSettings(self.subject, self.group, self.lease)  # Checks these three as every consumer does.
+        ConsumerSettings(Subjects(self.subject), self.group, self.lease)  # Checks these as every consumer does.
         if need_whole("concurrency", self.concurrency, 1, BadSetting) > CONCURRENCY_MAX:
             raise BadSetting(f"concurrency is {self.concurrency} and may be at most {CONCURRENCY_MAX:,}")
         if self.max_attempts is not None:
@@ -58,6 +59,11 @@ class HandlerSettings:
         limit = self.time_limit
         if limit is not None and need_timedelta("time_limit", limit, BadSetting) <= timedelta(0):
             raise BadSetting(f"time_limit is {limit} and must be more than nothing, or None for no limit")
+
+    @property
+    def label(self) -> str:
+        """What is consumed, in one text."""
+        return Subjects(self.subject).label
 
     @property
     def keep_lease(self) -> timedelta:
@@ -80,7 +86,7 @@ class Handler:
         self.call = _caller(function, settings)
 
     def __repr__(self) -> str:
-        return f"Handler({self.name} of {self.settings.subject}, group {self.settings.group})"
+        return f"Handler({self.name} of {self.settings.label}, group {self.settings.group})"
 
 
 def name_of(function: object) -> str:

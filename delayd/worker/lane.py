@@ -41,7 +41,7 @@ class Lane:
     def __init__(self, handler: Handler, consumer: AsyncConsumer, chain: Chain) -> None:
         settings = handler.settings
         self.handler = handler
-        self._names = (settings.subject, settings.group)
+        self._names = (settings.label, settings.group)
         self._consumer = consumer
         self._chain = chain
         self._settler = Settler(consumer, settings)

@@ -53,7 +53,7 @@ class Settler:
                 self._log(error)
 
     def _log(self, error: DelaydError) -> None:
-        names = (self._settings.subject, self._settings.group)
+        names = (self._settings.label, self._settings.group)
         limited.warning(
             f"not_acknowledged {names}",
             "not_acknowledged subject=%s group=%s code=%s reason=%r",

@@ -19,7 +19,7 @@ import uvloop
 
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.pulling.consumer_core import LEASE
+from delayd.client.pulling.settings import LEASE
 from delayd.errors import BadArgument, BadSetting
 from delayd.log_limit import tell_left_out
 from delayd.worker.decoding import Decode
@@ -78,7 +78,7 @@ class Worker:
             raise BadSetting(f"drain is {drain} and must not be negative")
         self._drain_s = drain.total_seconds()
         self._make_consumer = consumers
-        self._handlers: dict[tuple[str, str], Handler] = {}
+        self._handlers: dict[tuple[tuple[str, ...], str], Handler] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # While it serves.
         self._stopping: asyncio.Event | None = None
         self._stops = False  # `stop` was called: before the loop was there, or while it runs.
@@ -90,7 +90,7 @@ class Worker:
 
     def on(
         self,
-        subject: str,
+        subject: str | Sequence[str],
         *,
         group: str,
         concurrency: int = CONCURRENCY,
@@ -105,7 +105,8 @@ class Worker:
         It gets the decoded body. It also gets the message if one of its parameters is named ``message``.
 
         Args:
-            subject: the name under which the messages were sent.
+            subject: the name under which the messages were sent; also a list of names, or a pattern such as
+                ``orders.*``.
             group: the name of the consumer group. All processes that share the work give the same name.
             concurrency: how many messages of the subject this process handles at the same time.
             max_attempts: after so many failed attempts a message becomes a dead letter. None: it comes again for ever.
@@ -119,11 +120,12 @@ class Worker:
 
         def register(function: Function) -> Function:
             handler = Handler(function, settings)
-            earlier = self._handlers.setdefault((subject, group), handler)
+            names = (subject,) if isinstance(subject, str) else tuple(subject)
+            earlier = self._handlers.setdefault((names, group), handler)
             if earlier is not handler:
                 raise BadArgument(
-                    f"{earlier.name} already handles {subject} for the group {group}; give {handler.name} another "
-                    "group if both are to get each message"
+                    f"{earlier.name} already handles {settings.label} for the group {group}; give {handler.name} "
+                    "another group if both are to get each message"
                 )
             return function
 
