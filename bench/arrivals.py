@@ -69,12 +69,14 @@ def percentiles(name: str, late_ms: Lateness) -> dict[str, float]:
     return {f"{name}_{key}": round(float(value), 2) for key, value in values.items()}
 
 
-async def consume(meta: str, subjects: Iterable[str], expected: int, limit_s: float, ahead_ms: int = 0) -> Arrivals:
-    """Pull and acknowledge with a consumer for each subject until all arrived or the time is over."""
+async def consume(
+    meta: str, subjects: Iterable[str | list[str]], expected: int, limit_s: float, ahead_ms: int = 0
+) -> Arrivals:
+    """Pull and acknowledge with a consumer for each subject, list or pattern until all arrived or the time is over."""
     arrivals = Arrivals(ahead_ms)
     end = time.monotonic() + limit_s
 
-    async def one(subject: str) -> None:
+    async def one(subject: str | list[str]) -> None:
         async with AsyncConsumer(meta, subject, "bench") as consumer:
             while arrivals.count < expected and time.monotonic() < end:
                 batch = await consumer.pull(wait=PULL_WAIT)

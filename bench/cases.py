@@ -42,6 +42,7 @@ class Sizes:
     settle_s: int  # The longest delay less the shortest one; 0 in a tiny run.
     rate_divisor: int  # A tiny run must work while other tests run.
     subjects: tuple[tuple[int, int], ...]  # Pairs: how many subjects, and how many of them have a consumer.
+    listed: int  # Subjects of a single consumer.
     near_s: tuple[int, int]  # Seconds of the flood, and of the checkpoint behind it.
     edge: tuple[int, int]  # Seconds of the flood, and messages that the coming hour holds.
     inspected: tuple[int, int]  # Turns of five seconds, and messages that are looked at.
@@ -65,6 +66,7 @@ SIZES = {
         settle_s=0,
         rate_divisor=20,
         subjects=((20, 5),),
+        listed=20,
         near_s=(1, 1),
         edge=(4, 1_000),
         inspected=(1, 1_000),
@@ -86,6 +88,7 @@ SIZES = {
         settle_s=4,
         rate_divisor=1,
         subjects=((1_000, 50),),
+        listed=1_000,
         near_s=(2, 6),
         edge=(12, 200_000),
         inspected=(2, 200_000),
@@ -107,6 +110,7 @@ SIZES = {
         settle_s=4,
         rate_divisor=1,
         subjects=((1_000, 50), (5_000, 50), (1_000, 1_000)),
+        listed=1_000,
         near_s=(10, 30),
         edge=(20, 1_000_000),
         inspected=(6, 200_000),
@@ -251,6 +255,15 @@ def _steady(of: Sizes) -> list[Case]:
                 runs=1 if consumed == count else of.long_runs,
             )
             for count, consumed in of.subjects
+        ),
+        *(
+            Case(
+                f"subjects-{of.listed}-{how}",
+                f"{of.listed:,} subjects at {many:,}/s, one consumer of {'a list' if how == 'list' else 'a pattern'}",
+                {DELAYD: partial(steady.together, many, of.steady_s, of.settle_s, of.listed, how == "list")},
+                runs=of.long_runs,
+            )
+            for how in ("list", "pattern")
         ),
     ]
 

@@ -62,6 +62,20 @@ def subjects(rate: int, seconds: int, settle_s: int, count: int, consumed: int) 
     return {**arrivals.figures(settle_s), "lost": expected - arrivals.count, "subjects": count, "consumed": consumed}
 
 
+def together(rate: int, seconds: int, settle_s: int, count: int, listed: bool) -> Figures:
+    """The same over so many subjects, all of them taken by one consumer: it lists them, or has a pattern of them."""
+    seconds += settle_s
+    what = [subject_name(number) for number in range(count)] if listed else f"{SUBJECT}.*"
+    expected = rate * seconds
+    with servers("realtime", "delay") as running:
+        before = _spent_ms(running)
+        with producing("delayd", running.meta, rate, seconds, count):
+            arrivals = uvloop.run(consume(running.meta, [what], expected, seconds + DRAIN_S))
+        after = _spent_ms(running)
+    cpu_us = {f"{name}_cpu_us": round((after[name] - before[name]) * 1_000 / expected, 1) for name in after}
+    return {**arrivals.figures(settle_s), "lost": expected - arrivals.count, "subjects": count, **cpu_us}
+
+
 def redis_steady(rate: int, seconds: int, settle_s: int) -> Figures:
     """`steady` with Redis. The consumer looks again at once when it found messages, else after a millisecond."""
     seconds += settle_s

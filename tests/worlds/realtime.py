@@ -60,6 +60,7 @@ class World:
         pulls: Executor | None = None,
         work: Executor | None = None,
         settings: Mapping[str, int] | None = None,
+        log_id: int = 0xA11CE,
     ) -> None:
         self.disk = MemoryDisk() if disk is None else disk
         self.state = MemoryState(self.disk) if state is None else state
@@ -72,7 +73,7 @@ class World:
         executors = Executors(commit or InlineExecutor(), pulls or InlineExecutor(), work or InlineExecutor())
         self.disk.make_folder(config.folder)
         self.lock = self.disk.lock(f"{config.folder}/LOCK")
-        self.recovered = recover(config, self.disk, self.state, self.clock, lambda: 0xA11CE, "/data/state")
+        self.recovered = recover(config, self.disk, self.state, self.clock, lambda: log_id, "/data/state")
         around = Surroundings(self.disk, self.state, self.clock, executors)
         self.core = Core(config, around, self.recovered, self.failures.append)
 

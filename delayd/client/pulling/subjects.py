@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from delayd.client.limits import check_subject
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, BadSubject
 from delayd.limits import SUBSCRIBED_MAX
 from delayd.patterns import Pattern, is_pattern
+from delayd.retry_subject import is_reserved
 
 MANY = "give one subject, a list such as ['orders.cancel', 'mail.send'], or a pattern such as 'orders.*'"
 
@@ -39,7 +40,7 @@ class Subjects:
             if is_pattern(subject):
                 self.pattern = Pattern(subject)
             elif subject:
-                check_subject(subject)
+                _check(subject)
             return
         self.names = _listed(subject)
         self.label = self.names[0] if len(self.names) == 1 else f"{self.names[0]} and {len(self.names) - 1} more"
@@ -63,6 +64,12 @@ class Subjects:
         return self._places[number]
 
 
+def _check(subject: str) -> None:
+    check_subject(subject)
+    if is_reserved(subject):
+        raise BadSubject(f"{subject} is a name that servers keep for themselves; consume the subject that you send to")
+
+
 def _listed(subjects: Iterable[str]) -> tuple[str, ...]:
     if isinstance(subjects, bytes | dict) or not isinstance(subjects, Iterable):
         raise BadArgument(f"a subject is text, not {type(subjects).__name__}; {MANY}")
@@ -77,7 +84,7 @@ def _listed(subjects: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if isinstance(name, str) and is_pattern(name):  # type: ignore[redundant-expr]
             raise BadArgument(f"{name!r} is a pattern, and a list has subjects only; give the pattern alone")
-        check_subject(name)
+        _check(name)
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise BadArgument(f"the list names {twice} twice")

@@ -85,20 +85,22 @@ class SmallServer:
 
 
 class SmallMeta(SmallServer):
-    """Names the servers that it was given; routes every subject to the first realtime server."""
+    """Names the servers that it was given; routes subjects to the first realtime server, or where it is told."""
 
     def __init__(self) -> None:
         super().__init__(log_id=1)
         self.delay: list[SmallServer] = []
         self.realtime: list[SmallServer] = []
+        self.routed: dict[str, SmallServer] = {}  # Subjects of other realtime servers than the first.
         self.dead: set[int] = set()
         self.owners: dict[int, int] = {}  # Slots of keys; the others belong to the first delay server.
         self.asked_for_owners = 0
 
     def serve(self, connection: Connection, frame: Frame) -> None:
         if frame.type == RequestType.SERVERS:
-            assert optional_str(frame.head, "role") == "delay"
-            servers = [self._server(server, "delay") for server in self.delay]
+            role = optional_str(frame.head, "role")
+            assert role in ("delay", "realtime")
+            servers = [self._server(server, role) for server in (self.delay if role == "delay" else self.realtime)]
             connection.answer(frame.request_id, {"servers": servers, "now_ms": self.now_ms()})
         elif frame.type == RequestType.SLOTS:
             self.asked_for_owners += 1
@@ -106,8 +108,9 @@ class SmallMeta(SmallServer):
         else:
             assert frame.type == RequestType.ROUTES and need_bool(frame.head, "assign")
             subjects = need_strs(frame.head, "subjects")
-            served = self.realtime[:1]
-            routes: Head = {subject: server.log_id for subject in subjects for server in served}
+            served = [*self.realtime[:1], *self.routed.values()]
+            routes: Head = {subject: self.realtime[0].log_id for subject in subjects if self.realtime}
+            routes |= {subject: self.routed[subject].log_id for subject in subjects if subject in self.routed}
             head: Head = {
                 "routes": routes,
                 "servers": [self._server(server, "realtime") for server in served],
