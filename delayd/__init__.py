@@ -25,6 +25,7 @@ _HOMES: dict[str, str] = {
     "CancelAnswer": "delayd.wire.ending",
     "Consumer": "delayd.client.pulling.consumer",
     "Data": "delayd.reading.data",
+    "Embedded": "delayd.embedded",
     "Message": "delayd.client.pulling.consumer",
     "MessageBatch": "delayd.client.pulling.consumer",
     "MessageInfo": "delayd.client.sending.message_asker",
@@ -40,6 +41,7 @@ _HOMES: dict[str, str] = {
     "SendVerdict": "delayd.client.sending.receipt",
     "Walked": "delayd.client.sending.walker",
     "Worker": "delayd.worker.worker",
+    "open": "delayd.embedded",
     "open_data": "delayd.reading.data",
     "traceparent": "delayd.tracing",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "CancelAnswer",
     "Consumer",
     "Data",
+    "Embedded",
     "LogId",
     "Message",
     "MessageBatch",
@@ -72,6 +75,7 @@ __all__ = [
     "Worker",
     "__version__",
     "errors",
+    "open",
     "open_data",
     "traceparent",
 ]
@@ -95,6 +99,8 @@ if TYPE_CHECKING:
     from delayd.client.sending.rescheduled import RescheduledBatch as RescheduledBatch
     from delayd.client.sending.send_future import SendFuture as SendFuture
     from delayd.client.sending.walker import Walked as Walked
+    from delayd.embedded import Embedded as Embedded
+    from delayd.embedded import open as open
     from delayd.reading.data import Data as Data
     from delayd.reading.data import open_data as open_data
     from delayd.tracing import traceparent as traceparent

@@ -4,6 +4,7 @@ A map. Page: docs/protocol.md. Rules: H8 (trust), B1 and B2 (budgets) in docs/ru
 
 A connection
     connection          one TCP connection, the same on both sides; `calls` are its unanswered requests
+    inside              connections within one process, with no sockets
     writer              what one connection has written and not sent
     trust               both ends prove that they have the cluster's secret
 The listening side

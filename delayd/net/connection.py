@@ -35,6 +35,7 @@ from delayd.errors import (
     UnknownRequest,
 )
 from delayd.log_limit import LogLimit
+from delayd.net import inside
 from delayd.net.bounds import BOUNDS, Bounds
 from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BYTES, UNITS_A_S, UNITS_OF_TYPE, Budget
 from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, lost, outcome
@@ -317,7 +318,9 @@ class Connection(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         if address:
             self.peer = f"{address[0]}:{address[1]}"
-        _set_up(transport.get_extra_info("socket"))
+        line = transport.get_extra_info("socket")
+        if line is not None:  # A connection inside of this process has none.
+            _set_up(line)
         if self._handler is not None:
             self._guard(self._handler.connected, self)
 
@@ -591,6 +594,10 @@ async def connect(
 ) -> Connection:
     """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
     loop = asyncio.get_running_loop()
+    if inside.is_inside(host):
+        connection = Connection(handler)
+        inside.connect(host, port, connection)
+        return connection
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             _, connection = await loop.create_connection(lambda: Connection(handler), host, port)

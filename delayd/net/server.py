@@ -18,6 +18,7 @@ import uvloop
 
 from delayd.errors import BadSetting, DelaydError, TooManyConnections
 from delayd.log_limit import tell_left_out
+from delayd.net import inside
 from delayd.net.bounds import BOUNDS, Bounds
 from delayd.net.budget import Budget
 from delayd.net.connection import RETRY_CONNECT_MS, Connection, Handler
@@ -57,12 +58,18 @@ class Server:
         self._refused = 0  # Connections above the limit that have not ended yet.
         self._watch = LoopWatch(loop)
         self._looking: asyncio.TimerHandle | None = None
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | inside.Listener] = []
 
     async def listen(self, host: str, port: int) -> int:
         """Begin to accept; return the port, which the system chooses for port 0. BadSetting if the address can't be
         used.
         """
+        if inside.is_inside(host):
+            own = inside.listen(host, self._accept)
+            self._listeners = [own]
+            self._watch.start()
+            self._look()
+            return own.port
         loop = asyncio.get_running_loop()
         try:
             listener = await loop.create_server(self._accept, host, port, backlog=ACCEPT_QUEUE)
