@@ -146,8 +146,8 @@ def _sync_nothing(self: PullCommit) -> None:
 
 
 def _lapse_never(self: Pulls) -> None:
-    list(self._leases.due(self._clock.monotonic_ms()))
-    for waiting in self._deadlines.due(self._clock.monotonic_ms()):
+    list(self._leases.due(self.clock.monotonic_ms()))
+    for waiting in self._deadlines.due(self.clock.monotonic_ms()):
         self._answer_empty(waiting)
 
 
