@@ -4,7 +4,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench import cancels, edge, fair, far, herd, inspected, keys, memory, near, restart, schedule, steady, written
+from bench import (
+    cancels,
+    edge,
+    fair,
+    far,
+    herd,
+    inspected,
+    keys,
+    memory,
+    near,
+    restart,
+    schedule,
+    steady,
+    worker,
+    written,
+)
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, UNDER_WAY
 
@@ -52,6 +67,7 @@ class Sizes:
     memory: int  # 0 leaves the case out.
     written: int
     fair: tuple[int, int, int]  # Shared by workers of 1 ms, of 0.3 s and of 10 s a message.
+    worked: int  # Messages that one worker handles.
     long_runs: int  # Cases that take long are run so often.
 
 
@@ -76,6 +92,7 @@ SIZES = {
         memory=10_000,
         written=5_000,
         fair=(1_000, 16, 4),
+        worked=500,
         long_runs=1,
     ),
     "quick": Sizes(
@@ -98,6 +115,7 @@ SIZES = {
         memory=0,  # Buffers of a fixed size would be most of what fewer than two million add.
         written=200_000,
         fair=(20_000, 600, 12),
+        worked=20_000,
         long_runs=1,
     ),
     "full": Sizes(
@@ -120,6 +138,7 @@ SIZES = {
         memory=2_000_000,
         written=1_000_000,
         fair=(20_000, 600, 12),
+        worked=20_000,
         long_runs=3,
     ),
 }
@@ -137,6 +156,30 @@ def cases(size: str) -> list[Case]:
         *_inspected(of),
         *_stored(of),
         *_fair(of),
+        *_worked(of),
+    ]
+
+
+def _worked(of: Sizes) -> list[Case]:
+    # The peers are slower, and their rates do not depend on how many messages there are.
+    fewer = max(of.worked // 4, 100)
+    return [
+        Case(
+            "work",
+            "messages handled by one worker, handlers that are functions",
+            {
+                DELAYD: partial(worker.functions, of.worked),
+                "dramatiq": partial(worker.dramatiq, fewer),
+                "celery": partial(worker.celery, fewer),
+            },
+            "messages_s",
+        ),
+        Case(
+            "work-coroutines",
+            "messages handled by one worker, handlers that are coroutines",
+            {DELAYD: partial(worker.coroutines, of.worked)},
+            "messages_s",
+        ),
     ]
 
 
