@@ -27,8 +27,8 @@ class Cluster(NamedTuple):
     delay: ServerProcess
     realtime: ServerProcess
 
-    def send(self, *bodies: str, subject: str = "s", timeout_ms: float = 10_000) -> None:
-        with delayd.Producer(self.meta.address, timeout_ms=timeout_ms) as producer:
+    def send(self, *bodies: str, subject: str = "s") -> None:
+        with delayd.Producer(self.meta.address) as producer:
             for body in bodies:
                 producer.send(subject, body.encode(), delay=timedelta(0))
 

@@ -33,7 +33,7 @@ class ServerProcess:
         self.role = role
         self.port = 0
         self._data = data
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})  # Of the next life.
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
 
@@ -58,7 +58,7 @@ class ServerProcess:
 
     def elsewhere(self, data: Path) -> ServerProcess:
         """The same server on another directory, and on any free port."""
-        return ServerProcess(self.role, data, self._settings, self._environment)
+        return ServerProcess(self.role, data, self.settings, self._environment)
 
     def start(self) -> None:
         """Start and wait for the ready line; the port is the same in each life."""
@@ -90,7 +90,7 @@ class ServerProcess:
         # Servers of one test may have a directory each, and are of one cluster all the same.
         put_secret(self._data)
         config = self._data / f"{self.role}-{id(self)}.toml"
-        settings = {"data": str(self._data), "host": HOST, **self._settings, "port": self.port}
+        settings = {"data": str(self._data), "host": HOST, **self.settings, "port": self.port}
         config.write_text("".join(f"{name} = {_toml(value)}\n" for name, value in settings.items()))
         command = [sys.executable, "-m", "tests.end_to_end.serve", self.role, str(config)]
         with self._log_path.open("a") as log:

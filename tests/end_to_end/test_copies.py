@@ -133,7 +133,7 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
         listed = json.loads(command("servers", "--meta", production.meta.address, "--format", "json"))
         assert {row["role"]: row["state"] for row in listed} == {"delay": "fenced", "realtime": "refused"}
         with pytest.raises(DelaydError, match="may not serve"):
-            production.send("refused", timeout_ms=1_500)
+            asyncio.run(send_directly(production.delay.address))
         assert production.consumed(1, within_s=1) == []
         assert "accepted" in decide(production, "target", "accept", log_id_of(production, "realtime"))
         production.send("7")

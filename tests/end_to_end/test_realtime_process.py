@@ -45,9 +45,10 @@ def test_what_was_answered_survives_a_kill_and_is_served_once_more_to_none(tmp_p
     async def before(connection: Connection) -> None:
         await greet(connection, 1)
         await dispatch(connection, 1, dispatch_batch(1, [b"acked"]), dispatch_batch(2, [b"held"]))
-        pulled = await ask(connection, RequestType.PULL, pull_head(lease_ms=500))
-        (first, _) = need_rows(pulled.head, "parts", 4)
+        pulled = await ask(connection, RequestType.PULL, {**pull_head(), "max_messages": 1})
+        (first,) = need_rows(pulled.head, "parts", 4)
         handle = [pulled.head["incarnation"], first[0], first[2]]
+        await ask(connection, RequestType.PULL, pull_head(lease_ms=300))
         await ask(connection, RequestType.ACK, {"subject": "orders", "group": "billing", "handles": [handle]})
 
     async def after(connection: Connection) -> None:

@@ -24,7 +24,7 @@ from delayd.errors import (
 from delayd.wire.requests import RequestType
 from tests.counts import calls
 from tests.unit.client.pulling.consumers import consumer_of
-from tests.unit.client.world import World, on_loop
+from tests.unit.client.world import World, on_steady_loop
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ def test_a_message_has_all_that_was_sent_and_when_it_came() -> None:
                 assert world.realtime.acked == [0]
                 break
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_lateness_is_read_from_the_servers_clock() -> None:
@@ -57,7 +57,7 @@ def test_lateness_is_read_from_the_servers_clock() -> None:
             batch = await consumer.pull()
             assert -50 < batch.late_ms[0] < 5_000
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_columns_and_messages_of_a_batch_agree() -> None:
@@ -78,7 +78,7 @@ def test_columns_and_messages_of_a_batch_agree() -> None:
             await batch.ack()
         assert world.realtime.acked == list(range(20))
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("bad", [b"\xc1\xff", b"\x81\xa1a", b"\x93abc", b"\x81\x01\x02", b"\x81\xa1a\xa2\xff\xff"])
@@ -103,7 +103,7 @@ def test_rule_E2_headers_that_can_not_be_decoded_concern_their_own_message_only(
         assert sorted(read) == [b"0", b"1", b"2", b"2", b"3", b"4", b"5"]
         assert sorted(world.realtime.acked) == list(range(6))
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_E2_a_column_of_headers_raises_only_where_the_bad_ones_are_looked_into() -> None:
@@ -128,7 +128,7 @@ def test_rule_E2_a_column_of_headers_raises_only_where_the_bad_ones_are_looked_i
                     use()
             await batch.ack()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("lengths", [lambda row: 200, lambda row: row % 300])
@@ -141,7 +141,7 @@ def test_the_calls_of_the_columns_of_a_batch_do_not_grow_with_its_rows(lengths: 
             assert len(batch) == 1_000
             assert calls(lambda: (batch.bodies, batch.deliver_at_ms, batch.sequences, batch.late_ms)) < 100
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 200])
@@ -153,7 +153,7 @@ def test_bodies_of_one_length_are_what_was_sent_also_from_the_middle_of_a_batch(
         async with consumer_of(world) as consumer:
             assert [body for most in (3, 4, 5) for body in (await consumer.pull(most)).bodies] == sent
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_pull_waits_for_the_first_message_and_returns_nothing_after_its_wait() -> None:
@@ -168,7 +168,7 @@ def test_a_pull_waits_for_the_first_message_and_returns_nothing_after_its_wait()
                 assert batch.bodies == [b"x"]
                 await batch.ack()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_the_next_pull_is_under_way_while_the_caller_works() -> None:
@@ -185,7 +185,7 @@ def test_the_next_pull_is_under_way_while_the_caller_works() -> None:
                 await asyncio.sleep(0.03)
                 assert world.realtime.pulls == 3 + pulls
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_who_asks_for_more_than_the_setting_gets_as_much_ahead() -> None:
@@ -199,7 +199,7 @@ def test_who_asks_for_more_than_the_setting_gets_as_much_ahead() -> None:
             asked = [frame.head["max_messages"] for frame in world.realtime.seen if frame.type == RequestType.PULL]
             assert asked == [10, 10, 10, 10]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_smaller_pulls_are_cut_from_what_was_pulled_ahead() -> None:
@@ -217,7 +217,7 @@ def test_smaller_pulls_are_cut_from_what_was_pulled_ahead() -> None:
             await first[1].ack()
             assert world.realtime.acked == [3, 4, 5, 1]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_pull_goes_on_where_iteration_stopped() -> None:
@@ -231,7 +231,7 @@ def test_a_pull_goes_on_where_iteration_stopped() -> None:
             assert (await consumer.pull()).bodies + (await consumer.pull()).bodies == [b"4", b"5"]
             assert len(await consumer.pull(wait=timedelta(0))) == 0
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_what_was_pulled_and_not_handed_out_is_given_back_at_the_close() -> None:
@@ -248,7 +248,7 @@ def test_what_was_pulled_and_not_handed_out_is_given_back_at_the_close() -> None
         assert sorted(world.realtime.offered) == [(row, 1) for row in range(2, 10)]
         assert len(world.realtime.returned) >= 6 and world.realtime.held == {}
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_what_is_given_back_at_the_close_does_not_come_to_the_pull_that_still_waits() -> None:
@@ -261,7 +261,7 @@ def test_what_is_given_back_at_the_close_does_not_come_to_the_pull_that_still_wa
             await until(lambda: not world.realtime.offered and bool(world.realtime.waiting))
         assert sorted(world.realtime.offered) == [(2, 1)] and set(world.realtime.held) == {2}
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_pull_that_goes_well_takes_no_task() -> None:
@@ -275,7 +275,7 @@ def test_a_pull_that_goes_well_takes_no_task() -> None:
                 assert len(await consumer.pull()) == 1
                 assert asyncio.all_tasks() == tasks
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_each_of_several_pulls_at_once_gets_messages_of_its_own_and_the_close_ends_those_that_wait() -> None:
@@ -294,7 +294,7 @@ def test_each_of_several_pulls_at_once_gets_messages_of_its_own_and_the_close_en
         await consumer.close()
         assert isinstance(await error_of(waits), AlreadyClosed)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_batch_whose_checksum_differs_is_not_handed_out() -> None:
@@ -304,7 +304,7 @@ def test_a_batch_whose_checksum_differs_is_not_handed_out() -> None:
         async with consumer_of(world) as consumer:
             assert isinstance(await error_of(consumer.pull()), BatchMalformed)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_faulty_settings_are_named() -> None:
@@ -327,7 +327,7 @@ def test_faulty_settings_are_named() -> None:
             with pytest.raises(BadArgument):
                 await consumer.pull(0)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_body_is_read_as_text_or_json_and_what_is_neither_is_named() -> None:
@@ -346,7 +346,7 @@ def test_a_body_is_read_as_text_or_json_and_what_is_neither_is_named() -> None:
                 deep.json()
             await batch.ack()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_closed_consumer_pulls_no_more() -> None:

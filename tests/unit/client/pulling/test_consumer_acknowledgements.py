@@ -10,7 +10,7 @@ from delayd.errors import (
     StaleHandle,
 )
 from tests.unit.client.pulling.consumers import consumer_of, until_answered
-from tests.unit.client.world import World, on_loop
+from tests.unit.client.world import World, on_steady_loop
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ def test_single_acknowledgements_are_gathered_into_ranges() -> None:
             handles = [frame.head["handles"] for frame in world.realtime.seen if frame.type == 41]
             assert sum(len(rows) for rows in handles if isinstance(rows, list)) <= 3
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_acknowledgements_that_nobody_waits_for_leave_together_soon_or_with_one_that_is_waited_for() -> None:
@@ -48,7 +48,7 @@ def test_acknowledgements_that_nobody_waits_for_leave_together_soon_or_with_one_
             await batch[3].ack()
             assert world.realtime.acked == [0, 1, 2, 3] and world.realtime.ack_requests == 2
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_a_nack_is_offered_again_at_once_as_the_next_attempt() -> None:
@@ -62,7 +62,7 @@ def test_a_nack_is_offered_again_at_once_as_the_next_attempt() -> None:
             await consumer.flush()
             assert (await consumer.pull()).attempts.tolist() == [3]
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q1_an_acknowledgement_of_an_earlier_life_of_the_server_is_stale() -> None:
@@ -78,7 +78,7 @@ def test_rule_Q1_an_acknowledgement_of_an_earlier_life_of_the_server_is_stale() 
             assert again.attempts.tolist() == [2, 2, 2]
             await again.ack()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_rule_Q1_what_failed_while_nobody_waited_is_raised_once_by_the_next_call() -> None:
@@ -103,7 +103,7 @@ def test_rule_Q1_what_failed_while_nobody_waited_is_raised_once_by_the_next_call
             await consumer.close()
             world.realtime.restart()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 @pytest.mark.parametrize("step_ms", [-86_400_000, -1_000, 1_000, 86_400_000])
@@ -119,7 +119,7 @@ def test_rule_T3_a_lease_lasts_whatever_is_done_to_the_servers_clock(step_ms: in
             assert batch[0].late_ms < 10_000
             await batch.ack()
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_an_acknowledgement_of_what_was_given_back_says_so() -> None:
@@ -132,7 +132,7 @@ def test_an_acknowledgement_of_what_was_given_back_says_so() -> None:
             assert isinstance(error, StaleHandle)
             assert error.message.startswith("1 message was no longer held for this consumer: given back,")
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
 
 def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
@@ -150,6 +150,6 @@ def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
         world.realtime.restart()
         assert isinstance(await error_of(last.ack()), StaleHandle)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
 
-    on_loop(scenario)
+    on_steady_loop(scenario)
