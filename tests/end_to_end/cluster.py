@@ -82,6 +82,16 @@ def log_id_of(production: Cluster, role: str) -> str:
     return str(row["log_id"])
 
 
+def until_away(production: Cluster, log_id: str) -> None:
+    """Wait until a server that has ended is away for meta: its lease is over."""
+
+    def is_away() -> bool:
+        rows = json.loads(command("servers", "--meta", production.meta.address, "--format", "json"))
+        return not next(row["alive"] for row in rows if row["log_id"] == log_id)
+
+    wait_until(is_away, "its lease ends", every_s=COMMAND_EVERY_S)
+
+
 def target_with_alarm(production: Cluster) -> Mapping[str, object]:
     """The row of the one target that has an alarm, once there is one."""
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
@@ -16,7 +20,7 @@ from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, de
 from delayd.wire.requests import RequestType
 from tests.end_to_end.raw_client import Raw
 from tests.end_to_end.up_process import Up, up
-from tests.waiting import wait_until
+from tests.waiting import holds_once, wait_until
 
 ROWS = 3_000
 DEADLINE_S = 60.0
@@ -29,21 +33,43 @@ def ask(running: Up, kind: RequestType, log_id: int, asked: Asked) -> AnswerRows
         return decode_answers(answer.body)
 
 
+class Begun(NamedTuple):
+    """Servers with messages of which a third was cancelled before they were due."""
+
+    running: Up
+    log_id: int
+    receipts: list[Asked]
+    wanted: list[Asked]
+    answers: NDArray[np.uint8]
+
+
+def cancel_a_third(stack: ExitStack, folder: Path) -> Begun:
+    """Send messages, near ones and far ones, and cancel a third; AssertionError when that took too long."""
+    folder.mkdir()
+    running = stack.enter_context(up(folder, "--port", "0"))
+    due_ms = time.time_ns() // 1_000_000 + 4_000 + np.arange(ROWS)
+    far_ms = due_ms + 50 * 3_600_000
+    with Producer(running.meta) as producer:
+        near = producer.send_batch("orders", [b"%d" % row for row in range(ROWS)], due_ms)
+        far = producer.send_batch("orders", [b"far %d" % row for row in range(ROWS)], far_ms)
+    log_id = int(near.log_ids[0])
+    receipts = [Asked(each.sequences, each.deliver_at_ms, each.accepted_at_ms) for each in (near, far)]
+    wanted = [asked.take(range(0, ROWS, 3)) for asked in receipts]
+    answers = [ask(running, RequestType.CANCEL, log_id, asked)["answer"] for asked in wanted]
+    assert time.time_ns() // 1_000_000 < due_ms[0]
+    return Begun(running, log_id, receipts, wanted, np.concatenate(answers))
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_rule_C1_cancelled_messages_never_come_and_all_others_come_once(tmp_path: Path, killed: bool) -> None:
-    with up(tmp_path, "--port", "0") as running:
+    folders = (tmp_path / str(number) for number in count())
+    begun: list[Begun] = []
+    with ExitStack() as stack:
+        # Messages leave before they are cancelled when the machine stands still for seconds just then.
+        holds_once(lambda: begun.append(cancel_a_third(stack, next(folders))))
+        running, log_id, receipts, wanted, answers = begun[-1]
         meta = running.meta
-        due_ms = time.time_ns() // 1_000_000 + 4_000 + np.arange(ROWS)
-        far_ms = due_ms + 50 * 3_600_000
-        with Producer(meta) as producer:
-            near = producer.send_batch("orders", [b"%d" % row for row in range(ROWS)], due_ms)
-            far = producer.send_batch("orders", [b"far %d" % row for row in range(ROWS)], far_ms)
-        log_id = int(near.log_ids[0])
-        receipts = [Asked(each.sequences, each.deliver_at_ms, each.accepted_at_ms) for each in (near, far)]
-        wanted = [asked.take(range(0, ROWS, 3)) for asked in receipts]
-        for asked in wanted:
-            answers = ask(running, RequestType.CANCEL, log_id, asked)
-            assert set(answers["answer"].tolist()) == {CancelAnswer.CANCELLED}
+        assert set(answers.tolist()) == {CancelAnswer.CANCELLED}
         if killed:
             ready = len(running.ready("delay"))
             running.kill("delay")

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-import time
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from delayd.errors import DelaydError
 from tests.end_to_end.cluster import (
     COMMAND_EVERY_S,
-    LEASE_MS,
     META,
     Cluster,
     alarm_of,
@@ -23,6 +21,7 @@ from tests.end_to_end.cluster import (
     log_id_of,
     logged,
     target_with_alarm,
+    until_away,
 )
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.torture_faults import send_directly
@@ -60,8 +59,9 @@ def start_a_copy_beside_production(folder: Path, role: str) -> None:
             assert production.consumed(2) == ["2", "3"]
             # Also when production is away for longer than a lease, the copy does not take its place.
             server = getattr(production, role)
+            log_id = log_id_of(production, role)
             server.kill()
-            time.sleep(LEASE_MS / 1000 + 0.5)
+            until_away(production, log_id)
             server.start()
             production.send("4")
             assert production.consumed(1) == ["4"]
@@ -97,14 +97,16 @@ def test_rule_H8_a_restarted_server_goes_on_while_meta_is_away(tmp_path: Path) -
         assert production.consumed(1) == ["2"]
 
 
-def restore(server: ServerProcess, data: Path, backup: Path, role: str, *, over: bool = False) -> None:
+def restore(production: Cluster, backup: Path, role: str, *, over: bool = False) -> None:
     """Put a copy in the place of a server's folder, or ``over`` its files when its lease has ended, and start it."""
+    server: ServerProcess = getattr(production, role)
+    log_id = log_id_of(production, role)
     server.kill()
     if over:
-        time.sleep(LEASE_MS / 1000 + 0.5)
+        until_away(production, log_id)
     else:
-        shutil.rmtree(data / role)
-    shutil.copytree(backup / role, data / role, dirs_exist_ok=over)
+        shutil.rmtree(production.data / role)
+    shutil.copytree(backup / role, production.data / role, dirs_exist_ok=over)
     server.start()
 
 
@@ -127,7 +129,7 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
     data, backup = tmp_path / "data", tmp_path / "backup"
     with cluster(data) as production:
         backed_up(production, backup, "delay")
-        restore(production.delay, data, backup, "delay")
+        restore(production, backup, "delay")
         logged(production.delay, "fenced by=target")
         assert alarm_of(production)
         listed = json.loads(command("servers", "--meta", production.meta.address, "--format", "json"))
@@ -150,7 +152,7 @@ def test_rule_H8_a_restored_delay_server_gives_no_receipt_before_its_target_was_
         backed_up(production, backup, "delay")
         production.realtime.kill()
         # Its folder may have the inode of the one that was removed.
-        restore(production.delay, data, backup, "delay", over=over)
+        restore(production, backup, "delay", over=over)
         logged(production.delay, "unfenced by=meta serves=no")
         # A message that it took now would be lost when the true directory is put back.
         with pytest.raises(DelaydError, match="may not serve"):
@@ -164,7 +166,7 @@ def test_rule_H7_a_restored_realtime_server_is_noticed_and_goes_on_by_an_operato
     data, backup = tmp_path / "data", tmp_path / "backup"
     with cluster(data) as production:
         backed_up(production, backup, "realtime")
-        restore(production.realtime, data, backup, "realtime")
+        restore(production, backup, "realtime")
         logged(production.delay, "target_refused")
         # It is taken and kept meanwhile.
         production.send("7")
@@ -187,7 +189,7 @@ def test_delay_and_realtime_servers_that_are_restored_together_go_on_by_themselv
         production.send("2", "3")
         assert production.consumed(2) == ["2", "3"]
         production.delay.kill()
-        restore(production.realtime, data, backup, "realtime")
+        restore(production, backup, "realtime")
         shutil.rmtree(data / "delay")
         shutil.copytree(backup / "delay", data / "delay")
         production.delay.start()
@@ -205,9 +207,9 @@ def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_
             production.delay.start()
         production.send("7")
         assert production.consumed(1) == ["7"]
-        restore(production.delay, data, backup, "delay")
+        restore(production, backup, "delay")
         logged(production.delay, "code=stale_epoch")
-        time.sleep(LEASE_MS / 1000 + 0.5)
+        until_away(production, log_id_of(production, "delay"))
         decide(production, "server", "forget", "delay", log_id_of(production, "delay"))
         assert "accepted" in decide(production, "target", "accept", str(target_with_alarm(production)["target_log_id"]))
         production.send("8")
@@ -223,7 +225,7 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
         production.realtime.kill()
         production.send("2")
         with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
-            time.sleep(LEASE_MS / 1000 + 0.5)
+            until_away(production, lost)
             assert "given up" in decide(production, "target", "lost", lost)
             for listing in ("servers", "subjects"):
                 rows = json.loads(command(listing, "--meta", production.meta.address, "--format", "json"))
