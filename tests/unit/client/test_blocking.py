@@ -19,7 +19,8 @@ from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
-from tests.unit.client.world import LIMIT_S, PAST_MS, THREADS_AT_A_FORK, SteadyLoop, add_messages, fork, world_aside
+from tests.unit.client.world import LIMIT_S, PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside
+from tests.unit.net.loopback import SteadyLoop
 from tests.waiting import DEADLINE_S, wait_until
 
 # Forks with a producer that is connected; the child ends as any program does, the parent goes on.

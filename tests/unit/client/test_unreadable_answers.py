@@ -12,7 +12,7 @@ from delayd.client.sending.async_producer import AsyncProducer
 from delayd.errors import BadRequest, ConnectionLost, OutcomeUnknown, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import ANSWER, ERROR, Frame, Head, HeadValue, encode_frame
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, skip
 from tests.waiting import until
 
 from .servers import SmallDelay
@@ -86,7 +86,7 @@ def test_rule_I3_a_server_that_never_answers_well_leaves_the_outcome_unknown() -
             world.delay.script.extend([keep_and_say(world.delay, {"results": []})] * 1_000)
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: len(world.delay.numbers) > 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             assert await producer.outcome(error.handle) is not None
@@ -109,7 +109,7 @@ def test_rule_I6_only_the_word_unknown_means_that_a_batch_is_not_kept(
             world.delay.script.extend([keep_and_say(world.delay, {"results": []})] * 1_000)
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: len(world.delay.numbers) > 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             monkeypatch.setattr(Connection, "answer", other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import selectors
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,6 @@ from unittest.mock import patch
 import uvloop
 
 from delayd.client import link
-from delayd.client.instants import monotonic_s
 from delayd.client.pulling import async_consumer, consumer_core, source
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.hours import INSTANT_MS_MIN
@@ -30,37 +28,8 @@ PAST_MS = INSTANT_MS_MIN  # Long due.
 THREADS_AT_A_FORK = "ignore:This process:DeprecationWarning"
 
 LIMIT_S = TIMEOUT_MS / 1_000  # The time limit of a client that was given none.
-HOUR_S = 3_600.0
-STEP_S_MAX = 0.04  # More than this between two looks at the time means that the machine stood still.
 
 R = TypeVar("R")
-
-
-class SteadyLoop(asyncio.SelectorEventLoop):
-    """A loop whose time a test moves ahead, and which does not notice when the machine stands still: a time limit is
-    over when the test says so, or after so much time in which the loop ran.
-    """
-
-    def __init__(self) -> None:
-        self._time_s = self._looked_s = monotonic_s()
-        super().__init__(_ShortWaits())
-
-    def time(self) -> float:
-        now = monotonic_s()
-        self._time_s += min(now - self._looked_s, STEP_S_MAX)
-        self._looked_s = now
-        return self._time_s
-
-    def skip(self, seconds: float) -> None:
-        """Move the time ahead."""
-        self._time_s += seconds
-
-
-class _ShortWaits(selectors.DefaultSelector):
-    """Wakes the loop so often that a step of its time is never cut when the machine runs."""
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        return super().select(STEP_S_MAX / 2 if timeout is None else min(timeout, STEP_S_MAX / 2))
 
 
 class World:
@@ -90,14 +59,6 @@ class World:
         self.meta.delay.append(other)
         return other
 
-    async def skip(self, seconds: float) -> None:
-        """Let so much time pass at once, and what became due meanwhile begin; in `on_steady_loop` only."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SteadyLoop)
-        loop.skip(seconds)
-        for _ in range(3):
-            await asyncio.sleep(0)
-
     async def stop(self) -> None:
         for server in self.servers:
             await server.stop()
@@ -110,17 +71,17 @@ def on_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
 
 
 def on_steady_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
-    """The same, where `World.skip` lets time pass, and where no time passes while the machine stands still."""
+    """The same, where `loopback.skip` lets time pass, and where no time passes while the machine stands still."""
 
     def run(main: Coroutine[object, object, None]) -> None:
-        with asyncio.Runner(loop_factory=SteadyLoop) as runner, ExitStack() as patches:
+        with asyncio.Runner(loop_factory=loopback.SteadyLoop) as runner, ExitStack() as patches:
             # No server is asked whether it is alive: it could not answer in a time that is skipped.
-            patches.enter_context(patch.object(link, "ALIVE_EVERY_MS", HOUR_S * 1_000))
+            patches.enter_context(patch.object(link, "ALIVE_EVERY_MS", loopback.HOUR_S * 1_000))
             for module in (async_consumer, consumer_core, source):
                 patches.enter_context(patch.object(module, "monotonic_s", runner.get_loop().time))
             runner.run(main)
 
-    loopback.on_loop(partial(_in_a_world, scenario), run, within_s=HOUR_S)
+    loopback.on_loop(partial(_in_a_world, scenario), run, within_s=loopback.HOUR_S)
 
 
 async def _in_a_world(scenario: Callable[[World], Awaitable[None]], _: loopback.Loopback) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 
 import uvloop
@@ -17,7 +19,52 @@ from tests.waiting import DEADLINE_S, LOOK_ON_LOOP_S
 
 HOST = "127.0.0.1"
 
+STEP_S_MAX = 0.04  # More than this between two looks at the time means that the machine stood still.
+HOUR_S = 3_600.0
+
 Run = Callable[[Coroutine[object, object, None]], None]
+
+
+class SteadyLoop(asyncio.SelectorEventLoop):
+    """A loop whose time a test moves ahead, and which does not notice when the machine stands still: a time limit is
+    over when the test says so, or after so much time in which the loop ran.
+    """
+
+    def __init__(self) -> None:
+        self._time_s = self._looked_s = time.monotonic()
+        super().__init__(_ShortWaits())
+
+    def time(self) -> float:
+        now = time.monotonic()
+        self._time_s += min(now - self._looked_s, STEP_S_MAX)
+        self._looked_s = now
+        return self._time_s
+
+    def skip(self, seconds: float) -> None:
+        """Move the time ahead."""
+        self._time_s += seconds
+
+
+class _ShortWaits(selectors.DefaultSelector):
+    """Wakes the loop so often that a step of its time is never cut when the machine runs."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(STEP_S_MAX / 2 if timeout is None else min(timeout, STEP_S_MAX / 2))
+
+
+def run_steady(main: Coroutine[object, object, None]) -> None:
+    """Run on a loop whose time a test moves ahead, by `skip`."""
+    with asyncio.Runner(loop_factory=SteadyLoop) as runner:
+        runner.run(main)
+
+
+async def skip(seconds: float) -> None:
+    """Let so much time pass at once on a steady loop, and what became due meanwhile begin."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SteadyLoop)
+    loop.skip(seconds)
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 class Echo:

@@ -22,7 +22,18 @@ from delayd.wire.frame import Frame, encode_frame
 from delayd.wire.requests import RequestType
 from tests.waiting import until
 
-from .loopback import HOST, Echo, Loopback, answer_nothing, answer_the_same, error_of, on_loop, settled
+from .loopback import (
+    HOST,
+    Echo,
+    Loopback,
+    answer_nothing,
+    answer_the_same,
+    error_of,
+    on_loop,
+    run_steady,
+    settled,
+    skip,
+)
 
 
 def test_many_requests_at_once_are_each_answered_by_their_own_answer() -> None:
@@ -244,7 +255,10 @@ def test_a_request_that_takes_too_long_fails_alone_and_its_late_answer_is_droppe
     async def scenario(loopback: Loopback) -> None:
         handler = Echo(answer_nothing)
         client = await loopback.pair(handler)
-        error = await error_of(client.request(20, {}, timeout_ms=30))
+        asking = client.request(20, {}, timeout_ms=20_000)
+        await until(lambda: bool(handler.received_frames))
+        await skip(20)
+        error = await error_of(asking)
         assert isinstance(error, RequestTimedOut)
         assert error.sent
         (late,) = handler.received_frames
@@ -252,7 +266,7 @@ def test_a_request_that_takes_too_long_fails_alone_and_its_late_answer_is_droppe
         handler.on_request = answer_the_same
         assert (await client.request(20, {"a": 1})).head == {"a": 1}
 
-    on_loop(scenario)
+    on_loop(scenario, run_steady)
 
 
 def test_a_cancelled_request_that_has_not_left_never_leaves() -> None:

@@ -17,7 +17,7 @@ from delayd.errors import (
 from tests.unit.client.pulling.consumers import consumer_of
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.world import LIMIT_S, World, on_steady_loop
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, skip
 from tests.waiting import until
 
 
@@ -63,7 +63,7 @@ def test_without_a_realtime_server_a_pull_waits_and_then_says_so() -> None:
         async with consumer_of(world) as consumer:
             pulling = asyncio.create_task(consumer.pull())
             await until(lambda: len(world.meta.seen) > 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             assert isinstance(await error_of(pulling), NoRealtimeServer)
             pulling = asyncio.create_task(consumer.pull())
             await asyncio.sleep(0.02)
@@ -89,7 +89,7 @@ def test_a_server_that_stays_away_is_a_named_error_and_close_does_not_hang(caplo
             # After each try that fails, meta is asked where the server is.
             asked = len(world.meta.seen)
             await until(partial(has_asked, world, asked + 2))
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             assert isinstance(await error_of(calling), ServerUnavailable)
         await consumer.close()
 

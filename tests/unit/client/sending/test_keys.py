@@ -41,7 +41,7 @@ from delayd.wire.requests import RequestType
 from tests.batches import tags_of
 from tests.unit.client.servers import SmallDelay, drop_after, hold, refuse
 from tests.unit.client.world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop, world_aside
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, skip
 from tests.waiting import until
 
 EARLIER_AT_MS = 1_900_000_000_000
@@ -219,7 +219,7 @@ def test_an_unknown_outcome_tells_the_verdicts_too() -> None:
             world.delay.holding = True
             sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
             await until(lambda: bool(world.delay.held))
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             world.delay.release()
@@ -253,7 +253,7 @@ def test_an_answer_whose_decisions_can_t_be_read_leaves_the_outcome_unknown() ->
         async with AsyncProducer(world.address) as producer:
             sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
             await until(lambda: len(world.delay.numbers) > 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
         assert len(world.delay.kept) == 1
@@ -315,7 +315,7 @@ def test_rule_I4_a_key_waits_for_its_owner_and_goes_to_no_other() -> None:
             sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
             # After each try that fails, meta is asked where the server is.
             await until(lambda: len(world.meta.seen) > 4)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, RetryLater)
         assert not world.delay.kept
@@ -345,9 +345,9 @@ def test_an_owner_that_meta_does_not_know_is_waited_for_at_a_pace(monkeypatch: p
         async with AsyncProducer(world.address) as producer:
             sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
             await until(lambda: waits.count == 1)
-            await world.skip(LIMIT_S / 2)
+            await skip(LIMIT_S / 2)
             await until(lambda: waits.count == 2)
-            await world.skip(LIMIT_S / 2)
+            await skip(LIMIT_S / 2)
             error = await error_of(sending)
             assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
         assert world.meta.asked_for_owners == 2
@@ -580,7 +580,7 @@ def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know(monkeypatc
             async with AsyncProducer(world.address) as producer:
                 asking = asyncio.ensure_future(producer.cancel("s", key="k"))
                 await until(lambda: waits.count == 1)
-                await world.skip(LIMIT_S * 2 / 3)
+                await skip(LIMIT_S * 2 / 3)
                 error = await error_of(asking)
                 assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
         assert not pending.requests
@@ -602,7 +602,7 @@ def test_without_a_delay_server_a_question_by_key_ends_at_the_time_limit() -> No
             asking = asyncio.ensure_future(producer.cancel("s", key="k"))
             asked = len(world.meta.seen)
             await until(lambda: len(world.meta.seen) > asked + 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             with pytest.raises(RetryLater):
                 await asking
 

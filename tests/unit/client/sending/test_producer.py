@@ -23,6 +23,7 @@ from delayd.errors import (
 )
 from tests.unit.client.servers import SmallDelay
 from tests.unit.client.world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop
+from tests.unit.net.loopback import skip
 from tests.waiting import DEADLINE_S, until
 
 
@@ -84,7 +85,7 @@ def test_the_linger_sends_a_second_batch_and_a_third_one_waits() -> None:
                 await until_held(world.delay, number)
             for _ in range(20):
                 sends.append(producer.send("a", b"x", deliver_at_ms=PAST_MS))
-                await world.skip(0.002)
+                await skip(0.002)
             assert len(world.delay.held) == 2
             world.delay.release()
             await asyncio.gather(*sends)
@@ -168,8 +169,8 @@ def test_rule_T4_no_delay_is_counted_by_a_clock_that_is_in_doubt() -> None:
         async with AsyncProducer(world.address) as producer:
             assert (await producer.send("a", b"x", deliver_at_ms=PAST_MS)).sequence == 1
             sending = producer.send("a", b"x", delay=timedelta(seconds=2))
-            await world.skip(0)
-            await world.skip(LIMIT_S)
+            await skip(0)
+            await skip(LIMIT_S)
             with pytest.raises(ClockInDoubt, match="nothing has confirmed the clock"):
                 await sending
             assert (await producer.send("a", b"x", deliver_at_ms=PAST_MS)).sequence == 2
@@ -226,7 +227,7 @@ def test_a_queue_that_stays_full_is_a_named_retryable_error() -> None:
             body = bytes(3 << 20)
             sends = [producer.send("a", body, deliver_at_ms=PAST_MS) for _ in range(3)]
             await until_held(world.delay, 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             outcomes = await asyncio.gather(*sends, return_exceptions=True)
             assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown, QueueFull, QueueFull]
             world.delay.holding = False

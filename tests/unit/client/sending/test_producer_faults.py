@@ -23,7 +23,7 @@ from delayd.errors import (
 )
 from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse
 from tests.unit.client.world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, skip
 from tests.waiting import until
 
 
@@ -65,7 +65,7 @@ def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
             # After each try that fails, meta is asked where the server is.
             asked = len(world.meta.seen)
             await until(lambda: len(world.meta.seen) > asked + 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             assert error.handle.log_id == first.log_id
@@ -116,7 +116,7 @@ def test_an_unknown_outcome_can_be_asked_for_later() -> None:
             world.delay.holding = True
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: bool(world.delay.held))
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             error = await error_of(sending)
             assert isinstance(error, OutcomeUnknown)
             assert await producer.outcome(error.handle) is None
@@ -178,10 +178,10 @@ def test_a_refusal_that_lasts_is_raised_at_the_time_limit_and_is_retryable(monke
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             for tries in (1, 2, 3):
                 await until(partial(has_heard, tries))
-                await world.skip(31)
+                await skip(31)
             # 93 s of 100 have passed. An answer to another try could be too late, and then nobody would know.
             assert not sending.done()
-            await world.skip(31)
+            await skip(31)
             assert isinstance(await error_of(sending), SlowDown)
             world.delay.script.clear()
             await producer.send("a", b"y", deliver_at_ms=PAST_MS)
@@ -212,7 +212,7 @@ def test_rows_that_must_wait_hold_up_no_other_row_of_their_batch() -> None:
             near = producer.send("a", b"near", deliver_at_ms=PAST_MS)
             await near
             assert not far.done()
-            await world.skip(25)
+            await skip(25)
             await far
         assert [body for _, body, _ in world.delay.rows] == [b"near", b"far"]
 
@@ -225,7 +225,7 @@ def test_without_a_delay_server_a_send_waits_for_one() -> None:
         async with AsyncProducer(world.address) as producer:
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: len(world.meta.seen) >= 4)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             assert isinstance(await error_of(sending), NoDelayServer)
         async with AsyncProducer(world.address) as producer:
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
@@ -246,8 +246,8 @@ def test_without_meta_a_first_send_fails_and_a_later_one_goes_on() -> None:
             await producer.send("a", b"y", deliver_at_ms=PAST_MS)
             async with AsyncProducer(world.address) as newcomer:
                 sending = newcomer.send("a", b"z", deliver_at_ms=PAST_MS)
-                await world.skip(0)
-                await world.skip(LIMIT_S)
+                await skip(0)
+                await skip(LIMIT_S)
                 assert isinstance(await error_of(sending), ServerUnavailable)
 
     on_steady_loop(scenario)
@@ -262,7 +262,7 @@ def test_a_meta_that_hangs_is_named() -> None:
         async with AsyncProducer(address, timeout_ms=4_500) as producer:
             sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
             await until(lambda: bool(writers))
-            await world.skip(4.5)
+            await skip(4.5)
             error = await error_of(sending)
             assert isinstance(error, ServerUnavailable)
             assert error.message == f"meta at {address} gave no answer in time; nothing was sent"
@@ -300,7 +300,7 @@ def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -
             world.servers.append(stranger)
             await stranger.start()
             await until(lambda: stranger.connected_count > 1)
-            await world.skip(LIMIT_S)
+            await skip(LIMIT_S)
             assert isinstance(await error_of(sending), OutcomeUnknown)
             assert stranger.numbers == []
 
