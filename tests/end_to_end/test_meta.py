@@ -136,9 +136,6 @@ def test_rule_L1_a_route_that_was_answered_is_the_same_after_any_kill(tmp_path: 
                     await client.register(*(realtime(log_id) for log_id in range(1, 6)))
                     known = await client.routes(*told, assign=False)
                     assert known.routes == told, f"seed {seed}"
-                    killer = asyncio.get_running_loop().call_later(
-                        chance.uniform(0.002, 0.04), meta.signal, signal.SIGKILL
-                    )
                     for number in range(10_000):
                         try:
                             answer = await client.routes(f"life.{life}.{number}", f"both.{number}")
@@ -146,7 +143,11 @@ def test_rule_L1_a_route_that_was_answered_is_the_same_after_any_kill(tmp_path: 
                             break
                         for subject, log_id in answer.routes.items():
                             assert told.setdefault(subject, log_id) == log_id, f"seed {seed}"
-                    killer.cancel()
+                        if number == 0:
+                            # Each life answers once at least, however slow the machine is.
+                            asyncio.get_running_loop().call_later(
+                                chance.uniform(0.002, 0.04), meta.signal, signal.SIGKILL
+                            )
                 meta.wait()
                 meta.start()
             assert len(told) > 6
