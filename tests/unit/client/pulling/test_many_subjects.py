@@ -15,7 +15,7 @@ from delayd.errors import BadArgument, BadSubject, NoRealtimeServer, RequestFail
 from delayd.limits import SUBSCRIBED_MAX
 from delayd.wire.requests import RequestType
 from tests.unit.client.core_server import CoreServer
-from tests.unit.client.world import World, on_loop
+from tests.unit.client.world import World, on_steady_loop
 from tests.waiting import until
 
 GROUP = "g"
@@ -50,7 +50,7 @@ def with_servers(scenario: Callable[[Servers], Awaitable[None]], count: int = 1)
             await server.start()
         await scenario(Servers(world, *servers))
 
-    on_loop(main)
+    on_steady_loop(main)
 
 
 async def taken(consumer: AsyncConsumer, count: int) -> list[tuple[str, bytes]]:
