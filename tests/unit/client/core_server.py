@@ -10,6 +10,7 @@ import asyncio
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame
+from delayd.wire.requests import RequestType
 from tests.unit.client.servers import SmallServer
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer
@@ -25,6 +26,8 @@ class CoreServer(SmallServer):
         super().__init__(log_id)
         self.life = Life(log_id=log_id)
         self.beating: asyncio.Task[None] | None = None
+        self.keeps: RequestType | None = None  # Requests of this type wait until `release`.
+        self._kept: list[tuple[Connection, Frame]] = []
         self._session = 0
         self._batches = 0
         self._greet()
@@ -52,7 +55,17 @@ class CoreServer(SmallServer):
         await self.start()
 
     def serve(self, connection: Connection, frame: Frame) -> None:
-        self.life.core.received(connection, frame)
+        if frame.type == self.keeps:
+            self._kept.append((connection, frame))
+        else:
+            self.life.core.received(connection, frame)
+
+    def release(self) -> None:
+        """Serve what waits."""
+        self.keeps = None
+        kept, self._kept = self._kept, []
+        for connection, frame in kept:
+            self.serve(connection, frame)
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         self.life.core.disconnected(connection)

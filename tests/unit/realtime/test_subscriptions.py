@@ -13,7 +13,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
 from realtime import joins, roster, subscriptions
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
-from tests.worlds.realtime import SimPeer, World
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 GROUP = "billing"
 WAIT_MS = 5_000
@@ -269,6 +269,37 @@ def test_a_group_that_is_deleted_leaves_and_the_others_go_on() -> None:
     assert asked not in taker.peer.answers
     feed.put("b", b"b")
     assert taker.answer(asked)[1] == [b"b"]
+
+
+def test_messages_of_a_group_that_was_deleted_go_to_nobody() -> None:
+    feed = Feed()
+    taker = Taker(feed, ["a", "b"])
+    feed.put("a", b"a")
+    feed.world.ask(SimPeer(), RequestType.DELETE_GROUP, {"subject": "a", "group": GROUP})
+    assert taker.pull()[1] == []
+
+
+def test_a_group_in_a_subscription_makes_no_room_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed()
+    taker = Taker(feed, ["a", "b"])
+    monkeypatch.setattr(roster, "GROUPS_MAX", 2)
+    with pytest.raises(SlowDown):
+        feed.world.pull(SimPeer(), subject="c")
+    asked = taker.ask()
+    feed.put("b", b"b")
+    assert taker.answer(asked)[1] == [b"b"]
+
+
+@pytest.mark.parametrize("ahead_alone", [0, 5])
+def test_rule_Q4_empty_hands_come_first_among_subscriptions_and_consumers_of_one_subject(ahead_alone: int) -> None:
+    feed = Feed()
+    taker, alone = Taker(feed, ["a"]), SimPeer()
+    asked = taker.ask(most=1, ahead=5 - ahead_alone)
+    head = pull_head(GROUP, "a", most=1, wait_ms=WAIT_MS, ahead=ahead_alone)
+    asked_alone = feed.world.send(alone, RequestType.PULL, head)
+    feed.put("a", b"a")
+    assert (asked_alone in alone.answers) == (not ahead_alone)
+    assert (asked in taker.peer.answers) == bool(ahead_alone)
 
 
 def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(

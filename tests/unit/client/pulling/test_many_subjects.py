@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from delayd.client.pulling import many_source
+from delayd.client.pulling import consumer_core, many_source
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatch
 from delayd.errors import BadArgument, BadSubject, NoRealtimeServer, RequestFailed, RetryLater, StaleHandle
 from delayd.limits import SUBSCRIBED_MAX
@@ -189,9 +189,13 @@ def test_while_one_server_is_away_the_others_go_on(caplog: pytest.LogCaptureFixt
                 ((subject, _),) = await taken(consumer, 1)
                 assert subject == "s.2"
             assert not len(await consumer.pull(wait=timedelta(milliseconds=500)))
+            taking = asyncio.create_task(taken(consumer, 1))
+            asked = servers.requests(RequestType.PULL)
+            await until(lambda: servers.requests(RequestType.PULL) > asked)
+            await asyncio.sleep(0.5)  # Beyond the time for which one PULL is tried.
             await first.start()
             first.put("s.1", b"back")
-            assert await taken(consumer, 1) == [("s.1", b"back")]
+            assert await taking == [("s.1", b"back")]
 
     with caplog.at_level(logging.INFO, "delayd"):
         with_servers(scenario, 2)
@@ -230,20 +234,61 @@ def test_a_server_that_joins_and_a_route_that_moves_are_found(monkeypatch: pytes
     monkeypatch.setattr(many_source, "SETTLED_LOOK_S", 0.0)
 
     async def scenario(servers: Servers) -> None:
-        first, second = servers.realtime
-        servers.world.meta.realtime.remove(second)
-        async with servers.consumer("s.*") as pattern, servers.consumer(["t.1", "t.2"]) as listed:
+        first, second, third = servers.realtime
+        servers.world.meta.realtime.remove(third)
+        servers.world.meta.routed["t.3"] = second
+        async with servers.consumer("s.*") as pattern, servers.consumer(["t.1", "t.2", "t.3"]) as listed:
             taking = [asyncio.create_task(taken(each, 1)) for each in (pattern, listed)]
-            await until(lambda: servers.requests(RequestType.PULL) == 2)
-            servers.world.meta.realtime.append(second)
+            await until(lambda: servers.requests(RequestType.PULL) == 4)
+            servers.world.meta.realtime.append(third)
             servers.world.meta.routed["t.2"] = second
-            second.put("s.2", b"s")
+            third.put("s.2", b"s")
             second.put("t.2", b"t")
             assert [await each for each in taking] == [[("s.2", b"s")], [("t.2", b"t")]]
             first.put("t.1", b"t")
             assert await taken(listed, 1) == [("t.1", b"t")]
 
+    with_servers(scenario, 3)
+
+
+def test_a_pull_that_does_not_wait_hears_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_core, "ANSWER_S", 30.0)
+
+    async def scenario(servers: Servers) -> None:
+        second = servers.realtime[1]
+        second.put("s.2", b"2")
+        second.keeps = RequestType.PULL
+        async with servers.consumer("s.*") as consumer:
+            pulling = asyncio.create_task(consumer.pull(wait=timedelta(0)))
+            await until(lambda: all(any(f.type == RequestType.PULL for f in s.seen) for s in servers.realtime))
+            await asyncio.sleep(0.02)
+            assert not pulling.done()
+            second.release()
+            assert (await pulling).bodies == [b"2"]
+
     with_servers(scenario, 2)
+
+
+def test_no_pull_leaves_on_a_connection_before_its_subscription_stands() -> None:
+    async def scenario(servers: Servers) -> None:
+        (server,) = servers.realtime
+        server.put("s.1", b"1")
+        async with servers.consumer("s.*") as consumer:
+            (batch,) = await pulled(consumer, 1)
+            server.keeps = RequestType.SUBSCRIBE
+            await server.restart()
+            acking = asyncio.create_task(batch.ack())
+            await until(lambda: servers.requests(RequestType.SUBSCRIBE) == 2)
+            server.put("s.1", b"2")
+            asked = servers.requests(RequestType.PULL)
+            pulling = asyncio.create_task(consumer.pull(wait=WAIT))
+            await asyncio.sleep(0.02)
+            assert servers.requests(RequestType.PULL) == asked
+            server.release()
+            await acking
+            assert (await pulling).bodies == [b"2"]
+
+    with_servers(scenario)
 
 
 def test_without_prefetch_no_server_keeps_messages_for_a_busy_caller() -> None:
