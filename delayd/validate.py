@@ -27,7 +27,8 @@ from delayd.batch import (
 from delayd.encode import PADS, SINGLE_TABLES_REMEMBERED
 from delayd.errors import BadHeaders, BadKey, BadSubject, BadTags, BatchMalformed, CallerError, MessageTooLarge
 from delayd.headers import bad_headers
-from delayd.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
+from delayd.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, LIFE_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
+from delayd.retry_subject import RETRY_PREFIX
 from delayd.tags import bad_tags
 
 SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
@@ -276,7 +277,7 @@ def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
             start = (end + 7) & ~7
     if start != heap_bytes:
         raise _bytes_behind(start, heap_bytes)
-    if too_large:
+    if too_large and not _fits_with_its_life(batch):
         raise _too_large(np.array(sorted(too_large), np.int64))
 
 
@@ -337,8 +338,24 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         too_large = np.sum([lengths for lengths, _ in regions], axis=0) > MESSAGE_BYTES_MAX
         for lengths, most in regions:
             too_large |= lengths > most
-        if too_large.any():
+        if too_large.any() and not _fits_with_its_life(batch):
             raise _too_large(np.flatnonzero(too_large))
+
+
+def _fits_with_its_life(batch: Batch) -> bool:
+    """Whether its messages come again, and fit with the headers that servers have added to them."""
+    if RETRY_PREFIX.encode() not in batch.subject_table:
+        return False
+    sizes = np.zeros(batch.count, np.int64)
+    for column in _IN_ONE_MESSAGE:
+        if column in batch.offsets:
+            starts, ends = batch.region(column)
+            starts = (starts + 7) & ~7
+            most = _ITEM_BYTES_MAX[column] + LIFE_BYTES_MAX
+            if bool((ends - starts > most).any()):
+                return False
+            sizes += ends - starts
+    return bool((sizes <= MESSAGE_BYTES_MAX + LIFE_BYTES_MAX).all())
 
 
 def _check_keys(batch: Batch) -> None:

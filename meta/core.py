@@ -25,6 +25,7 @@ from delayd.clock import Clock
 from delayd.errors import (
     BadArgument,
     BadRequest,
+    BadSubject,
     DamagedData,
     DamagedValue,
     DiskFull,
@@ -39,6 +40,7 @@ from delayd.errors import (
 )
 from delayd.executor import Done, Executor
 from delayd.operator_log import OperatorLog
+from delayd.retry_subject import is_reserved, parse_retry_subject
 from delayd.state import State
 from delayd.validate import check_subject
 from delayd.wire.meta import SUBJECTS_MAX, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
@@ -327,6 +329,8 @@ class Meta:
         BadSubject.
         """
         check_subject(subject.encode())
+        if is_reserved(subject):
+            raise BadSubject(f"{subject} is of the realtime server that it names; move the subject that was sent to")
         self._need_quiet()
         if not self._registry.has("realtime", log_id):
             raise UnknownServer(f"meta knows no realtime server {log_id:016x}; see `delayd servers`")
@@ -382,11 +386,13 @@ class Meta:
             raise BadRequest(f"{len(subjects)} subjects; ask for {SUBJECTS_MAX} at a time", field="subjects")
         for subject in subjects:
             check_subject(subject.encode())
+        # Retry subjects name their servers themselves, and need no route that is stored.
+        own = [subject for subject in subjects if not is_reserved(subject)]
         # This comes before anything is given back or decided, so that the routes that are asked for stay.
-        self._table.look(subjects, self._clock.monotonic_ms())
+        self._table.look(own, self._clock.monotonic_ms())
         if assign:
-            self._assign(subjects, used)
-        if self._table.has_unsettled(subjects):
+            self._assign(own, used)
+        if self._table.has_unsettled(own):
             self._gathered.waiters.append(partial(self._answer_routes, subjects, on_routes))
             self._commit()
         else:
@@ -440,12 +446,19 @@ class Meta:
         routes: dict[str, int] = {}
         unrouted: list[str] = []
         for subject in dict.fromkeys(subjects):
-            log_id = self._table.get(subject)
+            log_id = self._server_of(subject)
             if log_id is None:
                 unrouted.append(subject)
             else:
                 routes[subject] = log_id
         on_routes(Routes(routes, self._registry.find("realtime", routes.values()), unrouted))
+
+    def _server_of(self, subject: str) -> int | None:
+        """The realtime server of a subject, if one is known."""
+        if not is_reserved(subject):
+            return self._table.get(subject)
+        whose = parse_retry_subject(subject)
+        return whose[0] if whose is not None and self._registry.has("realtime", whose[0]) else None
 
     def _answer_slots(self, on_slots: OnSlots, error: RetryLater | None) -> None:
         if error is not None:

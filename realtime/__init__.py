@@ -25,7 +25,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     held, offers, given_out, ranges   messages that a group holds and that came back; which handles are valid
     alarms              things that happen at an instant, such as the end of a lease
     retries, retry_requests   messages that come again later, and dead letters (Q2)
-    retry_batch         these messages as the batch that their delay server takes
+    retry_batch         these messages as the batch that their delay server takes; `courier` takes it there
     pull_commit         the pull log
 It may go (Q3)
     retention, unseen   which segments may be removed, and subjects that nobody pulls

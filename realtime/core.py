@@ -97,6 +97,7 @@ class Core:
         site = Site(disk, state, config.folder, identity, clock, executors.work)
         # The fields that the shell adds to STATUS, about its connections and its loop.
         self.shell_status: Callable[[], Head] = dict
+        self.shell_waits: Callable[[], Iterator[Wait]] = lambda: iter(())
         self.log_id = identity.log_id
         self.epoch = identity.epoch
         self.counters = dict.fromkeys(("frames", "batches", "messages"), 0)
@@ -351,6 +352,7 @@ class Core:
         yield from self._delay_servers.waits()
         yield from self._operators.waits()
         yield from self.retries.waits()
+        yield from self.shell_waits()
         yield from self._closed.waits()
         if not self._clock.confirmed:
             yield clock_waits("realtime")

@@ -29,6 +29,7 @@ from delayd.wire.requests import RequestType
 
 from .alarms import NEVER_MS
 from .core import Core, Executors, Surroundings
+from .courier import Courier
 from .recovery import recover
 
 RETAIN_EVERY_S = 600
@@ -63,6 +64,7 @@ class RealtimeServer:
         self._registration: Registration | None = None
         self._guard: Guard | None = None
         self._cuts: Cuts | None = None
+        self._courier: Courier | None = None
 
     def open(self) -> None:
         """Recover from the directory."""
@@ -99,6 +101,9 @@ class RealtimeServer:
         registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid(), place)
         self._registration = Registration(config.meta, lambda: registered, membership, on_now_ms=home.clock.reference)
         self._registration.start()
+        self._courier = Courier(core.retries, self._registration, membership, self._rearm)
+        core.shell_waits = self._courier.waits
+        self._courier.start()
         home.every(RETAIN_EVERY_S, core.retain)
         return config.host, port
 
@@ -106,6 +111,8 @@ class RealtimeServer:
         """See the port: a checkpoint is taken, so that the next start has nothing to replay."""
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
+        if self._courier is not None:
+            await self._courier.close()
         await registration.close()
         server.stop_accepting()
         await home.stop(core)

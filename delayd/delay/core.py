@@ -368,6 +368,13 @@ class DelayCore:
             return
         self.intake.send(batch, waiter, allowance)
 
+    def send_again(self, batch: Batch, waiter: Waiter, allowance: Allowance) -> None:
+        """As `send`, for a realtime server's messages that come again to their group (rule Q2)."""
+        if self.fence.is_up:
+            waiter(self.fence.error(), False)
+            return
+        self.intake.send(batch, waiter, allowance, again=True)
+
     def outcome(self, producer_id: int, number: int) -> AcceptedBatch | None:
         """Return what became of a batch; None when nothing durable is known of it now.
 

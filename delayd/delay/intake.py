@@ -21,7 +21,6 @@ from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.stored import Stored
 from delayd.errors import (
     BadInstant,
-    BatchMalformed,
     ClockInDoubt,
     DelaydError,
     DiskFull,
@@ -37,6 +36,7 @@ from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.schedule import Skipped
+from delayd.reserved import check_again, check_own
 from delayd.site import Site
 from delayd.validate import check_batch, check_headers, rows_detail
 
@@ -282,17 +282,18 @@ class Intake:
         """Whether as many bytes wait for the disk as are allowed."""
         return self.queued_bytes > self._config.intake_queue_bytes_max
 
-    def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
+    def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None, *, again: bool = False) -> None:
         """Take a batch; ``waiter`` is called when it is durable, or with the error if it was refused as a whole.
 
-        ``allowance`` limits the new producers that the batch's connection may introduce.
+        ``allowance`` limits the new producers that the batch's connection may introduce. ``again``: a realtime server
+        sends messages that come again to their group (rule Q2).
         """
         # The batch number is looked up before anything can refuse the batch: a repetition gets the first answer again
         # (rule I1).
         if not self._producers.begin(batch, waiter, allowance):
             return
         try:
-            self._check(batch)
+            self._check(batch, again)
         except DelaydError as error:
             self._refuse(batch, error)
             return
@@ -363,7 +364,7 @@ class Intake:
         """Refuse all batches from now on; batches that were taken are still committed."""
         self._closed = True
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Batch, again: bool) -> None:
         if self._closed:
             raise Stopping("this server is stopping; send to another one, or again when it is back")
         if self.reserve.closed:
@@ -372,12 +373,14 @@ class Intake:
             raise SlowDown("this server is behind with its disk; send again later")
         batch.verify()
         check_batch(batch)
-        if ColumnId.ORIGIN_SEQUENCE in batch.offsets:
-            raise BatchMalformed("the column origin_sequence is given by the server, to rows that it moves")
         if ColumnId.KEY_END in batch.offsets and self.keyed is not None:
             self.keyed.check()
         if ColumnId.HEADERS_END in batch.offsets:
             check_headers(batch)
+        if again:
+            check_again(batch)
+        else:
+            check_own(batch)
         if self.subjects_full and not self._knows_subjects(batch):
             raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
         earliest, latest = batch.range_of(ColumnId.DELIVER_AT_MS)

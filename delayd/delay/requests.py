@@ -75,6 +75,7 @@ class Requests:
             RequestType.PING: self._ping,
             RequestType.STATUS: self._tell_status,
             RequestType.SEND: self._send,
+            RequestType.SEND_AGAIN: self._send_again,
             RequestType.OUTCOME: self._outcome,
             RequestType.CHECKPOINT: self._checkpoint,
             RequestType.TRUST_CLOCK: self._trust_clock,
@@ -203,6 +204,14 @@ class Requests:
         begin = self._take(frame.body, places, answered, allowance, 0)
         if begin < len(places):
             self._later(partial(self._take, frame.body, places, answered, allowance), begin, len(places))
+
+    def _send_again(self, peer: Peer, frame: Frame) -> None:
+        """Take messages that come again to their group: one batch of a realtime server."""
+        batch, answer = _parse(frame.body), partial(self._answer_one, peer, frame.request_id)
+        if isinstance(batch, BatchMalformed):
+            answer(batch, False)
+            return
+        self._core.send_again(batch, answer, self.allowances.setdefault(peer, Allowance()))
 
     def _answer_one(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         if isinstance(what, AcceptedBatch) and not what.decided:

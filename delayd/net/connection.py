@@ -62,7 +62,14 @@ CONNECT_MS_DEFAULT = 5_000  # A lost first packet is sent again after 1 and afte
 PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE})
 # At any server.
 TYPES_WITH_BODY = frozenset(
-    {RequestType.SEND, RequestType.DISPATCH, RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE}
+    {
+        RequestType.SEND,
+        RequestType.SEND_AGAIN,
+        RequestType.DISPATCH,
+        RequestType.CANCEL,
+        RequestType.GET,
+        RequestType.RESCHEDULE,
+    }
 )
 UNBOUNDED = 1 << 62  # Units of a turn, for a connection without a budget.
 

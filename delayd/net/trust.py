@@ -35,6 +35,7 @@ NEEDS_TRUST = frozenset(
         RequestType.MOVE_SLOTS,
         RequestType.SETTLE_SLOTS,
         RequestType.RELEASE_SLOTS,
+        RequestType.SEND_AGAIN,
         RequestType.CHECKPOINT,
         RequestType.TARGET_LOST,
         RequestType.TARGET_ACCEPT,

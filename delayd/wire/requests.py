@@ -82,6 +82,7 @@ class RequestType(IntEnum):
     SET_QUOTA = 33
     PLACES = 34
     RELEASE_SLOTS = 36
+    SEND_AGAIN = 37
     PULL = 40
     ACK = 41
     NACK = 42
