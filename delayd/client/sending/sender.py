@@ -69,8 +69,8 @@ log = logging.getLogger(__name__)
 # For how long the handle of an unknown outcome holds the low-water mark back, for callers that ask at once.
 UNKNOWN_KEPT_MS = 60_000
 UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so at most this many handles hold it back.
-# A refused batch is certainly not kept. A further try whose answer comes too late would make that unknown, so none is
-# made in this last part of the time limit.
+# A batch that was refused, or found no server, is certainly not kept. A further try whose answer comes too late would
+# make that unknown, so none is made in this last part of the time limit.
 NO_TRY_SHARE = 0.1
 
 
@@ -106,8 +106,8 @@ class Parcel:
         return self._backoff
 
     @property
-    def is_refused(self) -> bool:
-        """Whether it was refused, so that nothing of it is kept."""
+    def surely_not_kept(self) -> bool:
+        """Whether a try has failed, and nothing of it is kept for certain."""
         return self.failure is not None and not self.may_be_kept
 
 
@@ -248,7 +248,7 @@ class Sender:
             self._ask(parcel, group, connection, parcel.deadline - self._loop.time())
 
     def _ask(self, parcel: Parcel, group: DelayGroup, connection: Connection, left_s: float) -> None:
-        if parcel.is_refused and left_s < self._no_try_s:
+        if parcel.surely_not_kept and left_s < self._no_try_s:
             self._loop.call_later(max(left_s, 0), self._try, parcel)  # Its time is over then.
             return
         try:
