@@ -21,7 +21,8 @@ from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
 from .lines import LineWriter
 
 STOP_S = 5.5  # A server has ended five seconds after its SIGTERM; half a second more, so that we hear of it.
-STOP_LAST_S = 1.0  # For meta, which stops last: it holds no messages and ends at once.
+# For meta, which stops last: it holds no messages and ends at once, unless the machine stands still for a moment.
+STOP_LAST_S = 2.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ROLES = ("meta", "delay", "realtime")
 FIRST = "meta"  # Starts first, because the others need its address.

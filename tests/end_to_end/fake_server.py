@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 TALK_LINES = 300
-LEFT_S = 2  # Longer than the supervisor waits for meta.
+LEFT_S = 3  # Longer than the supervisor waits for meta.
 _LOOK_S = 0.02
 
 
