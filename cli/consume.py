@@ -14,6 +14,7 @@ import click
 from delayd.client.pulling.consumer import Consumer, MessageBatch
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders, RetryLater
+from delayd.patterns import is_pattern
 
 from .interrupt import Interrupts
 from .listing import printable
@@ -35,6 +36,7 @@ _MS = timedelta(milliseconds=1)
         "delayd consume orders.cancel --group billing --max 10",
         "delayd consume orders.cancel --group billing --follow --format json | jq .body",
         "delayd consume orders.cancel --group look --max 5 --no-ack",
+        "delayd consume 'orders.>' --group billing --follow",
     )
 )
 @click.argument("subject", shell_complete=offer_subjects)
@@ -78,12 +80,14 @@ def consume(
 ) -> None:
     """Take due messages and acknowledge them.
 
+    SUBJECT may be a pattern: * stands for one word between dots, > at the end for one or more.
+
     A new group begins with the earliest message that the server still keeps. Each message goes to one consumer of the
     group.
 
     Exit codes: 0 done, also when no message came; 4 the servers could not be reached.
     """
-    write = WRITERS[form]
+    write = _text_of_many if form == "text" and is_pattern(subject) else WRITERS[form]
     taken = 0
     # A call for some messages has no use for others ahead, which somebody may want. And without prefetch a pull ends
     # by an answer or an error, so that "nothing came" is never said of a server that was not reached.
@@ -127,6 +131,10 @@ def _text(message: MessageView) -> bytes:
     except BadHeaders:
         words.append(f"headers that can't be decoded: {printable(message.headers_bytes)}")
     return f"{'  '.join(words)}  {printable(message.body, TEXT_LENGTH)}\n".encode()
+
+
+def _text_of_many(message: MessageView) -> bytes:
+    return message.subject.encode() + b"  " + _text(message)
 
 
 def _raw(message: MessageView) -> bytes:

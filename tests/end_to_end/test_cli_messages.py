@@ -101,6 +101,19 @@ def test_acknowledged_messages_do_not_come_again_and_others_do(servers: Up, subj
     assert _consumed(servers, subject, "--wait", "1500ms") == []
 
 
+def test_a_pattern_takes_its_subjects_and_text_shows_which(servers: Up, subject: str) -> None:
+    for word in ("eu", "us"):
+        _run("send", f"{subject}.{word}", word, "--at", "now", *_meta(servers))
+    looked_at = ("--max", "2", "--wait", "20s", "--no-ack", "--lease", "1s")
+    found = _consumed(servers, f"{subject}.*", "--max", "2", "--wait", "20s", group="other")
+    assert sorted((message["subject"], message["body"]) for message in found) == [
+        (f"{subject}.eu", "eu"),
+        (f"{subject}.us", "us"),
+    ]
+    lines = _run("consume", f"{subject}.>", "--group", "g", *looked_at, *_meta(servers)).splitlines()
+    assert sorted(line.split()[0] for line in lines) == [f"{subject}.eu", f"{subject}.us"]
+
+
 def test_every_group_gets_every_message(servers: Up, subject: str) -> None:
     _run("send", subject, "b", "--at", "now", *_meta(servers))
     for group in ("one", "two"):
