@@ -1,11 +1,12 @@
 """Joins: the groups of a subscription are found or made, some in each turn of the loop, and so are those of subjects
 that come later and match its pattern.
 
-A group that there is no room for is tried again each second; the others do not wait for it.
+When a group can't be made, all subjects of its subscription are looked at again after some seconds; the others do not
+wait for it. So nothing is remembered of subjects without a group, however many match a pattern.
 """
 
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from itertools import islice
 
 from delayd.clock import Clock
@@ -21,12 +22,12 @@ from .group_records import GroupRecords
 from .index import Index, Subject
 from .peer import Peer
 from .pulls import Pulls
-from .roster import RETRY_MS
 from .subscriptions import Subscription
 
 TURN_WORK = 1_024  # Work of one turn, some microseconds each: a name that is compared, a group that joins.
 MAKE_WORK = 16  # A group that is made is a record of the pull log, some 50 us.
-RETRIED_MAX = 65_536  # Groups that wait to be tried again; beyond this the oldest are left out.
+FAILURES_MAX = 64  # After so many groups that can't be made, only those that exist join until all are looked at again.
+RETRY_MS = 5_000
 
 limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
 
@@ -42,7 +43,7 @@ class Joins:
         self._index = index
         self._clock = clock
         self._busy: OrderedDict[Subscription, None] = OrderedDict()  # Those with something to do in the next turns.
-        self._refused: deque[tuple[Subscription, str]] = deque(maxlen=RETRIED_MAX)
+        self._lacking: dict[Subscription, None] = {}  # Those of which a group could not be made.
         self._retry_at_ms = 0
 
     def subscribe(self, peer: Peer, frame: Frame) -> None:
@@ -68,10 +69,10 @@ class Joins:
         if self.due_ms is None or now_ms < self.due_ms:
             return
         if now_ms >= self._retry_at_ms:
-            for subscription, name in self._refused:
-                subscription.pending.append(name)
+            for subscription in self._lacking:
+                subscription.look_again()
                 self._go_on_with(subscription)
-            self._refused.clear()
+            self._lacking.clear()
         left = TURN_WORK
         while self._busy and left > 0:
             subscription = next(iter(self._busy))
@@ -82,7 +83,7 @@ class Joins:
             else:
                 left -= self._scan(subscription, left)
         if not self._busy:
-            self.due_ms = self._retry_at_ms if self._refused else None
+            self.due_ms = self._retry_at_ms if self._lacking else None
 
     def _go_on_with(self, subscription: Subscription) -> None:
         self._busy[subscription] = None
@@ -99,25 +100,38 @@ class Joins:
 
     def _join(self, subscription: Subscription, name: str) -> int:
         """Let the group of a subject join; return the work that it took."""
-        group, work = self._pulls.groups.get((name, subscription.group_name)), 1
+        group = self._pulls.groups.get((name, subscription.group_name))
+        if group is None:
+            if subscription.failures >= FAILURES_MAX:
+                self._lacks(subscription)
+                return 1
+            self._make(subscription, name)
+            return MAKE_WORK
+        if group not in subscription.members and not self._pulls.join(subscription, group):
+            self._failed(subscription, name, "there is no room for more subjects in subscriptions")
+        return 1
+
+    def _make(self, subscription: Subscription, name: str) -> None:
         try:
-            if group is None:
-                group, work = self._groups.create(name, subscription.group_name), MAKE_WORK
+            group = self._groups.create(name, subscription.group_name)
         except ServerStopped:
             raise
         except DelaydError as error:
-            self._refuse(subscription, name, error.message)
-            return MAKE_WORK
+            self._failed(subscription, name, error.message)
+            return
         if not self._pulls.join(subscription, group):
-            self._refuse(subscription, name, "there is no room for more subjects in subscriptions")
-        return work
+            self._failed(subscription, name, "there is no room for more subjects in subscriptions")
 
-    def _refuse(self, subscription: Subscription, name: str, reason: str) -> None:
+    def _failed(self, subscription: Subscription, name: str, reason: str) -> None:
         at = (name, subscription.group_name, reason)
         limited.warning("subject_not_joined", "subject_not_joined subject=%s group=%s reason=%r", *at)
-        if not self._refused:
+        subscription.failures += 1
+        self._lacks(subscription)
+
+    def _lacks(self, subscription: Subscription) -> None:
+        if not self._lacking:
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-        self._refused.append((subscription, name))
+        self._lacking[subscription] = None
 
 
 def _asked_for(head: Head) -> tuple[list[str], Pattern | None]:

@@ -37,8 +37,8 @@ PartsOf = Callable[[Group, int, int, int], list[Part]]
 class Subscription:
     """The groups of one name over many subjects; ``key`` tells it from all others."""
 
-    __slots__ = ("_queue", "group_name", "key", "members", "names", "number", "pattern", "peers", "pending", "scanned",
-                 "waiting")  # fmt: skip
+    __slots__ = ("_queue", "failures", "group_name", "key", "members", "names", "number", "pattern", "peers", "pending",
+                 "scanned", "waiting")  # fmt: skip
 
     ready = True  # A PULL may wait at once, before any of the groups is there.
     damage = None  # Subjects that can't be read keep nothing from the others.
@@ -52,9 +52,15 @@ class Subscription:
         self.waiting = Polls()
         self.members: dict[Group, None] = {}
         self.peers: dict[Peer, None] = {}
-        self.pending = deque(subjects)  # Subjects whose groups join in one of the next turns.
-        self.scanned = "" if pattern is not None else None  # Subjects up to this name were compared with the pattern.
         self._queue: OrderedDict[Group, None] = OrderedDict()
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Have all its subjects looked at in the next turns: their groups join."""
+        self.pending = deque(self.key[1])  # Subjects whose groups join in one of the next turns.
+        # Subjects up to this name were compared with the pattern; None: all were.
+        self.scanned = "" if self.pattern is not None else None
+        self.failures = 0  # Groups that could not be made.
 
     @property
     def has_messages(self) -> bool:

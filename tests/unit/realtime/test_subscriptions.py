@@ -12,6 +12,7 @@ from delayd.limits import SUBSCRIBED_MAX
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
 from realtime import joins, roster, subscriptions
+from realtime.groups import Group
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 
@@ -313,8 +314,33 @@ def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(
     assert taker.pull()[1] == [b"a"]
     monkeypatch.setattr(roster, "GROUPS_MAX", 2)
     asked = taker.ask()
-    feed.world.pass_time(roster.RETRY_MS)
+    feed.world.pass_time(joins.RETRY_MS)
+    feed.settle()
     assert taker.answer(asked)[1] == [b"b"]
+
+
+def test_rule_B2_subjects_without_room_cost_little_and_groups_that_exist_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed()
+    for number in range(300):
+        feed.put(f"s.{number:03}", b"x")
+    feed.world.pull(SimPeer(), GROUP, "s.299", most=1)
+    feed.put("s.299", b"new")
+    monkeypatch.setattr(roster, "GROUPS_MAX", 1)
+    tried: list[str] = []
+    create = feed.world.core._groups.create
+
+    def counted(subject: str, name: str) -> Group:
+        tried.append(subject)
+        return create(subject, name)
+
+    monkeypatch.setattr(feed.world.core._groups, "create", counted)
+    taker = Taker(feed, "s.*")
+    assert taker.pull()[1] == [b"new"]
+    assert len(tried) == joins.FAILURES_MAX
+    assert feed.world.core.next_wake_ms() > feed.world.clock.monotonic_ms()
+    feed.world.pass_time(joins.RETRY_MS)
+    feed.settle()
+    assert len(tried) == 2 * joins.FAILURES_MAX
 
 
 def test_rule_B2_groups_join_some_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
