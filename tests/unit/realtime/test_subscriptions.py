@@ -9,6 +9,7 @@ import pytest
 
 from delayd.errors import BadArgument, BadRequest, BadSubject, DelaydError, SlowDown
 from delayd.limits import SUBSCRIBED_MAX
+from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
 from realtime import joins, roster, subscriptions
@@ -259,6 +260,24 @@ def test_pull_end_answers_what_waits_and_a_lost_connection_frees_everything() ->
     assert len(feed.world.core._pulls.subscriptions) == 0
     assert not any(group.subscriptions for group in feed.world.core._pulls.groups.values())
     assert Taker(feed, ["a", "b"]).pull()[1] == [b"a"]
+
+
+def test_rule_Q2_what_comes_again_is_of_the_subject_that_it_was_sent_to() -> None:
+    feed = Feed()
+    feed.put("a", b"a")
+    feed.put("b", b"b")
+    taker = Taker(feed, "*")
+    head, _ = taker.pull()
+    (first, _, _, _), second = need_rows(head, "parts", 4)
+    retry: Head = {"subject": "a", "group": GROUP, "retries": [[need_u64(head, "incarnation"), first, 1, 1_000, "no"]]}
+    assert feed.world.ask(taker.peer, RequestType.RETRY, retry)[0]["stale"] == []
+    taker.settle(head | {"parts": [second], "subjects": [["b", 1]]})
+    asked = taker.ask()
+    group = feed.world.core._pulls.groups["a", GROUP]
+    feed.put(retry_subject(feed.world.core.log_id, group.group_id), b"again")
+    head, bodies = taker.answer(asked)
+    assert (bodies, head["subjects"]) == ([b"again"], [["a", 1]])
+    assert taker.settle(head)["stale"] == [] and group.child is not None and not group.child.outstanding
 
 
 def test_a_group_that_is_deleted_leaves_and_the_others_go_on() -> None:
