@@ -26,7 +26,7 @@ from delayd.worker.job import Job, run_in_thread, work_on
 from delayd.worker.middleware import Chain
 from delayd.worker.settle import Settler
 from delayd.worker.threads import Threads
-from delayd.worker.verdicts import ATTEMPTS_OVER, Kind, Verdict, of_last
+from delayd.worker.verdicts import Kind, Verdict
 
 CANCEL_S = 2.0  # A coroutine that is cancelled at the end of the drain has this long to clean up.
 CLOSE_S = 5.0  # When a server is away at the end, acknowledgements are waited for this long.
@@ -54,8 +54,6 @@ class Lane:
         self._watch: asyncio.TimerHandle | None = None  # Looks at the time limit of the oldest.
         self._ended: list[Job] = []  # Jobs of threads that are not settled yet.
         self._settling: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()  # Those that settle messages whose handlers have not ended.
-        self._attempts = settings.max_attempts
         self._threads = None if handler.is_coroutine else Threads(handler.name, self._work_in_thread, self._take_ended)
         self.failed: asyncio.Future[None] = self._loop.create_future()  # Raises a bug of this code.
 
@@ -107,8 +105,6 @@ class Lane:
             async with asyncio.timeout(CLOSE_S):
                 if self._settling is not None:
                     await self._settling
-                if self._aside:
-                    await asyncio.wait(self._aside)
                 await self._settler.close([job.message for job in left])
         except TimeoutError:
             log.warning("close_overdue subject=%s group=%s limit_s=%g", *self._names, CLOSE_S)
@@ -116,10 +112,6 @@ class Lane:
 
     def _start(self, message: AsyncMessage) -> None:
         job = Job(message, self._loop.time())
-        if self._attempts is not None and message.attempt > self._attempts:
-            # The workers that had it died; perhaps it kills every one.
-            self._settle_aside(job, Verdict(Kind.REJECT, reason=ATTEMPTS_OVER, error=message.last_error))
-            return
         self._jobs[job] = None
         if self._threads is not None:
             self._threads.start(job)
@@ -142,18 +134,12 @@ class Lane:
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
 
-    def _settle_aside(self, job: Job, verdict: Verdict) -> None:
-        task = self._loop.create_task(self._settle(job, verdict))
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
-        task.add_done_callback(self._check)
-
     async def _settle(self, job: Job, verdict: Verdict) -> None:
         if job.is_settled:
             return
         job.is_settled = True
         if verdict.kind is not Kind.ACK:
-            verdict = self._told(job, verdict)
+            self._tell(job, verdict)
         await self._settler.settle(job.message, verdict)
 
     # Coroutines, on the loop.
@@ -237,23 +223,14 @@ class Lane:
             "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d", *self._names, self._limit_s, lost, self._slots
         )
         error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.time_limit}"
-        self._settle_aside(job, Verdict(Kind.NACK, error=error))
+        task = self._loop.create_task(self._settle(job, Verdict(Kind.NACK, error=error)))
+        task.add_done_callback(self._check)
 
     # What the log says.
 
-    def _told(self, job: Job, verdict: Verdict) -> Verdict:
-        """Log what becomes of a message that is not acknowledged, and return it: after the last attempt it is dead."""
+    def _tell(self, job: Job, verdict: Verdict) -> None:
         message = job.message
         which = (*self._names, message.sequence, message.attempt)
-        if job.trouble and verdict.kind is Kind.NACK:
-            limited.warning(
-                f"handler_failed {self._names}",
-                "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s",
-                *which,
-                job.trouble,
-            )
-        if self._attempts is not None and message.attempt >= self._attempts:
-            verdict = of_last(verdict)
         if verdict.kind is Kind.REJECT:
             limited.warning(
                 f"message_rejected {self._names}",
@@ -261,7 +238,13 @@ class Lane:
                 *which,
                 verdict.reason,
             )
-        return verdict
+        elif job.trouble:
+            limited.warning(
+                f"handler_failed {self._names}",
+                "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s",
+                *which,
+                job.trouble,
+            )
 
     def _check(self, task: asyncio.Task[None]) -> None:
         """Raise a bug of this code where the worker looks."""

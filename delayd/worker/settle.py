@@ -7,9 +7,7 @@ server makes durable. A failure is logged, and the messages that it concerns com
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
 from typing import Any
 
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
@@ -19,11 +17,6 @@ from delayd.worker.handler import HandlerSettings
 from delayd.worker.verdicts import Kind, Verdict
 
 limited = LogLimit(logging.getLogger(__name__))
-
-
-FIRST_S = 1.0  # The pause after the first attempt; each further one is twice as long.
-MOST_S = 3_600.0
-JITTER = 0.5  # Each pause is shorter by up to this share, so that messages that failed together come again apart.
 
 
 class Settler:
@@ -37,11 +30,8 @@ class Settler:
         """Tell the server soon; only the order in which it hears of many is not kept."""
         if verdict.kind is Kind.ACK:
             await self._give(lambda: message.ack(wait=False))
-        elif verdict.kind is Kind.REJECT:
-            await self._give(lambda: message.reject(verdict.reason, error=verdict.error, wait=False))
         else:
-            delay = back_off(message.attempt) if verdict.delay is None else verdict.delay
-            await self._give(lambda: message.nack(delay, error=verdict.error, wait=False))
+            await self._give(lambda: message.nack(wait=False))
 
     async def close(self, left: Sequence[AsyncMessage]) -> None:
         """Give back, uncounted, messages whose handlers have not ended; wait until all is durable, and disconnect."""
@@ -71,12 +61,6 @@ class Settler:
             error.code,
             error.message,
         )
-
-
-def back_off(attempt: int) -> timedelta:
-    """How long a message waits that has failed in its ``attempt``th attempt."""
-    pause_s = min(FIRST_S * 2 ** min(attempt - 1, 30), MOST_S)
-    return timedelta(seconds=pause_s * (1 - JITTER * random.random()))
 
 
 def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:

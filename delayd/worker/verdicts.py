@@ -63,12 +63,6 @@ class Verdict(NamedTuple):
 
 
 ACK = Verdict(Kind.ACK)
-ATTEMPTS_OVER = "attempts over"
-
-
-def of_last(verdict: Verdict) -> Verdict:
-    """The verdict after the last attempt: what would come again is a dead letter."""
-    return Verdict(Kind.REJECT, reason=ATTEMPTS_OVER, error=verdict.error) if verdict.kind is Kind.NACK else verdict
 
 
 def verdict_of(error: BaseException) -> Verdict:

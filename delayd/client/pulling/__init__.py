@@ -11,5 +11,4 @@ A map, in the order in which a message passes.
     stock, pace         messages fetched ahead, and how many that should be
     message             messages as columns, and views of single ones
     acks                acknowledgements, gathered into ranges
-    decisions           messages that are to come again later, or are dead letters
 """

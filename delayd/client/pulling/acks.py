@@ -168,14 +168,14 @@ class AckLane:
 
     def _tell(self, gathered: Handles, waiting: Sequence[_Waiting], stale: Handles, error: DelaydError | None) -> None:
         for one in waiting:
-            lost = error or stale_error(one.handles, stale)
+            lost = error or _stale(one.handles, stale)
             if one.durable.done():
                 continue
             if lost is None:
                 one.durable.set_result(None)
             else:
                 one.durable.set_exception(lost)
-        failure = error or stale_error(gathered, stale)
+        failure = error or _stale(gathered, stale)
         if gathered and failure is not None:
             self._failures.append(failure)
 
@@ -211,8 +211,7 @@ def merge(handles: Handles) -> Handles:
     return merged
 
 
-def stale_error(handles: Handles, stale: Handles) -> StaleHandle | None:
-    """What a caller is told whose handles the server no longer holds; None when it holds all."""
+def _stale(handles: Handles, stale: Handles) -> StaleHandle | None:
     lost = sum(
         max(0, min(first + count, stale_first + stale_count) - max(first, stale_first))
         for incarnation, first, count, *_ in handles

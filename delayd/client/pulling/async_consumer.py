@@ -16,7 +16,6 @@ from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
-from delayd.client.pulling.decisions import Decision
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
 from delayd.client.pulling.settings import LEASE, ConsumerSettings
 from delayd.client.pulling.subjects import Subjects
@@ -160,25 +159,6 @@ class AsyncConsumer:
             core.check()
             core.settle(handles, back=back)
 
-    async def decide(self, decision: Decision, wait: bool) -> None:
-        """Have messages come again later, or be dead letters; with ``wait`` the ``decision`` is durable then. Messages
-        call it.
-        """
-        try:
-            core = self._own.on_this_loop()
-        except AlreadyClosed:
-            core = self._own.make()
-            try:
-                await core.decide_and_wait(decision)
-            finally:
-                await core.close(core.leave())
-            return
-        if wait:
-            await core.decide_and_wait(decision)
-        else:
-            core.check()
-            core.decide(decision)
-
     async def _settle_late(self, handles: Handles, back: bool) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
@@ -223,31 +203,15 @@ class AsyncMessageBatch(MessageColumns):
         """
         await self.consumer.settle(self.pulled.handles, wait)
 
-    async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
-        """Give all messages of the batch back. They come again, with an attempt that is one higher.
+    async def nack(self, *, wait: bool = True) -> None:
+        """Give all messages of the batch back. The server offers them again, with an attempt that is one higher.
 
-        Without a delay the realtime server keeps them: after the first attempt they come again at once, after later
-        ones with a pause that grows from 100 ms to 10 s.
-
-        Args:
-            delay: they come again after this, through their delay server, which keeps them until then.
-            error: what went wrong; the messages have it as `last_error` when they come again after a delay.
-            wait: as for `ack`, which also lists the errors.
-        """
-        if delay:
-            await self.consumer.decide(Decision.retry(self.pulled.handles, delay, error), wait)
-        else:
-            await self.consumer.settle(self.pulled.handles, wait, back=True)
-
-    async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
-        """Have all messages of the batch be dead letters, because they can never be handled.
+        After the first attempt they come again at once, after later ones with a pause that grows from 100 ms to 10 s.
 
         Args:
-            reason: why; it is kept with the messages.
-            error: what went wrong, such as the text of an exception.
             wait: as for `ack`, which also lists the errors.
         """
-        await self.consumer.decide(Decision.reject(self.pulled.handles, reason, error), wait)
+        await self.consumer.settle(self.pulled.handles, wait, back=True)
 
 
 class AsyncMessage(MessageView):
@@ -275,25 +239,10 @@ class AsyncMessage(MessageView):
         """
         await self._consumer.settle([self.handle], wait)
 
-    async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
-        """Give the message back. It comes again, with an attempt that is one higher.
+    async def nack(self, *, wait: bool = True) -> None:
+        """Give the message back. The server offers it again, with an attempt that is one higher.
 
         Args:
-            delay: when it comes again, as for `AsyncMessageBatch.nack`; without it, soon.
-            error: what went wrong; the message has it as `last_error` when it comes again after a delay.
             wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
         """
-        if delay:
-            await self._consumer.decide(Decision.retry([self.handle], delay, error), wait)
-        else:
-            await self._consumer.settle([self.handle], wait, back=True)
-
-    async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
-        """Have the message be a dead letter, because it can never be handled.
-
-        Args:
-            reason: why; it is kept with the message.
-            error: what went wrong, such as the text of an exception.
-            wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
-        """
-        await self._consumer.decide(Decision.reject([self.handle], reason, error), wait)
+        await self._consumer.settle([self.handle], wait, back=True)

@@ -21,7 +21,6 @@ from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.loop_thread import Inbox, LoopThread, Work
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
-from delayd.client.pulling.decisions import Decision
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
 from delayd.client.pulling.settings import LEASE, ConsumerSettings
 from delayd.client.pulling.subjects import Subjects
@@ -169,24 +168,6 @@ class Consumer:
             # To acknowledge twice is to acknowledge once, so it does not matter what had left before the close.
             self._settle_late(handles, back)
 
-    def decide(self, decision: Decision, wait: bool) -> None:
-        """Have messages come again later, or be dead letters; with ``wait`` the ``decision`` is durable then. Messages
-        call it.
-        """
-        try:
-            engine = self._standing_engine()
-            if wait:
-                engine.thread.call(engine.core.decide_and_wait(decision))
-            else:
-                engine.core.check()
-                engine.thread.post(lambda: engine.core.decide(decision))
-        except AlreadyClosed:
-            engine = self._own.make()
-            try:
-                engine.thread.call(engine.core.decide_and_wait(decision))
-            finally:
-                engine.close()
-
     def _settle_late(self, handles: Handles, back: bool) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
@@ -231,31 +212,15 @@ class MessageBatch(MessageColumns):
         """
         self.consumer.settle(self.pulled.handles, wait)
 
-    def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
-        """Give all messages of the batch back. They come again, with an attempt that is one higher.
+    def nack(self, *, wait: bool = True) -> None:
+        """Give all messages of the batch back. The server offers them again, with an attempt that is one higher.
 
-        Without a delay the realtime server keeps them: after the first attempt they come again at once, after later
-        ones with a pause that grows from 100 ms to 10 s.
-
-        Args:
-            delay: they come again after this, through their delay server, which keeps them until then.
-            error: what went wrong; the messages have it as `last_error` when they come again after a delay.
-            wait: as for `ack`, which also lists the errors.
-        """
-        if delay:
-            self.consumer.decide(Decision.retry(self.pulled.handles, delay, error), wait)
-        else:
-            self.consumer.settle(self.pulled.handles, wait, back=True)
-
-    def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
-        """Have all messages of the batch be dead letters, because they can never be handled.
+        After the first attempt they come again at once, after later ones with a pause that grows from 100 ms to 10 s.
 
         Args:
-            reason: why; it is kept with the messages.
-            error: what went wrong, such as the text of an exception.
             wait: as for `ack`, which also lists the errors.
         """
-        self.consumer.decide(Decision.reject(self.pulled.handles, reason, error), wait)
+        self.consumer.settle(self.pulled.handles, wait, back=True)
 
 
 class Message(MessageView):
@@ -283,28 +248,13 @@ class Message(MessageView):
         """
         self._consumer.settle([self.handle], wait)
 
-    def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
-        """Give the message back. It comes again, with an attempt that is one higher.
+    def nack(self, *, wait: bool = True) -> None:
+        """Give the message back. The server offers it again, with an attempt that is one higher.
 
         Args:
-            delay: when it comes again, as for `MessageBatch.nack`; without it, soon.
-            error: what went wrong; the message has it as `last_error` when it comes again after a delay.
             wait: as for `MessageBatch.ack`, which also lists the errors.
         """
-        if delay:
-            self._consumer.decide(Decision.retry([self.handle], delay, error), wait)
-        else:
-            self._consumer.settle([self.handle], wait, back=True)
-
-    def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
-        """Have the message be a dead letter, because it can never be handled.
-
-        Args:
-            reason: why; it is kept with the message.
-            error: what went wrong, such as the text of an exception.
-            wait: as for `MessageBatch.ack`, which also lists the errors.
-        """
-        self._consumer.decide(Decision.reject([self.handle], reason, error), wait)
+        self._consumer.settle([self.handle], wait, back=True)
 
 
 class _Engine:

@@ -23,7 +23,6 @@ from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import Handles, raise_first
-from delayd.client.pulling.decisions import Decision
 from delayd.client.pulling.many_source import ManySource
 from delayd.client.pulling.message import Pulled
 from delayd.client.pulling.pace import Pace
@@ -79,7 +78,6 @@ class ConsumerCore(Generic[Batch]):
         self._failure: DelaydError | None = None  # Why a PULL failed that nobody waited for; the next pull raises it.
         self._waiters: list[asyncio.Future[bool]] = []
         self._giving_back: set[asyncio.Task[None]] = set()
-        self._deciding: set[asyncio.Task[None]] = set()
         self._away = False  # Iteration waits for a server, and has logged that.
         self._backoff = Backoff()
         # Why acknowledgements failed that nobody waited for.
@@ -201,23 +199,6 @@ class ConsumerCore(Generic[Batch]):
         self.check()
         return self._source.settle_and_wait(handles, back=back)
 
-    async def decide_and_wait(self, decision: Decision) -> None:
-        """Have messages come again later, or be dead letters, durably."""
-        self.check()
-        await self._source.decide(decision)
-
-    def decide(self, decision: Decision) -> None:
-        """The same soon; a later call raises the error if this fails."""
-        task = self._loop.create_task(self._decide(decision))
-        self._deciding.add(task)
-        task.add_done_callback(self._deciding.discard)
-
-    async def _decide(self, decision: Decision) -> None:
-        try:
-            await self._source.decide(decision)
-        except DelaydError as error:
-            self._failures.append(error)
-
     def give_back(self, handles: Handles) -> None:
         """Give messages back uncounted, because no work was done on them."""
         if handles:
@@ -227,14 +208,9 @@ class ConsumerCore(Generic[Batch]):
 
     async def flush(self) -> None:
         """Wait until all acknowledgements and give-backs are durable; raises errors since the last call."""
-        await self._flush()
+        await self._source.flush()
         if self._failures:
             raise_first(self._failures)
-
-    async def _flush(self) -> None:
-        await self._source.flush()
-        if self._deciding:
-            await asyncio.wait(self._deciding)
 
     def leave(self) -> Handles:
         """Hand out nothing more; return the handles that `close` is to give back. From any thread."""
@@ -250,7 +226,7 @@ class ConsumerCore(Generic[Batch]):
             await self._source.end()
             # An answer may have been put in stock while `leave` emptied it.
             self.give_back([*left, *self._too_late, *(self._stock.give_back_older(math.inf) or ())])
-            await self._flush()
+            await self._source.flush()
             if self._giving_back:
                 await asyncio.wait(self._giving_back)
         finally:

@@ -17,7 +17,6 @@ from functools import partial
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import AckLane, Handles, merge
-from delayd.client.pulling.decisions import Decision, decide
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, Lanes, pulled_in, terms_of, wanted_in
@@ -102,27 +101,6 @@ class ManySource:
     async def give_back(self, handles: Handles) -> None:
         """See Source."""
         await _all([server.lanes.returns.give_and_wait(of_server) for server, of_server in self._by_server(handles)])
-
-    async def decide(self, decision: Decision) -> None:
-        """See Source."""
-        if not self._knows(decision.handles):
-            await self._look_elsewhere(decision.handles)
-        by_place: dict[int, Handles] = {}
-        for handle in decision.handles:
-            by_place.setdefault(handle[3], []).append(handle)
-        at, timeout_ms = self._settings.subjects.at, self._settings.timeout_ms
-        decided = [
-            self._loop.create_task(
-                decide(
-                    decision._replace(handles=handles),
-                    {"subject": at(place).subject, "group": self._settings.group},
-                    self._servers[at(place).log_id].link.connection,
-                    timeout_ms,
-                )
-            )
-            for place, handles in by_place.items()
-        ]
-        await _all(decided)
 
     async def flush(self) -> None:
         """See Source."""
@@ -257,17 +235,14 @@ class ManySource:
 
     async def _settle_elsewhere(self, handles: Handles, back: bool) -> None:
         """Settle what an earlier connection of this consumer has got, as after its close or in a forked child."""
-        await self._look_elsewhere(handles)
-        durable = [server.lane_of(back).give_and_wait(of_server) for server, of_server in self._by_server(handles)]
-        await _all(durable)
-
-    async def _look_elsewhere(self, handles: Handles) -> None:
         try:
             await self._look()
         except NoRealtimeServer:
             pass
         if not self._knows(handles):
             raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
+        durable = [server.lane_of(back).give_and_wait(of_server) for server, of_server in self._by_server(handles)]
+        await _all(durable)
 
     async def _settle_unwatched(self, handles: Handles, back: bool) -> None:
         try:

@@ -22,13 +22,9 @@ from delayd.client.pulling.subjects import Subjects
 from delayd.errors import BadBody, BadHeaders
 from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
-from delayd.life import ATTEMPT, ERROR, LIFE_PREFIX, ORIGIN, REASON
 from delayd.log_id import LogId
 
 FEW_ITEMS = 8  # Up to so many cost less one by one than the arrays cost at all: one takes 2 instead of 13 us.
-ATTEMPTS_MAX = np.iinfo(np.uint16).max
-_LIFE = LIFE_PREFIX.encode()
-_ATTEMPT = ATTEMPT.encode()
 Item = TypeVar("Item", bound=np.generic)
 
 
@@ -156,7 +152,7 @@ class MessageColumns:
 
         Headers that can't be decoded concern their own message only: they are replaced by an `UnreadableHeaders`.
         """
-        return [_readable(packed) for packed in self.headers_bytes]  # Without those of the servers.
+        return [_readable(packed) for packed in self.headers_bytes]
 
     @cached_property
     def deliver_at_ms(self) -> Int64s:
@@ -180,15 +176,7 @@ class MessageColumns:
     def attempts(self) -> NDArray[np.uint16]:
         """uint16[n]: how often each message was delivered to this group; 1 is the first time."""
         attempts = [part.attempt for part in self.pulled.parts]
-        found = np.repeat(np.array(attempts, np.uint16), [len(part.rows) for part in self.pulled.parts])
-        if any(ColumnId.HEADERS_END in part.batch for part in self.pulled.parts):
-            for row, packed in enumerate(self.headers_bytes):
-                if _ATTEMPT in packed:
-                    # It came again through its delay server, which made it a new message.
-                    # A dead letter that was sent back to its group begins anew.
-                    earlier = 0 if _text_of(packed, REASON) else _number(packed, ATTEMPT)
-                    found[row] = min(int(found[row]) + earlier, ATTEMPTS_MAX)
-        return found
+        return np.repeat(np.array(attempts, np.uint16), [len(part.rows) for part in self.pulled.parts])
 
     @property
     def late_ms(self) -> Int64s:
@@ -252,7 +240,7 @@ class MessageView:
     @property
     def headers(self) -> Headers:
         """The headers. Raises BadHeaders when they can't be decoded; `headers_bytes` has their bytes then."""
-        return _sent(self.headers_bytes)
+        return decode_headers(self.headers_bytes)
 
     @property
     def headers_bytes(self) -> bytes:
@@ -284,16 +272,6 @@ class MessageView:
     def attempt(self) -> int:
         """How often the message was delivered to this group; 1 is the first time."""
         return int(self._columns.attempts[self.row])
-
-    @property
-    def last_error(self) -> str:
-        """What the last handler of this group said when it gave the message back with a delay; empty if none did."""
-        return _text_of(self.headers_bytes, ERROR)
-
-    @property
-    def origin_sequence(self) -> int:
-        """The sequence that the message was sent with: its own, unless it came again through its delay server."""
-        return _number(self.headers_bytes, ORIGIN) or self.sequence
 
     @property
     def sequence(self) -> int:
@@ -339,32 +317,8 @@ def items_of(part: PulledPart, column: ColumnId) -> list[bytes]:
     return [run[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
 
 
-def _sent(packed: bytes) -> Headers:
-    """The headers of the producer: those of the servers, which begin with LIFE_PREFIX, are left out."""
-    headers = decode_headers(packed)
-    if _LIFE in packed:
-        return {name: value for name, value in headers.items() if not name.startswith(LIFE_PREFIX)}
-    return headers
-
-
-def _text_of(packed: bytes, name: str) -> str:
-    """A header of the servers; empty when it is not there."""
-    if _LIFE not in packed:
-        return ""
-    try:
-        value = decode_headers(packed).get(name, "")
-    except BadHeaders:
-        return ""
-    return value if isinstance(value, str) else ""
-
-
-def _number(packed: bytes, name: str) -> int:
-    text = _text_of(packed, name)
-    return int(text) if text.isascii() and text.isdecimal() else 0
-
-
 def _readable(packed: bytes) -> Mapping[str, str | bytes]:
     try:
-        return _sent(packed)
+        return decode_headers(packed)
     except BadHeaders as error:
         return UnreadableHeaders(error)

@@ -19,7 +19,6 @@ from delayd.client.instants import monotonic_s, monotonic_us
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import AckLane, Handles, Naming, OneSubject
-from delayd.client.pulling.decisions import Decision, decide
 from delayd.client.pulling.message import Pulled, PulledPart
 from delayd.client.pulling.pull_lane import PullLane
 from delayd.client.pulling.settings import ConsumerSettings
@@ -74,9 +73,6 @@ class Source(Protocol):
     async def give_back(self, handles: Handles) -> None:
         """Give back messages that no handler was given."""
 
-    async def decide(self, decision: Decision) -> None:
-        """Have messages come again later, or be dead letters; durable then."""
-
     async def flush(self) -> None:
         """Wait until what was settled is durable or failed."""
 
@@ -128,7 +124,6 @@ class OneSource:
         self._looking: asyncio.Task[None] | None = None
         self._ended = False
         names: Head = {"subject": settings.subject, "group": settings.group}
-        self._names = names
         self._lane = PullLane(
             names, terms_of(settings), self._standing, self._connection, settings.timeout_ms, self._answered
         )
@@ -164,10 +159,6 @@ class OneSource:
     async def give_back(self, handles: Handles) -> None:
         """See Source."""
         await self._lanes.returns.give_and_wait(handles)
-
-    async def decide(self, decision: Decision) -> None:
-        """See Source."""
-        await decide(decision, self._names, self._connection, self._settings.timeout_ms)
 
     async def flush(self) -> None:
         """See Source."""

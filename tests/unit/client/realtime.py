@@ -17,7 +17,7 @@ from delayd.client.limits import Headers, pack_headers
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_int, need_list, need_rows, need_str
+from delayd.wire.requests import RequestType, need_int, need_rows, need_str
 from tests.unit.client.servers import SmallServer
 
 ORIGIN = 99
@@ -57,8 +57,6 @@ class SmallRealtime(SmallServer):
         self.waiting: list[tuple[Connection, Frame, float]] = []
         self.pulls = 0
         self.counted: list[tuple[int, int]] = []  # Consume sequence and attempt of what was given back as an attempt.
-        self.retried: list[tuple[int, int, str]] = []  # Consume sequence, delay in ms and error.
-        self.rejected: list[tuple[int, str, str]] = []  # Consume sequence, reason and error.
         self.returned: list[tuple[int, int]] = []  # The same of what no handler was given.
         self.wanted = 0  # What the next answers say.
         self.ack_requests = 0
@@ -90,8 +88,6 @@ class SmallRealtime(SmallServer):
             self.waiting = ended
             self._answer_waiting()
             connection.answer(frame.request_id, {})
-        elif frame.type in (RequestType.RETRY, RequestType.REJECT):
-            self._decide(connection, frame)
         else:
             self.ack_requests += frame.type == RequestType.ACK
             self._settle(connection, frame)
@@ -112,31 +108,6 @@ class SmallRealtime(SmallServer):
                 else:
                     self.counted.append((held.consume, held.attempt))
                     self.offered.append((held.consume, held.attempt + 1))
-        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
-        self._answer_waiting()
-
-    def _decide(self, connection: Connection, frame: Frame) -> None:
-        """A RETRY, whose delay is over at once, or a REJECT."""
-        self._end_leases()
-        stale: list[list[int]] = []
-        is_retry = frame.type == RequestType.RETRY
-        for row in need_list(frame.head, "retries" if is_retry else "rejects"):
-            assert isinstance(row, list)
-            incarnation, first, count, what, error = row
-            assert isinstance(incarnation, int) and isinstance(first, int)
-            assert isinstance(count, int) and isinstance(error, str)
-            for pull in range(first, first + count):
-                held = self.held.pop(pull, None) if incarnation == self.incarnation else None
-                if held is None:
-                    stale.append([incarnation, pull, 1])
-                elif is_retry:
-                    assert isinstance(what, int)
-                    self.retried.append((held.consume, what, error))
-                    self.counted.append((held.consume, held.attempt))
-                    self.offered.append((held.consume, held.attempt + 1))
-                else:
-                    assert isinstance(what, str)
-                    self.rejected.append((held.consume, what, error))
         connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
         self._answer_waiting()
 
