@@ -26,7 +26,7 @@ from .roster import RETRY_MS
 OF_PEER_MAX = 16  # Subscriptions of one connection.
 SUBSCRIPTIONS_MAX = 1_024  # Of all connections: each new subject is compared with every pattern, some 0.5 us each.
 NAMES_MAX = 131_072  # Subjects in the lists of all subscriptions: 0.3 KB each, 40 MiB.
-MEMBERS_MAX = 500_000  # Groups in all subscriptions, each counted once for each: 0.1 KB each, 50 MiB.
+MEMBERS_MAX = 200_000  # Groups in all subscriptions, each counted once for each: up to 0.3 KB each, 60 MiB.
 SHARES = 8  # An answer is shared by so many groups when they have messages; by more, when these have few.
 FAILURES_MAX = 16  # Groups that one answer tries in vain; the others have the next answer.
 
@@ -116,8 +116,6 @@ class Subscription:
             except DelaydError as error:
                 failures.append(error)
                 continue
-            if not _gives(group):
-                del self._queue[group]
             if parts:
                 picked.append((source, parts))
                 messages -= sum([part.rows for part in parts])

@@ -9,11 +9,14 @@ import pytest
 
 from delayd.errors import BadArgument, BadRequest, BadSubject, DelaydError, SlowDown
 from delayd.limits import SUBSCRIBED_MAX
+from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.retry_subject import retry_subject
+from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
 from realtime import joins, roster, subscriptions
 from realtime.groups import Group
+from tests.unit.realtime.rotten import flip
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 
@@ -360,6 +363,52 @@ def test_rule_B2_subjects_without_room_cost_little_and_groups_that_exist_join(mo
     feed.world.pass_time(joins.RETRY_MS)
     feed.settle()
     assert len(tried) == 2 * joins.FAILURES_MAX
+
+
+def test_rule_L9_while_one_subject_is_rebuilt_the_others_are_served() -> None:
+    work = StepExecutor()
+    feed = Feed(World(settings={"tail_bytes": 0, "segment_bytes": 4096}, work=work))
+    for number in range(20):
+        feed.put("a", b"a%02d" % number + b"." * 120)
+        feed.put("b", b"b%02d" % number + b"." * 120)
+    feed.world.core.checkpoint()
+    work.run_all()
+    file = feed.world.disk.open(f"/data/realtime/consume/00000000/{0:020}.log", write=True)
+    file.pwritev([b"\xff" * 64], FILE_HEADER_BYTES)
+    taker = Taker(feed, ["a", "b"])
+    seen: list[bytes] = []
+    for _ in range(6):
+        seen += taker.pull()[1]
+    assert {body[:1] for body in seen} == {b"b"} and len(seen) == 20
+    asked = taker.ask(wait_ms=60_000)
+    work.run_all()
+    feed.settle()
+    seen += taker.answer(asked)[1]
+    while bodies := taker.pull()[1]:
+        seen += bodies
+    assert len(set(seen)) == len(seen) == 40
+
+
+def test_rule_L5_what_can_not_be_read_of_one_subject_is_passed_over() -> None:
+    feed = Feed(World(settings={"tail_bytes": 0}))
+    feed.put("a", b"rotten" * 50)
+    feed.put("a", b"sound")
+    feed.put("b", b"b")
+    feed.world.core.checkpoint()
+    flip(feed.world.disk, b"rotten" * 50)
+    taker = Taker(feed, ["a", "b"])
+    seen: list[bytes] = []
+    for _ in range(4):
+        head, bodies = taker.pull()
+        seen += bodies
+        if bodies:
+            taker.settle(head)
+    assert sorted(seen) == [b"b", b"sound"]
+    flip(feed.world.disk, b"rotten" * 50)
+    asked = taker.ask(wait_ms=60_000)
+    feed.world.pass_time(30_000)
+    feed.settle()
+    assert taker.answer(asked)[1] == [b"rotten" * 50]
 
 
 def test_rule_B2_groups_join_some_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
