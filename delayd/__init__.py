@@ -19,6 +19,7 @@ _HOMES: dict[str, str] = {
     "AsyncConsumer": "delayd.client.pulling.async_consumer",
     "AsyncMessage": "delayd.client.pulling.async_consumer",
     "AsyncMessageBatch": "delayd.client.pulling.async_consumer",
+    "Backoff": "delayd.client.pulling.words",
     "AsyncProducer": "delayd.client.sending.async_producer",
     "BatchFailed": "delayd.client.sending.receipt",
     "BatchReceipt": "delayd.client.sending.receipt",
@@ -51,6 +52,7 @@ __all__ = [
     "AsyncMessage",
     "AsyncMessageBatch",
     "AsyncProducer",
+    "Backoff",
     "BatchFailed",
     "BatchReceipt",
     "CancelAnswer",
@@ -88,6 +90,7 @@ if TYPE_CHECKING:
     from delayd.client.pulling.consumer import Consumer as Consumer
     from delayd.client.pulling.consumer import Message as Message
     from delayd.client.pulling.consumer import MessageBatch as MessageBatch
+    from delayd.client.pulling.words import Backoff as Backoff
     from delayd.client.sending.async_producer import AsyncProducer as AsyncProducer
     from delayd.client.sending.message_asker import MessageInfo as MessageInfo
     from delayd.client.sending.producer import Producer as Producer

@@ -86,7 +86,8 @@ def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int)
     kept |= {ATTEMPT: str(attempts), ORIGIN: str(origin), FIRST_DUE_MS: str(number_in(before, FIRST_DUE_MS) or due_ms)}
     if how.reason:
         kept |= {REASON: how.reason, DEAD_AT_MS: str(at_ms)}
-    told: Headers = {ERROR: how.error} if how.error else {}
+    error = how.error or before.get(ERROR, "")
+    told: Headers = {ERROR: error} if error else {}
     history = [*_history(before), [attempts, at_ms, how.error or how.reason]][-HISTORY_MAX:]
     room = min(HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX - body_bytes) + LIFE_BYTES_MAX
     for more in ({**told, HISTORY: json.dumps(history, ensure_ascii=False, separators=(",", ":"))}, told):

@@ -16,7 +16,9 @@ import numpy as np
 from delayd.address import META_LOCAL, META_VARIABLE, Address, meta_address, read_address
 from delayd.batch import Int64s
 from delayd.errors import BadArgument, BadSetting, BadSubject, CallerError, MessageTooLarge
+from delayd.life import LIFE_PREFIX
 from delayd.limits import GROUP_NAME_BYTES_MAX, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
+from delayd.retry_subject import RETRY_PREFIX, is_reserved
 from delayd.tracing import HEADER, traceparent
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
@@ -35,6 +37,14 @@ def check_subject(subject: str) -> bytes:
     if _SUBJECT.fullmatch(subject) is None:
         raise BadSubject(f"subject {subject[:300]!r} is not 1 to {SUBJECT_BYTES_MAX} characters of [A-Za-z0-9._%/-]")
     return subject.encode("ascii")
+
+
+def check_sent_subject(subject: str) -> bytes:
+    """As `check_subject`, for a subject to which something is sent: the servers' own are refused, too."""
+    name = check_subject(subject)
+    if is_reserved(subject):
+        raise BadSubject(f"subjects that begin with {RETRY_PREFIX} are the servers' own; choose another name")
+    return name
 
 
 def check_group(group: str) -> None:
@@ -86,6 +96,8 @@ def pack_headers(headers: Headers | None) -> bytes:
         if not _is_header(name, value):
             kinds = f"{type(name).__name__} to {type(value).__name__}"
             raise BadArgument(f"headers map text to text or bytes, not {kinds} ({name!r})")
+        if name.startswith(LIFE_PREFIX):
+            raise BadArgument(f"headers that begin with {LIFE_PREFIX} are the servers' own; give {name!r} another name")
     try:
         packed: bytes = msgpack.packb(dict(headers)) if headers else NO_HEADERS
     except UnicodeEncodeError as error:

@@ -70,7 +70,7 @@ class ConsumerLife:
             await self._settle_singles(batch, numbers)
         elif roll < 0.93:
             self._ledger.given_back(self._group, numbers)
-            await batch.nack()
+            await batch.nack(timedelta(0))
         elif roll < 0.97:
             self._held_on_to.append((batch, numbers))
         # And of the rest the lease runs out.
@@ -84,7 +84,7 @@ class ConsumerLife:
         for row in self._draw.sample(range(len(batch)), min(len(batch), SINGLES_MAX)):
             if self._draw.random() < 0.1:
                 self._ledger.given_back(self._group, [numbers[row]])
-                await batch[row].nack()
+                await batch[row].nack(timedelta(0))
             else:
                 self._ledger.acknowledging(self._group, [numbers[row]])
                 await batch[row].ack()

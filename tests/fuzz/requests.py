@@ -37,6 +37,11 @@ SHARE_OF_TRUE_HANDLES = 0.8
 SHARE_OF_MANY = 0.2  # Of what may be of one subject or of many.
 HANDLES_KEPT = 500
 HEADER = struct.Struct("<IBBHIII")
+# The field of rows in a request that is an acknowledgement, too, and what a row has behind its handle.
+LATER: dict[int, tuple[str, HeadValue, HeadValue]] = {
+    RequestType.RETRY: ("retries", 0, "no"),
+    RequestType.REJECT: ("rejects", "bad", "no"),
+}
 
 Fields = Mapping[str, Make]
 
@@ -83,6 +88,7 @@ LOGS: dict[RequestType, Fields] = {
 }
 DELAY: dict[RequestType, Fields] = {
     RequestType.SEND: {},
+    RequestType.SEND_AGAIN: {},
     RequestType.CHECKPOINT: {},
     RequestType.OUTCOME: {"log_id": values.u64, "producer_id": values.u64, "producer_batch": values.u64},
     RequestType.TARGETS: {"after": values.u64},
@@ -147,6 +153,8 @@ REALTIME: dict[RequestType, Fields] = {
         "handles": values.handles,
         "uncounted": values.one_of(False, True),
     },
+    RequestType.RETRY: {"subject": values.subject, "group": values.group, "retries": values.retries},
+    RequestType.REJECT: {"subject": values.subject, "group": values.group, "rejects": values.rejects},
     RequestType.PULL_END: {"subject": values.subject, "group": values.group},
     RequestType.GROUPS: {"subject": values.subject_or_none, "after": values.pair, "limit": values.small},
     RequestType.SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
@@ -194,6 +202,8 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.PULL,
         RequestType.ACK,
         RequestType.NACK,
+        RequestType.RETRY,
+        RequestType.REJECT,
         RequestType.PULL_END,
         RequestType.SUBSCRIBE,
         RequestType.DELETE_GROUP,
@@ -260,7 +270,7 @@ class Requests:
         for _ in range(random.choice([2, 3, 8])):
             kind = random.choice(MEETING[self._role])
             head = self._head(kind, session)
-            if kind not in (RequestType.ACK, RequestType.NACK):
+            if kind not in (RequestType.ACK, RequestType.NACK, *LATER):
                 head |= {name: value for name, value in same.items() if name in head}
             cases.append((kind, head, sent if kind is RequestType.SEND else self._body(kind, session)))
         return cases
@@ -314,11 +324,15 @@ class Requests:
         fields = SPECS[self._role].get(RequestType(kind), {})
         head = {name: make(self._random) for name, make in fields.items()}
         if (
-            kind in (RequestType.ACK, RequestType.NACK)
+            kind in (RequestType.ACK, RequestType.NACK, *LATER)
             and self._given
             and self._random.random() < SHARE_OF_TRUE_HANDLES
         ):
-            head |= self._true_handles()
+            true = self._true_handles()
+            if kind in LATER:
+                field, *rest = LATER[RequestType(kind)]
+                true[field] = [[*need_row(handle), *rest] for handle in need_row(true.pop("handles"))]
+            head |= true
         if session is not None and kind == RequestType.DISPATCH:
             head |= {"session": 1, "epoch": session.epoch}
         if session is not None and kind == RequestType.HELLO:
@@ -390,6 +404,8 @@ class Requests:
     def _body(self, kind: int, session: Session | None) -> bytes:
         if kind == RequestType.SEND:
             return b"".join(self._producer_batch() for _ in range(self._random.choice([1, 1, 1, 2, 8])))
+        if kind == RequestType.SEND_AGAIN:
+            return self._producer_batch()
         if kind == RequestType.DISPATCH:
             return b"".join(self._dispatch_batch(session) for _ in range(self._random.choice([1, 1, 4])))
         if kind in (RequestType.CANCEL, RequestType.GET):
@@ -482,6 +498,12 @@ def frame(kind: int, request_id: int, packed: bytes, body: bytes = b"", flags: i
 def _packed(head: Mapping[str, HeadValue]) -> bytes:
     packed: bytes = msgpack.packb(head)
     return packed
+
+
+def need_row(value: HeadValue) -> list[HeadValue]:
+    """A list that was made here."""
+    assert isinstance(value, list)
+    return value
 
 
 def flipped(data: bytes, random: Random) -> bytes:

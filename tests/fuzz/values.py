@@ -142,6 +142,20 @@ def handles(random: Random) -> HeadValue:
     return [[random.randrange(3), random.randrange(100), random.randrange(1, 5)] for _ in range(random.randrange(20))]
 
 
+def retries(random: Random) -> HeadValue:
+    """Rows of a RETRY."""
+    return [[*row, random.choice([0, 50, 1 << 40]), random.choice(["", "no"])] for row in _rows(random)]
+
+
+def rejects(random: Random) -> HeadValue:
+    """Rows of a REJECT."""
+    return [[*row, random.choice(["bad", ""]), random.choice(["", "no"])] for row in _rows(random)]
+
+
+def _rows(random: Random) -> list[list[int]]:
+    return [[random.randrange(3), 10 * row + random.randrange(9), 1] for row in range(random.randrange(20))]
+
+
 def wait_ms(random: Random) -> HeadValue:
     """How long a pull waits; seldom at all."""
     return random.choice([0, 0, 0, 1, 20])

@@ -2,6 +2,7 @@
 
 A map, in the order in which a message passes.
 
+    words, lives        what a consumer says of messages, and what these were before they came again
     consumer            Consumer: blocking, on a background thread
     async_consumer      AsyncConsumer: on the caller's own loop
     consumer_core       what both forms share

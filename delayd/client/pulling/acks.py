@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from delayd.client.link import unreadable
 from delayd.client.retry import Backoff, spread_ms
@@ -27,8 +27,12 @@ from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
 LINGER_MS = 10.0
 HANDLES_MAX = 8_192  # One request has at most this many: at most 27 bytes each, far below the limit of a head.
 
-Handles = list[list[int]]
-"""Each is [incarnation, pull_first, count]; with the number of its place behind it where subjects are many."""
+ROWS_MAX = 200  # The same where each has texts: of at most 2,000 bytes each, two of them.
+
+Handles = list[list[Any]]
+"""Each is [incarnation, pull_first, count]. Behind these three stands the number of its place where subjects are many,
+or what else the row of a RETRY or REJECT has.
+"""
 
 
 class Naming(Protocol):
@@ -60,8 +64,26 @@ class OneSubject:
         return {**self._names, "handles": handles}
 
 
+class OneLater:
+    """Rows of RETRY or REJECT, in the field of that name; each has its own delay or reason."""
+
+    handles_max = ROWS_MAX
+
+    def __init__(self, names: Mapping[str, HeadValue], field: str) -> None:
+        self._names = names
+        self._field = field
+
+    def merged(self, handles: Handles) -> Handles:
+        """See Naming."""
+        return handles
+
+    def head(self, handles: Handles) -> Head:
+        """See Naming."""
+        return {**self._names, self._field: [*handles]}
+
+
 class AckLane:
-    """ACK or NACK of one group name; belongs to a loop."""
+    """ACK, NACK, RETRY or REJECT of one group name; belongs to a loop."""
 
     def __init__(
         self,

@@ -16,9 +16,11 @@ from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
+from delayd.client.pulling.lives import word_back, words_back
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
-from delayd.client.pulling.settings import LEASE, ConsumerSettings
+from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings
 from delayd.client.pulling.subjects import Subjects
+from delayd.client.pulling.words import ACK, Backoff, Word, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import AlreadyClosed
 
@@ -51,6 +53,9 @@ class AsyncConsumer:
         max_messages: the most messages in one fetch. Without it, a pull that names no number gets about as many as the
             caller works off in a second: one message at first, and at most 500.
         timeout_ms: how long a call tries to reach a server that is away.
+        max_attempts: how often handlers may get a message; a further `nack` makes it a dead letter, and so does a
+            lease that ends. Without it there is no limit.
+        backoff: how long messages wait that are given back with no delay named; see `Backoff`.
     """
 
     def __init__(
@@ -63,10 +68,13 @@ class AsyncConsumer:
         prefetch: bool = True,
         max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
+        max_attempts: int | None = None,
+        backoff: Backoff = BACKOFF,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        settings = self._settings = ConsumerSettings(what, group, lease, prefetch, max_messages, timeout_ms)
+        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff)
+        settings = self._settings = ConsumerSettings(what, group, *terms)
         # Everything is on one thread, so work is done on the loop at once.
         self._own = OwnLoopEngine(
             "consumer",
@@ -144,28 +152,38 @@ class AsyncConsumer:
         """
         self._own.on_this_loop().give_back([message.handle for message in messages])
 
-    async def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
-        """Acknowledge ``handles`` or give them ``back``; with ``wait`` it is durable then. Messages call it."""
+    async def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
+        """Say ``word`` of the messages of ``handles``; with ``wait`` it is durable then. Messages call it."""
         if not handles:
             return
         try:
             core = self._own.on_this_loop()
         except AlreadyClosed:
-            await self._settle_late(handles, back)
+            await self._settle_late(handles, word)
             return
         if wait:
-            await core.settle_and_wait(handles, back=back)
+            await core.settle_and_wait(handles, word)
         else:
             core.check()
-            core.settle(handles, back=back)
+            core.settle(handles, word)
 
-    async def _settle_late(self, handles: Handles, back: bool) -> None:
+    def word_back(self, attempt: int, delay: timedelta | None, error: str) -> Word:
+        """What a message becomes that is given back after its ``attempt``, with that ``delay`` and ``error``."""
+        return word_back(self._settings, attempt, delay, error)
+
+    def words_back(self, columns: MessageColumns, delay: timedelta | None, error: str) -> list[tuple[Handles, Word]]:
+        """The same for the ``columns`` of a batch: handles, and what their messages become, with that ``delay`` and
+        ``error``.
+        """
+        return words_back(self._settings, columns, delay, error)
+
+    async def _settle_late(self, handles: Handles, word: Word) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
         """
         core = self._own.make()
         try:
-            await core.settle_and_wait(handles, back=back)
+            await core.settle_and_wait(handles, word)
         finally:
             await core.close(core.leave())
 
@@ -203,15 +221,32 @@ class AsyncMessageBatch(MessageColumns):
         """
         await self.consumer.settle(self.pulled.handles, wait)
 
-    async def nack(self, *, wait: bool = True) -> None:
-        """Give all messages of the batch back. The server offers them again, with an attempt that is one higher.
+    async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
+        """Give all messages of the batch back: they come again, as the next attempt.
 
-        After the first attempt they come again at once, after later ones with a pause that grows from 100 ms to 10 s.
+        They come after ``delay``, or after the consumer's ``backoff``, through their delay server. With a delay of 0
+        and no error they come again at once, or after a pause of up to 10 s when they come back again and again.
+        Messages whose attempts are over (``max_attempts``) become dead letters instead.
 
         Args:
+            delay: how long they wait; without it, as the back-off says for the attempt of each.
+            error: what went wrong; the next handler reads it as `last_error`. At most 2,000 bytes are kept.
             wait: as for `ack`, which also lists the errors.
         """
-        await self.consumer.settle(self.pulled.handles, wait, back=True)
+        for handles, word in self.consumer.words_back(self, delay, error):
+            await self.consumer.settle(handles, wait, word)
+
+    async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
+        """Keep all messages of the batch as dead letters of their group: they do not come again by themselves.
+
+        ``delayd dead`` lists them, and sends them to the group again.
+
+        Args:
+            reason: why, such as ``"no such order"``; at most 2,000 bytes are kept.
+            error: what went wrong last, as for `nack`.
+            wait: as for `ack`, which also lists the errors.
+        """
+        await self.consumer.settle(self.pulled.handles, wait, rejected(reason, error))
 
 
 class AsyncMessage(MessageView):
@@ -239,10 +274,14 @@ class AsyncMessage(MessageView):
         """
         await self._consumer.settle([self.handle], wait)
 
-    async def nack(self, *, wait: bool = True) -> None:
-        """Give the message back. The server offers it again, with an attempt that is one higher.
-
-        Args:
-            wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
+    async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
+        """Give the message back: it comes again, as the next attempt, or becomes a dead letter when its attempts are
+        over. ``delay``, ``error`` and ``wait`` are those of `AsyncMessageBatch.nack`.
         """
-        await self._consumer.settle([self.handle], wait, back=True)
+        await self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
+
+    async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
+        """Keep the message as a dead letter of its group. ``reason``, ``error`` and ``wait`` are those of
+        `AsyncMessageBatch.reject`.
+        """
+        await self._consumer.settle([self.handle], wait, rejected(reason, error))

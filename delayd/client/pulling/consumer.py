@@ -21,9 +21,11 @@ from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.loop_thread import Inbox, LoopThread, Work
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
+from delayd.client.pulling.lives import word_back, words_back
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
-from delayd.client.pulling.settings import LEASE, ConsumerSettings
+from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings
 from delayd.client.pulling.subjects import Subjects
+from delayd.client.pulling.words import ACK, Backoff, Word, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import AlreadyClosed
 
@@ -58,6 +60,9 @@ class Consumer:
         max_messages: the most messages in one fetch. Without it, a pull that names no number gets about as many as the
             caller works off in a second: one message at first, and at most 500.
         timeout_ms: how long a call tries to reach a server that is away.
+        max_attempts: how often handlers may get a message; a further `nack` makes it a dead letter, and so does a
+            lease that ends. Without it there is no limit.
+        backoff: how long messages wait that are given back with no delay named; see `Backoff`.
     """
 
     def __init__(
@@ -70,10 +75,13 @@ class Consumer:
         prefetch: bool = True,
         max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
+        max_attempts: int | None = None,
+        backoff: Backoff = BACKOFF,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        settings = self._settings = ConsumerSettings(what, group, lease, prefetch, max_messages, timeout_ms)
+        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff)
+        settings = self._settings = ConsumerSettings(what, group, *terms)
         self._own = OwnEngine("consumer", lambda: _Engine(meta, settings, lambda pulled: MessageBatch(pulled, self)))
         self._standing_engine = self._own.standing
 
@@ -154,27 +162,37 @@ class Consumer:
         if engine is not None:
             engine.close()
 
-    def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
-        """Acknowledge ``handles`` or give them ``back``; with ``wait`` it is durable then. Messages call it."""
+    def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
+        """Say ``word`` of the messages of ``handles``; with ``wait`` it is durable then. Messages call it."""
         if not handles:
             return
         try:
             engine = self._standing_engine()
             if wait:
-                engine.thread.call(engine.settle(handles, back))
+                engine.thread.call(engine.settle(handles, word))
             else:
-                engine.settle_soon(handles, back)
+                engine.settle_soon(handles, word)
         except AlreadyClosed:
             # To acknowledge twice is to acknowledge once, so it does not matter what had left before the close.
-            self._settle_late(handles, back)
+            self._settle_late(handles, word)
 
-    def _settle_late(self, handles: Handles, back: bool) -> None:
+    def word_back(self, attempt: int, delay: timedelta | None, error: str) -> Word:
+        """What a message becomes that is given back after its ``attempt``, with that ``delay`` and ``error``."""
+        return word_back(self._settings, attempt, delay, error)
+
+    def words_back(self, columns: MessageColumns, delay: timedelta | None, error: str) -> list[tuple[Handles, Word]]:
+        """The same for the ``columns`` of a batch: handles, and what their messages become, with that ``delay`` and
+        ``error``.
+        """
+        return words_back(self._settings, columns, delay, error)
+
+    def _settle_late(self, handles: Handles, word: Word) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
         """
         engine = self._own.make()
         try:
-            engine.thread.call(engine.settle(handles, back))
+            engine.thread.call(engine.settle(handles, word))
         finally:
             engine.close()
 
@@ -212,15 +230,32 @@ class MessageBatch(MessageColumns):
         """
         self.consumer.settle(self.pulled.handles, wait)
 
-    def nack(self, *, wait: bool = True) -> None:
-        """Give all messages of the batch back. The server offers them again, with an attempt that is one higher.
+    def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
+        """Give all messages of the batch back: they come again, as the next attempt.
 
-        After the first attempt they come again at once, after later ones with a pause that grows from 100 ms to 10 s.
+        They come after ``delay``, or after the consumer's ``backoff``, through their delay server. With a delay of 0
+        and no error they come again at once, or after a pause of up to 10 s when they come back again and again.
+        Messages whose attempts are over (``max_attempts``) become dead letters instead.
 
         Args:
+            delay: how long they wait; without it, as the back-off says for the attempt of each.
+            error: what went wrong; the next handler reads it as `last_error`. At most 2,000 bytes are kept.
             wait: as for `ack`, which also lists the errors.
         """
-        self.consumer.settle(self.pulled.handles, wait, back=True)
+        for handles, word in self.consumer.words_back(self, delay, error):
+            self.consumer.settle(handles, wait, word)
+
+    def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
+        """Keep all messages of the batch as dead letters of their group: they do not come again by themselves.
+
+        ``delayd dead`` lists them, and sends them to the group again.
+
+        Args:
+            reason: why, such as ``"no such order"``; at most 2,000 bytes are kept.
+            error: what went wrong last, as for `nack`.
+            wait: as for `ack`, which also lists the errors.
+        """
+        self.consumer.settle(self.pulled.handles, wait, rejected(reason, error))
 
 
 class Message(MessageView):
@@ -248,13 +283,17 @@ class Message(MessageView):
         """
         self._consumer.settle([self.handle], wait)
 
-    def nack(self, *, wait: bool = True) -> None:
-        """Give the message back. The server offers it again, with an attempt that is one higher.
-
-        Args:
-            wait: as for `MessageBatch.ack`, which also lists the errors.
+    def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
+        """Give the message back: it comes again, as the next attempt, or becomes a dead letter when its attempts are
+        over. ``delay``, ``error`` and ``wait`` are those of `MessageBatch.nack`.
         """
-        self._consumer.settle([self.handle], wait, back=True)
+        self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
+
+    def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
+        """Keep the message as a dead letter of its group. ``reason``, ``error`` and ``wait`` are those of
+        `MessageBatch.reject`.
+        """
+        self._consumer.settle([self.handle], wait, rejected(reason, error))
 
 
 class _Engine:
@@ -267,14 +306,14 @@ class _Engine:
         self._inbox = Inbox(self.thread, self._settle)
         remember(self)
 
-    async def settle(self, handles: Handles, back: bool) -> None:
-        """On the loop: acknowledge or give back, durably."""
-        await self.core.settle_and_wait(handles, back=back)
+    async def settle(self, handles: Handles, word: Word) -> None:
+        """On the loop: say something of messages, durably."""
+        await self.core.settle_and_wait(handles, word)
 
-    def settle_soon(self, handles: Handles, back: bool) -> None:
-        """From any thread: acknowledge or give back soon; raises the error of an earlier call."""
+    def settle_soon(self, handles: Handles, word: Word) -> None:
+        """From any thread: say something of messages soon; raises the error of an earlier call."""
         self.core.check()
-        self._inbox.put((handles, back))
+        self._inbox.put((handles, word))
 
     def wait_to_iterate(self) -> bool:
         """From any thread: wait until something may be in stock; False after the close."""
@@ -303,5 +342,5 @@ class _Engine:
         with suppress(AlreadyClosed):
             self.thread.post(work)
 
-    def _settle(self, handles: Handles, back: bool) -> None:
-        self.core.settle(handles, back=back)
+    def _settle(self, handles: Handles, word: Word) -> None:
+        self.core.settle(handles, word)

@@ -23,12 +23,14 @@ from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import Handles, raise_first
+from delayd.client.pulling.lives import divide
 from delayd.client.pulling.many_source import ManySource
 from delayd.client.pulling.message import Pulled
 from delayd.client.pulling.pace import Pace
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, OneSource, Source
 from delayd.client.pulling.stock import Batch, Stock
+from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
 from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater
 
@@ -190,14 +192,14 @@ class ConsumerCore(Generic[Batch]):
             return not self.closed
         return False
 
-    def settle(self, handles: Handles, *, back: bool) -> None:
-        """Acknowledge, or give back, soon; a later call raises the error if this fails."""
-        self._source.settle(handles, back=back)
+    def settle(self, handles: Handles, word: Word) -> None:
+        """Say something of messages, soon; a later call raises the error if this fails."""
+        self._source.settle(handles, word)
 
-    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
-        """Acknowledge, or give back, durably."""
+    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
+        """Say something of messages, durably."""
         self.check()
-        return self._source.settle_and_wait(handles, back=back)
+        return self._source.settle_and_wait(handles, word)
 
     def give_back(self, handles: Handles) -> None:
         """Give messages back uncounted, because no work was done on them."""
@@ -289,6 +291,11 @@ class ConsumerCore(Generic[Batch]):
             self._wake(pulled)
             return
         self._served()
+        most = self._settings.max_attempts
+        if pulled is not None and most is not None:
+            pulled, dead = divide(pulled, most)
+            for handles, word in dead:
+                self._source.settle(handles, word)
         if pulled is not None:
             self._received(pulled)
         self._spare(wanted)

@@ -21,6 +21,7 @@ from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, Lanes, pulled_in, terms_of, wanted_in
 from delayd.client.pulling.subjects import Subjects
+from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
 from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, RequestFailed, RetryLater, StaleHandle
 from delayd.net.connection import Connection
@@ -83,19 +84,19 @@ class ManySource:
         for server in self._asked:
             server.lane.withdraw()
 
-    def settle(self, handles: Handles, *, back: bool) -> None:
+    def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
         if self._knows(handles):
-            for server, of_server in self._by_server(handles):
-                server.lane_of(back).give(of_server)
+            for lane, rows in self._by_lane(handles, word):
+                lane.give(rows)
         else:
-            self._remember(self._loop.create_task(self._settle_unwatched(handles, back)))
+            self._remember(self._loop.create_task(self._settle_unwatched(handles, word)))
 
-    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
+    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
         if not self._knows(handles):
-            return self._loop.create_task(self._settle_elsewhere(handles, back))
-        durable = [server.lane_of(back).give_and_wait(of_server) for server, of_server in self._by_server(handles)]
+            return self._loop.create_task(self._settle_elsewhere(handles, word))
+        durable = [lane.give_and_wait(rows) for lane, rows in self._by_lane(handles, word)]
         return durable[0] if len(durable) == 1 else self._loop.create_task(_all(durable))
 
     async def give_back(self, handles: Handles) -> None:
@@ -233,7 +234,21 @@ class ManySource:
             found.setdefault(at(handle[3]).log_id, []).append(handle)
         return [(self._servers[log_id], of_server) for log_id, of_server in found.items()]
 
-    async def _settle_elsewhere(self, handles: Handles, back: bool) -> None:
+    def _by_lane(self, handles: Handles, word: Word) -> Iterable[tuple[AckLane, Handles]]:
+        if not word.is_later:
+            return [(server.lanes.lane(word.kind, {}), rows) for server, rows in self._by_server(handles)]
+        # These requests name one subject each.
+        found: dict[int, Handles] = {}
+        for handle in handles:
+            found.setdefault(handle[3], []).append(handle[:3])
+        lanes: list[tuple[AckLane, Handles]] = []
+        for place, of_place in found.items():
+            at = self._settings.subjects.at(place)
+            names: Head = {"subject": at.subject, "group": self._settings.group}
+            lanes.append((self._servers[at.log_id].lanes.lane(word.kind, names), word.rows(of_place)))
+        return lanes
+
+    async def _settle_elsewhere(self, handles: Handles, word: Word) -> None:
         """Settle what an earlier connection of this consumer has got, as after its close or in a forked child."""
         try:
             await self._look()
@@ -241,12 +256,11 @@ class ManySource:
             pass
         if not self._knows(handles):
             raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
-        durable = [server.lane_of(back).give_and_wait(of_server) for server, of_server in self._by_server(handles)]
-        await _all(durable)
+        await _all([lane.give_and_wait(rows) for lane, rows in self._by_lane(handles, word)])
 
-    async def _settle_unwatched(self, handles: Handles, back: bool) -> None:
+    async def _settle_unwatched(self, handles: Handles, word: Word) -> None:
         try:
-            await self._settle_elsewhere(handles, back)
+            await self._settle_elsewhere(handles, word)
         except DelaydError as error:
             self._callbacks.failures.append(error)
 
@@ -299,10 +313,6 @@ class _Server:
         before = len(self._names)
         self._names.update(dict.fromkeys(names))
         return len(self._names) > before and self._subscribed is not None
-
-    def lane_of(self, back: bool) -> AckLane:
-        """The lane of acknowledgements, or of what is given back."""
-        return self.lanes.nacks if back else self.lanes.acks
 
     async def end(self) -> None:
         """End the PULL under way; its messages are handed on."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd import life
 from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.client.instants import utc
 from delayd.client.pulling.subjects import Subjects
@@ -23,7 +24,10 @@ from delayd.errors import BadBody, BadHeaders
 from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
 from delayd.log_id import LogId
+from delayd.retry_subject import RETRY_PREFIX
 
+ATTEMPT_MAX = 65_535
+_RETRY = RETRY_PREFIX.encode()
 FEW_ITEMS = 8  # Up to so many cost less one by one than the arrays cost at all: one takes 2 instead of 13 us.
 Item = TypeVar("Item", bound=np.generic)
 
@@ -36,6 +40,42 @@ class PulledPart(NamedTuple):
     pull_first: int  # Pull sequence of the first of these rows; the others count up from it.
     attempt: int
     place: int = 0  # Where it came from, see `Pulled.subjects`.
+
+
+class Life(NamedTuple):
+    """What a message was before it came again (`delayd.life`)."""
+
+    attempts: int = 0  # Those of its earlier lives.
+    origin_sequence: int = 0  # The sequence of its first life; 0: this is its first one.
+    first_due_ms: int = 0
+    error: str = ""
+
+
+FIRST_LIFE = Life()
+
+
+def comes_again(batch: Batch) -> bool:
+    """Whether a batch has messages that came again."""
+    return batch.subject_table.find(_RETRY) >= 0
+
+
+def life_of(batch: Batch, row: int) -> Life:
+    """The earlier lives of a message that came again."""
+    length, item = item_of(batch, ColumnId.HEADERS_END, row) if ColumnId.HEADERS_END in batch else (0, b"")
+    try:
+        headers = decode_headers(bytes(item[:length]))
+    except BadHeaders:
+        return FIRST_LIFE
+    # A dead letter that somebody has sent back to its group begins anew.
+    attempts = 0 if life.REASON in headers else _number(headers, life.ATTEMPT)
+    error = headers.get(life.ERROR, "")
+    origin, first_due_ms = _number(headers, life.ORIGIN), _number(headers, life.FIRST_DUE_MS)
+    return Life(attempts, origin, first_due_ms, error if isinstance(error, str) else "")
+
+
+def _number(headers: Headers, name: str) -> int:
+    value = headers.get(name)
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20 else 0
 
 
 class Pulled(NamedTuple):
@@ -147,8 +187,17 @@ class MessageColumns:
         return headers
 
     @cached_property
+    def lives(self) -> list[Life]:
+        """What each message was before it came again."""
+        lives: list[Life] = []
+        for part in self.pulled.parts:
+            again = comes_again(part.batch)
+            lives += [life_of(part.batch, row) if again else FIRST_LIFE for row in part.rows]
+        return lives
+
+    @cached_property
     def headers(self) -> list[Mapping[str, str | bytes]]:
-        """Decoded headers; an empty dict where a message has none.
+        """Decoded headers; an empty dict where a message has none. Those that servers have added are left out.
 
         Headers that can't be decoded concern their own message only: they are replaced by an `UnreadableHeaders`.
         """
@@ -174,9 +223,14 @@ class MessageColumns:
 
     @cached_property
     def attempts(self) -> NDArray[np.uint16]:
-        """uint16[n]: how often each message was delivered to this group; 1 is the first time."""
+        """uint16[n]: how often each message was delivered to this group, in all its lives; 1 is the first time."""
         attempts = [part.attempt for part in self.pulled.parts]
-        return np.repeat(np.array(attempts, np.uint16), [len(part.rows) for part in self.pulled.parts])
+        here = np.repeat(np.array(attempts, np.uint16), [len(part.rows) for part in self.pulled.parts])
+        if not any(comes_again(part.batch) for part in self.pulled.parts):
+            return here
+        before = np.array([each.attempts for each in self.lives], np.int64)
+        every: NDArray[np.uint16] = np.minimum(here + before, ATTEMPT_MAX).astype(np.uint16)
+        return every
 
     @property
     def late_ms(self) -> Int64s:
@@ -240,7 +294,7 @@ class MessageView:
     @property
     def headers(self) -> Headers:
         """The headers. Raises BadHeaders when they can't be decoded; `headers_bytes` has their bytes then."""
-        return decode_headers(self.headers_bytes)
+        return own_headers(decode_headers(self.headers_bytes))
 
     @property
     def headers_bytes(self) -> bytes:
@@ -270,8 +324,28 @@ class MessageView:
 
     @property
     def attempt(self) -> int:
-        """How often the message was delivered to this group; 1 is the first time."""
+        """How often the message was delivered to this group, in all its lives; 1 is the first time."""
         return int(self._columns.attempts[self.row])
+
+    @property
+    def last_error(self) -> str:
+        """What its last handler said when it gave the message back (`nack`); empty when nobody has said anything."""
+        return self._columns.lives[self.row].error
+
+    @property
+    def origin_sequence(self) -> int:
+        """The sequence under which the message was sent: that of its first life, where it came again."""
+        return self._columns.lives[self.row].origin_sequence or self.sequence
+
+    @property
+    def first_deliver_at_ms(self) -> int:
+        """When the message was due the first time, in milliseconds since the epoch."""
+        return self._columns.lives[self.row].first_due_ms or self.deliver_at_ms
+
+    @property
+    def first_deliver_at(self) -> datetime:
+        """When the message was due the first time, in UTC."""
+        return utc(self.first_deliver_at_ms)
 
     @property
     def sequence(self) -> int:
@@ -319,6 +393,13 @@ def items_of(part: PulledPart, column: ColumnId) -> list[bytes]:
 
 def _readable(packed: bytes) -> Mapping[str, str | bytes]:
     try:
-        return decode_headers(packed)
+        return own_headers(decode_headers(packed))
     except BadHeaders as error:
         return UnreadableHeaders(error)
+
+
+def own_headers(headers: Headers) -> Headers:
+    """The headers that a message was sent with, without those of servers."""
+    if not any(name.startswith(life.LIFE_PREFIX) for name in headers):
+        return headers
+    return {name: value for name, value in headers.items() if not name.startswith(life.LIFE_PREFIX)}

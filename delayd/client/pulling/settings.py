@@ -7,10 +7,12 @@ from datetime import timedelta
 
 from delayd.client.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, check_group, need_ms, need_timedelta, need_whole
 from delayd.client.pulling.subjects import Subjects
+from delayd.client.pulling.words import Backoff
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting
 
 LEASE = timedelta(seconds=60)
+BACKOFF = Backoff()
 # The most that one pull gets, unless the caller says otherwise: enough to make one round trip cheap for each message.
 MESSAGES_MAX = 500
 
@@ -25,6 +27,8 @@ class ConsumerSettings:
     prefetch: bool = True
     max_messages: int | None = None  # None: by the pace of the caller, at most MESSAGES_MAX.
     timeout_ms: float = TIMEOUT_MS
+    max_attempts: int | None = None  # None: a message comes again however often it is given back.
+    backoff: Backoff = BACKOFF
 
     def __post_init__(self) -> None:
         for name, value in (("subject", self.subject), ("group", self.group)):
@@ -37,6 +41,10 @@ class ConsumerSettings:
             raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
         if self.max_messages is not None:
             need_whole("max_messages", self.max_messages, 1, BadSetting)
+        if self.max_attempts is not None:
+            need_whole("max_attempts", self.max_attempts, 1, BadSetting)
+        if not isinstance(self.backoff, Backoff):
+            raise BadSetting(f"backoff must be a delayd.Backoff, not {type(self.backoff).__name__}")
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
 
     @property

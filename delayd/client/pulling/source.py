@@ -18,10 +18,11 @@ from delayd.batch import BatchKind, parse
 from delayd.client.instants import monotonic_s, monotonic_us
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import AckLane, Handles, Naming, OneSubject
+from delayd.client.pulling.acks import AckLane, Handles, Naming, OneLater, OneSubject
 from delayd.client.pulling.message import Pulled, PulledPart
 from delayd.client.pulling.pull_lane import PullLane
 from delayd.client.pulling.settings import ConsumerSettings
+from delayd.client.pulling.words import Kind, Word
 from delayd.errors import BadRequest, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
@@ -30,6 +31,7 @@ from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int,
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
 ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
 
+_LATER = {Kind.RETRY: (RequestType.RETRY, "retries"), Kind.REJECT: (RequestType.REJECT, "rejects")}
 _MS = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
 
@@ -64,11 +66,11 @@ class Source(Protocol):
     def withdraw(self) -> None:
         """Nobody waits any more: have the PULLs under way answered at once, with what is given out already."""
 
-    def settle(self, handles: Handles, *, back: bool) -> None:
-        """Acknowledge, or give back, soon."""
+    def settle(self, handles: Handles, word: Word) -> None:
+        """Say something of messages, soon."""
 
-    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
-        """Acknowledge, or give back, durably."""
+    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
+        """Say something of messages, durably."""
 
     async def give_back(self, handles: Handles) -> None:
         """Give back messages that no handler was given."""
@@ -100,13 +102,27 @@ class Lanes:
             callbacks.on_wanted(wanted_in(head))
 
         counted, uncounted = namings
-        self.acks, self.nacks = lane(RequestType.ACK, counted), lane(RequestType.NACK, counted)
+        self._of = {Kind.ACK: lane(RequestType.ACK, counted), Kind.NACK: lane(RequestType.NACK, counted)}
         self.returns = lane(RequestType.NACK, uncounted)
+        self._make = lane
+        self._later: dict[tuple[Kind, str], AckLane] = {}
+
+    def lane(self, kind: Kind, names: Head) -> AckLane:
+        """The lane of a word; ``names`` are those of the group, for words that name one subject a request."""
+        known = self._of.get(kind)
+        if known is not None:
+            return known
+        key = (kind, str(names["subject"]))
+        found = self._later.get(key)
+        if found is None:
+            request, field = _LATER[kind]
+            found = self._later[key] = self._make(request, OneLater(names, field))
+        return found
 
     async def flush(self) -> None:
         """Wait until all acknowledgements and give-backs are durable or failed."""
-        await self.acks.flush()
-        await self.nacks.flush()
+        for lane in (*self._of.values(), *self._later.values()):
+            await lane.flush()
 
 
 class OneSource:
@@ -128,6 +144,7 @@ class OneSource:
             names, terms_of(settings), self._standing, self._connection, settings.timeout_ms, self._answered
         )
         namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
+        self._names = names
         self._lanes = Lanes(namings, self._connection, settings.timeout_ms, callbacks)
 
     @property
@@ -148,13 +165,13 @@ class OneSource:
         """See Source."""
         self._lane.withdraw()
 
-    def settle(self, handles: Handles, *, back: bool) -> None:
+    def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
-        (self._lanes.nacks if back else self._lanes.acks).give(handles)
+        self._lanes.lane(word.kind, self._names).give(word.rows(handles))
 
-    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
+    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
-        return (self._lanes.nacks if back else self._lanes.acks).give_and_wait(handles)
+        return self._lanes.lane(word.kind, self._names).give_and_wait(word.rows(handles))
 
     async def give_back(self, handles: Handles) -> None:
         """See Source."""

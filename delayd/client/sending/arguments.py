@@ -21,7 +21,7 @@ from delayd.client.limits import (
     Headers,
     check_bodies,
     check_body,
-    check_subject,
+    check_sent_subject,
     lengths_of,
     need_ms,
     need_timedelta,
@@ -158,7 +158,7 @@ class Arguments:
         tags: Tags | Sequence[Tags | None] | None = None,
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
-        name = check_subject(subject)
+        name = check_sent_subject(subject)
         if isinstance(bodies, bytes | bytearray | memoryview | str):
             raise BadArgument(f"bodies are a list of bytes, not {type(bodies).__name__}; one message is sent by `send`")
         bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
@@ -189,7 +189,7 @@ class Arguments:
         return NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, count, self._horizon_ms))
 
     def _check_subject(self, subject: str) -> None:
-        check_subject(subject)
+        check_sent_subject(subject)
         if len(self._checked) >= CHECKED_MAX:
             self._checked.clear()
         self._checked.add(subject)

@@ -15,6 +15,7 @@ from delayd.batch import ColumnId, Columns, Int64s
 from delayd.client.limits import lengths_of
 from delayd.client.sending.packing import Items
 from delayd.errors import BadArgument, BadKey, BadTags
+from delayd.life import TAG_PREFIX
 from delayd.tags import bloom_of_item, encode_tags
 
 OnConflict = Literal["reject", "keep", "replace"]
@@ -160,7 +161,10 @@ def _keys_of(keys: Sequence[Key | None], count: int | None) -> list[bytes]:
 def _tags_item(tags: Tags) -> bytes:
     if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
         raise BadTags(f"tags are a list of texts, not {type(tags).__name__}")
-    return encode_tags(tags)
+    listed = list(tags)
+    if any(str(tag).startswith(TAG_PREFIX) for tag in listed):
+        raise BadTags(f"tags that begin with {TAG_PREFIX} are the servers' own; choose another one")
+    return encode_tags(listed)
 
 
 def _items_of(tags: Tags | Sequence[Tags | None], count: int) -> list[bytes]:

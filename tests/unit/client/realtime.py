@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
+import msgpack
 import numpy as np
 
 from delayd.batch import BatchKind, Buffer, ColumnId, Columns, DispatchPart
-from delayd.client.limits import Headers, pack_headers
+from delayd.client.limits import Headers
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.net.connection import Connection
+from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_int, need_rows, need_str
+from delayd.wire.requests import RequestType, need_int, need_list, need_rows, need_str
 from tests.unit.client.servers import SmallServer
 
 ORIGIN = 99
@@ -57,6 +60,8 @@ class SmallRealtime(SmallServer):
         self.waiting: list[tuple[Connection, Frame, float]] = []
         self.pulls = 0
         self.counted: list[tuple[int, int]] = []  # Consume sequence and attempt of what was given back as an attempt.
+        self.retried: list[tuple[int, int, str]] = []  # Consume sequence, delay in ms and error.
+        self.rejected: list[tuple[int, str, str]] = []  # Consume sequence, reason and error.
         self.returned: list[tuple[int, int]] = []  # The same of what no handler was given.
         self.wanted = 0  # What the next answers say.
         self.ack_requests = 0
@@ -88,6 +93,8 @@ class SmallRealtime(SmallServer):
             self.waiting = ended
             self._answer_waiting()
             connection.answer(frame.request_id, {})
+        elif frame.type in (RequestType.RETRY, RequestType.REJECT):
+            self._decide(connection, frame)
         else:
             self.ack_requests += frame.type == RequestType.ACK
             self._settle(connection, frame)
@@ -108,6 +115,31 @@ class SmallRealtime(SmallServer):
                 else:
                     self.counted.append((held.consume, held.attempt))
                     self.offered.append((held.consume, held.attempt + 1))
+        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
+        self._answer_waiting()
+
+    def _decide(self, connection: Connection, frame: Frame) -> None:
+        """A RETRY, whose delay is over at once, or a REJECT."""
+        self._end_leases()
+        stale: list[list[int]] = []
+        is_retry = frame.type == RequestType.RETRY
+        for row in need_list(frame.head, "retries" if is_retry else "rejects"):
+            assert isinstance(row, list)
+            incarnation, first, count, what, error = row
+            assert isinstance(incarnation, int) and isinstance(first, int)
+            assert isinstance(count, int) and isinstance(error, str)
+            for pull in range(first, first + count):
+                held = self.held.pop(pull, None) if incarnation == self.incarnation else None
+                if held is None:
+                    stale.append([incarnation, pull, 1])
+                elif is_retry:
+                    assert isinstance(what, int)
+                    self.retried.append((held.consume, what, error))
+                    self.counted.append((held.consume, held.attempt))
+                    self.offered.append((held.consume, held.attempt + 1))
+                else:
+                    assert isinstance(what, str)
+                    self.rejected.append((held.consume, what, error))
         connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
         self._answer_waiting()
 
@@ -157,6 +189,12 @@ class SmallRealtime(SmallServer):
         asyncio.get_running_loop().call_later(need_int(frame.head, "lease_ms") / 1000 + 0.002, self._answer_waiting)
 
     def _batch(self, messages: list[Stored], subject: str) -> bytes:
+        if any(
+            "delayd.attempt" in (message.headers or ())
+            for message in messages
+            if not isinstance(message.headers, bytes)
+        ):
+            subject = retry_subject(self.log_id, 1)
         table = encode_subject_table([subject.encode()])
         due = np.array([message.deliver_at_ms for message in messages], np.int64)
         sequences = np.array([message.sequence for message in messages], np.uint64)
@@ -179,4 +217,4 @@ class SmallRealtime(SmallServer):
 
 
 def _packed(headers: Headers | bytes | None) -> bytes:
-    return headers if isinstance(headers, bytes) else pack_headers(headers)
+    return headers if isinstance(headers, bytes) else cast(bytes, msgpack.packb(headers)) if headers else b""

@@ -179,7 +179,7 @@ def test_a_blocking_consumer_iterates_pulls_and_acknowledges(monkeypatch: pytest
             assert world.realtime.acked == [0, 1, 2]
             last = next(consumer)
             assert last.body == b"3"
-            last.nack()
+            last.nack(timedelta(0))
         wait_until(lambda: not world.realtime.held)
         with Consumer(world.address, "a", "g") as consumer:
             seen: list[bytes] = []

@@ -6,6 +6,8 @@ import asyncio
 from datetime import timedelta
 
 from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.pulling.settings import BACKOFF
+from delayd.client.pulling.words import Backoff
 from tests.unit.client.world import World
 from tests.waiting import until
 
@@ -17,6 +19,8 @@ def consumer_of(
     prefetch: bool = True,
     max_messages: int = 500,
     timeout_ms: float = 30_000,
+    max_attempts: int | None = None,
+    backoff: Backoff = BACKOFF,
 ) -> AsyncConsumer:
     return AsyncConsumer(
         address=world.address,
@@ -26,6 +30,8 @@ def consumer_of(
         prefetch=prefetch,
         max_messages=max_messages,
         timeout_ms=timeout_ms,
+        max_attempts=max_attempts,
+        backoff=backoff,
     )
 
 

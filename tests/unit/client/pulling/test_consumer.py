@@ -93,7 +93,7 @@ def test_rule_E2_headers_that_can_not_be_decoded_concern_their_own_message_only(
                     with pytest.raises(BadHeaders):
                         _ = message.headers
                     assert message.headers_bytes == bad
-                    await message.nack() if message.attempt == 1 else await message.ack()
+                    await message.nack(timedelta(0)) if message.attempt == 1 else await message.ack()
                 else:
                     assert message.headers == {"n": message.body.decode()}
                     await message.ack()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -55,10 +56,10 @@ def test_a_nack_is_offered_again_at_once_as_the_next_attempt() -> None:
     async def scenario(world: World) -> None:
         world.realtime.add(b"x")
         async with consumer_of(world, prefetch=False) as consumer:
-            await (await consumer.pull())[0].nack()
+            await (await consumer.pull())[0].nack(timedelta(0))
             again = await consumer.pull()
             assert again.bodies == [b"x"] and again.attempts.tolist() == [2]
-            await again.nack(wait=False)
+            await again.nack(timedelta(0), wait=False)
             await consumer.flush()
             assert (await consumer.pull()).attempts.tolist() == [3]
 
@@ -127,7 +128,7 @@ def test_an_acknowledgement_of_what_was_given_back_says_so() -> None:
         world.realtime.add(b"x")
         async with consumer_of(world, prefetch=False) as consumer:
             batch = await consumer.pull()
-            await batch.nack()
+            await batch.nack(timedelta(0))
             error = await error_of(batch.ack())
             assert isinstance(error, StaleHandle)
             assert error.message.startswith("1 message was no longer held for this consumer: given back,")
@@ -145,7 +146,7 @@ def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
         await consumer.close()
         await first[0].ack()
         await first[1].ack(wait=False)
-        await first[2].nack()
+        await first[2].nack(timedelta(0))
         assert world.realtime.acked == [0, 1] and world.realtime.counted == [(2, 1)]
         world.realtime.restart()
         assert isinstance(await error_of(last.ack()), StaleHandle)

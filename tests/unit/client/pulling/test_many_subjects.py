@@ -347,7 +347,7 @@ def test_what_is_given_back_comes_again_as_its_own_subjects() -> None:
         server.put("s.2", b"2")
         async with servers.consumer(["s.1", "s.2"]) as consumer:
             for batch in await pulled(consumer, 2):
-                await batch.nack()
+                await batch.nack(timedelta(0))
             again = await pulled(consumer, 2)
             rows = sorted(
                 zip((n for b in again for n in b.subjects), (a for b in again for a in b.attempts), strict=True)

@@ -1,0 +1,103 @@
+"""Words: what a consumer says of messages that it has got."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from delayd.client.limits import need_timedelta
+from delayd.client.pulling.acks import Handles
+from delayd.errors import BadArgument, BadSetting
+from delayd.life import cut_text
+
+DELAY_MAX = timedelta(days=732)
+_MS = timedelta(milliseconds=1)
+
+
+class Kind(Enum):
+    """What is to become of messages."""
+
+    ACK = "ack"
+    NACK = "nack"  # They come again at once.
+    RETRY = "retry"  # They come again later, through their delay server.
+    REJECT = "reject"  # They are kept as dead letters.
+
+
+class Word(NamedTuple):
+    """What is to become of messages, and why."""
+
+    kind: Kind
+    delay_ms: int = 0
+    reason: str = ""
+    error: str = ""
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it ends the group's part in messages for now."""
+        return self.kind in (Kind.RETRY, Kind.REJECT)
+
+    def rows(self, handles: Handles) -> Handles:
+        """The rows of a request for these handles."""
+        if self.kind is Kind.RETRY:
+            return [[*handle, self.delay_ms, self.error] for handle in handles]
+        if self.kind is Kind.REJECT:
+            return [[*handle, self.reason, self.error] for handle in handles]
+        return handles
+
+
+ACK, NACK = Word(Kind.ACK), Word(Kind.NACK)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long messages that are given back wait before they come again: ``first`` after the first attempt, twice as
+    long after each further one, and at most ``most``. Each wait is shortened at random by up to the share ``jitter``,
+    so that messages which failed together do not come again together.
+
+    >>> Consumer(..., backoff=delayd.Backoff(first=timedelta(seconds=5), most=timedelta(minutes=10)))
+    """
+
+    first: timedelta = timedelta(seconds=1)
+    most: timedelta = timedelta(hours=1)
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("first", "most"):
+            if not _MS <= need_timedelta(name, getattr(self, name), BadSetting) <= DELAY_MAX:
+                raise BadSetting(f"{name} of a back-off is 1 ms to {DELAY_MAX.days} days")
+        if not 0 <= self.jitter <= 1:
+            raise BadSetting("jitter of a back-off is a share of 0 to 1")
+
+    def delay_ms(self, attempt: int) -> int:
+        """The wait after that attempt, which counts from 1."""
+        wait = min(self.most / _MS, self.first / _MS * 2.0 ** min(attempt - 1, 60))
+        return max(1, int(wait * (1 - self.jitter * random.random())))
+
+
+def later(delay: timedelta | None, error: str, backoff: Backoff, attempt: int) -> Word:
+    """The word for messages that come again after ``delay``; None: after the back-off."""
+    text = _text("error", error)
+    if delay is None:
+        return Word(Kind.RETRY, backoff.delay_ms(attempt), error=text)
+    if not timedelta(0) <= need_timedelta("delay", delay) <= DELAY_MAX:
+        raise BadArgument(f"delay is {delay}; a message comes again after 0 s to {DELAY_MAX.days} days")
+    if not delay and not text:
+        return NACK
+    return Word(Kind.RETRY, -(-delay // _MS), error=text)
+
+
+def rejected(reason: str, error: str) -> Word:
+    """The word for messages that become dead letters."""
+    text = _text("reason", reason)
+    if not text:
+        raise BadArgument("say why the message is rejected, such as message.reject('no such order')")
+    return Word(Kind.REJECT, reason=text, error=_text("error", error))
+
+
+def _text(name: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise BadArgument(f"{name} is text, not {type(value).__name__}")
+    return cut_text(value)
