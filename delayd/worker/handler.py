@@ -29,8 +29,6 @@ CONCURRENCY = 8
 CONCURRENCY_MAX = 10_000
 ATTEMPTS = 5
 TIME_LIMIT = timedelta(minutes=10)
-# The lease of a message whose handler has no time limit is kept alive for so long in all.
-EXTEND_MAX = timedelta(hours=12)
 
 MESSAGE = "message"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -64,12 +62,6 @@ class HandlerSettings:
     def label(self) -> str:
         """What is consumed, in one text."""
         return Subjects(self.subject).label
-
-    @property
-    def keep_lease(self) -> timedelta:
-        """How long the lease of a message is kept alive, at most."""
-        # Another lease beyond the limit, so that a message is not offered again before its handler was stopped.
-        return EXTEND_MAX if self.time_limit is None else self.time_limit + self.lease
 
 
 class Handler:

@@ -28,6 +28,7 @@ from delayd.worker.settle import Settler
 from delayd.worker.threads import Threads
 from delayd.worker.verdicts import Kind, Verdict
 
+ATTEMPTS_OVER = "its attempts are over"
 CANCEL_S = 2.0  # A coroutine that is cancelled at the end of the drain has this long to clean up.
 CLOSE_S = 5.0  # When a server is away at the end, acknowledgements are waited for this long.
 
@@ -54,6 +55,8 @@ class Lane:
         self._watch: asyncio.TimerHandle | None = None  # Looks at the time limit of the oldest.
         self._ended: list[Job] = []  # Jobs of threads that are not settled yet.
         self._settling: asyncio.Task[None] | None = None
+        self._aside: set[asyncio.Task[None]] = set()  # Those that settle messages whose handlers have not ended.
+        self._attempts = settings.max_attempts
         self._threads = None if handler.is_coroutine else Threads(handler.name, self._work_in_thread, self._take_ended)
         self.failed: asyncio.Future[None] = self._loop.create_future()  # Raises a bug of this code.
 
@@ -105,6 +108,8 @@ class Lane:
             async with asyncio.timeout(CLOSE_S):
                 if self._settling is not None:
                     await self._settling
+                if self._aside:
+                    await asyncio.wait(self._aside)
                 await self._settler.close([job.message for job in left])
         except TimeoutError:
             log.warning("close_overdue subject=%s group=%s limit_s=%g", *self._names, CLOSE_S)
@@ -133,6 +138,12 @@ class Lane:
         for waiting in (self._free, self._idle):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
+
+    def _settle_aside(self, job: Job, verdict: Verdict) -> None:
+        task = self._loop.create_task(self._settle(job, verdict))
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+        task.add_done_callback(self._check)
 
     async def _settle(self, job: Job, verdict: Verdict) -> None:
         if job.is_settled:
@@ -223,27 +234,28 @@ class Lane:
             "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d", *self._names, self._limit_s, lost, self._slots
         )
         error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.time_limit}"
-        task = self._loop.create_task(self._settle(job, Verdict(Kind.NACK, error=error)))
-        task.add_done_callback(self._check)
+        self._settle_aside(job, Verdict(Kind.NACK, error=error))
 
     # What the log says.
 
     def _tell(self, job: Job, verdict: Verdict) -> None:
+        """Log what becomes of a message that is not acknowledged; after the last attempt the consumer rejects it."""
         message = job.message
         which = (*self._names, message.sequence, message.attempt)
-        if verdict.kind is Kind.REJECT:
-            limited.warning(
-                f"message_rejected {self._names}",
-                "message_rejected subject=%s group=%s sequence=%d attempt=%d reason=%r",
-                *which,
-                verdict.reason,
-            )
-        elif job.trouble:
+        if job.trouble and verdict.kind is Kind.NACK:
             limited.warning(
                 f"handler_failed {self._names}",
                 "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s",
                 *which,
                 job.trouble,
+            )
+        is_last = self._attempts is not None and message.attempt >= self._attempts
+        if verdict.kind is Kind.REJECT or is_last:
+            limited.warning(
+                f"message_rejected {self._names}",
+                "message_rejected subject=%s group=%s sequence=%d attempt=%d reason=%r",
+                *which,
+                verdict.reason or ATTEMPTS_OVER,
             )
 
     def _check(self, task: asyncio.Task[None]) -> None:

@@ -30,8 +30,10 @@ class Settler:
         """Tell the server soon; only the order in which it hears of many is not kept."""
         if verdict.kind is Kind.ACK:
             await self._give(lambda: message.ack(wait=False))
+        elif verdict.kind is Kind.REJECT:
+            await self._give(lambda: message.reject(verdict.reason, error=verdict.error, wait=False))
         else:
-            await self._give(lambda: message.nack(wait=False))
+            await self._give(lambda: message.nack(verdict.delay, error=verdict.error, wait=False))
 
     async def close(self, left: Sequence[AsyncMessage]) -> None:
         """Give back, uncounted, messages whose handlers have not ended; wait until all is durable, and disconnect."""
@@ -65,4 +67,5 @@ class Settler:
 
 def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:
     """The consumer of one handler, in the running loop."""
-    return AsyncConsumer(address, settings.subject, settings.group, lease=settings.lease)
+    names = (settings.subject, settings.group)
+    return AsyncConsumer(address, *names, lease=settings.lease, max_attempts=settings.max_attempts)

@@ -31,7 +31,7 @@ from delayd.worker.signals import Signals
 
 DRAIN = timedelta(seconds=30)
 TICK_S = 1.0  # How often the worker looks whether its loop stood still, and tells how many log lines were left out.
-BLOCKED_S = 1.0  # A loop that is late by this is blocked: it runs no other coroutine, and keeps no lease alive.
+BLOCKED_S = 1.0  # A loop that is late by this is blocked: it runs no other coroutine and acknowledges nothing.
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,8 @@ class Worker:
             group: the name of the consumer group. All processes that share the work give the same name.
             concurrency: how many messages of the subject this process handles at the same time.
             max_attempts: after so many failed attempts a message becomes a dead letter. None: it comes again for ever.
-            lease: how long a message stays with a worker that has died; while the worker lives, it keeps its leases.
+            lease: how long a message stays with a worker that has died. Make it longer than a handler takes: then its
+                message does not come again while it is at work.
             time_limit: how long a handler may take for a message; None: as long as it likes.
             decode: what the body is: "bytes", "json", "msgpack", or a function of the bytes. A message whose body
                 can't be decoded is rejected.

@@ -69,8 +69,8 @@ class App:
         self.subject = subject
         self.notes = folder / "notes"
 
-    def write(self, handler: str, *, drain_s: float = 30.0, lease_s: float = 60.0) -> None:
-        values = {"meta": self.meta, "notes": str(self.notes), "subject": self.subject}
+    def write(self, handler: str, *, drain_s: float = 30.0, lease_s: float = 60.0, subject: str | None = None) -> None:
+        values = {"meta": self.meta, "notes": str(self.notes), "subject": subject or self.subject}
         text = APP.format(handler=handler, drain_s=drain_s, lease_s=lease_s, **values)
         (self.folder / "app.py").write_text(text)
 
@@ -126,6 +126,35 @@ def test_the_examples_of_the_page_run(servers: Up) -> None:
         assert ran.returncode == 0 and not ran.stderr, f"{example}\n{ran.stdout}\n{ran.stderr}"
         assert ran.stdout, "it shows what it does"
     assert ran.stdout.count("part of 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01") == 2
+
+
+RETRIES = """
+def handle(body, message):
+    note(f"{body.decode()} {message.attempt} {message.last_error} {message.headers.get('mine')}")
+    if body == b"never":
+        raise delayd.Reject("no such order")
+    if message.attempt < 3:
+        raise delayd.Retry(after=timedelta(milliseconds=20), error=f"busy{message.attempt}")
+"""
+
+
+@pytest.mark.parametrize("is_pattern", [False, True])
+def test_a_message_comes_again_through_its_delay_server_with_what_its_handler_said(app: App, is_pattern: bool) -> None:
+    app.write(RETRIES, subject=app.subject.replace("work.", "*.") if is_pattern else app.subject)
+    with Producer(app.meta) as producer:
+        producer.send(app.subject, b"again", delay=timedelta(0), headers={"mine": "yes"})
+        producer.send(app.subject, b"never", delay=timedelta(0))
+    with app.work() as process:
+        app.until_noted("again 3")
+        app.until_noted("never")
+        assert ended(process) == 0
+    assert [line.rpartition(" ")[0] for line in app.noted("again")] == [
+        "again 1  yes",
+        "again 2 busy1 yes",
+        "again 3 busy2 yes",
+    ]
+    assert len(app.noted("never")) == 1
+    assert "message_rejected" in (app.folder / "err").read_text()
 
 
 def ended(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 import delayd
 from delayd.errors import BadArgument
+from tests.unit.client.realtime import Stored
 from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop, on_steady_loop
 from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
 from tests.waiting import until, wait_until
@@ -224,6 +225,7 @@ def test_a_function_over_its_time_limit_keeps_its_slot_and_loses_its_message(cap
 
     on_steady_loop(scenario)
     assert "slot_lost" in caplog.text and "slot_free_again" in caplog.text
+    assert "not_acknowledged" not in caplog.text, "the message is settled once"
 
 
 @KINDS
@@ -458,3 +460,78 @@ def test_a_worker_belongs_to_no_loop_and_run_waits_for_no_server() -> None:
     for _ in range(2):
         worker.stop()
         worker.run()
+
+
+@KINDS
+def test_a_message_that_fails_comes_again_after_a_pause_that_grows_and_is_dead_after_its_last_attempt(
+    kind: Kind,
+) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker = worker_of(world)
+
+        def fails(body: bytes) -> None:
+            raise ValueError("no")
+
+        worker.on(SUBJECT, group=GROUP, max_attempts=4)(kind(fails))
+        async with serving(worker):
+            await until(lambda: bool(world.realtime.rejected))
+        delays = [delay_ms for _, delay_ms, _ in world.realtime.retried]
+        assert len(delays) == 3
+        assert all(500 * 2**number <= delay <= 1_000 * 2**number for number, delay in enumerate(delays)), delays
+        assert {error for *_, error in world.realtime.retried} == {"ValueError: no"}
+        assert world.realtime.rejected == [(0, "its attempts are over: 4 of 4", "ValueError: no")]
+
+    on_loop(scenario)
+
+
+def test_retry_says_when_a_message_comes_again_and_reject_that_it_never_does() -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 3)
+        worker = worker_of(world)
+
+        @worker.on(SUBJECT, group=GROUP)
+        def handle(body: bytes, message: delayd.AsyncMessage) -> None:
+            if body == b"0" and message.attempt == 1:
+                raise delayd.Retry(after=timedelta(minutes=5), error="busy")
+            if body == b"1" and message.attempt == 1:
+                raise delayd.Retry(after=timedelta(0))
+            if body == b"2":
+                raise delayd.Reject("no such order")
+
+        async with serving(worker):
+            await settled(world, 2, counted=2)
+            await until(lambda: bool(world.realtime.rejected))
+        assert world.realtime.retried == [(0, 300_000, "busy")]
+        assert world.realtime.rejected == [(2, "no such order", "")]
+
+    on_loop(scenario)
+
+
+def test_a_body_that_can_not_be_decoded_is_rejected_before_the_handler(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"{")
+        worker, seen = worker_of(world), list[object]()
+        worker.on(SUBJECT, group=GROUP, decode="json")(seen.append)
+        async with serving(worker):
+            await until(lambda: bool(world.realtime.rejected))
+        ((_, reason, error),) = world.realtime.rejected
+        assert "is no JSON" in reason and error.startswith("BadBody") and not seen
+
+    on_loop(scenario)
+    assert "message_rejected" in caplog.text
+
+
+def test_a_message_whose_workers_have_died_too_often_reaches_no_handler() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.messages.append(Stored(1, b"kills", world.realtime.now_ms(), None))
+        world.realtime.offered.append((0, 4))
+        worker, seen = worker_of(world), list[object]()
+        worker.on(SUBJECT, group=GROUP, max_attempts=3)(seen.append)
+        async with serving(worker):
+            await until(lambda: bool(world.realtime.rejected))
+            world.realtime.add(b"next")
+            await settled(world, 1)
+        assert world.realtime.rejected == [(0, "its attempts are over: 3 of 3", "")] and seen == [b"next"]
+
+    on_loop(scenario)
