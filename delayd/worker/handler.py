@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final, Literal
 
 from delayd.client.limits import need_timedelta, need_whole
 from delayd.client.pulling.message import MessageView
@@ -28,7 +28,12 @@ from delayd.worker.decoding import Decode, decoder_of
 CONCURRENCY = 8
 CONCURRENCY_MAX = 10_000
 ATTEMPTS = 5
-TIME_LIMIT = timedelta(minutes=10)
+# Without a limit of its own a handler has this share of its lease: then its message is given back before the lease
+# ends, so it does not come again while it is at work.
+LIMIT_SHARE = 5 / 6
+
+BY_LEASE: Final = "lease"
+TimeLimit = timedelta | Literal["lease"] | None
 
 MESSAGE = "message"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -44,7 +49,7 @@ class HandlerSettings:
     concurrency: int = CONCURRENCY
     max_attempts: int | None = ATTEMPTS
     lease: timedelta = LEASE
-    time_limit: timedelta | None = TIME_LIMIT
+    time_limit: TimeLimit = BY_LEASE
     decode: Decode = "bytes"
     pass_message: bool = False
 
@@ -55,8 +60,18 @@ class HandlerSettings:
         if self.max_attempts is not None:
             need_whole("max_attempts", self.max_attempts, 1, BadSetting)
         limit = self.time_limit
-        if limit is not None and need_timedelta("time_limit", limit, BadSetting) <= timedelta(0):
-            raise BadSetting(f"time_limit is {limit} and must be more than nothing, or None for no limit")
+        if limit is None or limit == BY_LEASE:
+            return
+        if not timedelta(0) < need_timedelta("time_limit", limit, BadSetting) < self.lease:
+            raise BadSetting(
+                f"time_limit is {limit} and must lie within 0 and the lease, {self.lease}: a message comes again when "
+                "its lease ends; give a longer lease, or None for no limit"
+            )
+
+    @property
+    def limit(self) -> timedelta | None:
+        """How long a handler may take for a message; None: as long as it likes."""
+        return self.lease * LIMIT_SHARE if isinstance(self.time_limit, str) else self.time_limit
 
     @property
     def label(self) -> str:

@@ -77,7 +77,7 @@ async def work_on(job: Job, handler: Handler, chain: Chain, finish: Finish) -> N
         cancelled = isinstance(error, asyncio.CancelledError)
         job.is_given_back = cancelled and job.is_stopped
         if cancelled and job.over_time:
-            limit = handler.settings.time_limit
+            limit = handler.settings.limit
             error = TimeoutError(f"{handler.name} took longer than its time limit, {limit}")
         job.verdict = verdict_of(error)
         if not isinstance(error, Retry | Reject):

@@ -48,7 +48,7 @@ class Lane:
         self._settler = Settler(consumer, settings)
         self._loop = asyncio.get_running_loop()
         self._slots = settings.concurrency
-        self._limit_s = None if settings.time_limit is None else settings.time_limit.total_seconds()
+        self._limit_s = None if settings.limit is None else settings.limit.total_seconds()
         self._jobs: dict[Job, None] = {}  # Those that hold a slot, in the order of their start.
         self._free: asyncio.Future[None] | None = None  # Set while the lane waits for a slot.
         self._idle: asyncio.Future[None] | None = None  # Set while the drain waits for the handlers.
@@ -233,7 +233,7 @@ class Lane:
         log.error(
             "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d", *self._names, self._limit_s, lost, self._slots
         )
-        error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.time_limit}"
+        error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.limit}"
         self._settle_aside(job, Verdict(Kind.NACK, error=error))
 
     # What the log says.

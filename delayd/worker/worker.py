@@ -23,7 +23,7 @@ from delayd.client.pulling.settings import LEASE
 from delayd.errors import BadArgument, BadSetting
 from delayd.log_limit import tell_left_out
 from delayd.worker.decoding import Decode
-from delayd.worker.handler import ATTEMPTS, CONCURRENCY, TIME_LIMIT, Handler, HandlerSettings
+from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Handler, HandlerSettings, TimeLimit
 from delayd.worker.lane import Lane
 from delayd.worker.middleware import Chain
 from delayd.worker.settle import consumer_of
@@ -96,7 +96,7 @@ class Worker:
         concurrency: int = CONCURRENCY,
         max_attempts: int | None = ATTEMPTS,
         lease: timedelta = LEASE,
-        time_limit: timedelta | None = TIME_LIMIT,
+        time_limit: TimeLimit = BY_LEASE,
         decode: Decode = "bytes",
         pass_message: bool = False,
     ) -> Callable[[Function], Function]:
@@ -112,7 +112,8 @@ class Worker:
             max_attempts: after so many failed attempts a message becomes a dead letter. None: it comes again for ever.
             lease: how long a message stays with a worker that has died. Make it longer than a handler takes: then its
                 message does not come again while it is at work.
-            time_limit: how long a handler may take for a message; None: as long as it likes.
+            time_limit: how long a handler may take for a message, less than the lease; by default five sixths of the
+                lease. None: as long as it likes, but its message comes again when the lease ends.
             decode: what the body is: "bytes", "json", "msgpack", or a function of the bytes. A message whose body
                 can't be decoded is rejected.
             pass_message: the second parameter gets the message, whatever its name is.
