@@ -18,7 +18,7 @@ from delayd.errors import BadArgument
 from tests.unit.client.realtime import Stored
 from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop, on_steady_loop
 from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
-from tests.waiting import until, wait_until
+from tests.waiting import DEADLINE_S, until, wait_until
 
 # Longer than a steady loop's time goes on while the machine stands still.
 TIME_LIMIT = timedelta(milliseconds=120)
@@ -533,5 +533,26 @@ def test_a_message_whose_workers_have_died_too_often_reaches_no_handler() -> Non
             world.realtime.add(b"next")
             await settled(world, 1)
         assert world.realtime.rejected == [(0, "its attempts are over: 3 of 3", "")] and seen == [b"next"]
+
+    on_loop(scenario)
+
+
+@KINDS
+def test_as_many_messages_are_handled_at_once_as_there_are_slots(kind: Kind) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 3)
+        worker, together, met = worker_of(world), threading.Barrier(3), list[bytes]()
+
+        def meet_in_threads(body: bytes) -> None:
+            together.wait(DEADLINE_S)
+
+        async def meet(body: bytes) -> None:
+            met.append(body)
+            await until(lambda: len(met) == 3)
+
+        worker.on(SUBJECT, group=GROUP, concurrency=3)(meet_in_threads if kind is plain else meet)
+        async with serving(worker):
+            await settled(world, 3)
+        assert not world.realtime.counted
 
     on_loop(scenario)
