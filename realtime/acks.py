@@ -28,8 +28,8 @@ def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
         return [(group, handles)]
     own: list[Sequence[int]] = []
     of_child: list[Sequence[int]] = []
-    for incarnation, start, covered in handles:
-        end = start + covered
+    # Handles that name a message twice must not divide its range twice.
+    for incarnation, start, end in _merged(handles):
         known = Ranges(child.given_back.within(start, end))
         for run in child.held.within(start, end):
             known.add(run.start, run.end)

@@ -183,7 +183,7 @@ class Consumers:
             count = 0 if wanted is None else wanted.wanted
             peer.answer(request_id, {"stale": [*unknown, *stale], "wanted": count})
 
-        self._pulls.acknowledge(op, known, answer)
+        self._pulls.acknowledge(op, known, answer, len(unknown))
 
     def _subscribed(self, peer: Peer, head: Head) -> Subscription:
         return self._pulls.subscriptions.of(peer, need_int(head, "subscription"))

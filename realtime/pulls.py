@@ -184,13 +184,14 @@ class Pulls:
         op: PullOp,
         wanted: Sequence[tuple[Group, Handles]],
         answer: Callable[[list[list[int]]], None],
+        others: int = 0,
     ) -> None:
         """Record an ACK, NACK or RETURNED of one group or several; ``answer`` gets the handles that are stale, when the
-        others are durable.
+        others are durable. The request had ``others`` that are stale in any case.
         """
         now_ms = self.clock.now_ms()
-        wanted = [each for group, of in wanted for each in by_source(group, of)]
-        every = [(group, found(op, group, of, self.given_out, self.next_pull, now_ms)) for group, of in wanted]
+        divided = [each for group, of in wanted for each in by_source(group, of)]
+        every = [(group, found(op, group, of, self.given_out, self.next_pull, now_ms)) for group, of in divided]
         entries = [entry for _, each in every for entry in each.entries]
         if entries:
             self._log.append(entries)
@@ -200,9 +201,12 @@ class Pulls:
                 else:
                     self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back(group, each.entries)
         stale = [handle for _, each in every for handle in each.stale]
-        # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request.
-        if len(stale) > HANDLES_MAX:
+        # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request, unless a
+        # group and its child divided them.
+        if len(stale) + others > HANDLES_MAX:
             stale = [handle for _, each in every for handle in each.asked_for]
+            if len(stale) + others > HANDLES_MAX:
+                stale = [[*handle] for _, of in wanted for handle in of]
         self._log.when_durable(partial(answer, stale))
         if op != PullOp.ACK:
             self._serve([group for group, _ in wanted])

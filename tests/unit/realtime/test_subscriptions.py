@@ -14,7 +14,7 @@ from delayd.retry_subject import retry_subject
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
-from realtime import joins, roster, subscriptions
+from realtime import acks, joins, pulls, roster, subscriptions
 from realtime.groups import Group
 from tests.unit.realtime.rotten import flip
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
@@ -247,6 +247,44 @@ def test_stale_handles_of_several_subjects_are_named() -> None:
     ]
     unknown: Head = {"group": GROUP, "subjects": [["none", 1]], "handles": [[1, 2, 3]]}
     assert feed.world.ask(taker.peer, RequestType.ACK, unknown)[0]["stale"] == [[1, 2, 3]]
+
+
+def test_rule_E1_an_answer_about_stale_handles_is_no_longer_than_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed()
+    monkeypatch.setattr(pulls, "HANDLES_MAX", 5)
+    feed.put("a", *[b"%d" % number for number in range(12)])
+    taker = Taker(feed, ["a", "b"])
+    head, _ = taker.pull()
+    ((first, _, _, _),) = need_rows(head, "parts", 4)
+    incarnation = need_u64(head, "incarnation")
+    # Every other message is given back: six runs are stale.
+    for row in range(0, 12, 2):
+        back: Head = {"subject": "a", "group": GROUP, "handles": [[incarnation, first + row, 1]]}
+        feed.world.ask(taker.peer, RequestType.NACK, back)
+    unknown: list[HeadValue] = [[1, number, 1] for number in range(4)]
+    handles: HeadValue = [[incarnation, first, 12], *unknown]
+    asked: Head = {"group": GROUP, "subjects": [["a", 1], ["none", 4]], "handles": handles}
+    assert need_rows(feed.world.ask(taker.peer, RequestType.ACK, asked)[0], "stale", 3) == [
+        *need_rows({"handles": unknown}, "handles", 3),
+        [incarnation, first, 12],
+    ]
+
+
+def test_rule_B2_handles_that_name_one_message_often_are_divided_once() -> None:
+    feed = Feed()
+    feed.put("a", b"a")
+    taker = Taker(feed, "*")
+    head, _ = taker.pull()
+    ((first, _, _, _),) = need_rows(head, "parts", 4)
+    incarnation = need_u64(head, "incarnation")
+    retry: Head = {"subject": "a", "group": GROUP, "retries": [[incarnation, first, 1, 1_000, ""]]}
+    feed.world.ask(taker.peer, RequestType.RETRY, retry)
+    group = feed.world.core._pulls.groups["a", GROUP]
+    feed.put(retry_subject(feed.world.core.log_id, group.group_id), b"again")
+    head, _ = taker.pull()
+    ((first, _, _, _),) = need_rows(head, "parts", 4)
+    divided = acks.by_source(group, [[incarnation, 0, first + 5]] * 1_000)
+    assert [(each is group, len(handles)) for each, handles in divided] == [(True, 2), (False, 1)]
 
 
 def test_pull_end_answers_what_waits_and_a_lost_connection_frees_everything() -> None:
