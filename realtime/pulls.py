@@ -201,8 +201,8 @@ class Pulls:
                 else:
                     self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back(group, each.entries)
         stale = [handle for _, each in every for handle in each.stale]
-        # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request, unless a
-        # group and its child divided them.
+        # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request,
+        # unless a group and its child divided them.
         if len(stale) + others > HANDLES_MAX:
             stale = [handle for _, each in every for handle in each.asked_for]
             if len(stale) + others > HANDLES_MAX:

@@ -357,6 +357,24 @@ def test_what_is_given_back_comes_again_as_its_own_subjects() -> None:
     with_servers(scenario)
 
 
+def test_rule_Q2_decisions_about_several_subjects_go_to_the_group_of_each() -> None:
+    async def scenario(servers: Servers) -> None:
+        first, second = servers.realtime
+        first.put("s.1", b"1")
+        first.put("s.3", b"3")
+        second.put("s.2", b"2")
+        async with servers.consumer("s.*") as consumer:
+            for batch in await pulled(consumer, 3):
+                await batch.nack(timedelta(hours=1), error="no")
+            assert not len(await consumer.pull(wait=NOT_LONG))
+        for server, names in ((first, ["s.1", "s.3"]), (second, ["s.2"])):
+            groups = server.life.core._pulls.groups
+            assert [name for name in ("s.1", "s.2", "s.3") if (name, GROUP) in groups] == names
+            assert all(len(groups[name, GROUP].leaving) == 1 for name in names)
+
+    with_servers(scenario, 2)
+
+
 @pytest.mark.parametrize(
     ("subject", "error"),
     [
