@@ -20,6 +20,7 @@ Files
     find                messages by what they say
     forecast, quota_of  what falls due in each period ahead, and the quota that it is held against
     trace               one message through all logs
+    dead                messages that no handler could work on
     backup              copies of servers, and putting them back
     audit, seals, export, progress   the books, the seals, and tables for other engines
 What is shown

@@ -123,7 +123,7 @@ def find(
         tuple(_header(text) for text in headers),
     )
     search = Search(wanted, ended, with_rows=not only_count, with_bodies=not no_body)
-    finder, left_out = Finder(RealDisk(), data, search, _in_processes), LeftOut()
+    finder, left_out = Finder(RealDisk(), data, search, in_processes), LeftOut()
     if only_count:
         click.echo(sum(found.row_count for found in _found(finder, left_out)))
     else:
@@ -145,7 +145,7 @@ def _found(finder: Finder, left_out: LeftOut) -> Iterator[Found]:
             yield found
 
 
-def _in_processes(tasks: Iterator[list[Piece]], search: Search) -> Iterator[Found]:
+def in_processes(tasks: Iterator[list[Piece]], search: Search) -> Iterator[Found]:
     """Search a little in this process, and the rest in one process for each core; results come in order."""
     disk = RealDisk()
     for task in islice(tasks, ALONE_TASKS):

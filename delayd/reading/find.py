@@ -63,6 +63,7 @@ class FoundRow(NamedTuple):
     body_bytes: int
     state: str  # pending, the name of its outcome or reason, or unknown: the outcomes of its hour can't be read.
     body: bytes | None  # None: not asked for, or an operator gave it up.
+    headers: bytes  # As they were sent; empty where a message has none.
 
 
 class Found(NamedTuple):
@@ -399,6 +400,7 @@ def _rows_of(
         batch.body_bytes()[rows].tolist(),
         states,
         bodies,
+        _items(held, ColumnId.HEADERS_END, rows),
     )
     return [FoundRow(log_id, *fields) for fields in zip(*columns, strict=True)]
 

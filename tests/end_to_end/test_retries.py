@@ -1,5 +1,6 @@
 """Messages that come again, and dead letters: from a real consumer through real servers, killed in between."""
 
+import json
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -8,8 +9,8 @@ import pytest
 
 import delayd
 from delayd import Backoff, Consumer, Producer
-from tests.end_to_end.cluster import Cluster, cluster
-from tests.waiting import DEADLINE_S
+from tests.end_to_end.cluster import Cluster, cluster, command
+from tests.waiting import DEADLINE_S, wait_until
 
 SOON = timedelta(milliseconds=50)
 WAIT = timedelta(seconds=DEADLINE_S)
@@ -128,3 +129,40 @@ def test_consumers_of_many_subjects_get_what_comes_again(servers: Cluster, kind:
             else:
                 message.ack()
         assert sorted(seen) == [(subject, subject.encode(), attempt) for subject in names for attempt in (1, 2)]
+
+
+def test_dead_letters_are_listed_shown_sent_again_and_ended(servers: Cluster) -> None:
+    meta, data = servers.meta.address, str(servers.data)
+    with Producer(meta) as producer, Consumer(meta, "dead", "g", prefetch=False) as consumer:
+        producer.send_batch("dead", [b"42", b"43", b"44"], delay=timedelta(0))
+        left = 3
+        while left:
+            for message in consumer.pull(3, wait=WAIT):
+                message.reject(f"no order {message.text()}", error="KeyError")
+                left -= 1
+
+        def listed() -> list[dict[str, object]]:
+            rows = json.loads(command("dead", "list", "--meta", meta, "--format", "json"))
+            return [row for row in rows if row["subject"] == "dead"]
+
+        wait_until(lambda: listed() == [{"subject": "dead", "group": "g", "dead": 3}], listed)
+        words = ("dead", "g", "--meta", meta)
+        shown = json.loads(command("dead", "show", *words, "--data", data, "--format", "json"))
+        assert sorted((row["body"], row["reason"], row["error"], row["attempts"]) for row in shown) == [
+            (body, f"no order {body}", "KeyError", 1) for body in ("42", "43", "44")
+        ]
+        some = json.loads(command("dead", "show", *words, "--data", data, "--reason", "43", "--format", "json"))
+        assert [row["body"] for row in some] == ["43"]
+        assert "3 messages" in command("dead", "redrive", *words, "--dry-run")
+        assert "0 messages" in command("dead", "redrive", *words, "--to", "-1h")
+        assert "sent again 3 messages" in command("dead", "redrive", *words)
+        again: list[delayd.Message] = []
+        while len(again) < 3:
+            again += list(consumer.pull(3, wait=WAIT))
+        assert {(message.attempt, message.last_error) for message in again} == {(1, "KeyError")}
+        again[0].ack()
+        again[1].reject("never")
+        again[2].reject("never")
+        wait_until(lambda: listed() == [{"subject": "dead", "group": "g", "dead": 2}], listed)
+        assert "purged 2 messages" in command("dead", "purge", *words)
+        assert listed() == []
