@@ -31,13 +31,14 @@ class Signals:
         self._limit_s = drain_s + GRACE_S
         # Putting into this queue is safe in a handler of a signal, which may interrupt any code of the main thread.
         self._begun: SimpleQueue[bool] = SimpleQueue()
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int] = {}
 
     def __enter__(self) -> Self:
         # Python calls handlers of signals on the main thread only; elsewhere the program itself calls `stop`.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._on_signal)
+                # None stands for a handler that Python did not install, and can't put back.
+                self._before[number] = signal.signal(number, self._on_signal) or signal.SIG_DFL
             threading.Thread(target=self._end_in_time, name="delayd-worker-stop", daemon=True).start()
         return self
 
@@ -45,7 +46,7 @@ class Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type] # What `signal` returned, it takes.
+            signal.signal(number, handler)
         self._begun.put(False)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

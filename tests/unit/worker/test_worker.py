@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 import delayd
 from delayd.errors import BadArgument
+from delayd.worker.signals import SIGNALS
 from tests.unit.client.realtime import Stored
 from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop, on_steady_loop
 from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
@@ -457,9 +459,11 @@ def test_a_bug_of_the_worker_ends_serve_with_its_error(monkeypatch: pytest.Monke
 def test_a_worker_belongs_to_no_loop_and_run_waits_for_no_server() -> None:
     worker = delayd.Worker("127.0.0.1:1")
     worker.on(SUBJECT, group=GROUP)(lambda body: None)
+    before = [signal.getsignal(number) for number in SIGNALS]
     for _ in range(2):
         worker.stop()
         worker.run()
+    assert [signal.getsignal(number) for number in SIGNALS] == before, "the program has its signals back"
 
 
 @KINDS
