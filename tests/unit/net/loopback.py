@@ -19,7 +19,7 @@ from tests.waiting import DEADLINE_S, LOOK_ON_LOOP_S
 
 HOST = "127.0.0.1"
 
-STEP_S_MAX = 0.04  # More than this between two looks at the time means that the machine stood still.
+STEP_S_MAX = 0.008  # More than this between two looks at the time means that the machine stood still.
 HOUR_S = 3_600.0
 
 Run = Callable[[Coroutine[object, object, None]], None]
