@@ -20,8 +20,9 @@ from typing import Any, Final, Literal
 
 from delayd.client.limits import need_timedelta, need_whole
 from delayd.client.pulling.message import MessageView
-from delayd.client.pulling.settings import LEASE, ConsumerSettings
+from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings
 from delayd.client.pulling.subjects import Subjects
+from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting
 from delayd.worker.decoding import Decode, decoder_of
 
@@ -52,9 +53,11 @@ class HandlerSettings:
     time_limit: TimeLimit = BY_LEASE
     decode: Decode = "bytes"
     pass_message: bool = False
+    backoff: Backoff = BACKOFF
 
     def __post_init__(self) -> None:
-        ConsumerSettings(Subjects(self.subject), self.group, self.lease)  # Checks these as every consumer does.
+        # Checks these as every consumer does.
+        ConsumerSettings(Subjects(self.subject), self.group, self.lease, backoff=self.backoff)
         if need_whole("concurrency", self.concurrency, 1, BadSetting) > CONCURRENCY_MAX:
             raise BadSetting(f"concurrency is {self.concurrency} and may be at most {CONCURRENCY_MAX:,}")
         if self.max_attempts is not None:

@@ -68,4 +68,6 @@ class Settler:
 def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:
     """The consumer of one handler, in the running loop."""
     names = (settings.subject, settings.group)
-    return AsyncConsumer(address, *names, lease=settings.lease, max_attempts=settings.max_attempts)
+    return AsyncConsumer(
+        address, *names, lease=settings.lease, max_attempts=settings.max_attempts, backoff=settings.backoff
+    )

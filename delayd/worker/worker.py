@@ -19,7 +19,8 @@ import uvloop
 
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.pulling.settings import LEASE
+from delayd.client.pulling.settings import BACKOFF, LEASE
+from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting
 from delayd.log_limit import tell_left_out
 from delayd.worker.decoding import Decode
@@ -99,6 +100,7 @@ class Worker:
         time_limit: TimeLimit = BY_LEASE,
         decode: Decode = "bytes",
         pass_message: bool = False,
+        backoff: Backoff = BACKOFF,
     ) -> Callable[[Function], Function]:
         """Register a function, which runs in a thread, or a coroutine function, which runs on the event loop.
 
@@ -117,8 +119,11 @@ class Worker:
             decode: what the body is: "bytes", "json", "msgpack", or a function of the bytes. A message whose body
                 can't be decoded is rejected.
             pass_message: the second parameter gets the message, whatever its name is.
+            backoff: how long a message waits that has failed; see `delayd.Backoff`.
         """
-        settings = HandlerSettings(subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message)
+        settings = HandlerSettings(
+            subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff
+        )
 
         def register(function: Function) -> Function:
             handler = Handler(function, settings)

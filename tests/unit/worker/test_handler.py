@@ -147,6 +147,7 @@ def test_a_handler_that_can_not_be_called_is_refused_when_it_is_registered(
         ({"time_limit": timedelta(minutes=2)}, BadSetting),
         ({"time_limit": "long"}, BadSetting),
         ({"decode": "yaml"}, BadSetting),
+        ({"backoff": 5}, BadSetting),
         ({"subject": "a b"}, BadSubject),
         ({"group": ""}, BadArgument),
     ],

@@ -560,3 +560,20 @@ def test_as_many_messages_are_handled_at_once_as_there_are_slots(kind: Kind) -> 
         assert not world.realtime.counted
 
     on_loop(scenario)
+
+
+def test_a_handler_may_have_a_back_off_of_its_own() -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker = worker_of(world)
+
+        @worker.on(SUBJECT, group=GROUP, backoff=delayd.Backoff(first=timedelta(seconds=7), jitter=0))
+        def handle(body: bytes, message: delayd.AsyncMessage) -> None:
+            if message.attempt < 3:
+                raise ValueError("no")
+
+        async with serving(worker):
+            await settled(world, 1, counted=2)
+        assert [delay_ms for _, delay_ms, _ in world.realtime.retried] == [7_000, 14_000]
+
+    on_loop(scenario)
