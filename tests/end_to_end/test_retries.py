@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import delayd
 from delayd import Backoff, Consumer, Producer
+from delayd.errors import StaleHandle
 from tests.end_to_end.cluster import Cluster, cluster, command
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -75,7 +77,9 @@ def test_after_its_attempts_a_message_is_a_dead_letter_and_a_poison_message_too(
                 for message in consumer.pull(1, wait=timedelta(seconds=1)):
                     seen.append((message.body, message.attempt))
                     if message.body == b"nacked":
-                        message.nack(error="broken")
+                        # When the machine stands still for longer than the lease, that counts as an attempt as well.
+                        with suppress(StaleHandle):
+                            message.nack(error="broken")
             assert sorted(seen) == [(b"left", 1), (b"left", 2), (b"nacked", 1), (b"nacked", 2)]
             # Its last consumer said nothing: whoever pulls it next finds its attempts over.
             assert len(consumer.pull(1, wait=timedelta(seconds=1.5))) == 0
