@@ -23,6 +23,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     acks                which messages an acknowledgement names
     groups, roster      one group's progress, and all groups by name
     held, offers, given_out, ranges   messages that a group holds and that came back; which handles are valid
+    extensions          messages that are held for longer than their first lease
     alarms              things that happen at an instant, such as the end of a lease
     retries, retry_requests   messages that come again later, and dead letters (Q2)
     retry_batch         these messages as the batch that their delay server takes; `courier` takes it there

@@ -105,6 +105,16 @@ class Consumers:
         """Answer a REJECT when the decision is durable."""
         self._decide(peer, frame, rejects_of)
 
+    def extend(self, peer: Peer, frame: Frame) -> None:
+        """Answer an EXTEND; it needs no disk, for a start gives each pull a whole lease."""
+        group = self._known(frame.head)
+        if group is None:
+            _names(frame.head)
+        handles = _handles(frame.head)
+        lease_ms = max(need_int(frame.head, "lease_ms", 1, self._config.lease_ms_max), LEASE_MS_MIN)
+        stale = handles if group is None else self._pulls.extend(group, handles, lease_ms)
+        peer.answer(frame.request_id, {"stale": stale, "wanted": 0 if group is None else group.wanted})
+
     def pull_end(self, peer: Peer, frame: Frame) -> None:
         """Answer the PULLs of this connection that wait for a group's messages, and then this request."""
         head = frame.head

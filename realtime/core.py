@@ -178,6 +178,7 @@ class Core:
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
+            RequestType.EXTEND: consumers.extend,
             RequestType.RETRY: consumers.retry,
             RequestType.REJECT: consumers.reject,
             RequestType.PULL_END: consumers.pull_end,

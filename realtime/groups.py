@@ -12,6 +12,7 @@ from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
 from delayd.log.retry import Decision
 from delayd.wire.requests import U32_MAX
 
+from .extensions import Extensions
 from .held import Held, Run
 from .index import Subject
 from .offers import Offer, Offers
@@ -51,9 +52,9 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "child", "dirty", "given_back", "group_id", "held", "known_from", "lapsed",
-                 "leaving", "name", "next", "on_pause", "parent", "paused", "quarantined", "ready", "redeliver",
-                 "settled", "subject", "subscriptions", "waiting")  # fmt: skip
+    __slots__ = ("before_change", "child", "dirty", "extensions", "given_back", "group_id", "held", "known_from",
+                 "lapsed", "leaving", "name", "next", "on_pause", "parent", "paused", "quarantined", "ready",
+                 "redeliver", "settled", "subject", "subscriptions", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -70,6 +71,7 @@ class Group:
         self.leaving: dict[tuple[int, int], Decision] = {}  # Messages that their delay server has not taken yet.
         self.child: Group | None = None  # The group of its retry subject, whose messages its consumers get first.
         self.parent: Group | None = None  # Of such a child: the group whose consumers get its messages.
+        self.extensions = Extensions()  # Messages that are held for longer than they were given for at first.
         self.waiting = Polls()
         self.subscriptions: list[Subscription] = []  # Those that take messages of this group, too.
         self.ready = True  # False until the record of a new group is durable.

@@ -107,7 +107,7 @@ class Pulls:
         self.subscriptions = Subscriptions()
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
-        self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
+        self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended"), 0)
         self.quarantine = Quarantine(stored, clock)
         self.quarantine.on_released = self._released
         self._log_id = log_id
@@ -210,6 +210,20 @@ class Pulls:
         self._log.when_durable(partial(answer, stale))
         if op != PullOp.ACK:
             self._serve([group for group, _ in wanted])
+
+    def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[list[int]]:
+        """Hold messages for ``lease_ms`` from now on; return the handles that are stale."""
+        now_ms = self.clock.monotonic_ms()
+        stale: list[list[int]] = []
+        for source, of_source in by_source(group, handles):
+            held = found(PullOp.ACK, source, of_source, self.given_out, self.next_pull, 0)
+            for entry in held.entries:
+                end = entry.pull_first + entry.covered
+                source.extensions.extend(entry.pull_first, end, now_ms + lease_ms, now_ms)
+                self._leases.add(now_ms + lease_ms, Lease(source, entry.incarnation, entry.pull_first, entry.covered))
+                self.counters["extended"] += entry.covered
+            stale += held.stale if len(stale) + len(held.stale) <= HANDLES_MAX else held.asked_for
+        return stale
 
     def serve(self, group: Group) -> None:
         """Serve the PULLs that wait for a group's messages."""
@@ -319,8 +333,12 @@ class Pulls:
             self._serve(())
         lapsed: dict[Group, list[PullEntry]] = {}
         for lease in islice(self._leases.due(now_ms), TURN_LEASES):
-            at = (lease.incarnation, lease.pull_first, 0, lease.covered, self.clock.now_ms())
-            lapsed.setdefault(lease.group, []).append(PullEntry(PullOp.LAPSED, 0, lease.group.group_id, *at))
+            first, end = lease.pull_first, lease.pull_first + lease.covered
+            # What was extended has an alarm of its own.
+            extended = lease.group.extensions
+            for start, stop in extended.ended(first, end, now_ms) if extended else ((first, end),):
+                at = (lease.incarnation, start, 0, stop - start, self.clock.now_ms())
+                lapsed.setdefault(lease.group, []).append(PullEntry(PullOp.LAPSED, 0, lease.group.group_id, *at))
         for group, entries in lapsed.items():
             self._lapse(group, entries)
         for waiting in islice(self._deadlines.due(now_ms), TURN_ANSWERS):

@@ -43,6 +43,7 @@ FENCED = frozenset(
         RequestType.NACK,
         RequestType.RETRY,
         RequestType.REJECT,
+        RequestType.EXTEND,
         RequestType.SUBSCRIBE,
     }
 )

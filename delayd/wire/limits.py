@@ -25,6 +25,7 @@ _LISTS = (
     RequestType.NACK,
     RequestType.RETRY,
     RequestType.REJECT,
+    RequestType.EXTEND,
     RequestType.SUBSCRIBE,
 )
 

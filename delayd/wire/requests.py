@@ -93,6 +93,7 @@ class RequestType(IntEnum):
     PULL_END = 47
     RETRY = 48
     REJECT = 49
+    EXTEND = 52
     CUT = 50
     CUT_READY = 51
     SUBSCRIBE = 55

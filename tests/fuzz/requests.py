@@ -153,6 +153,12 @@ REALTIME: dict[RequestType, Fields] = {
         "handles": values.handles,
         "uncounted": values.one_of(False, True),
     },
+    RequestType.EXTEND: {
+        "subject": values.subject,
+        "group": values.group,
+        "lease_ms": values.one_of(1, 50, 30_000),
+        "handles": values.handles,
+    },
     RequestType.RETRY: {"subject": values.subject, "group": values.group, "retries": values.retries},
     RequestType.REJECT: {"subject": values.subject, "group": values.group, "rejects": values.rejects},
     RequestType.PULL_END: {"subject": values.subject, "group": values.group},
@@ -324,7 +330,7 @@ class Requests:
         fields = SPECS[self._role].get(RequestType(kind), {})
         head = {name: make(self._random) for name, make in fields.items()}
         if (
-            kind in (RequestType.ACK, RequestType.NACK, *LATER)
+            kind in (RequestType.ACK, RequestType.NACK, RequestType.EXTEND, *LATER)
             and self._given
             and self._random.random() < SHARE_OF_TRUE_HANDLES
         ):
