@@ -106,6 +106,11 @@ class AckLane:
         self._sending: asyncio.Task[None] | None = None
         self._failures = failures
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is gathered or under way."""
+        return self._sending is None and not self._gathered and not self._waiting
+
     def give(self, handles: Handles) -> None:
         """Acknowledge soon; a failure is added to the failures."""
         self._gathered.extend(handles)

@@ -20,7 +20,7 @@ from delayd.client.pulling.lives import word_back, words_back
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
 from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings
 from delayd.client.pulling.subjects import Subjects
-from delayd.client.pulling.words import ACK, Backoff, Word, rejected
+from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import AlreadyClosed
 
@@ -56,6 +56,8 @@ class AsyncConsumer:
         max_attempts: how often handlers may get a message; a further `nack` makes it a dead letter, and so does a
             lease that ends. Without it there is no limit.
         backoff: how long messages wait that are given back with no delay named; see `Backoff`.
+        auto_extend: keep the lease of a message alive while its handler works, for so long in all. The event loop
+            must run: a handler that blocks it extends nothing.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class AsyncConsumer:
         timeout_ms: float = TIMEOUT_MS,
         max_attempts: int | None = None,
         backoff: Backoff = BACKOFF,
+        auto_extend: timedelta | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff)
+        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         settings = self._settings = ConsumerSettings(what, group, *terms)
         # Everything is on one thread, so work is done on the loop at once.
         self._own = OwnLoopEngine(
@@ -236,6 +239,18 @@ class AsyncMessageBatch(MessageColumns):
         for handles, word in self.consumer.words_back(self, delay, error):
             await self.consumer.settle(handles, wait, word)
 
+    async def extend(self, lease: timedelta) -> None:
+        """Hold all messages of the batch for ``lease`` from now on.
+
+        Args:
+            lease: how long, from 0.1 s to 12 h (``lease_ms_max`` of the realtime server).
+
+        Raises:
+            StaleHandle: the server no longer held some messages for this consumer; the others are extended.
+            DelaydError: no server was reached within the timeout.
+        """
+        await self.consumer.settle(self.pulled.handles, True, extended(lease))
+
     async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
         """Keep all messages of the batch as dead letters of their group: they do not come again by themselves.
 
@@ -279,6 +294,10 @@ class AsyncMessage(MessageView):
         over. ``delay``, ``error`` and ``wait`` are those of `AsyncMessageBatch.nack`.
         """
         await self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
+
+    async def extend(self, lease: timedelta) -> None:
+        """Hold the message for ``lease`` from now on; see `AsyncMessageBatch.extend`."""
+        await self._consumer.settle([self.handle], True, extended(lease))
 
     async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
         """Keep the message as a dead letter of its group. ``reason``, ``error`` and ``wait`` are those of

@@ -23,14 +23,15 @@ from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import Handles, raise_first
+from delayd.client.pulling.lease_keeper import LeaseKeeper
 from delayd.client.pulling.lives import divide
 from delayd.client.pulling.many_source import ManySource
-from delayd.client.pulling.message import Pulled
+from delayd.client.pulling.message import MessageColumns, Pulled
 from delayd.client.pulling.pace import Pace
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, OneSource, Source
 from delayd.client.pulling.stock import Batch, Stock
-from delayd.client.pulling.words import Word
+from delayd.client.pulling.words import Kind, Word, extended
 from delayd.client.retry import Backoff
 from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater
 
@@ -88,6 +89,10 @@ class ConsumerCore(Generic[Batch]):
         self._source: Source = (ManySource if settings.subjects.are_many else OneSource)(
             self._meta, settings, callbacks
         )
+        self._keeper: LeaseKeeper | None = None
+        if settings.auto_extend is not None:
+            names = (settings.subject, settings.group)
+            self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._keep)
 
     def check(self) -> None:
         """Raise AlreadyClosed after the close, or what failed while nobody waited; from any thread."""
@@ -111,6 +116,8 @@ class ConsumerCore(Generic[Batch]):
             self._pace.came_back(now)
             return False
         self._pace.next(now)
+        if self._keeper is not None:
+            self._keeper.handed_out(_handles_of(*given[-1]))
         if left <= self._enough and (left < LOOK_EVERY or not left % LOOK_EVERY):
             self._look_soon()
         return True
@@ -118,6 +125,8 @@ class ConsumerCore(Generic[Batch]):
     def put_back_next(self, given: list[tuple[Batch, int]]) -> None:
         """Take a message back that did not reach its caller: it is the next one again. From any thread."""
         for batch, row in given:
+            if self._keeper is not None:
+                self._keeper.settled(_handles_of(batch, row))
             self._stock.put_back(batch.pulled.cut(row)[1].cut(1)[0], monotonic_s())
 
     def take(self, most: int | None, given: list[Pulled]) -> bool:
@@ -128,6 +137,8 @@ class ConsumerCore(Generic[Batch]):
         if not self._stock.take(most, now, given):
             return False
         self._pace.handed_out(now, given[0].message_count)
+        if self._keeper is not None:
+            self._keeper.handed_out(given[0].handles)
         if not self._source.under_way:
             target, size = self._ahead_of(most)
             if target >= size:
@@ -137,6 +148,8 @@ class ConsumerCore(Generic[Batch]):
     def put_back(self, given: list[Pulled]) -> None:
         """As `put_back_next`."""
         for pulled in given:
+            if self._keeper is not None:
+                self._keeper.settled(pulled.handles)
             self._stock.put_back(pulled, monotonic_s())
 
     async def more(self, most: int | None, until: float) -> bool:
@@ -194,16 +207,29 @@ class ConsumerCore(Generic[Batch]):
 
     def settle(self, handles: Handles, word: Word) -> None:
         """Say something of messages, soon; a later call raises the error if this fails."""
+        self._settled(handles, word)
         self._source.settle(handles, word)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """Say something of messages, durably."""
         self.check()
+        self._settled(handles, word)
         return self._source.settle_and_wait(handles, word)
+
+    def _settled(self, handles: Handles, word: Word) -> None:
+        if self._keeper is not None and word.kind is not Kind.EXTEND:
+            self._keeper.settled(handles)
+
+    def _keep(self, handles: Handles) -> None:
+        """Extend leases; a server that is away, or has taken messages back, tells their handler when it settles."""
+        word = extended(self._settings.lease)
+        self._source.settle_and_wait(handles, word).add_done_callback(_heard)
 
     def give_back(self, handles: Handles) -> None:
         """Give messages back uncounted, because no work was done on them."""
         if handles:
+            if self._keeper is not None:
+                self._keeper.settled(handles)
             task = self._loop.create_task(self._return(handles))
             self._giving_back.add(task)
             task.add_done_callback(self._giving_back.discard)
@@ -223,6 +249,8 @@ class ConsumerCore(Generic[Batch]):
         """Flush, give back messages that were not handed out, and disconnect; raises errors since the last call."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._keeper is not None:
+            self._keeper.close()
         self._wake(AlreadyClosed("this consumer was closed meanwhile"))
         try:
             await self._source.end()
@@ -388,3 +416,12 @@ class ConsumerCore(Generic[Batch]):
 def _give_up(waiter: asyncio.Future[bool]) -> None:
     if not waiter.done():
         waiter.set_result(False)
+
+
+def _handles_of(batch: MessageColumns, row: int) -> Handles:
+    return batch.pulled.cut(row)[1].cut(1)[0].handles
+
+
+def _heard(extended_until: asyncio.Future[None]) -> None:
+    if not extended_until.cancelled() and (error := extended_until.exception()) is not None:
+        log.debug("lease_not_extended reason=%r", str(error))

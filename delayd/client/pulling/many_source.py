@@ -235,8 +235,8 @@ class ManySource:
         return [(self._servers[log_id], of_server) for log_id, of_server in found.items()]
 
     def _by_lane(self, handles: Handles, word: Word) -> Iterable[tuple[AckLane, Handles]]:
-        if not word.is_later:
-            return [(server.lanes.lane(word.kind, {}), rows) for server, rows in self._by_server(handles)]
+        if not word.is_of_one:
+            return [(server.lanes.lane(word, {}), rows) for server, rows in self._by_server(handles)]
         # These requests name one subject each.
         found: dict[int, Handles] = {}
         for handle in handles:
@@ -245,7 +245,7 @@ class ManySource:
         for place, of_place in found.items():
             at = self._settings.subjects.at(place)
             names: Head = {"subject": at.subject, "group": self._settings.group}
-            lanes.append((self._servers[at.log_id].lanes.lane(word.kind, names), word.rows(of_place)))
+            lanes.append((self._servers[at.log_id].lanes.lane(word, names), word.rows(of_place)))
         return lanes
 
     async def _settle_elsewhere(self, handles: Handles, word: Word) -> None:

@@ -29,6 +29,7 @@ class ConsumerSettings:
     timeout_ms: float = TIMEOUT_MS
     max_attempts: int | None = None  # None: a message comes again however often it is given back.
     backoff: Backoff = BACKOFF
+    auto_extend: timedelta | None = None  # None: a lease ends when it ends.
 
     def __post_init__(self) -> None:
         for name, value in (("subject", self.subject), ("group", self.group)):
@@ -45,6 +46,8 @@ class ConsumerSettings:
             need_whole("max_attempts", self.max_attempts, 1, BadSetting)
         if not isinstance(self.backoff, Backoff):
             raise BadSetting(f"backoff must be a delayd.Backoff, not {type(self.backoff).__name__}")
+        if self.auto_extend is not None and need_timedelta("auto_extend", self.auto_extend, BadSetting) < self.lease:
+            raise BadSetting(f"auto_extend is {self.auto_extend} and must be at least the lease, {self.lease}")
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
 
     @property

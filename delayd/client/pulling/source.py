@@ -29,6 +29,7 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
 
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
+LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle are forgotten.
 ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
 
 _LATER = {Kind.RETRY: (RequestType.RETRY, "retries"), Kind.REJECT: (RequestType.REJECT, "rejects")}
@@ -105,23 +106,31 @@ class Lanes:
         self._of = {Kind.ACK: lane(RequestType.ACK, counted), Kind.NACK: lane(RequestType.NACK, counted)}
         self.returns = lane(RequestType.NACK, uncounted)
         self._make = lane
-        self._later: dict[tuple[Kind, str], AckLane] = {}
+        self._of_one: dict[tuple[Kind, str, int], AckLane] = {}
 
-    def lane(self, kind: Kind, names: Head) -> AckLane:
+    def lane(self, word: Word, names: Head) -> AckLane:
         """The lane of a word; ``names`` are those of the group, for words that name one subject a request."""
+        kind = word.kind
         known = self._of.get(kind)
         if known is not None:
             return known
-        key = (kind, str(names["subject"]))
-        found = self._later.get(key)
+        lease_ms = word.delay_ms if kind is Kind.EXTEND else 0
+        key = (kind, str(names["subject"]), lease_ms)
+        found = self._of_one.get(key)
         if found is None:
-            request, field = _LATER[kind]
-            found = self._later[key] = self._make(request, OneLater(names, field))
+            if len(self._of_one) >= LANES_MAX:
+                self._of_one = {at: lane for at, lane in self._of_one.items() if not lane.is_idle}
+            if kind is Kind.EXTEND:
+                found = self._make(RequestType.EXTEND, OneSubject({**names, "lease_ms": lease_ms}))
+            else:
+                request, field = _LATER[kind]
+                found = self._make(request, OneLater(names, field))
+            self._of_one[key] = found
         return found
 
     async def flush(self) -> None:
         """Wait until all acknowledgements and give-backs are durable or failed."""
-        for lane in (*self._of.values(), *self._later.values()):
+        for lane in (*self._of.values(), *self._of_one.values()):
             await lane.flush()
 
 
@@ -167,11 +176,11 @@ class OneSource:
 
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
-        self._lanes.lane(word.kind, self._names).give(word.rows(handles))
+        self._lanes.lane(word, self._names).give(word.rows(handles))
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
-        return self._lanes.lane(word.kind, self._names).give_and_wait(word.rows(handles))
+        return self._lanes.lane(word, self._names).give_and_wait(word.rows(handles))
 
     async def give_back(self, handles: Handles) -> None:
         """See Source."""

@@ -14,6 +14,7 @@ from delayd.errors import BadArgument, BadSetting
 from delayd.life import cut_text
 
 DELAY_MAX = timedelta(days=732)
+LEASE_MIN = timedelta(seconds=0.1)
 _MS = timedelta(milliseconds=1)
 
 
@@ -24,20 +25,21 @@ class Kind(Enum):
     NACK = "nack"  # They come again at once.
     RETRY = "retry"  # They come again later, through their delay server.
     REJECT = "reject"  # They are kept as dead letters.
+    EXTEND = "extend"  # They are held for longer.
 
 
 class Word(NamedTuple):
     """What is to become of messages, and why."""
 
     kind: Kind
-    delay_ms: int = 0
+    delay_ms: int = 0  # Of EXTEND: the lease.
     reason: str = ""
     error: str = ""
 
     @property
-    def is_later(self) -> bool:
-        """Whether it ends the group's part in messages for now."""
-        return self.kind in (Kind.RETRY, Kind.REJECT)
+    def is_of_one(self) -> bool:
+        """Whether its requests name one subject each."""
+        return self.kind not in (Kind.ACK, Kind.NACK)
 
     def rows(self, handles: Handles) -> Handles:
         """The rows of a request for these handles."""
@@ -87,6 +89,13 @@ def later(delay: timedelta | None, error: str, backoff: Backoff, attempt: int) -
     if not delay and not text:
         return NACK
     return Word(Kind.RETRY, -(-delay // _MS), error=text)
+
+
+def extended(lease: timedelta) -> Word:
+    """The word for messages that are held for ``lease`` from now on."""
+    if not need_timedelta("lease", lease) >= LEASE_MIN:
+        raise BadArgument(f"a lease is extended by {lease}; it lasts at least 0.1 s from now on")
+    return Word(Kind.EXTEND, lease // _MS)
 
 
 def rejected(reason: str, error: str) -> Word:

@@ -61,6 +61,7 @@ class SmallRealtime(SmallServer):
         self.pulls = 0
         self.counted: list[tuple[int, int]] = []  # Consume sequence and attempt of what was given back as an attempt.
         self.retried: list[tuple[int, int, str]] = []  # Consume sequence, delay in ms and error.
+        self.extended: list[tuple[int, int]] = []  # Consume sequence and lease in ms.
         self.rejected: list[tuple[int, str, str]] = []  # Consume sequence, reason and error.
         self.returned: list[tuple[int, int]] = []  # The same of what no handler was given.
         self.wanted = 0  # What the next answers say.
@@ -93,6 +94,8 @@ class SmallRealtime(SmallServer):
             self.waiting = ended
             self._answer_waiting()
             connection.answer(frame.request_id, {})
+        elif frame.type == RequestType.EXTEND:
+            self._lengthen(connection, frame)
         elif frame.type in (RequestType.RETRY, RequestType.REJECT):
             self._decide(connection, frame)
         else:
@@ -117,6 +120,20 @@ class SmallRealtime(SmallServer):
                     self.offered.append((held.consume, held.attempt + 1))
         connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
         self._answer_waiting()
+
+    def _lengthen(self, connection: Connection, frame: Frame) -> None:
+        self._end_leases()
+        lease_ms = need_int(frame.head, "lease_ms")
+        stale: list[list[int]] = []
+        for incarnation, first, count in need_rows(frame.head, "handles", 3):
+            for pull in range(first, first + count):
+                held = self.held.get(pull) if incarnation == self.incarnation else None
+                if held is None:
+                    stale.append([incarnation, pull, 1])
+                else:
+                    held.lease_ends = asyncio.get_running_loop().time() + lease_ms / 1000
+                    self.extended.append((held.consume, lease_ms))
+        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
 
     def _decide(self, connection: Connection, frame: Frame) -> None:
         """A RETRY, whose delay is over at once, or a REJECT."""

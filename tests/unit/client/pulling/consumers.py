@@ -21,6 +21,7 @@ def consumer_of(
     timeout_ms: float = 30_000,
     max_attempts: int | None = None,
     backoff: Backoff = BACKOFF,
+    auto_extend: timedelta | None = None,
 ) -> AsyncConsumer:
     return AsyncConsumer(
         address=world.address,
@@ -32,6 +33,7 @@ def consumer_of(
         timeout_ms=timeout_ms,
         max_attempts=max_attempts,
         backoff=backoff,
+        auto_extend=auto_extend,
     )
 
 

@@ -1,0 +1,67 @@
+"""Lease keeper: it extends the leases of messages that handlers have and have not settled (``auto_extend``).
+
+Invariant: a message is kept from the moment at which it is handed out until something is said of it, and no longer than
+``auto_extend`` in all. Callers of any thread tell of both; the timer on the loop reads what they told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from delayd.client.instants import monotonic_s
+from delayd.client.pulling.acks import Handles
+from delayd.log_limit import LogLimit
+
+TICKS_A_LEASE = 3  # One extension may be late, and another one lost, before a lease ends.
+
+limited = LogLimit(logging.getLogger(__name__))
+
+
+class LeaseKeeper:
+    """Of one consumer; made on its loop. ``extend`` asks for another lease for handles of one message each."""
+
+    def __init__(
+        self, names: tuple[str, str], lease_s: float, most_s: float, extend: Callable[[Handles], None]
+    ) -> None:
+        self._names = names
+        self._every_s = lease_s / TICKS_A_LEASE
+        self._most_s = most_s
+        self._extend = extend
+        self._loop = asyncio.get_running_loop()
+        self._told: deque[tuple[Handles, float]] = deque()  # With when they were handed out; 0: they are settled.
+        self._since: dict[tuple[int, ...], float] = {}  # By incarnation, pull sequence and what stands behind these.
+        self._timer = self._loop.call_later(self._every_s, self._tick)
+
+    def handed_out(self, handles: Handles) -> None:
+        """A handler has these messages from now on."""
+        self._told.append((handles, monotonic_s()))
+
+    def settled(self, handles: Handles) -> None:
+        """Something was said of them, or no handler has got them."""
+        self._told.append((handles, 0.0))
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._every_s, self._tick)
+        while self._told:
+            handles, since = self._told.popleft()
+            for incarnation, first, count, *place in handles:
+                for sequence in range(first, first + count):
+                    if since:
+                        self._since[incarnation, sequence, *place] = since
+                    else:
+                        self._since.pop((incarnation, sequence, *place), None)
+        too_old = monotonic_s() - self._most_s
+        over = [key for key, since in self._since.items() if since <= too_old]
+        for key in over:
+            del self._since[key]
+        if over:
+            limited.warning("lease_let_go", "lease_let_go subject=%s group=%s messages=%d", *self._names, len(over))
+        if self._since:
+            self._extend([[incarnation, sequence, 1, *place] for incarnation, sequence, *place in self._since])
