@@ -378,6 +378,18 @@ class OutcomeUnknown(DelaydError):
 class StaleHandle(DelaydError):
     """An acknowledgement for a pull that the server no longer holds: the messages are offered again (rule Q1)."""
 
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return self._number("count")
+
+    @property
+    def reason(self) -> str:
+        """Why, of most of them: ``lease_ended``, ``given_back`` (by this consumer), ``another_holds`` (the message
+        belongs to another connection) or ``unknown`` (lost in a crash, or older than what the server remembers).
+        """
+        return self._text("reason")
+
 
 # The operator must act: a directory or a file is damaged, missing or in use.
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
+from delayd.wire.stale import StaleRow, Why
 
 from .given_out import GivenOut
 from .groups import Group
+from .held import Run
 from .ranges import Ranges
 
 Handles = Sequence[Sequence[int]]
@@ -17,8 +19,8 @@ class Found(NamedTuple):
     """What the handles of one group name."""
 
     entries: list[PullEntry]  # Of the messages that the consumer holds.
-    stale: list[list[int]]
-    asked_for: list[list[int]]  # The ranges with anything stale, as the request named them.
+    stale: list[StaleRow]
+    asked_for: list[StaleRow]  # The ranges with anything stale, as the request named them.
 
 
 def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
@@ -45,8 +47,8 @@ def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
 
 def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int) -> Found:
     """Look up what the handles of an ACK, NACK or RETURNED name."""
-    stale: list[list[int]] = []
-    asked_for: list[list[int]] = []
+    stale: list[StaleRow] = []
+    asked_for: list[StaleRow] = []
     entries: list[PullEntry] = []
     # The merged ranges don't overlap, so they meet each run once, whatever the handles were.
     for incarnation, start, end in _merged(handles):
@@ -68,9 +70,26 @@ def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_
         # "stale".
         gone = group.given_back if op == PullOp.ACK else group.lapsed
         if lost := given_out.lost((group.known_from, next_pull), gone, incarnation, start, end, own, others):
-            asked_for.append([incarnation, start, end - start])
-            stale += [[incarnation, first, last_end - first] for first, last_end in lost]
+            rows = [[incarnation, first, stop - first, _why(group, others, first, stop)] for first, stop in lost]
+            stale += rows
+            asked_for.append([incarnation, start, end - start, rows[0][3]])
     return Found(entries, stale, asked_for)
+
+
+def stale_all(handles: Handles) -> list[StaleRow]:
+    """Handles of which nothing is known."""
+    return [[*handle, Why.UNKNOWN] for handle in handles]
+
+
+def _why(group: Group, others: Sequence[Run], first: int, stop: int) -> Why:
+    """Why a stale range is that; the first that fits, where its messages differ."""
+    if group.lapsed.overlaps(first, stop):
+        return Why.LEASE_ENDED
+    if group.given_back.overlaps(first, stop):
+        return Why.GIVEN_BACK
+    if any(run.start < stop and first < run.end for run in others):
+        return Why.ANOTHER_HOLDS
+    return Why.UNKNOWN
 
 
 def _merged(handles: Handles) -> list[tuple[int, int, int]]:

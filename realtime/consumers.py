@@ -21,7 +21,9 @@ from delayd.wire.requests import (
     need_u32,
     optional_str,
 )
+from delayd.wire.stale import StaleRow, stale_head
 
+from .acks import stale_all
 from .answers import LIST_MAX, groups_head, subjects_head
 from .group_records import GroupRecords
 from .groups import Group
@@ -112,8 +114,8 @@ class Consumers:
             _names(frame.head)
         handles = _handles(frame.head)
         lease_ms = max(need_int(frame.head, "lease_ms", 1, self._config.lease_ms_max), LEASE_MS_MIN)
-        stale = handles if group is None else self._pulls.extend(group, handles, lease_ms)
-        peer.answer(frame.request_id, {"stale": stale, "wanted": 0 if group is None else group.wanted})
+        stale = stale_all(handles) if group is None else self._pulls.extend(group, handles, lease_ms)
+        peer.answer(frame.request_id, stale_head(stale, 0 if group is None else group.wanted))
 
     def pull_end(self, peer: Peer, frame: Frame) -> None:
         """Answer the PULLs of this connection that wait for a group's messages, and then this request."""
@@ -154,11 +156,11 @@ class Consumers:
         handles = _handles(frame.head)
         request_id = frame.request_id
         if group is None:
-            peer.answer(request_id, {"stale": handles, "wanted": 0})
+            peer.answer(request_id, stale_head(stale_all(handles), 0))
             return
         known = group
         self._pulls.acknowledge(
-            op, [(known, handles)], lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
+            op, [(known, handles)], lambda stale: peer.answer(request_id, stale_head(stale, known.wanted))
         )
 
     def _decide(self, peer: Peer, frame: Frame, read: Callable[[Head], list[Wanted]]) -> None:
@@ -168,30 +170,28 @@ class Consumers:
         wanted = read(frame.head)
         request_id = frame.request_id
         if group is None:
-            stale = [[each.incarnation, each.first, each.end - each.first] for each in wanted]
-            peer.answer(request_id, {"stale": stale, "wanted": 0})
+            stale = stale_all([(each.incarnation, each.first, each.end - each.first) for each in wanted])
+            peer.answer(request_id, stale_head(stale, 0))
             return
         known = group
-        self._retries.decide(
-            known, wanted, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": known.wanted})
-        )
+        self._retries.decide(known, wanted, lambda stale: peer.answer(request_id, stale_head(stale, known.wanted)))
 
     def _acknowledge_many(self, op: PullOp, peer: Peer, frame: Frame) -> None:
         head, request_id = frame.head, frame.request_id
         name = need_group(head)
         wanted = self._subscribed(peer, head) if "subscription" in head else None
         known: list[tuple[Group, list[list[int]]]] = []
-        unknown: list[list[int]] = []
+        unknown: list[StaleRow] = []
         for subject, handles in _handles_by_subject(head):
             group = self._pulls.groups.get((subject, name))
             if group is None:
-                unknown += handles
+                unknown += stale_all(handles)
             else:
                 known.append((group, handles))
 
-        def answer(stale: list[list[int]]) -> None:
+        def answer(stale: list[StaleRow]) -> None:
             count = 0 if wanted is None else wanted.wanted
-            peer.answer(request_id, {"stale": [*unknown, *stale], "wanted": count})
+            peer.answer(request_id, stale_head([*unknown, *stale], count))
 
         self._pulls.acknowledge(op, known, answer, len(unknown))
 

@@ -35,8 +35,9 @@ from delayd.log.pull import PullEntry, PullOp
 from delayd.log.retry import Decision
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
+from delayd.wire.stale import StaleRow
 
-from .acks import Handles, by_source, found
+from .acks import Handles, by_source, found, stale_all
 from .alarms import NEVER_MS, Alarms
 from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
@@ -56,7 +57,7 @@ from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
 from .subscriptions import Subscription, Subscriptions
 
-HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 28 bytes each, so either fits a head.
+HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 29 bytes each, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
 HELD_OF_GROUP_MAX = 65_536  # The same for one group, so that it leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
@@ -183,7 +184,7 @@ class Pulls:
         self,
         op: PullOp,
         wanted: Sequence[tuple[Group, Handles]],
-        answer: Callable[[list[list[int]]], None],
+        answer: Callable[[list[StaleRow]], None],
         others: int = 0,
     ) -> None:
         """Record an ACK, NACK or RETURNED of one group or several; ``answer`` gets the handles that are stale, when the
@@ -206,15 +207,15 @@ class Pulls:
         if len(stale) + others > HANDLES_MAX:
             stale = [handle for _, each in every for handle in each.asked_for]
             if len(stale) + others > HANDLES_MAX:
-                stale = [[*handle] for _, of in wanted for handle in of]
+                stale = [handle for _, of in wanted for handle in stale_all(of)]
         self._log.when_durable(partial(answer, stale))
         if op != PullOp.ACK:
             self._serve([group for group, _ in wanted])
 
-    def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[list[int]]:
+    def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[StaleRow]:
         """Hold messages for ``lease_ms`` from now on; return the handles that are stale."""
         now_ms = self.clock.monotonic_ms()
-        stale: list[list[int]] = []
+        stale: list[StaleRow] = []
         for source, of_source in by_source(group, handles):
             held = found(PullOp.ACK, source, of_source, self.given_out, self.next_pull, 0)
             for entry in held.entries:

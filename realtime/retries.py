@@ -26,6 +26,7 @@ from delayd.log.pull import PullOp
 from delayd.log.retry import Decision, RetryRow, encode_rows
 from delayd.log_limit import LogLimit
 from delayd.retry_subject import retry_subject
+from delayd.wire.stale import StaleRow
 from delayd.wire.waits import Wait
 
 from .acks import by_source, found
@@ -112,7 +113,7 @@ class Retries:
         for origin in self._undone:
             self.on_new(origin)
 
-    def decide(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[list[int]]], None]) -> None:
+    def decide(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages come again later, or keep them as dead letters; ``answer`` gets the handles that are stale, when
         the decision is durable.
 
@@ -189,9 +190,9 @@ class Retries:
                 what = f"{len(refused)} batches of messages that are to come again"
                 yield Wait(what, f"delay server {origin:016x} refuses them: {refused[0]}", "delayd status")
 
-    def _look(self, group: Group, wanted: Sequence[Wanted], now_ms: int) -> tuple[list[list[int]], list[_Piece]]:
+    def _look(self, group: Group, wanted: Sequence[Wanted], now_ms: int) -> tuple[list[StaleRow], list[_Piece]]:
         """Find the messages that these handles hold, and the handles that are stale."""
-        stale: list[list[int]] = []
+        stale: list[StaleRow] = []
         pieces: list[_Piece] = []
         for each in wanted:
             handle = [each.incarnation, each.first, each.end - each.first]

@@ -32,6 +32,7 @@ ATTEMPTS = 5
 # Without a limit of its own a handler has this share of its lease: then its message is given back before the lease
 # ends, so it does not come again while it is at work.
 LIMIT_SHARE = 5 / 6
+EXTENDED_MOST = timedelta(days=1)  # A handler without any limit keeps its message for so long.
 
 BY_LEASE: Final = "lease"
 TimeLimit = timedelta | Literal["lease"] | None
@@ -65,16 +66,20 @@ class HandlerSettings:
         limit = self.time_limit
         if limit is None or limit == BY_LEASE:
             return
-        if not timedelta(0) < need_timedelta("time_limit", limit, BadSetting) < self.lease:
-            raise BadSetting(
-                f"time_limit is {limit} and must lie within 0 and the lease, {self.lease}: a message comes again when "
-                "its lease ends; give a longer lease, or None for no limit"
-            )
+        if not timedelta(0) < need_timedelta("time_limit", limit, BadSetting) <= EXTENDED_MOST:
+            raise BadSetting(f"time_limit is {limit} and must be more than 0 and at most {EXTENDED_MOST}, or None")
 
     @property
     def limit(self) -> timedelta | None:
         """How long a handler may take for a message; None: as long as it likes."""
         return self.lease * LIMIT_SHARE if isinstance(self.time_limit, str) else self.time_limit
+
+    @property
+    def auto_extend(self) -> timedelta | None:
+        """For how long leases are extended while the handler works; None where it ends within its lease."""
+        if self.limit is None:
+            return max(EXTENDED_MOST, self.lease)
+        return None if self.limit <= self.lease * LIMIT_SHARE else self.limit + self.lease
 
     @property
     def label(self) -> str:

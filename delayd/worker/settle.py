@@ -69,5 +69,10 @@ def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:
     """The consumer of one handler, in the running loop."""
     names = (settings.subject, settings.group)
     return AsyncConsumer(
-        address, *names, lease=settings.lease, max_attempts=settings.max_attempts, backoff=settings.backoff
+        address,
+        *names,
+        lease=settings.lease,
+        max_attempts=settings.max_attempts,
+        backoff=settings.backoff,
+        auto_extend=settings.auto_extend,
     )

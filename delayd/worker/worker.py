@@ -112,10 +112,10 @@ class Worker:
             group: the name of the consumer group. All processes that share the work give the same name.
             concurrency: how many messages of the subject this process handles at the same time.
             max_attempts: after so many failed attempts a message becomes a dead letter. None: it comes again for ever.
-            lease: how long a message stays with a worker that has died. Make it longer than a handler takes: then its
-                message does not come again while it is at work.
-            time_limit: how long a handler may take for a message, less than the lease; by default five sixths of the
-                lease. None: as long as it likes, but its message comes again when the lease ends.
+            lease: how long a message stays with a worker that has died.
+            time_limit: how long a handler may take for a message, at most a day; by default five sixths of the lease.
+                None: as long as it likes. The worker extends the lease while a handler takes longer than that, for a
+                day at most.
             decode: what the body is: "bytes", "json", "msgpack", or a function of the bytes. A message whose body
                 can't be decoded is rejected.
             pass_message: the second parameter gets the message, whatever its name is.

@@ -107,6 +107,7 @@ def test_without_meta_it_exits_with_4(servers: Up) -> None:
 
 
 def test_a_send_that_waits_says_for_whom(servers: Up) -> None:
+    until_code(servers, 0)
     delay = servers.ready("delay")[-1]
     os.kill(delay.pid, signal.SIGSTOP)
     try:

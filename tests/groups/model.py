@@ -7,8 +7,11 @@ A message that comes again through its delay server is a new message. Its sequen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
+
+from delayd.wire.stale import Why
 
 PAUSES_MS = (0, 0, 100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000)  # After a NACK of that attempt, then the last one.
 
@@ -124,6 +127,13 @@ class GroupModel:
         if fate is Fate.GIVEN_BACK:
             return word is Word.ACK
         return fate not in (Fate.ACKED, Fate.LEFT)
+
+    def why(self, handles: Sequence[Handle]) -> Why:
+        """What a server says of a stale range."""
+        fates = {self.fates.get(handle, (None, 0))[0] for handle in handles}
+        if Fate.LAPSED in fates:
+            return Why.LEASE_ENDED
+        return Why.GIVEN_BACK if Fate.GIVEN_BACK in fates else Why.UNKNOWN
 
     def time_came(self, now_ms: int) -> None:
         """Leases and pauses end."""

@@ -24,6 +24,7 @@ from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps, need_rows, need_str, need_u64
+from delayd.wire.stale import read_stale
 from tests.groups.model import AGAIN, Fate, GroupModel, Handle, Word, Wrong
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch, split
 from tests.worlds.realtime import SimPeer, World, pull_head
@@ -196,9 +197,13 @@ class Walk:
         if self.random.random() < synced:
             self.sync.run_all()
             ((answer, _),) = peer.answers.pop(request_id)
-            found = {(life, at + row) for life, at, count in need_rows(answer, "stale", 3) for row in range(count)}
+            rows = read_stale(answer)
+            found = {(life, at + row) for life, at, count, _ in rows for row in range(count)}
             if found != stale:
                 raise Wrong(f"stale are {found}, and should be {stale}")
+            for life, at, count, why in rows:
+                if why != (should := group.why([(life, at + row) for row in range(count)])):
+                    raise Wrong(f"stale for reason {why}, and should be for {should}: {life, at, count}")
 
     def _work(self) -> None:
         """Everything that is offered to a group is acknowledged, so that retention may remove it."""

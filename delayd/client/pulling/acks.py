@@ -11,7 +11,7 @@ nobody waits is kept until the next call (rule Q1).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,8 @@ from delayd.client.retry import Backoff, spread_ms
 from delayd.errors import BadRequest, DelaydError, RequestFailed, RetryLater, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
+from delayd.wire.requests import RequestType
+from delayd.wire.stale import SAID, Why, read_stale
 
 # At most 100 requests a second; acknowledgements that a killed consumer has not sent are lost, and the messages come
 # again.
@@ -179,7 +180,7 @@ class AckLane:
                 left_ms = max((deadline - self._loop.time()) * 1000, 1)
                 answer = await connection.request(self._request, head, timeout_ms=left_ms)
                 try:
-                    stale = need_rows(answer.head, "stale", 3, HANDLE_MOST)
+                    stale = read_stale(answer.head)
                     self._on_answer(answer.head)
                 except BadRequest as error:
                     raise unreadable(connection, error) from error
@@ -239,17 +240,20 @@ def merge(handles: Handles) -> Handles:
 
 
 def _stale(handles: Handles, stale: Handles) -> StaleHandle | None:
-    lost = sum(
-        max(0, min(first + count, stale_first + stale_count) - max(first, stale_first))
-        for incarnation, first, count, *_ in handles
-        for stale_incarnation, stale_first, stale_count in stale
-        if incarnation == stale_incarnation
-    )
+    lost: Counter[int] = Counter()
+    for incarnation, first, count, *_ in handles:
+        for stale_incarnation, stale_first, stale_count, why in stale:
+            common = min(first + count, stale_first + stale_count) - max(first, stale_first)
+            if incarnation == stale_incarnation and common > 0:
+                lost[why] += common
     if not lost:
         return None
-    were = "1 message was" if lost == 1 else f"{lost} messages were"
+    (most, _), *_ = lost.most_common(1)
+    total = lost.total()
+    were = "1 message was" if total == 1 else f"{total} messages were"
+    parts = [f"{count} {SAID[Why(why)].text}" for why, count in lost.most_common()]
     return StaleHandle(
-        f"{were} no longer held for this consumer: given back, past the lease, or lost with the power of the server's"
-        " machine; what was not acknowledged is offered again",
-        count=lost,
+        f"{were} no longer held for this consumer: {', '.join(parts)}; what was not acknowledged is offered again",
+        count=total,
+        reason=SAID[Why(most)].word,
     )

@@ -16,6 +16,7 @@ from delayd.client.pulling.acks import Handles
 from delayd.log_limit import LogLimit
 
 TICKS_A_LEASE = 3  # One extension may be late, and another one lost, before a lease ends.
+TOLD_MAX = 1_000  # As many are read at once: a millisecond.
 
 limited = LogLimit(logging.getLogger(__name__))
 
@@ -34,21 +35,28 @@ class LeaseKeeper:
         self._told: deque[tuple[Handles, float]] = deque()  # With when they were handed out; 0: they are settled.
         self._since: dict[tuple[int, ...], float] = {}  # By incarnation, pull sequence and what stands behind these.
         self._timer = self._loop.call_later(self._every_s, self._tick)
+        self._reads_soon = False
 
     def handed_out(self, handles: Handles) -> None:
         """A handler has these messages from now on."""
-        self._told.append((handles, monotonic_s()))
+        self._tell(handles, monotonic_s())
 
     def settled(self, handles: Handles) -> None:
         """Something was said of them, or no handler has got them."""
-        self._told.append((handles, 0.0))
+        self._tell(handles, 0.0)
 
     def close(self) -> None:
         """Keep nothing any more."""
         self._timer.cancel()
 
-    def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._every_s, self._tick)
+    def _tell(self, handles: Handles, since: float) -> None:
+        self._told.append((handles, since))
+        if len(self._told) >= TOLD_MAX and not self._reads_soon:
+            self._reads_soon = True
+            self._loop.call_soon_threadsafe(self._read)
+
+    def _read(self) -> None:
+        self._reads_soon = False
         while self._told:
             handles, since = self._told.popleft()
             for incarnation, first, count, *place in handles:
@@ -57,6 +65,10 @@ class LeaseKeeper:
                         self._since[incarnation, sequence, *place] = since
                     else:
                         self._since.pop((incarnation, sequence, *place), None)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._every_s, self._tick)
+        self._read()
         too_old = monotonic_s() - self._most_s
         over = [key for key, since in self._since.items() if since <= too_old]
         for key in over:

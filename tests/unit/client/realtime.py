@@ -65,6 +65,7 @@ class SmallRealtime(SmallServer):
         self.rejected: list[tuple[int, str, str]] = []  # Consume sequence, reason and error.
         self.returned: list[tuple[int, int]] = []  # The same of what no handler was given.
         self.wanted = 0  # What the next answers say.
+        self.why: list[int] = []
         self.ack_requests = 0
         self.group = "g"
 
@@ -118,7 +119,7 @@ class SmallRealtime(SmallServer):
                 else:
                     self.counted.append((held.consume, held.attempt))
                     self.offered.append((held.consume, held.attempt + 1))
-        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
+        connection.answer(frame.request_id, {"stale": stale, "why": self.why, "wanted": self.wanted})
         self._answer_waiting()
 
     def _lengthen(self, connection: Connection, frame: Frame) -> None:
@@ -133,7 +134,7 @@ class SmallRealtime(SmallServer):
                 else:
                     held.lease_ends = asyncio.get_running_loop().time() + lease_ms / 1000
                     self.extended.append((held.consume, lease_ms))
-        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
+        connection.answer(frame.request_id, {"stale": stale, "why": self.why, "wanted": self.wanted})
 
     def _decide(self, connection: Connection, frame: Frame) -> None:
         """A RETRY, whose delay is over at once, or a REJECT."""
@@ -157,7 +158,7 @@ class SmallRealtime(SmallServer):
                 else:
                     assert isinstance(what, str)
                     self.rejected.append((held.consume, what, error))
-        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
+        connection.answer(frame.request_id, {"stale": stale, "why": self.why, "wanted": self.wanted})
         self._answer_waiting()
 
     def _end_leases(self) -> None:

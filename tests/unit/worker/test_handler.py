@@ -144,7 +144,7 @@ def test_a_handler_that_can_not_be_called_is_refused_when_it_is_registered(
         ({"max_attempts": 0}, BadSetting),
         ({"lease": timedelta(0)}, BadSetting),
         ({"time_limit": timedelta(0)}, BadSetting),
-        ({"time_limit": timedelta(minutes=2)}, BadSetting),
+        ({"time_limit": timedelta(days=2)}, BadSetting),
         ({"time_limit": "long"}, BadSetting),
         ({"decode": "yaml"}, BadSetting),
         ({"backoff": 5}, BadSetting),
@@ -157,14 +157,20 @@ def test_a_setting_that_can_not_be_is_refused_by_name(settings: dict[str, Any], 
         delayd.Worker("127.0.0.1:1").on(**{"subject": SUBJECT, "group": GROUP, **settings})(print)
 
 
-def test_a_handler_has_to_end_within_its_lease_unless_it_has_no_limit() -> None:
+def test_leases_are_extended_only_for_handlers_that_may_outlast_them() -> None:
     worker = delayd.Worker("127.0.0.1:1")
     worker.on("a", group=GROUP)(print)
     worker.on("b", group=GROUP, lease=timedelta(minutes=12))(print)
     worker.on("c", group=GROUP, time_limit=timedelta(seconds=7))(print)
-    worker.on("d", group=GROUP, time_limit=None)(print)
-    limits = [handler.settings.limit for handler in worker.handlers]
-    assert limits == [timedelta(seconds=50), timedelta(minutes=10), timedelta(seconds=7), None]
+    worker.on("d", group=GROUP, time_limit=timedelta(hours=1))(print)
+    worker.on("e", group=GROUP, time_limit=None)(print)
+    assert [(handler.settings.limit, handler.settings.auto_extend) for handler in worker.handlers] == [
+        (timedelta(seconds=50), None),
+        (timedelta(minutes=10), None),
+        (timedelta(seconds=7), None),
+        (timedelta(hours=1), timedelta(minutes=61)),
+        (None, timedelta(days=1)),
+    ]
 
 
 def test_a_middleware_without_any_method_and_a_negative_drain_are_refused() -> None:

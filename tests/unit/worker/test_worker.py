@@ -19,6 +19,7 @@ from delayd.errors import BadArgument
 from delayd.worker.signals import SIGNALS
 from tests.unit.client.realtime import Stored
 from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop, on_steady_loop
+from tests.unit.net.loopback import skip
 from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
 from tests.waiting import DEADLINE_S, until, wait_until
 
@@ -201,6 +202,25 @@ def test_a_coroutine_is_cancelled_at_its_time_limit_and_its_message_given_back(
 
     on_steady_loop(scenario)
     assert "took longer than its time limit" in caplog.text
+
+
+@pytest.mark.parametrize("limit", [timedelta(minutes=5), None])
+def test_a_handler_that_outlasts_its_lease_keeps_its_message(limit: timedelta | None) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker = worker_of(world)
+
+        async def handle(body: bytes) -> None:
+            for tick in range(1, 10):
+                await skip(1.001)
+                await until(lambda tick=tick: len(world.realtime.extended) == tick)  # type: ignore[misc]
+
+        worker.on(SUBJECT, group=GROUP, lease=timedelta(seconds=3), time_limit=limit)(handle)
+        async with serving(worker):
+            await settled(world, 1)
+        assert world.realtime.counted == []
+
+    on_steady_loop(scenario)
 
 
 def test_a_function_over_its_time_limit_keeps_its_slot_and_loses_its_message(caplog: pytest.LogCaptureFixture) -> None:

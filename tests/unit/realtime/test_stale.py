@@ -1,0 +1,82 @@
+"""What the server says of handles that it no longer holds for the consumer that names them (rule Q1)."""
+
+import pytest
+
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType
+from delayd.wire.stale import Why, read_stale
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
+
+FIELDS: dict[RequestType, tuple[str, list[HeadValue]]] = {
+    RequestType.RETRY: ("retries", [1_000, ""]),
+    RequestType.REJECT: ("rejects", ["why", ""]),
+}
+
+
+def _why(world: World, peer: SimPeer, kind: RequestType, *handles: list[int], group: str = GROUP) -> list[list[int]]:
+    field, rest = FIELDS.get(kind, ("handles", []))
+    head: Head = {"subject": SUBJECT, "group": group, field: [[*handle, *rest] for handle in handles]}
+    if kind == RequestType.EXTEND:
+        head["lease_ms"] = 1_000
+    return [[*row[1:]] for row in read_stale(world.ask(peer, kind, head)[0])]
+
+
+@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK, RequestType.RETRY, RequestType.EXTEND])
+def test_a_lease_that_ended(kind: RequestType) -> None:
+    world, peer = ready_world([b"a", b"b"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    world.pass_time(60_000)
+    assert _why(world, peer, kind, [incarnation, first, 2]) == [[first, 2, Why.LEASE_ENDED]]
+
+
+@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.EXTEND])
+def test_what_was_given_back(kind: RequestType) -> None:
+    world, peer = ready_world([b"a", b"b", b"c"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    world.ack(peer, [[incarnation, first + 1, 1]], kind=RequestType.NACK)
+    assert _why(world, peer, kind, [incarnation, first, 3]) == [[first + 1, 1, Why.GIVEN_BACK]]
+
+
+@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.REJECT, RequestType.EXTEND])
+def test_a_handle_of_another_connection(kind: RequestType) -> None:
+    world, peer = ready_world([b"a"], [b"b"])
+    ((incarnation, first, _),) = world.pull(peer, most=1).handles
+    other = SimPeer()
+    world.pull(other, most=1)
+    assert _why(world, peer, kind, [incarnation, first + 1, 1]) == [[first + 1, 1, Why.ANOTHER_HOLDS]]
+
+
+@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK, RequestType.REJECT, RequestType.EXTEND])
+def test_a_pull_that_the_server_does_not_know(kind: RequestType) -> None:
+    world, peer = ready_world([b"a"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    assert _why(world, peer, kind, [incarnation, first + 9, 1]) == [[first + 9, 1, Why.UNKNOWN]]
+    assert _why(world, peer, kind, [incarnation, first, 1], group="nobody") == [[first, 1, Why.UNKNOWN]]
+
+
+def test_each_range_has_its_own_reason() -> None:
+    world, peer = ready_world([b"a", b"b", b"c", b"d"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    world.ack(peer, [[incarnation, first, 1]], kind=RequestType.NACK)
+    world.ack(peer, [[incarnation, first + 1, 1]])
+    world.pass_time(60_000)
+    assert _why(world, peer, RequestType.ACK, [incarnation, first, 4], [incarnation, first + 9, 1]) == [
+        [first, 1, Why.GIVEN_BACK],
+        [first + 2, 2, Why.LEASE_ENDED],
+        [first + 9, 1, Why.UNKNOWN],
+    ]
+
+
+def test_a_reason_survives_a_restart() -> None:
+    world, peer = ready_world([b"a", b"b"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    world.ack(peer, [[incarnation, first, 1]], kind=RequestType.NACK)
+    world.pass_time(60_000)
+    world = world.restarted()
+    assert _why(world, SimPeer(), RequestType.ACK, [incarnation, first, 2]) == [[first, 2, Why.LEASE_ENDED]]
+
+
+def test_an_answer_without_reasons_or_with_new_ones_is_read() -> None:
+    rows: list[HeadValue] = [[1, 2, 3], [1, 9, 1]]
+    assert read_stale({"stale": rows}) == [[1, 2, 3, Why.UNKNOWN], [1, 9, 1, Why.UNKNOWN]]
+    assert read_stale({"stale": rows, "why": [77, 2]}) == [[1, 2, 3, Why.UNKNOWN], [1, 9, 1, Why.GIVEN_BACK]]
