@@ -139,10 +139,6 @@ def _read_what_is_written(segment: Segment, until: int | None, give_way: Callabl
     return read_outcomes(segment, None, give_way)
 
 
-def _tell_nobody(self: OutcomeLog) -> None:
-    """Who waits for outcomes goes on waiting."""
-
-
 def _know_of_no_flush(self: OutcomeLog) -> set[int]:
     return set()
 
@@ -390,9 +386,6 @@ IN_DELAY: Bugs = {
         Patch(DelayCore, "sweep", changed(DelayCore.sweep, "self._clock.confirmed", "True"))
     ],
     "L8: outcomes that a full disk kept back are never tried again": [Patch(delay_outcomes, "RETRY_MS", NEVER_MS)],
-    "L8: what waits for space is not told of a restored dispatch log": [
-        Patch(OutcomeLog, "_nothing_waits", _tell_nobody)
-    ],
     "H7: a refused target is never asked again": [Patch(delay_link, "ALARM_RETRY_MS", NEVER_MS)],
     "H8: strangers register at meta": [Patch(trust, "GUARDED", trust.GUARDED - {RequestType.REGISTER})],
     "H8: strangers move routes at meta": [Patch(trust, "GUARDED", trust.GUARDED - {RequestType.MOVE_ROUTE})],
