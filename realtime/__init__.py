@@ -17,7 +17,8 @@ A delay server hands a message over (H1 to H7)
 A consumer pulls and acknowledges it (Q1 to Q5)
     consumers           requests of consumers, checked
     pulls               messages to consumers, acknowledgements and leases
-    group_records       groups begin and end
+    group_records       groups begin, move, rest and end
+    positions, ephemeral   where a group begins, and groups that end with their last consumer
     subscriptions, joins   many subjects at once: which groups have messages, and which groups there are
     polls, parts, plans   pulls that wait, and which messages an answer holds
     acks                which messages an acknowledgement names

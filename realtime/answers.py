@@ -19,6 +19,7 @@ from .stored import StoredBatches
 WINDOW_BODY_BYTES = 8 << 20  # One frame of a window's answer has no more; a batch of 65,536 rows needs 1.5 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers for each: a third of the room in a head.
 SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
+AGED_MAX = 100  # The same of groups with the age of their oldest message.
 LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
 
 
@@ -52,6 +53,31 @@ def groups_head(groups: Iterable[Group], limit: int) -> Head:
     return listings.groups_head(map(_group_info, groups), min(limit, LIST_MAX))
 
 
+def aged_groups_head(index: Index, stored: StoredBatches, now_ms: int, groups: Iterable[Group], limit: int) -> Head:
+    """The same, with the age of each group's oldest message that is not acknowledged."""
+
+    def info(group: Group) -> GroupInfo:
+        oldest_ms = _oldest_of_group_ms(index, stored, group)
+        return _group_info(group)._replace(oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms))
+
+    return listings.groups_head(map(info, groups), min(limit, AGED_MAX))
+
+
+def _oldest_of_group_ms(index: Index, stored: StoredBatches, group: Group) -> int | None:
+    """When the oldest message that a group has not acknowledged was handed over; None when there is none, or it can't
+    be read.
+    """
+    oldest = group.oldest
+    if oldest == group.subject.end:
+        return None
+    if group.oldest_at[0] != oldest:
+        try:
+            group.oldest_at = (oldest, stored.claimed_at_ms(index.locate(group.subject, oldest).offset))
+        except (DamagedData, Shortage, RetryLater):
+            return None
+    return group.oldest_at[1]
+
+
 def _group_info(group: Group) -> GroupInfo:
     """A group together with its child, whose messages all came back."""
     both = [group] if group.child is None else [group, group.child]
@@ -67,6 +93,9 @@ def _group_info(group: Group) -> GroupInfo:
         oldest_unacked=group.oldest,
         group_id=group.group_id,
         leaving=sum([decision.messages for each in both for decision in each.leaving.values()]),
+        paused=group.held_back,
+        ephemeral=group.ephemeral,
+        oldest_ms_ago=None,
     )
 
 

@@ -24,11 +24,12 @@ from delayd.wire.requests import (
 from delayd.wire.stale import StaleRow, stale_head
 
 from .acks import stale_all
-from .answers import LIST_MAX, groups_head, subjects_head
+from .answers import LIST_MAX, aged_groups_head, groups_head, subjects_head
 from .group_records import GroupRecords
 from .groups import Group
 from .peer import Peer
 from .polls import Waiting
+from .positions import FROM_EARLIEST, beginning_of
 from .pulls import HANDLES_MAX, Pulls
 from .retries import Retries, Wanted
 from .retry_requests import rejects_of, retries_of
@@ -69,11 +70,12 @@ class Consumers:
         max_messages = need_int(head, "max_messages", 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
+        beginning = beginning_of(head) if "start" in head or "ephemeral" in head else FROM_EARLIEST
         self._pulls.check_room()
         if group is None:
             # The group is created only here: a PULL that is refused leaves no group behind.
             assert names is not None
-            group = self._groups.create(*names)
+            group = self._groups.create(*names, beginning)
         self._pulls.pull(
             Waiting(
                 group=group,
@@ -135,7 +137,12 @@ class Consumers:
         limit = need_int(head, "limit", 1) if "limit" in head else LIST_MAX
         if len(after) != 2:
             raise BadRequest("after is no pair of a subject and a group", field="after")
-        peer.answer(frame.request_id, groups_head(self._pulls.roster.listed(subject, (after[0], after[1])), limit))
+        found = self._pulls.roster.listed(subject, (after[0], after[1]))
+        if "ages" in head and need_bool(head, "ages"):
+            now_ms = self._clock.now_ms()
+            peer.answer(frame.request_id, aged_groups_head(self._index, self._stored, now_ms, found, limit))
+        else:
+            peer.answer(frame.request_id, groups_head(found, limit))
 
     def subjects(self, peer: Peer, frame: Frame) -> None:
         """List subjects."""

@@ -122,7 +122,7 @@ class Core:
         self._pull_log = PullCommit(executors.pull, clock, identity.epoch)
         self._pull_log.on_failure = self.fail
         self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, clock)
-        self._groups = GroupRecords(self._pulls, self._index, self._pull_log, clock)
+        self._groups = GroupRecords(self._pulls, self._index, self._stored, self._pull_log, clock)
         self._joins = Joins(self._pulls, self._groups, self._index, clock)
         self._index.on_subject = self._joins.came
         self._unseen = Unseen(self._index, self._groups.roster.has, config.retention_ms)
@@ -184,6 +184,8 @@ class Core:
             RequestType.PULL_END: consumers.pull_end,
             RequestType.GROUPS: consumers.groups,
             RequestType.DELETE_GROUP: self._operators.delete_group,
+            RequestType.MOVE_GROUP: self._operators.move_group,
+            RequestType.PAUSE_GROUP: self._operators.pause_group,
         }
         self._handlers.update(dict.fromkeys(self._of_groups, self._refuse_unread))
         if recovered.pulls is not None and recovered.pull_log is not None:
@@ -226,6 +228,7 @@ class Core:
                 self._commit.retry_at_ms,
                 self._pulls.next_wake_ms(before_ms),
                 self._joins.due_ms,
+                self._groups.ephemeral.due_ms,
                 self._rebuilder.retry_at_ms,
                 self._pulls.quarantine.retry_at_ms,
                 self._files.due_ms,
@@ -252,6 +255,7 @@ class Core:
             self._trimming.step()
         if self._stopping is None:
             self._joins.wake()
+            self._groups.ephemeral.wake()
             self._pulls.wake()
             self._pulls.quarantine.wake()
             self._rebuilder.wake()

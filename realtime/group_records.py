@@ -10,19 +10,23 @@ from collections.abc import Callable
 from functools import partial
 
 from delayd.clock import Clock
-from delayd.log.control import GroupCreated, GroupDeleted
+from delayd.log.control import GroupCreated, GroupDeleted, GroupEphemeral, GroupHeldBack, GroupMoved, Known
 from delayd.log.pull import PullEntry, PullOp
 from delayd.log_limit import LogLimit
+from delayd.wire.positions import End, Position
 
 from .changes import Changes
+from .ephemeral import Ephemeral
 from .given_out import SECRET_BITS
 from .groups import Group
 from .index import Index
 from .kept import LostGroup, group_keys
+from .positions import FROM_EARLIEST, Beginning, find
 from .pull_commit import PullCommit
 from .pull_replay import PullReplay
 from .pulls import Pulls
 from .quarantine import Bad
+from .stored import StoredBatches
 
 # Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
 ROOM_EVERY_MS = 10
@@ -33,13 +37,15 @@ limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can prov
 class GroupRecords:
     """Creates and deletes groups; belongs to the loop."""
 
-    def __init__(self, pulls: Pulls, index: Index, pull_log: PullCommit, clock: Clock) -> None:
+    def __init__(self, pulls: Pulls, index: Index, stored: StoredBatches, pull_log: PullCommit, clock: Clock) -> None:
         self.on_deleted: Callable[[Group], None] = lambda group: None
         self.roster = pulls.roster
         self.changes = Changes(())
         self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
+        self.ephemeral = Ephemeral(clock, self.delete)
         self._pulls = pulls
         self._index = index
+        self._stored = stored
         self._log = pull_log
         self._clock = clock
         self._room_at_ms = 0  # When a group may next be forgotten to make room for another one.
@@ -50,11 +56,15 @@ class GroupRecords:
         self.changes = Changes(replay.groups.values())
         self.roster.keep_lost(replay.lost.values())
         self.removes += replay.removes
+        for group in replay.groups.values():
+            if group.ephemeral:
+                self.ephemeral.watch(group)
 
-    def create(self, subject_name: str, name: str) -> Group:
+    def create(self, subject_name: str, name: str, beginning: Beginning = FROM_EARLIEST) -> Group:
         """Create a group that does not exist; its record is durable before it is served.
 
         Raises:
+            BadArgument: there is no such position.
             SlowDown: there is no room for one more.
             RetryLater: the disk is full.
             DelaydError: its progress is lost, and an operator has not decided about it.
@@ -64,7 +74,7 @@ class GroupRecords:
             self._room_at_ms = now_ms + ROOM_EVERY_MS
             self.delete(idle)
         self.roster.check_new(subject_name, name)
-        return self._make(subject_name, name, self.roster.next_id)
+        return self._make(subject_name, name, self.roster.next_id, beginning)
 
     def begin_anew(self, lost: LostGroup, begun: Callable[[], None]) -> None:
         """Let a group whose progress is lost begin at the earliest message that is kept; ``begun`` is called when that
@@ -85,6 +95,7 @@ class GroupRecords:
             if group.child is not None:
                 self.delete(group.child)
             self.on_deleted(group)
+            self.ephemeral.forget(group)
             self._pulls.forget(group)
             self.changes.forget(group)
             if not self.roster.has(group.subject.name):
@@ -93,6 +104,23 @@ class GroupRecords:
             self.roster.strike_lost(group)
         if deleted is not None:
             self._log.when_durable(deleted)
+
+    def find(self, group: Group, position: Position) -> int:
+        """Where a position lies in the subject of a group; raises as `realtime.positions.find` does."""
+        return find(position, group.subject, self._index, self._stored)
+
+    def move(self, group: Group, to: int, moved: Callable[[], None]) -> None:
+        """Let a group go on at a consume sequence; ``moved`` is called when that is durable."""
+        self._log.append_record(GroupMoved(group.group_id, to))
+        self._pulls.move(group, to)
+        self._log.when_durable(moved)
+
+    def hold_back(self, group: Group, held_back: bool, done: Callable[[], None]) -> None:
+        """Give nobody messages of a group, or give them again; ``done`` is called when that is durable."""
+        if group.held_back != held_back:
+            self._log.append_record(GroupHeldBack(group.group_id, int(held_back)))
+            self._pulls.hold_back(group, held_back)
+        self._log.when_durable(done)
 
     def give_up(self, bad: Bad, done: Callable[[], None]) -> None:
         """Count the messages of an unreadable batch as acknowledged by the groups that passed over them."""
@@ -109,12 +137,22 @@ class GroupRecords:
         self._pulls.quarantine.drop(bad)
         self._log.when_durable(done)
 
-    def _make(self, subject_name: str, name: str, group_id: int) -> Group:
+    def _make(self, subject_name: str, name: str, group_id: int, beginning: Beginning = FROM_EARLIEST) -> Group:
         subject = self._index.subject(subject_name)
-        group = Group(group_id, subject, name, self._index.first(subject), self._pulls.next_pull)
-        self._log.append_record(GroupCreated(group.group_id, subject_name, name))
+        at = find(beginning.start, subject, self._index, self._stored)
+        group = Group(group_id, subject, name, at, self._pulls.next_pull)
+        group.ephemeral = beginning.ephemeral
+        # One append, so that no crash leaves a group that begins elsewhere.
+        records: list[Known] = [GroupCreated(group_id, subject_name, name)]
+        if beginning.start is not End.EARLIEST:
+            records.append(GroupMoved(group_id, at))
+        if beginning.ephemeral:
+            records.append(GroupEphemeral(group_id))
+        self._log.append_record(*records)
         # These come after the append: the disk may be full, and then the next group gets this id.
         self.changes.watch(group)
+        if beginning.ephemeral:
+            self.ephemeral.watch(group)
         self._pulls.admit(group)
         self._log.when_durable(partial(self._pulls.open, group))
         limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)

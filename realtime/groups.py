@@ -42,6 +42,8 @@ class GroupCopy(NamedTuple):
     given_back: Ranges
     lapsed: Ranges
     leaving: list[Decision]
+    held_back: bool
+    ephemeral: bool
 
     @property
     def subject(self) -> Subject:
@@ -52,9 +54,10 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "child", "dirty", "extensions", "given_back", "group_id", "held", "known_from",
-                 "lapsed", "leaving", "name", "next", "on_pause", "parent", "paused", "quarantined", "ready",
-                 "redeliver", "settled", "subject", "subscriptions", "waiting")  # fmt: skip
+    __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "given_back", "group_id", "held",
+                 "held_back", "known_from", "lapsed", "leaving", "name", "next", "oldest_at", "on_pause", "parent",
+                 "paused", "quarantined", "ready", "redeliver", "settled", "subject", "subscriptions",
+                 "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -72,6 +75,9 @@ class Group:
         self.child: Group | None = None  # The group of its retry subject, whose messages its consumers get first.
         self.parent: Group | None = None  # Of such a child: the group whose consumers get its messages.
         self.extensions = Extensions()  # Messages that are held for longer than they were given for at first.
+        self.held_back = False  # Whether an operator lets nobody pull its messages.
+        self.ephemeral = False  # Whether it ends when it has no consumers any more.
+        self.oldest_at = (-1, 0)  # A consume sequence, and when it was handed over: the oldest that was asked for.
         self.waiting = Polls()
         self.subscriptions: list[Subscription] = []  # Those that take messages of this group, too.
         self.ready = True  # False until the record of a new group is durable.
@@ -91,7 +97,7 @@ class Group:
     @property
     def offers_any(self) -> bool:
         """Whether it offers messages itself, and not only its child."""
-        return self.next < self.subject.end or self.redeliver.messages > 0
+        return (self.next < self.subject.end or self.redeliver.messages > 0) and not self.held_back
 
     @property
     def source(self) -> Group:
@@ -129,7 +135,7 @@ class Group:
     def wanted(self) -> int:
         """How many messages consumers with empty hands wait for (rule Q4); 0 while there are messages to give."""
         # Messages that are there are given out in one of the next turns.
-        return 0 if self.has_messages else min(self.waiting.wanted, U32_MAX)
+        return 0 if self.has_messages or self.held_back else min(self.waiting.wanted, U32_MAX)
 
     @property
     def outstanding(self) -> int:
@@ -148,7 +154,9 @@ class Group:
         # The next start offers unreadable messages again: their file may have been restored by then.
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
         known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
-        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, list(self.leaving.values()))
+        kind = (self.held_back, self.ephemeral)
+        leaving = list(self.leaving.values())
+        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, leaving, *kind)
 
     def apply(self, entry: PullEntry) -> int:
         """Change the group as an entry of the pull log says; return how many messages that concerned."""
@@ -175,6 +183,31 @@ class Group:
         if key in self.leaving:
             self._changes()
             del self.leaving[key]
+
+    def move(self, to: int) -> None:
+        """Go on at a consume sequence. What was pulled counts as if its lease had ended, and comes again only from
+        ``to`` on; messages that live on at their delay server come in any case.
+        """
+        self._changes()
+        for run in self.held:
+            self.given_back.add(run.start, run.end)
+            self.lapsed.add(run.start, run.end)
+        self.held, self.redeliver, self.paused, self.quarantined = Held(), Offers(), Offers(), Offers()
+        if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
+            self.forget_given_back(GIVEN_BACK_RUNS_MAX)
+        self.next, self.settled = to, True
+
+    def hold_back(self, held_back: bool) -> None:
+        """Give nobody messages, or give them again."""
+        self._changes()
+        self.held_back = held_back
+        if self.child is not None:
+            self.child.held_back = held_back
+
+    def make_ephemeral(self) -> None:
+        """End when there are no consumers any more."""
+        self._changes()
+        self.ephemeral = True
 
     def resume(self, offer: Offer) -> None:
         """Offer messages whose pause is over."""

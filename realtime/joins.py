@@ -15,12 +15,14 @@ from delayd.limits import SUBSCRIBED_MAX
 from delayd.log_limit import LogLimit
 from delayd.patterns import Pattern
 from delayd.wire.frame import Frame, Head
+from delayd.wire.positions import End
 from delayd.wire.requests import need_str, need_strs
 
 from .consumers import need_group, need_subject
 from .group_records import GroupRecords
 from .index import Index, Subject
 from .peer import Peer
+from .positions import beginning_of
 from .pulls import Pulls
 from .subscriptions import Subscription
 
@@ -51,7 +53,8 @@ class Joins:
         head = frame.head
         group_name = need_group(head)
         subjects, pattern = _asked_for(head)
-        subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern)
+        beginning = beginning_of(head)
+        subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
         if new:
             self._go_on_with(subscription)
         peer.answer(frame.request_id, {"subscription": subscription.number, "now_ms": self._clock.now_ms()})
@@ -60,7 +63,7 @@ class Joins:
         """A subject has its first message: the subscriptions whose pattern it matches take it, too."""
         for subscription in self._pulls.subscriptions:
             if subscription.pattern is not None and subscription.pattern.matches(subject.name):
-                subscription.pending.append(subject.name)
+                subscription.pending.append((subject.name, True))
                 self._go_on_with(subscription)
 
     def wake(self) -> None:
@@ -79,7 +82,7 @@ class Joins:
             if not subscription.peers or not (subscription.pending or subscription.scanned is not None):
                 del self._busy[subscription]
             elif subscription.pending:
-                left -= self._join(subscription, subscription.pending.popleft())
+                left -= self._join(subscription, *subscription.pending.popleft())
             else:
                 left -= self._scan(subscription, left)
         if not self._busy:
@@ -94,26 +97,32 @@ class Joins:
         pattern, after = subscription.pattern, subscription.scanned
         assert pattern is not None and after is not None, "only patterns are compared"
         names = [subject.name for subject in islice(self._index.listed(pattern.prefix, after), most)]
-        subscription.pending.extend(filter(pattern.matches, names))
+        subscription.pending.extend((name, False) for name in filter(pattern.matches, names))
         subscription.scanned = names[-1] if len(names) == most else None
         return len(names)
 
-    def _join(self, subscription: Subscription, name: str) -> int:
-        """Let the group of a subject join; return the work that it took."""
+    def _join(self, subscription: Subscription, name: str, new: bool) -> int:
+        """Let the group of a subject join; return the work that it took. A ``new`` subject came while there was the
+        subscription.
+        """
         group = self._pulls.groups.get((name, subscription.group_name))
         if group is None:
             if subscription.failures >= FAILURES_MAX:
                 self._lacks(subscription)
                 return 1
-            self._make(subscription, name)
+            self._make(subscription, name, new)
             return MAKE_WORK
         if group not in subscription.members and not self._pulls.join(subscription, group):
             self._failed(subscription, name, "there is no room for more subjects in subscriptions")
         return 1
 
-    def _make(self, subscription: Subscription, name: str) -> None:
+    def _make(self, subscription: Subscription, name: str, new: bool) -> None:
+        beginning = subscription.beginning
+        if new and beginning.start is End.LATEST:
+            # All of its messages are later than the subscription.
+            beginning = beginning._replace(start=End.EARLIEST)
         try:
-            group = self._groups.create(name, subscription.group_name)
+            group = self._groups.create(name, subscription.group_name, beginning)
         except ServerStopped:
             raise
         except DelaydError as error:

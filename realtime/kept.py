@@ -140,6 +140,8 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "given_back": list(copy.given_back),
         "lapsed": list(copy.lapsed),
         "leaving": [[*decision[:-1], encode_rows(decision.rows)] for decision in copy.leaving],
+        "held_back": copy.held_back,
+        "ephemeral": copy.ephemeral,
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
@@ -229,6 +231,8 @@ class Kept:
             for *names, rows in cast(list[list[Any]], row.get("leaving", [])):
                 decision = Decision._make([*names, decode_rows(rows)])
                 group.leaving[decision.key] = decision
+            group.held_back = row.get("held_back") is True
+            group.ephemeral = row.get("ephemeral") is True
             group.dirty = False
         lost = [LostGroup(_U32.unpack(key)[0], self.names_of(_U32.unpack(key)[0]), each) for key, each in _ids(damaged)]
         return groups, lost

@@ -1,5 +1,5 @@
 """Operators: their requests about files and messages that can't be read, and about groups (docs/protocol.md, 6 to 8 and
-45).
+45, 53, 54).
 
 Invariant: an operator's decision is durable in the pull log before it is answered, and it is logged.
 """
@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from delayd.errors import BadArgument
-from delayd.wire.frame import Frame
+from delayd.wire.frame import Frame, Head
+from delayd.wire.positions import read_position
 from delayd.wire.quarantine import PAGE_MAX, Quarantined, decided_head, list_head
-from delayd.wire.requests import need_int, need_str
+from delayd.wire.requests import need_bool, need_int, need_str
 from delayd.wire.waits import Wait
 
 from .group_records import GroupRecords
+from .groups import Group
 from .kept import LostGroup
 from .log_files import WINDOW, LogFiles
 from .peer import Peer
@@ -91,6 +93,33 @@ class Operators:
             raise BadArgument(f"there is no group {name} of {subject}")
         log.warning("operator deletes=group subject=%s group=%s id=%d", subject, name, group.group_id)
         self._groups.delete(group, partial(peer.answer, frame.request_id, {"subject": subject, "group": name}))
+
+    def move_group(self, peer: Peer, frame: Frame) -> None:
+        """Let a group go on at another message: earlier ones come again, or later ones come at once."""
+        group, head = self._group(frame), frame.head
+        to = self._groups.find(group, read_position(head, "to"))
+        dropped = group.outstanding + group.redeliver.messages + group.paused.messages + group.quarantined.messages
+        answer: Head = {"subject": group.subject.name, "group": group.name, "before": group.next, "next": to}
+        answer["dropped"] = dropped
+        if "dry_run" in head and need_bool(head, "dry_run"):
+            peer.answer(frame.request_id, answer)
+            return
+        log.warning("operator moves=group subject=%s group=%s from=%d to=%d", *group.names, group.next, to)
+        self._groups.move(group, to, partial(peer.answer, frame.request_id, answer))
+
+    def pause_group(self, peer: Peer, frame: Frame) -> None:
+        """Give nobody messages of a group until an operator says so."""
+        group, paused = self._group(frame), need_bool(frame.head, "paused")
+        log.warning("operator %s=group subject=%s group=%s", "pauses" if paused else "resumes", *group.names)
+        answer: Head = {"subject": group.subject.name, "group": group.name, "paused": paused}
+        self._groups.hold_back(group, paused, partial(peer.answer, frame.request_id, answer))
+
+    def _group(self, frame: Frame) -> Group:
+        subject, name = need_str(frame.head, "subject"), need_str(frame.head, "group")
+        group = self._groups.roster.groups.get((subject, name))
+        if group is None or group.parent is not None:
+            raise BadArgument(f"there is no group {name} of {subject}")
+        return group
 
     def waits(self) -> Iterator[Wait]:
         """List the entries, each of which waits for a file or an operator."""

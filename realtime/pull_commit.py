@@ -56,9 +56,9 @@ class PullCommit:
         """
         self._append(GroupKind.DATA, encode_entries(entries), len(entries))
 
-    def append_record(self, record: Known) -> None:
-        """Write a control record, not durable yet; raises as `append` does."""
-        self._append(GroupKind.CONTROL, [encode_known([record])], 0)
+    def append_record(self, *records: Known) -> None:
+        """Write control records, not durable yet, all of them or none; raises as `append` does."""
+        self._append(GroupKind.CONTROL, [encode_known(records)], 0)
 
     def when_durable(self, callback: Callable[[], None]) -> None:
         """Call back when everything that was appended up to now is fsynced."""

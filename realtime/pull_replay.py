@@ -8,7 +8,17 @@ Invariant: entries are applied in the order of the log, so a replay ends in the 
 from __future__ import annotations
 
 from delayd.errors import BatchMalformed, DamagedData, RetryLater
-from delayd.log.control import GroupCreated, GroupDeleted, Known, RetryAccepted, RetryDecided, decode_known
+from delayd.log.control import (
+    GroupCreated,
+    GroupDeleted,
+    GroupEphemeral,
+    GroupHeldBack,
+    GroupMoved,
+    Known,
+    RetryAccepted,
+    RetryDecided,
+    decode_known,
+)
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import PullOp, decode_entries
 from delayd.log.retry import Decision, decode_rows
@@ -72,6 +82,12 @@ class PullReplay:
             self._create(record)
         elif isinstance(record, GroupDeleted):
             self._delete(record.group_id)
+        elif isinstance(record, GroupMoved) and (group := self.groups.get(record.group_id)) is not None:
+            group.move(record.next)
+        elif isinstance(record, GroupHeldBack) and (group := self.groups.get(record.group_id)) is not None:
+            group.hold_back(bool(record.held_back))
+        elif isinstance(record, GroupEphemeral) and (group := self.groups.get(record.group_id)) is not None:
+            group.make_ephemeral()
         elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
             group.leave(Decision(*record[:-1], decode_rows(record.rows)))
         elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:

@@ -262,6 +262,20 @@ class Pulls:
         group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
         self.quarantine.forget(group)
 
+    def move(self, group: Group, to: int) -> None:
+        """Let a group go on at a consume sequence, as the pull log says."""
+        held, given_back = group.held.runs, len(group.given_back)
+        group.move(to)
+        self._held -= held
+        self._given_back += len(group.given_back) - given_back
+        self.quarantine.forget(group)
+        self._serve([group])
+
+    def hold_back(self, group: Group, held_back: bool) -> None:
+        """Give nobody messages of a group, or give them again, as the pull log says."""
+        group.hold_back(held_back)
+        self._serve([group])
+
     def join(self, subscription: Subscription, group: Group) -> bool:
         """Let a subscription take messages of a group; False when there is no room for that."""
         joined = self.subscriptions.join(subscription, group)

@@ -148,6 +148,7 @@ class Roster:
             parent, child = self._by_id.get(whose[1]) if whose[0] == self._log_id else None, group
         if parent is not None and child is not None and parent is not child:
             child.parent, parent.child = parent, child
+            child.held_back = parent.held_back
 
     def _add(self, group: Group) -> None:
         self.next_id = max(self.next_id, group.group_id + 1)

@@ -21,6 +21,7 @@ from .groups import Group
 from .parts import PARTS_MAX, Part
 from .peer import Peer
 from .polls import Polls, Waiting
+from .positions import FROM_EARLIEST, Beginning
 from .roster import RETRY_MS
 
 OF_PEER_MAX = 16  # Subscriptions of one connection.
@@ -37,14 +38,17 @@ PartsOf = Callable[[Group, int, int, int], list[Part]]
 class Subscription:
     """The groups of one name over many subjects; ``key`` tells it from all others."""
 
-    __slots__ = ("_queue", "failures", "group_name", "key", "members", "names", "number", "pattern", "peers", "pending",
-                 "scanned", "waiting")  # fmt: skip
+    __slots__ = ("_queue", "beginning", "failures", "group_name", "key", "members", "names", "number", "pattern",
+                 "peers", "pending", "scanned", "waiting")  # fmt: skip
 
     ready = True  # A PULL may wait at once, before any of the groups is there.
     damage = None  # Subjects that can't be read keep nothing from the others.
 
-    def __init__(self, number: int, group_name: str, subjects: Sequence[str], pattern: Pattern | None) -> None:
+    def __init__(
+        self, number: int, group_name: str, subjects: Sequence[str], pattern: Pattern | None, beginning: Beginning
+    ) -> None:
         self.number = number
+        self.beginning = beginning  # Of the groups that it makes.
         self.group_name = group_name
         self.key = key_of(group_name, subjects, pattern)
         self.names = (pattern.text if pattern is not None else f"{len(subjects)} subjects", group_name)
@@ -57,7 +61,8 @@ class Subscription:
 
     def look_again(self) -> None:
         """Have all its subjects looked at in the next turns: their groups join."""
-        self.pending = deque(self.key[1])  # Subjects whose groups join in one of the next turns.
+        # Subjects whose groups join in one of the next turns, and whether they came after the subscription.
+        self.pending = deque((name, False) for name in self.key[1])
         # Subjects up to this name were compared with the pattern; None: all were.
         self.scanned = "" if self.pattern is not None else None
         self.failures = 0  # Groups that could not be made.
@@ -150,7 +155,12 @@ class Subscriptions:
         return found
 
     def subscribe(
-        self, peer: Peer, group_name: str, subjects: Sequence[str], pattern: Pattern | None
+        self,
+        peer: Peer,
+        group_name: str,
+        subjects: Sequence[str],
+        pattern: Pattern | None,
+        beginning: Beginning = FROM_EARLIEST,
     ) -> tuple[Subscription, bool]:
         """Give a connection a subscription; return whether it is new.
 
@@ -164,7 +174,7 @@ class Subscriptions:
         if found is None or found.number not in of_peer:
             self._check_room(len(of_peer), len(subjects), new)
         if found is None:
-            found = self._by_key[key] = Subscription(next(self._numbers), group_name, subjects, pattern)
+            found = self._by_key[key] = Subscription(next(self._numbers), group_name, subjects, pattern, beginning)
             self._names += len(subjects)
         found.peers[peer] = None
         self._of_peer.setdefault(peer, {})[found.number] = found

@@ -77,6 +77,26 @@ class GroupDeleted(NamedTuple):
     group_id: int
 
 
+class GroupMoved(NamedTuple):
+    """A consumer group goes on at the consume sequence ``next``; nobody holds a message of it any more."""
+
+    group_id: int
+    next: int
+
+
+class GroupHeldBack(NamedTuple):
+    """A consumer group is given no messages (1), or is given them again (0)."""
+
+    group_id: int
+    held_back: int
+
+
+class GroupEphemeral(NamedTuple):
+    """A consumer group ends when it has no consumers any more."""
+
+    group_id: int
+
+
 class RetryDecided(NamedTuple):
     """Messages of a group live on at a delay server as one batch (`delayd.log.retry` reads the rows)."""
 
@@ -112,6 +132,9 @@ Known = (
     | OriginAccepted
     | GroupCreated
     | GroupDeleted
+    | GroupMoved
+    | GroupHeldBack
+    | GroupEphemeral
     | RetryDecided
     | RetryAccepted
 )
@@ -125,6 +148,9 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "origin_accepted": OriginAccepted,
     "group": GroupCreated,
     "group_deleted": GroupDeleted,
+    "group_moved": GroupMoved,
+    "group_held_back": GroupHeldBack,
+    "group_ephemeral": GroupEphemeral,
     "retry": RetryDecided,
     "retried": RetryAccepted,
     "ended": Ended,
@@ -139,6 +165,9 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     OriginAccepted: (int,),
     GroupCreated: (int, str, str),
     GroupDeleted: (int,),
+    GroupMoved: (int, int),
+    GroupHeldBack: (int, int),
+    GroupEphemeral: (int,),
     RetryDecided: (int, int, int, int, int, bytes),
     RetryAccepted: (int, int, int),
     Ended: (bytes,),

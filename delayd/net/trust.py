@@ -43,6 +43,8 @@ NEEDS_TRUST = frozenset(
         RequestType.HELLO,
         RequestType.DISPATCH,
         RequestType.DELETE_GROUP,
+        RequestType.MOVE_GROUP,
+        RequestType.PAUSE_GROUP,
         RequestType.ORIGIN_ACCEPT,
         RequestType.CUT,
         RequestType.CUT_READY,

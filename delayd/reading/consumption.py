@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, Int64s
 from delayd.disk import Disk
-from delayd.log.control import GroupCreated, decode_sound
+from delayd.log.control import GroupCreated, GroupMoved, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp
@@ -72,7 +72,7 @@ class Consumption(NamedTuple):
 
 
 class _Life(NamedTuple):
-    """A group from its record on; its id may have had a life before."""
+    """A group from its record on, or from where an operator has moved it; its id may have had a life before."""
 
     group_id: int
     begin: int  # Number of its first entry.
@@ -128,6 +128,10 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_Life]) -> Iterator[
             for record in decode_sound(batch):
                 if isinstance(record, GroupCreated):
                     lives.append(_Life(record.group_id, count, record.subject, record.group))
+                elif isinstance(record, GroupMoved):
+                    # From here on it may get messages again that it had acknowledged.
+                    known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
+                    lives.append(_Life(record.group_id, count, *(known[2:] if known is not None else ())))
         elif batch.kind == BatchKind.PULL:
             found = np.frombuffer(batch.buffer, ENTRY, batch.count, batch.offsets[ColumnId.ENTRY])
             count += len(found)

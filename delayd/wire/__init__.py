@@ -11,6 +11,7 @@ What heads say
     ending              which messages CANCEL and GET name, and the answer to each
     finding             pending messages of a subject and a window, a piece at a time
     results             what became of each batch of a SEND
+    positions           where a group begins, or is moved to
     stale               handles that a realtime server no longer holds, and why
     listings            subjects and groups of a realtime server
     quotas              what may be pending for a subject, and what is

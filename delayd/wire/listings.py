@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from delayd.wire.frame import Head
-from delayd.wire.requests import need_int, need_page, need_str
+from delayd.wire.requests import need_bool, need_int, need_page, need_str
 from delayd.wire.room import take_rows
 
 
@@ -38,6 +38,9 @@ class GroupInfo(NamedTuple):
     oldest_unacked: int
     group_id: int
     leaving: int  # To come again later, or dead letters, and their delay server has not taken them yet.
+    paused: bool  # An operator lets nobody pull its messages.
+    ephemeral: bool  # It ends when it has no consumers any more.
+    oldest_ms_ago: int | None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
 
 
 def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:
@@ -89,4 +92,7 @@ def _group(head: Head) -> GroupInfo:
         oldest_unacked=need_int(head, "oldest_unacked"),
         group_id=need_int(head, "group_id"),
         leaving=need_int(head, "leaving"),
+        paused=need_bool(head, "paused"),
+        ephemeral=need_bool(head, "ephemeral"),
+        oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
     )

@@ -93,9 +93,11 @@ class RequestType(IntEnum):
     PULL_END = 47
     RETRY = 48
     REJECT = 49
-    EXTEND = 52
     CUT = 50
     CUT_READY = 51
+    EXTEND = 52
+    MOVE_GROUP = 53
+    PAUSE_GROUP = 54
     SUBSCRIBE = 55
 
 

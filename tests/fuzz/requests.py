@@ -140,10 +140,14 @@ REALTIME: dict[RequestType, Fields] = {
         "lease_ms": values.one_of(0, 100, 60_000),
         "consumer": values.text,
         "ahead": values.one_of(0, 0, 1, 500),
+        "start": values.position,
+        "ephemeral": values.one_of(False, True),
     },
     RequestType.SUBSCRIBE: {
         "group": values.group,
         "subjects": values.subjects,
+        "start": values.position,
+        "ephemeral": values.one_of(False, True),
         "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
     },
     RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},
@@ -162,9 +166,21 @@ REALTIME: dict[RequestType, Fields] = {
     RequestType.RETRY: {"subject": values.subject, "group": values.group, "retries": values.retries},
     RequestType.REJECT: {"subject": values.subject, "group": values.group, "rejects": values.rejects},
     RequestType.PULL_END: {"subject": values.subject, "group": values.group},
-    RequestType.GROUPS: {"subject": values.subject_or_none, "after": values.pair, "limit": values.small},
+    RequestType.GROUPS: {
+        "subject": values.subject_or_none,
+        "after": values.pair,
+        "limit": values.small,
+        "ages": values.one_of(False, True),
+    },
     RequestType.SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
     RequestType.DELETE_GROUP: {"subject": values.subject, "group": values.group},
+    RequestType.MOVE_GROUP: {
+        "subject": values.subject,
+        "group": values.group,
+        "to": values.position,
+        "dry_run": values.one_of(False, False, True),
+    },
+    RequestType.PAUSE_GROUP: {"subject": values.subject, "group": values.group, "paused": values.one_of(False, True)},
     RequestType.ORIGIN_ACCEPT: {"log_id": values.u64},
 }
 SPECS: dict[str, dict[RequestType, Fields]] = {
@@ -213,6 +229,8 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.PULL_END,
         RequestType.SUBSCRIBE,
         RequestType.DELETE_GROUP,
+        RequestType.MOVE_GROUP,
+        RequestType.PAUSE_GROUP,
         RequestType.GROUPS,
     ],
 }

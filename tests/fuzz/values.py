@@ -132,6 +132,12 @@ def pair(random: Random) -> HeadValue:
     return [random.choice(SUBJECTS), random.choice(GROUPS)]
 
 
+def position(random: Random) -> HeadValue:
+    """Where a group begins, or something like it."""
+    at: HeadValue = {random.choice(("sequence", "instant_ms", "hour")): random.choice((0, 1, 7, 1 << 40, -1))}
+    return random.choice(("earliest", "earliest", "latest", "first", at, at, {}))
+
+
 def watermark(random: Random) -> HeadValue:
     """W: an epoch and a batch id."""
     return [random.randrange(3), random.randrange(50)]

@@ -135,6 +135,16 @@ class GroupModel:
             return Why.LEASE_ENDED
         return Why.GIVEN_BACK if Fate.GIVEN_BACK in fates else Why.UNKNOWN
 
+    def move(self, to: int) -> None:
+        """An operator moves it: what came again through the delay server stays as it is."""
+        for sequence, message in list(self.messages.items()):
+            if sequence < AGAIN:
+                if message.state is State.HELD:
+                    self.fates[message.handle] = (Fate.LAPSED, sequence)
+                del self.messages[sequence]
+        for sequence in range(to, self.end):
+            self.messages[sequence] = Message(State.OFFERED, 1)
+
     def time_came(self, now_ms: int) -> None:
         """Leases and pauses end."""
         for sequence, message in self.messages.items():

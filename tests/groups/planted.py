@@ -139,6 +139,15 @@ PLANTED: Bugs = {
     "Q2: an acknowledgement of what came again counts for the group": [
         Patch(pulls, "by_source", _handles_are_of_the_group)
     ],
+    "Q6: who pulled before a move may acknowledge after it": [
+        Patch(Group, "move", changed(Group.move, "self.held, self.redeliver,", "_, self.redeliver,"))
+    ],
+    "Q6: a start does not hear of moves": [
+        Patch(PullReplay, "_hear", changed(PullReplay._hear, "group.move(record.next)", "pass"))
+    ],
+    "Q6: a move leaves what was to be offered again": [
+        Patch(Group, "move", changed(Group.move, "self.held, self.redeliver,", "self.held, _,"))
+    ],
     "Q3: retention looks at new messages only": [Patch(Group, "oldest", property(_nothing_is_older))],
     "Q1: a replay takes what was given back for acknowledged": [
         Patch(pull_replay, "decode_entries", _nacks_acknowledge)

@@ -228,6 +228,23 @@ class Walk:
         if answer["stale"] != [handle]:
             raise Wrong(f"{handle} is held by somebody else, and was acknowledged")
 
+    def _move(self) -> None:
+        """An operator rewinds a group, or has it skip messages."""
+        name = self.random.choice(list(self.groups))
+        index = self.world.core._index
+        first, end = index.first(index.subject(name[0])), self.ends[name[0]]
+        to = self.random.choice((first, end, self.random.randint(first, end)))
+        value: HeadValue = {first: "earliest", end: "latest"}.get(to, {"sequence": to})
+        head: Head = {"subject": name[0], "group": name[1], "to": value}
+        self._collect()
+        request_id = self.world.send(self.peers[0], RequestType.MOVE_GROUP, head)
+        if request_id in self.peers[0].answers:
+            raise Wrong("a move was answered before its fsync")
+        self.groups[name].move(to)
+        self._tell(f"{name} moves to {to}")
+        if self.random.random() < 0.7:
+            self.sync.run_all()
+
     def _time_passes(self) -> None:
         self._pass(self.random.choice(TIMES_MS))
 
@@ -626,6 +643,7 @@ KINDS = {
     Walk._come_again: 5,
     Walk._work: 2,
     Walk._settle_for_others: 2,
+    Walk._move: 1,
     Walk._time_passes: 4,
     Walk._checkpoint: 3,
     Walk._retain: 2,

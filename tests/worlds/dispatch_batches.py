@@ -22,6 +22,7 @@ def dispatch_batch(
     origin: int = ORIGIN,
     first_sequence: int | None = None,
     headers: Sequence[bytes] = (),
+    claimed_at_ms: int = DUE_MS + 1,
 ) -> bytes:
     """One batch; sequences count up from ``first_sequence``, by default 1,000 times the batch id."""
     table = encode_subject_table([subject.encode()])
@@ -35,7 +36,7 @@ def dispatch_batch(
         *([(ColumnId.HEADERS_END, header_ends.astype(np.uint32))] if headers else []),
         (ColumnId.BODY_END, ends.astype(np.uint32)),
     ]
-    part = DispatchPart(origin, epoch, batch_id, *w, DUE_MS + 1, hour_of_ms(DUE_MS))
+    part = DispatchPart(origin, epoch, batch_id, *w, claimed_at_ms, hour_of_ms(DUE_MS))
     return encode(BatchKind.DISPATCH, part, len(bodies), columns, [table, packed, heap, bytes(-len(heap) & 7)], 1)
 
 

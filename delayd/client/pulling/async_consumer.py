@@ -18,7 +18,7 @@ from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.lives import word_back, words_back
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
-from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings
+from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings, Start, group_of_its_own, start_of
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
@@ -58,6 +58,11 @@ class AsyncConsumer:
         backoff: how long messages wait that are given back with no delay named; see `Backoff`.
         auto_extend: keep the lease of a message alive while its handler works, for so long in all. The event loop
             must run: a handler that blocks it extends nothing.
+        start: where the group begins if this consumer makes it: ``"earliest"`` (the first message that is kept),
+            ``"latest"`` (only what comes from now on), or the first message that was handed over at an instant.
+        ephemeral: the group ends when it had no consumers for 30 s; ``start`` is then "latest" if nobody says else.
+        broadcast: this consumer gets all messages, whatever others get: it has an ephemeral group of its own, whose
+            name begins with ``group``.
     """
 
     def __init__(
@@ -73,10 +78,17 @@ class AsyncConsumer:
         max_attempts: int | None = None,
         backoff: Backoff = BACKOFF,
         auto_extend: timedelta | None = None,
+        start: Start | None = None,
+        ephemeral: bool = False,
+        broadcast: bool = False,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
+        alone = ephemeral or broadcast
+        beginning = (start_of(start, from_now=alone), alone)
+        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend, *beginning)
+        if broadcast:
+            group = group_of_its_own(group)
         settings = self._settings = ConsumerSettings(what, group, *terms)
         # Everything is on one thread, so work is done on the loop at once.
         self._own = OwnLoopEngine(

@@ -19,7 +19,7 @@ from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import AckLane, Handles, merge
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
-from delayd.client.pulling.source import Callbacks, Lanes, pulled_in, terms_of, wanted_in
+from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, pulled_in, terms_of, wanted_in
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
@@ -283,7 +283,7 @@ class _Server:
         self.link = ServerLink(address.host, address.port, address.log_id)
         self.away = False  # The last PULL found it away, until one is answered.
         self._subjects = settings.subjects
-        self._group = settings.group
+        self._settings = settings
         self._names: dict[str, None] = {}  # Those of a list that are routed here, or were.
         self._who: Head = {}  # The subscription, once there is one.
         self._subscribed: Connection | None = None
@@ -337,7 +337,8 @@ class _Server:
     async def _subscribe(self, connection: Connection) -> None:
         pattern = self._subjects.pattern
         what: Head = {"subjects": [*self._names]} if pattern is None else {"pattern": pattern.text}
-        head: Head = {"group": self._group, **what}
+        beginning = beginning_of(self._settings, again=self._subscribed is not None)
+        head: Head = {"group": self._settings.group, **what, **beginning}
         answer = await connection.request(RequestType.SUBSCRIBE, head, timeout_ms=ANSWER_MS_MAX)
         try:
             self._who["subscription"] = need_int(answer.head, "subscription")

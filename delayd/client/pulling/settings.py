@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Literal
 
+from delayd.client.instants import instant_ms
 from delayd.client.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, check_group, need_ms, need_timedelta, need_whole
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Backoff
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting
+from delayd.wire.positions import AtInstant, End, Position
 
 LEASE = timedelta(seconds=60)
 BACKOFF = Backoff()
 # The most that one pull gets, unless the caller says otherwise: enough to make one round trip cheap for each message.
 MESSAGES_MAX = 500
+
+Start = Literal["earliest", "latest"] | datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class ConsumerSettings:
     max_attempts: int | None = None  # None: a message comes again however often it is given back.
     backoff: Backoff = BACKOFF
     auto_extend: timedelta | None = None  # None: a lease ends when it ends.
+    start: Position = End.EARLIEST  # Of a group that this consumer makes.
+    ephemeral: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("subject", self.subject), ("group", self.group)):
@@ -63,3 +71,25 @@ class ConsumerSettings:
     def pulled(self, max_messages: int | None) -> int | None:
         """How many messages a pull may return; None when nobody has named a number."""
         return self.max_messages if max_messages is None else need_whole("max_messages", max_messages, 1)
+
+
+def start_of(start: Start | None, *, from_now: bool) -> Position:
+    """Where a new group begins; when nobody says it, at the earliest message, or ``from_now`` on.
+
+    Raises:
+        BadArgument, NaiveDatetime: there is no such start.
+    """
+    if isinstance(start, datetime):
+        return AtInstant(instant_ms(start))
+    if start is None:
+        return End.LATEST if from_now else End.EARLIEST
+    for end in End:
+        if start == end.value:
+            return end
+    raise BadArgument(f"start is {start!r:.100}; it may be 'earliest', 'latest' or a datetime")
+
+
+def group_of_its_own(group: str) -> str:
+    """The name of a group that has one consumer only."""
+    check_group(group)
+    return f"{group}.{secrets.token_hex(8)}"

@@ -26,6 +26,7 @@ from delayd.client.pulling.words import Kind, Word
 from delayd.errors import BadRequest, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
+from delayd.wire.positions import End, position_value
 from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
 
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
@@ -149,9 +150,8 @@ class OneSource:
         self._looking: asyncio.Task[None] | None = None
         self._ended = False
         names: Head = {"subject": settings.subject, "group": settings.group}
-        self._lane = PullLane(
-            names, terms_of(settings), self._standing, self._connection, settings.timeout_ms, self._answered
-        )
+        terms = terms_of(settings) | beginning_of(settings)
+        self._lane = PullLane(names, terms, self._standing, self._connection, settings.timeout_ms, self._answered)
         namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
         self._names = names
         self._lanes = Lanes(namings, self._connection, settings.timeout_ms, callbacks)
@@ -284,6 +284,21 @@ def terms_of(settings: ConsumerSettings) -> Head:
         "lease_ms": settings.lease // _MS,
         "consumer": f"{socket.gethostname()}:{os.getpid()}",
     }
+
+
+def beginning_of(settings: ConsumerSettings, *, again: bool = False) -> Head:
+    """The fields that say how a group begins, where it is not as usual. ``again``: its groups were made before, so
+    what has no group yet is new.
+    """
+    head: Head = {}
+    start = settings.start
+    if again and start is End.LATEST and not settings.ephemeral:
+        start = End.EARLIEST
+    if start is not End.EARLIEST:
+        head["start"] = position_value(start)
+    if settings.ephemeral:
+        head["ephemeral"] = True
+    return head
 
 
 def wanted_in(head: Head) -> int:

@@ -228,6 +228,9 @@ def test_groups_and_subjects_are_listed() -> None:
             "oldest_unacked": 0,
             "group_id": 1,
             "leaving": 0,
+            "paused": False,
+            "ephemeral": False,
+            "oldest_ms_ago": None,
         }
     ]
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "mail", "limit": 5})

@@ -93,6 +93,8 @@ class Meeting:
             self._pull,
             self._acknowledge,
             self._delete,
+            self._move,
+            self._pause,
             self._end_pulls,
             self._decide_rows,
             self._decide_group,
@@ -145,6 +147,15 @@ class Meeting:
 
     def _delete(self, number: int) -> None:
         self._ask(number, RequestType.DELETE_GROUP, {"subject": SUBJECT, "group": GROUPS[number // 3 % 3]})
+
+    def _move(self, number: int) -> None:
+        names: Head = {"subject": SUBJECT, "group": GROUPS[number // 3 % 3]}
+        places: tuple[HeadValue, ...] = ("earliest", "latest", {"instant_ms": number}, {"sequence": number % 9})
+        self._ask(number, RequestType.MOVE_GROUP, {**names, "to": places[number % 4]})
+
+    def _pause(self, number: int) -> None:
+        names: Head = {"subject": SUBJECT, "group": GROUPS[number // 3 % 3]}
+        self._ask(number, RequestType.PAUSE_GROUP, {**names, "paused": number % 2 == 0})
 
     def _end_pulls(self, number: int) -> None:
         self._ask(number, RequestType.PULL_END, {"subject": SUBJECT, "group": GROUPS[number // 3 % 3]})

@@ -16,6 +16,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
 from realtime import acks, joins, pulls, roster, subscriptions
 from realtime.groups import Group
+from realtime.positions import Beginning
 from tests.unit.realtime.rotten import flip
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
@@ -389,9 +390,9 @@ def test_rule_B2_subjects_without_room_cost_little_and_groups_that_exist_join(mo
     tried: list[str] = []
     create = feed.world.core._groups.create
 
-    def counted(subject: str, name: str) -> Group:
+    def counted(subject: str, name: str, beginning: Beginning) -> Group:
         tried.append(subject)
-        return create(subject, name)
+        return create(subject, name, beginning)
 
     monkeypatch.setattr(feed.world.core._groups, "create", counted)
     taker = Taker(feed, "s.*")

@@ -83,6 +83,8 @@ def test_rule_L10_an_unread_pull_log_keeps_consumers_waiting_and_takes_messages_
         (RequestType.PULL_END, {}),
         (RequestType.GROUPS, {}),
         (RequestType.DELETE_GROUP, {}),
+        (RequestType.MOVE_GROUP, {"to": "earliest"}),
+        (RequestType.PAUSE_GROUP, {"paused": True}),
     ]
     for kind, head in asked:
         assert path in refused(world, kind, head)

@@ -135,8 +135,30 @@ def hears_an_earlier_epoch(world: World) -> bool:
     return True
 
 
+def comes_again(world: World) -> bool:
+    """Nobody acknowledged anything since the move: both messages are offered, or held by an earlier look."""
+    return world.core._pulls.groups[SUBJECT, GROUP].oldest == 0
+
+
+def is_paused(world: World) -> bool:
+    return world.pull(SimPeer()).bodies == [] and world.core._pulls.groups[SUBJECT, GROUP].held_back
+
+
+def paused() -> World:
+    world = acknowledged()
+    world.ask(SimPeer(), RequestType.PAUSE_GROUP, {**NAMES, "paused": True})
+    return world
+
+
+def is_resumed(world: World) -> bool:
+    return not world.core._pulls.groups[SUBJECT, GROUP].held_back
+
+
 NAMES: Head = {"subject": SUBJECT, "group": GROUP}
 WORDS = {
+    "groups rewind": Word(acknowledged, RequestType.MOVE_GROUP, {**NAMES, "to": "earliest"}, comes_again),
+    "groups pause": Word(acknowledged, RequestType.PAUSE_GROUP, {**NAMES, "paused": True}, is_paused),
+    "groups resume": Word(paused, RequestType.PAUSE_GROUP, {**NAMES, "paused": False}, is_resumed),
     "groups delete": Word(acknowledged, RequestType.DELETE_GROUP, NAMES, has_no_group),
     "quarantine release group": Word(
         with_lost_group,

@@ -1,0 +1,66 @@
+"""Positions: which message of a subject an instant, an end or a sequence stands for, and how a new group begins
+(docs/protocol.md, A group and MOVE_GROUP).
+"""
+
+from typing import NamedTuple
+
+from delayd.errors import BadArgument
+from delayd.wire.frame import Head
+from delayd.wire.positions import AtInstant, AtSequence, End, Position, read_position
+from delayd.wire.requests import need_bool
+
+from .index import Index, Subject
+from .stored import StoredBatches
+
+
+class Beginning(NamedTuple):
+    """How a group begins that a request makes; of a group that exists it changes nothing."""
+
+    start: Position = End.EARLIEST
+    ephemeral: bool = False
+
+
+FROM_EARLIEST = Beginning()
+
+
+def beginning_of(head: Head) -> Beginning:
+    """The beginning in a PULL or SUBSCRIBE.
+
+    Raises:
+        BadRequest: a field is malformed.
+    """
+    start = read_position(head, "start") if "start" in head else End.EARLIEST
+    return Beginning(start, "ephemeral" in head and need_bool(head, "ephemeral"))
+
+
+def find(position: Position, subject: Subject, index: Index, stored: StoredBatches) -> int:
+    """The consume sequence where a group begins.
+
+    For an instant it looks at some twenty stored batches. Delay servers hand over by clocks of their own, so messages
+    that were handed over within the difference of their clocks may lie on either side.
+
+    Raises:
+        BadArgument: no message has this sequence, or it is not kept any more.
+        DelaydError: what is kept can't be read now.
+    """
+    first = index.first(subject)
+    if position is End.EARLIEST:
+        return first
+    if position is End.LATEST:
+        return subject.end
+    if isinstance(position, AtSequence):
+        if not first <= position.sequence <= subject.end:
+            kept = f"{subject.name} has the messages {first} to {subject.end - 1}"
+            if first == subject.end:
+                kept = f"{subject.name} has no messages now"
+            raise BadArgument(f"{kept}, and a group may go on at {first} to {subject.end}, not at {position.sequence}")
+        return position.sequence
+    assert isinstance(position, AtInstant)
+    low, high = first, subject.end
+    while low < high:
+        middle = (low + high) // 2
+        if stored.claimed_at_ms(index.locate(subject, middle).offset) < position.instant_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low
