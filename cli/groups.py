@@ -1,18 +1,24 @@
-"""``delayd groups``: how far the consumers of each group are, asked of the realtime servers."""
+"""``delayd groups``: how far the consumers of each group are, asked of the realtime servers, and an operator's words
+about one group.
+"""
+
+from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import click
 
 from delayd.errors import BadArgument, DelaydError
 from delayd.net.connection import Connection
 from delayd.secret import Secret
-from delayd.wire.frame import HeadValue
+from delayd.wire.frame import Head, HeadValue
 from delayd.wire.listings import GroupInfo, read_groups
-from delayd.wire.requests import RequestType
+from delayd.wire.positions import AtInstant, AtSequence, End, Position, position_value
+from delayd.wire.requests import RequestType, need_int
 
 from . import ask
-from .listing import show
+from .listing import show as show_rows
 from .offers import offer_groups, offer_subjects
 from .options import (
     confirm,
@@ -25,20 +31,65 @@ from .options import (
     yes_option,
 )
 from .table import Cell, Column, Kind
+from .times import instant
 
 COSTS = "what it has not acknowledged is never delivered to it, and retention may remove it"
+AGAIN = "messages that it had acknowledged come to it again"
+NEVER = "it never gets the messages in between"
 PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
-COLUMNS = (
-    Column("subject"),
-    Column("group"),
+AGED_PAGE = 100  # The same with the age of their oldest message, which may cost some reads for each.
+PROGRESS = (
     Column("waiting", Kind.NUMBER),
     Column("outstanding", Kind.NUMBER),
     Column("redelivering", Kind.NUMBER),
     Column("quarantined", Kind.NUMBER),
+)
+COLUMNS = (
+    Column("subject"),
+    Column("group"),
+    *PROGRESS,
     Column("leaving", Kind.NUMBER, spare=True),
+    Column("oldest_ago_ms", Kind.DURATION),
     Column("next", Kind.NUMBER, spare=True),
     Column("end", Kind.NUMBER, spare=True),
+    Column("state", spare=True),
 )
+OF_ONE = (
+    Column("realtime_address"),
+    *PROGRESS,
+    Column("leaving", Kind.NUMBER),
+    Column("oldest_unacked", Kind.NUMBER),
+    Column("oldest_ago_ms", Kind.DURATION),
+    Column("next", Kind.NUMBER),
+    Column("end", Kind.NUMBER),
+    Column("state"),
+)
+
+subject_argument = click.argument("subject", shell_complete=offer_subjects)
+group_argument = click.argument("group", shell_complete=offer_groups)
+
+
+class Where(click.ParamType[Position]):
+    """An end of what is kept, a sequence, or an instant."""
+
+    name = "where"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Position:
+        """Read the word of an option."""
+        if isinstance(value, End | AtInstant | AtSequence):
+            return value
+        text = str(value)
+        for end in End:
+            if text == end.value:
+                return end
+        return AtSequence(int(text)) if text.isdecimal() else AtInstant(instant(text))
+
+
+class Place(NamedTuple):
+    """A realtime server, and a group as it is there."""
+
+    server: ask.Known
+    info: GroupInfo
 
 
 @click.group(
@@ -46,7 +97,7 @@ COLUMNS = (
     epilog=examples(
         "delayd groups",
         "delayd groups --subject orders.cancel",
-        "delayd groups delete orders.cancel billing",
+        "delayd groups rewind orders.cancel billing --to -2h",
     ),
 )
 @meta_option
@@ -54,26 +105,38 @@ COLUMNS = (
 @format_option
 @click.pass_context
 def groups(context: click.Context, meta: str, subject: str | None, form: str) -> None:
-    """List consumer groups and their progress.
+    """List consumer groups and their progress; pause, rewind or delete one.
 
     `waiting` messages are due and were not pulled yet. `outstanding` messages were pulled and not acknowledged.
     `redelivering` messages came back and are offered again. `quarantined` messages can't be read because their file is
     damaged; the server's log names them. `leaving` messages are to come again later, or are dead letters, and their
-    delay server has not taken them yet.
+    delay server has not taken them yet. `oldest ago` says how long ago the oldest message was handed over that the
+    group has not acknowledged.
 
     When a server can't be asked, its groups are missing, and stderr says so.
     """
     if context.invoked_subcommand is None:
-        show(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
+        show_rows(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
 
 
-@groups.command(
-    epilog=examples(
-        "delayd groups delete orders.cancel billing",
-    )
-)
-@click.argument("subject", shell_complete=offer_subjects)
-@click.argument("group", shell_complete=offer_groups)
+@groups.command(epilog=examples("delayd groups show orders.cancel billing"))
+@subject_argument
+@group_argument
+@meta_option
+@format_option
+def show(subject: str, group: str, meta: str, form: str) -> None:
+    """Show all about one group, at each realtime server that has it.
+
+    `next` is the sequence of the message that the group is given next, `end` that behind the subject's last message,
+    `oldest unacked` the group's first message that is not acknowledged.
+    """
+    rows = [_of_one(place) for place in ask.run(lambda: _places(meta, subject, group))]
+    show_rows(OF_ONE, rows, form)
+
+
+@groups.command(epilog=examples("delayd groups delete orders.cancel billing"))
+@subject_argument
+@group_argument
 @meta_option
 @secret_option
 @secret_data_option
@@ -87,38 +150,144 @@ def delete(subject: str, group: str, meta: str, secret_file: str | None, data: s
     """
     secret = secret_of(secret_file, data)
     confirm(f"{group} of {subject}: {COSTS}", yes)
-    ask.run(lambda: _delete(meta, secret, subject, group))
+    ask.run(lambda: _say(meta, secret, RequestType.DELETE_GROUP, subject, group))
     click.echo(f"group {group} of {subject} is deleted")
 
 
-async def _delete(address: str, secret: Secret, subject: str, group: str) -> None:
-    async with ask.meta(address) as connection:
-        servers = [server for server in await ask.known_servers(connection, "realtime") if server.alive]
-    for server in servers:
-        async with ask.reached(server) as connection:
+@groups.command(
+    epilog=examples(
+        "delayd groups rewind orders.cancel billing --to earliest --dry-run",
+        "delayd groups rewind orders.cancel billing --to -2h",
+        "delayd groups rewind orders.cancel billing --to latest --yes",
+    )
+)
+@subject_argument
+@group_argument
+@click.option(
+    "--to",
+    "to",
+    type=Where(),
+    required=True,
+    metavar="WHERE",
+    help="earliest, latest, an instant such as -2h or ISO 8601, or a sequence (see `delayd groups show`).",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@meta_option
+@secret_option
+@secret_data_option
+@yes_option
+def rewind(
+    subject: str, group: str, to: Position, dry_run: bool, meta: str, secret_file: str | None, data: str, yes: bool
+) -> None:
+    """Let a consumer group go on at another message, an earlier or a later one.
+
+    An instant is that of the hand-over: the group goes on at the first message that a delay server handed over then or
+    later. Nobody holds a message of the group any more, and messages that were to be offered again come only from there
+    on. Retries and dead letters stay as they are. The command needs the cluster's secret.
+    """
+    secret = secret_of(secret_file, data)
+    (place, *more) = ask.run(lambda: _places(meta, subject, group))
+    if more:
+        where = ", ".join(f"{each.server.host}:{each.server.port}" for each in (place, *more))
+        raise BadArgument(f"{group} of {subject} is at several realtime servers, {where}; delete those that are empty")
+    found = ask.run(lambda: _move(place, secret, to, dry_run=True))
+    before, then, dropped = (need_int(found, name) for name in ("before", "next", "dropped"))
+    click.echo(f"group {group} of {subject} goes from message {before} to {then}, and lets {dropped} go that it holds")
+    if dry_run:
+        return
+    confirm(f"{group} of {subject}: {AGAIN if then < before else NEVER}", yes)
+    # The place that was shown, not where the words lead by now.
+    ask.run(lambda: _move(place, secret, AtSequence(then), dry_run=False))
+    click.echo(f"group {group} of {subject} goes on at message {then}")
+
+
+@groups.command(epilog=examples("delayd groups pause orders.cancel billing"))
+@subject_argument
+@group_argument
+@meta_option
+@secret_option
+@secret_data_option
+def pause(subject: str, group: str, meta: str, secret_file: str | None, data: str) -> None:
+    """Give the consumers of a group no more messages, until `delayd groups resume`.
+
+    Consumers may finish and acknowledge what they have. Restarts change nothing. The command needs the cluster's
+    secret.
+    """
+    secret = secret_of(secret_file, data)
+    ask.run(lambda: _say(meta, secret, RequestType.PAUSE_GROUP, subject, group, paused=True))
+    click.echo(f"group {group} of {subject} is paused")
+
+
+@groups.command(epilog=examples("delayd groups resume orders.cancel billing"))
+@subject_argument
+@group_argument
+@meta_option
+@secret_option
+@secret_data_option
+def resume(subject: str, group: str, meta: str, secret_file: str | None, data: str) -> None:
+    """Give the consumers of a paused group messages again. The command needs the cluster's secret."""
+    secret = secret_of(secret_file, data)
+    ask.run(lambda: _say(meta, secret, RequestType.PAUSE_GROUP, subject, group, paused=False))
+    click.echo(f"group {group} of {subject} gets messages again")
+
+
+async def _say(address: str, secret: Secret, word: RequestType, subject: str, group: str, **more: HeadValue) -> None:
+    """Say a word to each realtime server that has the group."""
+    for place in await _places(address, subject, group):
+        async with ask.reached(place.server) as connection:
             await ask.prove(connection, secret)
-            try:
-                await ask.ask(connection, RequestType.DELETE_GROUP, {"subject": subject, "group": group})
-            except BadArgument:
-                continue
-            return
-    raise BadArgument(f"no realtime server that lives has a group {group} of {subject}; see `delayd groups`")
+            await ask.ask(connection, word, {"subject": subject, "group": group, **more})
+
+
+async def _move(place: Place, secret: Secret, to: Position, *, dry_run: bool) -> Head:
+    names: Head = {"subject": place.info.subject, "group": place.info.group}
+    async with ask.reached(place.server) as connection:
+        await ask.prove(connection, secret)
+        head = {**names, "to": position_value(to), "dry_run": dry_run}
+        return await ask.ask(connection, RequestType.MOVE_GROUP, head)
+
+
+async def _places(address: str, subject: str, group: str) -> list[Place]:
+    """Where a group is; BadArgument when no server that lives has it."""
+    async with ask.meta(address) as connection:
+        servers = await ask.known_servers(connection, "realtime")
+    found = [Place(server, info) for server in servers for info in await groups_of(server, subject, ages=True)]
+    found = [place for place in found if place.info.group == group]
+    if not found:
+        raise BadArgument(f"no realtime server that lives has a group {group} of {subject}; see `delayd groups`")
+    return found
 
 
 async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, "realtime")
-    found = [info for server in servers for info in await groups_of(server, subject)]
+    found = [info for server in servers for info in await groups_of(server, subject, ages=True)]
     return [_row(info) for info in sorted(found, key=lambda info: (info.subject, info.group))]
 
 
 def _row(info: GroupInfo) -> tuple[Cell, ...]:
-    counts = (info.end - info.next, info.outstanding, info.redelivering, info.quarantined, info.leaving)
-    return (info.subject, info.group, *counts, info.next, info.end)
+    place = (info.oldest_ms_ago, info.next, info.end, _state(info))
+    return (info.subject, info.group, *_progress(info), info.leaving, *place)
 
 
-async def groups_of(server: ask.Known, subject: str | None) -> list[GroupInfo]:
-    """The groups of a realtime server; stderr says when they can't be had."""
+def _of_one(place: Place) -> tuple[Cell, ...]:
+    info = place.info
+    where = (info.oldest_unacked, info.oldest_ms_ago, info.next, info.end, _state(info))
+    return (f"{place.server.host}:{place.server.port}", *_progress(info), info.leaving, *where)
+
+
+def _progress(info: GroupInfo) -> tuple[Cell, ...]:
+    return (info.end - info.next, info.outstanding, info.redelivering, info.quarantined)
+
+
+def _state(info: GroupInfo) -> str:
+    return ", ".join(name for name, is_so in (("paused", info.paused), ("ephemeral", info.ephemeral)) if is_so)
+
+
+async def groups_of(server: ask.Known, subject: str | None, *, ages: bool = False) -> list[GroupInfo]:
+    """The groups of a realtime server, with the ages of their oldest messages if asked; stderr says when they can't be
+    had.
+    """
     found: list[GroupInfo] = []
     place = f"{server.host}:{server.port}"
     if not server.alive:
@@ -126,19 +295,19 @@ async def groups_of(server: ask.Known, subject: str | None) -> list[GroupInfo]:
         return found
     try:
         async with ask.reached(server) as connection:
-            async for page in _pages(connection, subject):
+            async for page in _pages(connection, subject, ages):
                 found.extend(page)
     except DelaydError as error:
         click.echo(f"delayd: groups of {place} are missing: {error.message}", err=True)
     return found
 
 
-async def _pages(connection: Connection, subject: str | None) -> AsyncIterator[list[GroupInfo]]:
+async def _pages(connection: Connection, subject: str | None, ages: bool) -> AsyncIterator[list[GroupInfo]]:
     after: list[HeadValue] = ["", ""]
+    asked: Head = {"subject": subject, "limit": AGED_PAGE if ages else PAGE, "ages": ages}
     more = True
     while more:
-        answer = await ask.ask(connection, RequestType.GROUPS, {"subject": subject, "after": after, "limit": PAGE})
-        page, more = read_groups(answer)
+        page, more = read_groups(await ask.ask(connection, RequestType.GROUPS, {**asked, "after": after}))
         yield page
         more = more and bool(page)
         if page:

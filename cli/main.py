@@ -57,7 +57,7 @@ PLACES = {
     "slots": Place("slots", "slots", "Show which delay server judges which keys, and move keys."),
     "clock": Place("clock", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
     "subjects": Place("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
-    "groups": Place("groups", "groups", "List consumer groups and their progress."),
+    "groups": Place("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
     "dead": Place("dead", "dead", "List messages that no handler could work on; send them again, or end them."),
     "quarantine": Place("quarantine", "quarantine", "List what servers can't read, and decide what to do about it."),
     "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),

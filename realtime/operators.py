@@ -110,7 +110,10 @@ class Operators:
     def pause_group(self, peer: Peer, frame: Frame) -> None:
         """Give nobody messages of a group until an operator says so."""
         group, paused = self._group(frame), need_bool(frame.head, "paused")
-        log.warning("operator %s=group subject=%s group=%s", "pauses" if paused else "resumes", *group.names)
+        if paused:
+            log.warning("operator pauses=group subject=%s group=%s", *group.names)
+        else:
+            log.warning("operator resumes=group subject=%s group=%s", *group.names)
         answer: Head = {"subject": group.subject.name, "group": group.name, "paused": paused}
         self._groups.hold_back(group, paused, partial(peer.answer, frame.request_id, answer))
 
