@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench import (
+    again,
     cancels,
     edge,
     fair,
@@ -17,6 +18,7 @@ from bench import (
     restart,
     schedule,
     steady,
+    streams,
     worker,
     written,
 )
@@ -68,6 +70,8 @@ class Sizes:
     written: int
     fair: tuple[int, int, int]  # Shared by workers of 1 ms, of 0.3 s and of 10 s a message.
     worked: int  # Messages that one worker handles.
+    streams: int  # Messages that one group consumes.
+    again: int  # Messages that come a second time.
     long_runs: int  # Cases that take long are run so often.
 
 
@@ -93,6 +97,8 @@ SIZES = {
         written=5_000,
         fair=(1_000, 16, 4),
         worked=500,
+        streams=5_000,
+        again=50,
         long_runs=1,
     ),
     "quick": Sizes(
@@ -116,6 +122,8 @@ SIZES = {
         written=200_000,
         fair=(20_000, 600, 12),
         worked=20_000,
+        streams=200_000,
+        again=2_000,
         long_runs=1,
     ),
     "full": Sizes(
@@ -139,6 +147,8 @@ SIZES = {
         written=1_000_000,
         fair=(20_000, 600, 12),
         worked=20_000,
+        streams=400_000,
+        again=5_000,
         long_runs=3,
     ),
 }
@@ -157,6 +167,41 @@ def cases(size: str) -> list[Case]:
         *_stored(of),
         *_fair(of),
         *_worked(of),
+        *_streams(of),
+        *_again(of),
+    ]
+
+
+def _streams(of: Sizes) -> list[Case]:
+    shapes = [(1, consumers, of.streams) for consumers in (1, 10, 100)]
+    # Each group gets all messages.
+    shapes.append((100, 1, max(of.streams // 50, BATCH_ROWS)))
+    return [
+        Case(
+            f"streams-{consumers}" if groups == 1 else f"streams-{groups}-groups",
+            f"pull and acknowledge, 100 at a time: groups: {groups}, consumers of each: {consumers}",
+            {
+                DELAYD: partial(streams.streams, messages, groups, consumers),
+                REDIS: partial(streams.redis_streams, messages, groups, consumers),
+            },
+            "messages_s",
+        )
+        for groups, consumers, messages in shapes
+    ]
+
+
+def _again(of: Sizes) -> list[Case]:
+    return [
+        Case(
+            "again-lease",
+            "how late messages come again whose lease of 1 s ended",
+            {DELAYD: partial(again.after_lease, of.again)},
+        ),
+        Case(
+            "again-nack",
+            "how late messages come again after nack(delay=1 s)",
+            {DELAYD: partial(again.after_nack, of.again)},
+        ),
     ]
 
 
