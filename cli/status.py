@@ -209,6 +209,7 @@ BACKLOG = {
         ("quarantined_rows", "quarantined"),
         ("quarantined_hours", "hour quarantined|hours quarantined"),
         ("dead_rows", "dead"),
+        ("expired_rows", "expired"),
     ),
     "realtime": (("messages", "taken"), ("pulled", "pulled"), ("acked", "acknowledged")),
 }

@@ -103,7 +103,7 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
 # The columns of ends: each has a region in the heap. Regions stand in the order of their columns' ids.
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)
 # Columns without a region that stay with a row wherever it is copied to a batch that may have them; 0 states nothing.
-KEPT = (ColumnId.TAG_BLOOM, ColumnId.ORIGIN_SEQUENCE, ColumnId.ROW_FLAGS)
+KEPT = (ColumnId.TAG_BLOOM, ColumnId.ORIGIN_SEQUENCE, ColumnId.ROW_FLAGS, ColumnId.EXPIRES_AT_MS)
 
 
 class KindColumns(NamedTuple):
@@ -137,17 +137,22 @@ _KEYS_AND_TAGS = {ColumnId.KEY_END, ColumnId.ROW_FLAGS} | _TAGS
 KIND_COLUMNS: dict[BatchKind, KindColumns] = {
     # A producer gives no sequence and no instant of acceptance: the server gives both.
     BatchKind.PRODUCER: KindColumns(
-        _MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ORIGIN_SEQUENCE} | _KEYS_AND_TAGS
+        _MESSAGE,
+        _MESSAGE
+        | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ORIGIN_SEQUENCE, ColumnId.EXPIRES_AT_MS}
+        | _KEYS_AND_TAGS,
     ),
     BatchKind.SCHEDULE: KindColumns(
         _FILED,
         _FILED
         | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT}
-        | {ColumnId.ORIGIN_SEQUENCE}
+        | {ColumnId.ORIGIN_SEQUENCE, ColumnId.EXPIRES_AT_MS}
         | _KEYS_AND_TAGS,
     ),
     # A realtime server routes by tags; a key is the delay server's alone.
-    BatchKind.DISPATCH: KindColumns(_STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS} | _TAGS),
+    BatchKind.DISPATCH: KindColumns(
+        _STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.EXPIRES_AT_MS} | _TAGS
+    ),
     BatchKind.OUTCOME: _exactly(ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH),
     BatchKind.CONTROL: _exactly(ColumnId.BODY_END),
     BatchKind.PULL: _exactly(ColumnId.ENTRY),
@@ -222,6 +227,7 @@ class Layout(NamedTuple):
     offsets: Mapping[int, int]  # By column, for the columns that this version knows.
     columns: frozenset[int]  # The same columns.
     regions: tuple[ColumnId, ...]  # Those of them that have a region, in the heap's order.
+    kept: tuple[ColumnId, ...]  # Those of them that are in `KEPT`.
     gaps: tuple[tuple[int, int, int], ...]  # Column, begin and end of the unused bytes behind it, if there are any.
 
 
@@ -487,4 +493,5 @@ def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
     if free != high:
         raise BatchMalformed(f"its columns of {count} rows end at {free}, its heap begins at {high}")
     regions = tuple(column for column in REGIONS if column in offsets)
-    return Layout(offsets, frozenset(offsets), regions, tuple(gaps))
+    kept = tuple(column for column in KEPT if column in offsets)
+    return Layout(offsets, frozenset(offsets), regions, kept, tuple(gaps))

@@ -20,6 +20,7 @@ __all__ = [
     "AlreadyClosed",
     "BadArgument",
     "BadBody",
+    "BadExpiry",
     "BadHeaders",
     "BadInstant",
     "BadKey",
@@ -163,6 +164,10 @@ class BadInstant(CallerError):
 
 class PastHorizon(CallerError):
     """Due later than the horizon; nothing is ever clamped."""
+
+
+class BadExpiry(CallerError):
+    """A message would expire before it is due, or at no instant."""
 
 
 class BadSubject(CallerError):

@@ -45,9 +45,11 @@ _DUE, _SEQUENCE, _BODY, _HASH = (
 CARRIED = KIND_COLUMNS[BatchKind.DISPATCH].regions
 BESIDE_BODY = tuple(column for column in CARRIED if column != _BODY)
 CARRIED_COLUMNS = KIND_COLUMNS[BatchKind.DISPATCH].kept
+BESIDE_BARE = (*BESIDE_BODY, *CARRIED_COLUMNS)  # What a batch that `delayd.encode.encode_bare` makes can't have.
 # What the columns of a row take in a DISPATCH batch, and what they take besides where the row has tags.
 ROW_COLUMNS_BYTES = sum(DTYPES[column].itemsize for column in (_DUE, _SEQUENCE, ColumnId.HEADERS_END, _BODY, _HASH))
 TAGS_COLUMNS_BYTES = DTYPES[ColumnId.TAGS_END].itemsize + DTYPES[ColumnId.TAG_BLOOM].itemsize
+EXPIRY_COLUMN_BYTES = DTYPES[ColumnId.EXPIRES_AT_MS].itemsize  # And what they take where it has an expiry.
 NO_COLUMNS: Mapping[ColumnId, Columns] = {}
 
 
@@ -142,7 +144,7 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
             batch.verify()
         buffer, offsets = batch.buffer, batch.offsets
         due += DUE.unpack_from(buffer, offsets[_DUE] + 8 * row)
-        if len(batch.layout.regions) > 1:
+        if len(batch.layout.regions) > 1 or batch.layout.kept:
             for column in BESIDE_BODY:
                 if column in offsets:
                     lengths, pieces = regions.setdefault(column, ([0] * len(rows), []))
@@ -265,6 +267,12 @@ def _hashes_of(
     return made if stated is None else np.where(stated == NOT_STATED, made, stated)
 
 
+def content_hashes_of(gathered: Gathered, subject: bytes) -> UInt64s:
+    """The content hashes of gathered rows of one subject."""
+    heap = b"".join(piece for items in gathered.regions.values() for piece in items.pieces)
+    return _hashes_of(gathered, heap, 0, [subject], None)
+
+
 def reorder(gathered: Gathered, order: Int64s) -> Gathered:
     """Copy gathered rows into another order: row i of the result is row ``order[i]``."""
     return Gathered(
@@ -305,6 +313,8 @@ def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
     The cost depends on ``rows`` only: a large batch may be given out one message at a time.
     """
     size = np.full(rows, ROW_COLUMNS_BYTES, np.int64)
+    if ColumnId.EXPIRES_AT_MS in batch.offsets:
+        size += EXPIRY_COLUMN_BYTES
     for column in batch.layout.regions:
         if column == ColumnId.TAGS_END:
             size += TAGS_COLUMNS_BYTES

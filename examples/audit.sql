@@ -140,6 +140,7 @@ create view filed_as as
 select
     s.log_id, s.hour, s.sequence,
     s.appended_at_ms as s_at_ms, a.appended_at_ms as a_at_ms,
+    coalesce(s.expires_at_ms, 0) as s_expires_ms, coalesce(a.expires_at_ms, 0) as a_expires_ms,
     s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes, coalesce(s.content_hash, 0) as s_content,
     a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes, coalesce(a.content_hash, 0) as a_content
 from schedule s
@@ -194,7 +195,8 @@ union all
 select log_id, hour, sequence, 'MISMATCH', 'attempt' from judged where said_dispatched and said_attempt <> 1
 union all
 select log_id, hour, sequence, 'MISMATCH', 'nobody decides' from judged
-where outcome = 'EXPIRED' or (outcome = 'CANCELLED' and reason = '')
+where (outcome = 'EXPIRED' and (expires_at_ms is null or said_claim_ms < expires_at_ms))
+   or (outcome = 'CANCELLED' and reason = '')
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject' from judged where places > 0 and stored_subject <> subject
 union all
@@ -235,7 +237,9 @@ select log_id, hour, sequence, 'MISMATCH', 'subject, as accepted' from filed_as 
 union all
 select log_id, hour, sequence, 'MISMATCH', 'body, as accepted' from filed_as where s_body_bytes <> a_body_bytes
 union all
-select log_id, hour, sequence, 'MISMATCH', 'content, as accepted' from filed_as where s_content <> a_content;
+select log_id, hour, sequence, 'MISMATCH', 'content, as accepted' from filed_as where s_content <> a_content
+union all
+select log_id, hour, sequence, 'MISMATCH', 'expiry, as accepted' from filed_as where s_expires_ms <> a_expires_ms;
 
 create temp table hours as
 with figures as (

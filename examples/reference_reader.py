@@ -25,7 +25,7 @@ PRODUCER, SCHEDULE, DISPATCH, OUTCOME, CONTROL, PULL, SEAL = range(1, 8)  # Batc
 HOLDS = {MESSAGE: PRODUCER, SCHEDULE_LOG: SCHEDULE, DISPATCH_LOG: OUTCOME, REALTIME: DISPATCH, PULL_LOG: PULL, 8: SEAL}
 DATA_GROUP, CONTROL_GROUP = 1, 2
 DUE, SEQUENCE, BLOOM, SUBJECT, KEY_END, TAGS_END, HEADERS_END, BODY_END = 1, 2, 4, 5, 6, 7, 8, 9
-ACCEPTED, ORIGIN, FLAGS, ENTRY, SEAL_ROW, LEFT_OUT, HASH = 10, 11, 13, 16, 17, 18, 19
+ACCEPTED, ORIGIN, FLAGS, EXPIRES, ENTRY, SEAL_ROW, LEFT_OUT, HASH = 10, 11, 13, 15, 16, 17, 18, 19
 CODES = {
     1: "q",
     2: "Q",
@@ -41,20 +41,20 @@ CODES = {
     16: "48s",
     17: "200s",
 }
-CODES |= {18: "I", 19: "Q"}
+CODES |= {15: "q", 18: "I", 19: "Q"}
 KINDS = {  # Bytes of the kind part, columns that a kind has, and those that it may have.
-    PRODUCER: (24, {DUE, BODY_END}, {SUBJECT, HEADERS_END, KEY_END, FLAGS, TAGS_END, BLOOM, ORIGIN}),
+    PRODUCER: (24, {DUE, BODY_END}, {SUBJECT, HEADERS_END, KEY_END, FLAGS, TAGS_END, BLOOM, ORIGIN, EXPIRES}),
     SCHEDULE: (24, {DUE, SEQUENCE, BODY_END, HASH}, {SUBJECT, HEADERS_END, KEY_END, FLAGS, TAGS_END, BLOOM, ORIGIN}),
-    DISPATCH: (56, {DUE, SEQUENCE, BODY_END}, {HEADERS_END, HASH, TAGS_END, BLOOM, ACCEPTED}),
+    DISPATCH: (56, {DUE, SEQUENCE, BODY_END}, {HEADERS_END, HASH, TAGS_END, BLOOM, ACCEPTED, EXPIRES}),
     OUTCOME: (8, {DUE, SEQUENCE, HASH}, set()),
     CONTROL: (0, {BODY_END}, set()),
     PULL: (0, {ENTRY}, set()),
     SEAL: (0, {SEAL_ROW}, set()),
 }
-KINDS[SCHEDULE][2].update({ACCEPTED, LEFT_OUT})
+KINDS[SCHEDULE][2].update({ACCEPTED, LEFT_OUT, EXPIRES})
 OUTCOMES = {1: "dispatched", 2: "cancelled", 3: "dead", 4: "expired", 5: "in_doubt"}
 PART = struct.Struct("<QQQqqQIBBHQ")
-DISPATCHED, CANCELLED, IN_DOUBT, SEALED, REMOVED, HOUR_MS = 1, 2, 5, 1, 4, 3_600_000
+DISPATCHED, CANCELLED, EXPIRED, IN_DOUBT, SEALED, REMOVED, HOUR_MS = 1, 2, 4, 5, 1, 4, 3_600_000
 BITS, FACTOR, KEYS = (1 << 64) - 1, 0xD6E8FEB86659FD93, list[int]()
 
 
@@ -298,6 +298,7 @@ class Row(NamedTuple):
     outcome: int = 0
     facts: tuple[int, ...] = ()  # Reason and attempt.
     labels: tuple[bytes, ...] = (b"", b"")  # Key and tags.
+    expires_ms: int = 0  # 0: never.
 
 
 Rows = defaultdict[tuple[int, ...], list[Row]]  # By hour and sequence; at a realtime server by origin before these.
@@ -331,17 +332,17 @@ class DelayServer(Server):
             for _, batch in group.batches:
                 start, end, of_hour, _ = struct.unpack("<QQII", batch.part)
                 self.check(of_hour == hour and end <= self.replay, f"DAMAGE {path}: a batch of another hour or range")
-                columns = zip(*map(batch.column, (SEQUENCE, DUE, ACCEPTED, LEFT_OUT, HASH)), strict=True)
+                columns = zip(*map(batch.column, (SEQUENCE, DUE, ACCEPTED, EXPIRES, LEFT_OUT, HASH)), strict=True)
                 labels = zip(*batch.labels, strict=True)
                 rows_of = zip(columns, labels, *batch.items, strict=True)
-                for (sequence, due, accepted, left, stated), label, *items in rows_of:
+                for (sequence, due, accepted, expires, left, stated), label, *items in rows_of:
                     key = (max(due, hour * HOUR_MS), sequence)
                     filed = key > before.get(start, (0, 0)) and max(due, accepted) // HOUR_MS == hour
                     self.check(filed, f"DAMAGE {path}: sequence {sequence} is out of order, or of another hour")
                     # A row that was handed over before it was filed has neither body nor headers here.
                     same = stated == content_hash(*items) or not stated or left or not any(items[1:])
                     self.check(same, f"CONTENT {path}: sequence {sequence} has other bytes than its hash says")
-                    row = Row(due, stated, items[0], len(items[2]) + left, labels=label)
+                    row = Row(due, stated, items[0], len(items[2]) + left, labels=label, expires_ms=expires)
                     self.scheduled[hour, sequence].append(row)
                     before[start] = key
                 count += batch.count
@@ -373,9 +374,10 @@ class DelayServer(Server):
             sequence = group.base_sequence if group.kind == DATA_GROUP else expected
             self.check(sequence >= expected, f"DAMAGE {place}: sequence {sequence} was given before")
             for _, batch in group.batches if group.kind == DATA_GROUP else ():
-                for due, key, tags, *items in zip(batch.column(DUE), *batch.labels, *batch.items, strict=True):
+                columns = batch.column(DUE), batch.column(EXPIRES)
+                for due, expires, key, tags, *items in zip(*columns, *batch.labels, *batch.items, strict=True):
                     hour, told = max(due, group.appended_ms) // HOUR_MS, filed.get(sequence)
-                    row = Row(due, content_hash(*items), items[0], len(items[2]), labels=(key, tags))
+                    row = Row(due, content_hash(*items), items[0], len(items[2]), (), 0, (), (key, tags), expires)
                     if group.offset >= self.replay:
                         self.scheduled[hour, sequence].append(row)
                     elif told:
@@ -510,6 +512,8 @@ def compare(delay: DelayServer, targets: dict[int, RealtimeServer]) -> Counter[s
             unproven = target is None or said.handoff[5] < target.start
             figures["unproven"] += unproven
             delay.check(unproven, f"LOST {name}: not where the dispatch log says")
+        if said.outcome == EXPIRED:
+            delay.check(0 < row.expires_ms <= said.handoff[3], f"MISMATCH {name}: EXPIRED before its time")
         content = {(each.due_ms, each.subject, each.labels[1]) for each in at} <= {
             (row.due_ms, row.subject, row.labels[1])
         }

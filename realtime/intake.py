@@ -126,7 +126,7 @@ def _check_values(batch: Batch, part: DispatchPart) -> int:
         raise BatchMalformed(f"batch {part.batch_id} was claimed at {part.claimed_at_ms}, which is no instant")
     if part.hour > HOUR_MAX:
         raise BatchMalformed(f"batch {part.batch_id} is of the hour {part.hour}, behind the last one of the calendar")
-    for column in (ColumnId.DELIVER_AT_MS, ColumnId.ACCEPTED_AT_MS):
+    for column in (ColumnId.DELIVER_AT_MS, ColumnId.ACCEPTED_AT_MS, ColumnId.EXPIRES_AT_MS):
         # Read as unsigned, an instant before 1970 is above the limit, too.
         if column in batch.offsets and batch.highest(column) > INSTANT_MS_MAX:
             instants = batch.int64s(column)

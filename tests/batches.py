@@ -35,6 +35,7 @@ def messages(
     keys: Sequence[bytes] | None = None,
     flags: Sequence[int] | None = None,
     tags: Sequence[Sequence[str]] | None = None,
+    expires: Sequence[int] | None = None,
     subjects: Sequence[bytes] = (SUBJECT,),
     subject_of: Sequence[int] | None = None,
     sequences: Sequence[int] | None = None,
@@ -53,6 +54,8 @@ def messages(
         columns.append((ColumnId.SUBJECT, np.array(subject_of, np.uint32)))
     if tags is not None:
         columns.append((ColumnId.TAG_BLOOM, np.array([bloom_of(row) for row in tags], np.uint64)))
+    if expires is not None:
+        columns.append((ColumnId.EXPIRES_AT_MS, np.array(expires, np.int64)))
     if flags is not None:
         columns.append((ColumnId.ROW_FLAGS, np.array(flags, np.uint16)))
     for column, items in (

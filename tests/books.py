@@ -97,10 +97,11 @@ class Books:
         keys: Sequence[str] = (),
         tags: Sequence[Sequence[str]] = (),
         headers: Sequence[Mapping[str, str]] = (),
+        expires: Sequence[int] = (),
     ) -> list[int]:
         """Append one batch to the message log; row i has subject i modulo their number. Returns the sequences.
 
-        ``keys``, ``tags`` and ``headers`` are those of each row, or empty.
+        ``keys``, ``tags``, ``headers`` and ``expires`` are those of each row, or empty.
         """
         at_ms = max(at_ms, self.appended_at_ms)  # It never falls (rule P5).
         base = len(self.rows) + 1
@@ -113,6 +114,8 @@ class Books:
             ColumnId.DELIVER_AT_MS: np.array(due_ms, np.int64),
             ColumnId.SUBJECT: names,
         }
+        if expires:
+            columns[ColumnId.EXPIRES_AT_MS] = np.array(expires, np.int64)
         regions: dict[ColumnId, Sequence[bytes]] = {}
         if keys:
             regions[ColumnId.KEY_END] = [key.encode() for key in keys]
@@ -335,12 +338,15 @@ class Books:
         part = NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, REALTIME_ID, target_offset=target_offset)
         return part._replace(hashes=hashes)
 
-    def decide(self, sequences: Sequence[int], outcome: Outcome, reason: int = 0, other: int = 0) -> None:
+    def decide(
+        self, sequences: Sequence[int], outcome: Outcome, reason: int = 0, other: int = 0, claimed_at_ms: int = 0
+    ) -> None:
         """Record rows that were not handed over; ``other`` is the row that took their place."""
         for sequence in sequences:
             row = self.rows[sequence]
             due_ms = np.array([row.deliver_at_ms], np.int64)
-            part = NewPart(np.array([sequence], np.uint64), due_ms, outcome, reason=reason, batch_id=other)
+            columns = np.array([sequence], np.uint64), due_ms, outcome, claimed_at_ms
+            part = NewPart(*columns, reason=reason, batch_id=other)
             self.record([(row.hour, part)])
 
     def hello(self, watermark: int, at_ms: int = START_MS) -> None:
@@ -396,11 +402,19 @@ class Books:
         return compose(
             BatchKind.SCHEDULE,
             SchedulePart(*source, hour),
-            gather([pick], carried, [ColumnId.TAG_BLOOM] if ColumnId.TAGS_END in carried else []),
+            gather([pick], carried, self._kept(pick, carried)),
             np.array([row.sequence for row in picked], np.uint64),
             [subject.encode() for subject in subjects],
             others,
         ).joined()
+
+    @staticmethod
+    def _kept(pick: Pick, carried: Sequence[ColumnId]) -> list[ColumnId]:
+        """The columns beside the regions that some of the rows say anything in."""
+        kept = [ColumnId.TAG_BLOOM] if ColumnId.TAGS_END in carried else []
+        if ColumnId.EXPIRES_AT_MS in pick.batch and pick.batch.int64s(ColumnId.EXPIRES_AT_MS)[pick.rows].any():
+            kept.append(ColumnId.EXPIRES_AT_MS)
+        return kept
 
     def _log(self, folder: str, kind: FileKind, log_id: int) -> Log:
         return open_log(self.disk, LogPlace(f"{folder}/message", kind, log_id, self.segment_bytes), START_MS)

@@ -31,6 +31,7 @@ from delayd.errors import (
     Stopping,
 )
 from delayd.executor import Done
+from delayd.expiry import check_expiry
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
@@ -383,6 +384,8 @@ class Intake:
             check_own(batch)
         if self.subjects_full and not self._knows_subjects(batch):
             raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
+        if ColumnId.EXPIRES_AT_MS in batch.offsets:
+            check_expiry(batch, again=again)
         earliest, latest = batch.range_of(ColumnId.DELIVER_AT_MS)
         self._check_instants(earliest, latest, batch.int64s(ColumnId.DELIVER_AT_MS))
         if self.gate is not None:

@@ -56,6 +56,7 @@ class Standing:
             "quarantined_hours": self.quarantine.hours(),
             "quarantined": len(self.quarantine),
             "dead_rows": sum(link.sender.dead_rows for link in links),
+            "expired_rows": sum(link.sender.expired_rows for link in links),
             "subjects": self.hours.subjects.known,
             "subjects_bytes": self.hours.subjects.held_bytes,
             "producers": len(self.producers),

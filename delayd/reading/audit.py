@@ -37,7 +37,7 @@ SAID_BY_BOTH = {
     "batch_id": "batch_id",
 }
 AGREE_ROWS = 65_536
-UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # Nothing leads to EXPIRED, nor to CANCELLED without a reason.
+UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # What must have been asked for: by a reason, or by an expiry.
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
 
@@ -283,6 +283,10 @@ class _Books:
             self._note(kind, Reason.OTHER_ATTEMPT, self._dispatched & (own != 1), own)
         if np.isin(self._parts["outcome"], UNASKED).any():
             asked = (self._outcome == Outcome.CANCELLED) & (self._part["reason"] != 0)
+            is_expired = self._outcome == Outcome.EXPIRED
+            if is_expired.any():
+                expires = self._schedule.expires_at_ms()
+                asked |= is_expired & (expires > 0) & (self._part["claimed_at_ms"] >= expires)
             self._note(kind, Reason.NOBODY_DECIDES, np.isin(self._outcome, UNASKED) & ~asked, self._outcome)
         own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
         if (len(own) > 1 or not np.array_equal(own, theirs)) and self._at_target.any():

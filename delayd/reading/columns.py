@@ -6,7 +6,7 @@ Invariant: a row is 52 bytes of arrays and never a Python object; its location s
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,16 @@ HASH_WORDS = PIECE_WORDS // 2  # Batches of this many words are hashed together:
 ROWS_EXPECTED_MAX = 1 << 24  # A guess must not reserve more than 900 MB before any row is there.
 
 
+class Expiring(NamedTuple):
+    """Rows that expire, and when; few rows do, so these are no columns of all rows."""
+
+    sequence: UInt64s = NO_UINT64S
+    expires_at_ms: Int64s = NO_INT64S
+
+
+NONE_EXPIRE = Expiring()
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleRows:
     """Rows that wait or waited to be dispatched; all arrays are of one length.
@@ -51,6 +61,7 @@ class ScheduleRows:
     subjects: list[str]
     content_hash: UInt64s | None = None
     left_out: UInt64s = field(default_factory=lambda: NO_UINT64S)  # Sequences of rows whose bodies are not in the file.
+    expiring: Expiring = NONE_EXPIRE  # May name other rows, too.
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -67,7 +78,19 @@ class ScheduleRows:
             self.subjects,
             self.hashes()[rows],
             self.left_out,
+            self.expiring,
         )
+
+    def expires_at_ms(self) -> Int64s:
+        """When each row expires; 0 for never."""
+        found = np.zeros(len(self.sequence), np.int64)
+        if len(self.expiring.sequence):
+            order = np.argsort(self.expiring.sequence, kind="stable")
+            ordered = self.expiring.sequence[order]
+            places = np.minimum(np.searchsorted(ordered, self.sequence), len(ordered) - 1)
+            known = ordered[places] == self.sequence
+            found[known] = self.expiring.expires_at_ms[order[places[known]]]
+        return found
 
     def filed_count(self) -> int:
         """How many of them are in a schedule log; the others are only in the message log."""
@@ -160,6 +183,7 @@ class RowCollector:
         # Rows of batches of one row, for which an array each would cost too much.
         self._singles: list[tuple[int, ...]] = []
         self._left_out: list[UInt64s] = [NO_UINT64S]
+        self._expiring: list[Expiring] = [NONE_EXPIRE]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
         # Copies for the rows from `_hashed` on: many batches are hashed together. Most rows have no headers.
         self._headers, self._bodies = Regions(), Regions()
@@ -170,6 +194,8 @@ class RowCollector:
         location = offset << ROW_BITS
         ids = self.subjects.ids(batch)
         count = batch.count
+        if ColumnId.EXPIRES_AT_MS in batch.offsets:
+            self._add_expiring(batch, np.arange(first_sequence, first_sequence + count, dtype=np.uint64))
         if count == 1:
             body_begin = batch.region_start(ColumnId.BODY_END)
             (due,) = I64.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS])
@@ -203,6 +229,8 @@ class RowCollector:
         own: UInt64s = batch.uint64s(ColumnId.SEQUENCE)
         if ColumnId.BODY_LEFT_OUT in batch:
             self._left_out.append(own[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
+        if ColumnId.EXPIRES_AT_MS in batch.offsets:
+            self._add_expiring(batch, own)
         rows = slice(None) if self._part is None else rows_of_part(own, self._part)
         own = own[rows]
         sequence, due, appended, subject, body_bytes, locations, hashes = self._rows.more(len(own))
@@ -223,7 +251,13 @@ class RowCollector:
         self._hash()
         sequence, due, appended, subject, body_bytes, location, hashes = self._rows.columns()
         names, left_out = self.subjects.names, np.concatenate(self._left_out)
-        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out)
+        expiring = all_expiring(self._expiring)
+        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out, expiring)
+
+    def _add_expiring(self, batch: Batch, sequence: UInt64s) -> None:
+        instants = batch.int64s(ColumnId.EXPIRES_AT_MS)
+        rows = np.flatnonzero(instants)
+        self._expiring.append(Expiring(sequence[rows], instants[rows]))
 
     def _add_regions(self, headers: Region | None, bodies: Region) -> None:
         """Copy the parts of the next rows that are to be hashed, because the batch's memory is used again."""
@@ -260,6 +294,11 @@ class RowCollector:
         self._add_regions(headers, Region(words, lengths))
         self._singles, self._items = [], []
         self._hash()
+
+
+def all_expiring(parts: Sequence[Expiring]) -> Expiring:
+    """The rows of several logs that expire; at least one."""
+    return Expiring(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def _headers_of_one(batch: Batch) -> bytes:

@@ -110,6 +110,8 @@ class _Pairs:
             yield Noted(FindingKind.MISMATCH, Reason.ACCEPTED_SUBJECT, self._places(differs))
         yield from self._noted(Reason.ACCEPTED_BODY, filed.body_bytes, taken.body_bytes)
         yield from self._noted(Reason.ACCEPTED_CONTENT, filed.hashes(), taken.hashes())
+        if len(filed.expiring.sequence) or len(taken.expiring.sequence):
+            yield from self._noted(Reason.ACCEPTED_EXPIRY, filed.expires_at_ms(), taken.expires_at_ms())
 
     def _places(self, pairs: Int64s) -> Int64s:
         return pairs if self._rows is None else self._rows[pairs]

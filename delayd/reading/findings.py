@@ -58,8 +58,9 @@ class Reason(IntEnum):
     OTHER_ATTEMPT = 59
     NOBODY_DECIDES = 60
     LEFT_OUT = 61
-    CANCELLED_AT_TARGET = 63
     ACCEPTED_AT = 62
+    CANCELLED_AT_TARGET = 63
+    ACCEPTED_EXPIRY = 64
     COUNTED = 70
 
 
@@ -89,12 +90,13 @@ SENTENCES = {
     Reason.ACCEPTED_BODY: "accepted with a body of {value} bytes, filed with one of {other}",
     Reason.ACCEPTED_CONTENT: "accepted with the content hash {value:016x}, filed with {other:016x}",
     Reason.ACCEPTED_AT: "accepted at {value}, filed as accepted at {other}; 0: not past due",
+    Reason.ACCEPTED_EXPIRY: "accepted to expire at {value}, filed to expire at {other}; 0: never",
     Reason.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
     Reason.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
     Reason.OTHER_SUBJECT: "the target's log holds it under another subject",
     Reason.OTHER_BATCH: "the dispatch log says batch {value}, or another epoch, the target's log batch {other}",
     Reason.OTHER_ATTEMPT: "the dispatch log says attempt {value}, and a message is handed over once",
-    Reason.NOBODY_DECIDES: "the dispatch log has outcome {value}, and no request leads to that",
+    Reason.NOBODY_DECIDES: "the dispatch log has outcome {value}, and nothing that was asked for leads to that",
     Reason.CANCELLED_AT_TARGET: "it was cancelled at {value}, and the target's log holds it at offset {other}",
     Reason.LEFT_OUT: "its body is left out of the schedule log, and it was not handed over",
     Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",

@@ -73,6 +73,7 @@ def cut(
                 subjects=piece.subjects,
                 content_hash=piece.content_hash,
                 left_out=left_out[bare],
+                expiring=piece.expiring,
             ),
             own := _outcomes_of(outcomes, decided),
             held := _stored_of(realtime, stored),

@@ -23,7 +23,7 @@ from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows, SequenceSampler, rows_of_part
+from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows, SequenceSampler, all_expiring, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
@@ -293,6 +293,7 @@ def read_hour(
         subjects,
         np.concatenate((early.hashes(), late.hashes())),
         early.left_out,
+        all_expiring([early.expiring, late.expiring]),
     )
     return _rising(rows, sorter or Sorter())
 
@@ -310,7 +311,8 @@ def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
     own = rows.appended_at_ms, rows.location, rows.subject, rows.body_bytes
     sequence, (due, hashes), columns = sorter.sort(rows.sequence, shared, own)
     appended, location, subject, body_bytes = columns
-    return ScheduleRows(sequence, due, appended, subject, body_bytes, location, rows.subjects, hashes, rows.left_out)
+    sorted_ = sequence, due, appended, subject, body_bytes, location
+    return ScheduleRows(*sorted_, rows.subjects, hashes, rows.left_out, rows.expiring)
 
 
 def part_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, rows_max: int) -> list[range]:

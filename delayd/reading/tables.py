@@ -239,6 +239,11 @@ def _longs(values: NDArray[np.generic], known: Mask | None = None) -> Cells:
     return Cells(values.astype(np.int64), known)
 
 
+def _or_null(values: NDArray[np.int64]) -> Cells:
+    """Instants; 0 is shown as null."""
+    return Cells(values, values != 0)
+
+
 def _hashes(values: NDArray[np.uint64]) -> Cells:
     """Content hashes as signed numbers of 64 bits, because engines have no unsigned ones; a hash that is not stated is
     null.
@@ -280,6 +285,11 @@ def _late_ms(tables: LogTables) -> Cells:
     return _longs(late_ms, parts["outcome"] == Outcome.DISPATCHED)
 
 
+def _claims(parts: NDArray[np.void] | JoinedFields) -> Cells:
+    """When rows were taken to be handed over, also those that had expired by then; null for all others."""
+    return _longs(parts["claimed_at_ms"], _handed_over(parts) | (parts["outcome"] == Outcome.EXPIRED))
+
+
 def _told(name: str) -> LogColumn:
     return lambda tables: _longs(tables.told[name], _handed_over(tables.told))
 
@@ -315,6 +325,7 @@ SCHEDULE: dict[str, tuple[str, LogColumn]] = {
         "long",
         lambda tables: _longs(tables.schedule.appended_at_ms, tables.schedule.appended_at_ms > 0),
     ),
+    "expires_at_ms": ("long", lambda tables: _or_null(tables.schedule.expires_at_ms())),
     "body_bytes": ("long", lambda tables: _longs(tables.schedule.body_bytes)),
     "content_hash": ("long", lambda tables: _hashes(tables.schedule.hashes())),
     "left_out": ("boolean", lambda tables: Cells(np.isin(tables.schedule.sequence, tables.schedule.left_out))),
@@ -326,6 +337,7 @@ ACCEPTED: dict[str, tuple[str, Column]] = {
     "subject": ("string", lambda tables: _names(tables.accepted.rows.subjects, tables.accepted.rows.subject)),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.deliver_at_ms)),
     "appended_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.appended_at_ms)),
+    "expires_at_ms": ("long", lambda tables: _or_null(tables.accepted.rows.expires_at_ms())),
     "body_bytes": ("long", lambda tables: _longs(tables.accepted.rows.body_bytes)),
     "content_hash": ("long", lambda tables: _hashes(tables.accepted.rows.hashes())),
 }
@@ -339,7 +351,7 @@ DISPATCH: dict[str, tuple[str, LogColumn]] = {
     "reason": ("string", lambda tables: _reasons(tables.told)),
     "other_sequence": ("long", lambda tables: _longs(tables.others, tables.others != 0)),
     "target": ("id", lambda tables: _ids(tables.told["target_log_id"], _handed_over(tables.told))),
-    "claimed_at_ms": ("long", _told("claimed_at_ms")),
+    "claimed_at_ms": ("long", lambda tables: _claims(tables.told)),
     "target_appended_at_ms": ("long", _told("target_appended_at_ms")),
     "target_offset": ("long", _told("target_offset")),
     "epoch": ("long", _told("epoch")),
@@ -369,7 +381,7 @@ BECAME: dict[str, tuple[str, LogColumn]] = {
     "reason": ("string", lambda tables: _reasons(tables.decided)),
     "other_sequence": ("long", lambda tables: _longs(tables.decided_others, tables.decided_others != 0)),
     "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], _handed_over(tables.decided))),
-    "claimed_at_ms": ("long", _decided("claimed_at_ms")),
+    "claimed_at_ms": ("long", lambda tables: _claims(tables.decided)),
     "target_appended_at_ms": ("long", _decided("target_appended_at_ms")),
     "late_ms": ("long", _late_ms),
 }

@@ -11,7 +11,7 @@ from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, DispatchP
 from delayd.content import NOT_STATED, hash_bares
 from delayd.delay.rows import NO_ROWS, Rows
 from delayd.errors import DamagedData, Shortage
-from delayd.gather import BESIDE_BODY, DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
+from delayd.gather import BESIDE_BARE, DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
 from delayd.location import ROW_BITS, ROW_MASK
 
 PICK_ROWS = 8  # A pick costs as much as this many rows copied one by one: numpy calls against plain integers.
@@ -137,8 +137,8 @@ def collect_singles(parts: Sequence[Rows], sources: Batches, names: Sequence[byt
     """Those parts of a frame that are one row, by their place: what `collect` and `encode_dispatch` say of them.
 
     With many subjects a frame is mostly such parts. Each alone would cost some ten numpy calls, and all together take
-    as many. A part is left to those two functions if its batch has more than bodies, or if its row has a long body or
-    can't be read.
+    as many. A part is left to those two functions if its batch has more than bodies and numbers, or if its row has a
+    long body or can't be read.
     """
     places: list[int] = []
     rows: list[tuple[int, bytes, int, int]] = []
@@ -156,7 +156,7 @@ def collect_singles(parts: Sequence[Rows], sources: Batches, names: Sequence[byt
         except (DamagedData, Shortage):
             continue
         offsets = batch.offsets
-        if not batch.layout.columns.isdisjoint(BESIDE_BODY):
+        if not batch.layout.columns.isdisjoint(BESIDE_BARE):
             continue
         if not batch.verified:
             batch.verify()

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX, DispatchPart
+from delayd.batch import ROWS_MAX, ColumnId, DispatchPart
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
@@ -30,10 +30,11 @@ from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
 from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
-from delayd.delay.rows import NO_SEQUENCES, Rows, due_at_ms, join_rows, latest_due_ms, without
+from delayd.delay.rows import NO_ROWS, NO_SEQUENCES, Rows, due_at_ms, join_rows, latest_due_ms, without
 from delayd.encode import encode_bare
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
+from delayd.gather import Gathered, content_hashes_of, reorder
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Frame
@@ -44,6 +45,7 @@ limited = LogLimit(log)
 
 REFUSED_RETRY_MS = 1_000
 SHORTAGE_RETRY_MS = 1_000
+EXPIRED_PAUSE_MS = 1
 # A frame with many subjects has many batches, and each batch has a cost; this bounds the work between two looks at the
 # clock.
 BATCHES_A_FRAME = 256
@@ -96,7 +98,7 @@ class Sender:
         self.waiting = WaitingRows()
         self.window = Window(terms.life.epoch)
         self.frames_in_flight = 0
-        self.dead_rows = 0
+        self.dead_rows = self.expired_rows = 0
         self.lateness = Lateness(terms.clock)
         self._target = target
         self._origin = terms.life
@@ -120,6 +122,8 @@ class Sender:
         again.
         """
         now = self._clock.monotonic_ms()
+        if now >= self._paused_until_ms:
+            self._paused_until_ms = 0
         if self._refused:
             for refused in [refused for refused in self._refused if refused.retry_at_ms <= now]:
                 if self._has_room():
@@ -146,7 +150,7 @@ class Sender:
             return None  # Fast path: this is asked for after every frame, and hardly ever has anything been put off.
         # Without room in the window there is nothing to do, and whatever makes room wakes the server by itself.
         times = [refused.retry_at_ms for refused in self._refused] if self._has_room() else []
-        if self._paused_until_ms > self._clock.monotonic_ms():
+        if self._paused_until_ms:
             times.append(self._paused_until_ms)
         return min(times, default=None)
 
@@ -324,6 +328,10 @@ class Sender:
             self._paused_until_ms = self._clock.monotonic_ms() + SHORTAGE_RETRY_MS
             self.waiting.give_back(rows)
             return []
+        if ColumnId.EXPIRES_AT_MS in gathered.kept and self._clock.confirmed:
+            rows, gathered = self._end_expired(rows, gathered, subject, claimed_at_ms)
+            if not len(rows):
+                return []
         part = self._next_part(claimed_at_ms, hour)
         made, hashes = encode_dispatch(part, rows, gathered, subject)
         batches += made
@@ -331,6 +339,31 @@ class Sender:
         sent = SentBatch(part.batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, size_bytes, hashes)
         self.window.add(sent)
         return [sent]
+
+    def _end_expired(self, rows: Rows, gathered: Gathered, subject: bytes, claimed_at_ms: int) -> tuple[Rows, Gathered]:
+        """End the rows that expire by now as EXPIRED; return the others (rule S8).
+
+        It is done here and no earlier, because only here the window proves that the target holds none of these rows
+        (rule H4).
+        """
+        expires = gathered.kept[ColumnId.EXPIRES_AT_MS].astype(np.int64, copy=False)
+        is_over = (expires > 0) & (expires <= claimed_at_ms)
+        over = np.flatnonzero(is_over)
+        if not len(over):
+            return rows, gathered
+        ended, left = rows.take(over), np.flatnonzero(~is_over)
+        part = NewPart(
+            sequences=ended["sequence"],
+            deliver_at_ms=gathered.deliver_at_ms.take(over),
+            outcome=Outcome.EXPIRED,
+            claimed_at_ms=claimed_at_ms,
+            hashes=content_hashes_of(gathered, subject).take(over),
+        )
+        self._outcomes.record(int(rows["hour"][0]), part, _nothing)
+        self.expired_rows += len(over)
+        # Rows that expired fill no window, so this bounds the work of a turn.
+        self._paused_until_ms = max(self._paused_until_ms, self._clock.monotonic_ms() + EXPIRED_PAUSE_MS)
+        return (rows.take(left), reorder(gathered, left)) if len(left) else (NO_ROWS, gathered)
 
     def _build_single(self, rows: Rows, single: Single, claimed_at_ms: int, batches: list[bytes]) -> SentBatch:
         hour, subject, row, body, length, deliver_at_ms, hashes = single

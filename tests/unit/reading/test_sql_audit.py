@@ -114,6 +114,24 @@ def unasked(books: Books) -> None:
         books.decide(books.send([START_MS + 7_000]), outcome)
 
 
+def expired(books: Books) -> None:
+    """Rows that expired, filed and not filed; one beside them never does."""
+    for _ in range(2):
+        due = [START_MS + 7_000, START_MS + 7_001, START_MS + 7_002]
+        first, second, other = books.send(due, expires=[START_MS + 8_000, START_MS + 7_002, 0])
+        books.decide([first], Outcome.EXPIRED, claimed_at_ms=START_MS + 8_000)
+        books.decide([second], Outcome.EXPIRED, claimed_at_ms=START_MS + 9_000)
+        books.hand_over([other])
+        books.checkpoint()
+
+
+def expired_too_early(books: Books) -> None:
+    for expires_ms in (0, START_MS + 9_000):
+        books.decide(
+            books.send([START_MS + 7_000], expires=[expires_ms]), Outcome.EXPIRED, claimed_at_ms=START_MS + 8_999
+        )
+
+
 def cancelled(books: Books) -> None:
     books.decide(books.send([START_MS + 7_000]), Outcome.CANCELLED, Reason.CANCELLED)
 
@@ -156,6 +174,8 @@ PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
     "cancelled by a caller": (cancelled, {}),
     "cancelled by a caller and delivered": (cancelled_and_delivered, {"MISMATCH": 1}),
     "outcomes that nobody asked for": (unasked, {"MISMATCH": 2}),
+    "expired": (expired, {}),
+    "expired before its time, or never to expire": (expired_too_early, {"MISMATCH": 2}),
     "late": (late, {"LATE": 2}),
     "other offset": (told_otherwise(lambda part: part._replace(target_offset=8)), {"MISMATCH": 1}),
     "other target": (told_otherwise(lambda part: part._replace(target_log_id=0xBAD)), {"MISMATCH": 1}),
