@@ -40,8 +40,9 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     `filed`, `claimed` (the message was due and is handed over), `appended` by the realtime server, `indexed`, and for
     each group `pulled` and then `acknowledged`, `given back`, `returned` or `lapsed`. In place of `claimed` there may
     be `cancelled`, `dead`, `expired` or `in doubt`; or `moved` or `replaced`, and then the steps of the message in its
-    place. Each step has the file and the byte where it stands. The last row says what the message waits for. stderr
-    says what could not be seen.
+    place. A message that a group gave back is `retried` (it comes again later) or `rejected` (it is a dead letter), and
+    then come the steps of its next life. Each step has the file and the byte where it stands. The last row says what
+    the message waits for. stderr says what could not be seen.
     """
     found = follow(RealDisk(), data, subject, which if is_key or not which.isdecimal() else int(which), server)
     rows: list[tuple[Cell, ...]] = []

@@ -64,6 +64,7 @@ class FoundRow(NamedTuple):
     state: str  # pending, the name of its outcome or reason, or unknown: the outcomes of its hour can't be read.
     body: bytes | None  # None: not asked for, or an operator gave it up.
     headers: bytes  # As they were sent; empty where a message has none.
+    origin_sequence: int  # Of the message that it was at first; 0: it was that itself.
 
 
 class Found(NamedTuple):
@@ -390,6 +391,8 @@ def _rows_of(
             bodies = [None if left_out else body for body, left_out in zip(bodies, gone.tolist(), strict=True)]
     keys = [item.decode("utf-8", "backslashreplace") or None for item in _items(held, ColumnId.KEY_END, rows)]
     tags = [decode_tags(item) for item in _items(held, ColumnId.TAGS_END, rows)]
+    has_origins = ColumnId.ORIGIN_SEQUENCE in batch
+    origins = batch.uint64s(ColumnId.ORIGIN_SEQUENCE)[rows].tolist() if has_origins else [0] * len(rows)
     columns = (
         sequences[rows].tolist(),
         [names[number] for number in numbers],
@@ -401,6 +404,7 @@ def _rows_of(
         states,
         bodies,
         _items(held, ColumnId.HEADERS_END, rows),
+        origins,
     )
     return [FoundRow(log_id, *fields) for fields in zip(*columns, strict=True)]
 

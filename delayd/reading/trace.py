@@ -1,6 +1,7 @@
 """Trace: follows one message through the logs of a delay server and of the realtime server that it went to.
 
 accepted ──▶ filed ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
+                  │                                                └──▶ retried, rejected ──▶ accepted, its next life
                   └──▶ cancelled, dead, expired, in doubt, moved, replaced ──▶ the steps of the row in its place
 
 Invariant: each step names the file and the byte at which it was read. Nothing is guessed: what no file tells, or what a
@@ -9,6 +10,7 @@ directory that is not here would tell, is said in a sentence.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,22 +21,24 @@ from delayd.hours import hour_name, hour_of_ms
 from delayd.location import ROW_BITS, locate
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
-from delayd.log.control import GroupCreated, decode_sound
+from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
 from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.pull import PullEntry, PullOp, decode_entries
+from delayd.log.retry import decode_rows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import RowCollector, ScheduleRows
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import open_hour
-from delayd.reading.find import Finder, Search
+from delayd.reading.find import Finder, FoundRow, Search
 from delayd.reading.groups import LogMoved, log_size, read_groups, read_log, segment_bases
 from delayd.reading.matching import Wanted
 from delayd.reading.schedule import ScheduleSnapshot, read_hour, take_snapshot
 from delayd.reading.seals import NO_TAIL
 from delayd.reading.skim import Skimmed, read_known
+from delayd.retry_subject import parse_retry_subject, retry_subject
 
 TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
 FOLLOWED = (Reason.MOVED, Reason.REPLACED)
@@ -66,11 +70,29 @@ class Trace:
     earlier: int = 0  # How many messages had the key before this one.
 
 
+class _Life(NamedTuple):
+    """How a message lives on that a group gave back: under which subject of which delay server, and when it is due."""
+
+    origin_log_id: int
+    subject: str
+    due_ms: int
+    is_dead: bool
+
+
+class _Row(NamedTuple):
+    """The steps of one row; the sequence of the row in its place, 0 for none; and how it lives on."""
+
+    found: Trace | None
+    follower: int = 0
+    lives: tuple[_Life, ...] = ()
+
+
 def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | None = None) -> list[Trace]:
     """Follow a message in the directories below ``data``: one trace for each delay server that has such a message.
 
     ``which`` is its sequence, or its key: then the newest message that took the key is followed. The trace of a message
-    that was moved or replaced goes on with the one that took its place.
+    that was moved or replaced goes on with the one that took its place, and that of a message that a group gave back,
+    to come later or as a dead letter, with its next life.
 
     Raises:
         BadArgument: no delay server there has it.
@@ -120,23 +142,63 @@ def _trace_key(disk: Disk, delay: Directory, targets: dict[int, Directory], subj
 
 
 def _trace(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int) -> Trace | None:
-    found, follower = _trace_row(disk, delay, targets, subject, sequence)
+    found, follower, lives = _trace_row(disk, delay, targets, subject, sequence)
     while found is not None and follower > sequence:  # Each follower came later, so this ends.
         sequence = follower
-        after, follower = _trace_row(disk, delay, targets, subject, sequence)
+        after, follower, lives = _trace_row(disk, delay, targets, subject, sequence)
         if after is None:
             found.unseen.append(f"what became of sequence {sequence}: retention has removed it")
             break
-        found.steps += after.steps
-        found.deliver_at_ms, found.waits_for = after.deliver_at_ms, after.waits_for
-        found.unseen += after.unseen
+        _go_on(found, after)
+    if found is not None and lives:
+        origin = _origin_of(disk, delay, subject, sequence)
+        for life in lives:
+            _live_on(disk, delay, targets, found, life, (origin, sequence))
     return found
 
 
-def _trace_row(
-    disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int
-) -> tuple[Trace | None, int]:
-    """The steps of one row, and the sequence of the row that took its place; 0 when there is none."""
+def _go_on(found: Trace, after: Trace) -> None:
+    found.steps += after.steps
+    found.deliver_at_ms, found.waits_for = after.deliver_at_ms, after.waits_for
+    found.unseen += after.unseen
+
+
+def _live_on(
+    disk: Disk, delay: Directory, targets: dict[int, Directory], found: Trace, life: _Life, before: tuple[int, int]
+) -> None:
+    """Go on with the next life of a message; ``before`` has the sequences of its first life and of the last one."""
+    if life.origin_log_id != delay.log_id:
+        found.unseen.append(f"its next life: it is at delay server {life.origin_log_id:016x}, not at this one")
+        return
+    origin, last = before
+    rows = _rows_of(disk, delay, Wanted(from_ms=life.due_ms, subject=life.subject.encode()))
+    own = (
+        row for row in rows if row.sequence > last and (row.deliver_at_ms, row.origin_sequence) == (life.due_ms, origin)
+    )
+    next_one = min((row.sequence for row in own), default=None)
+    after = None if next_one is None else _trace(disk, delay, targets, life.subject, next_one)
+    if after is None:
+        found.waits_for = "its delay server, which has not taken its next life, or has removed it since"
+        return
+    _go_on(found, after)
+    if life.is_dead and after.steps[-1].what in ("accepted", "filed"):
+        found.waits_for = "an operator, as a dead letter (`delayd dead`)"
+
+
+def _origin_of(disk: Disk, delay: Directory, subject: str, sequence: int) -> int:
+    """The sequence of the first life of a row."""
+    if parse_retry_subject(subject) is None:
+        return sequence
+    rows = _rows_of(disk, delay, Wanted(subject=subject.encode(), sequence=sequence))
+    return next((row.origin_sequence for row in rows if row.origin_sequence), sequence)
+
+
+def _rows_of(disk: Disk, delay: Directory, wanted: Wanted) -> list[FoundRow]:
+    search = Search(wanted, ended=True, with_bodies=False)
+    return [row for result in Finder(disk, delay.path, search).found() for row in result.rows]
+
+
+def _trace_row(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int) -> _Row:
     snapshot = take_snapshot(disk, delay)
     accepted = _accepted(disk, snapshot, sequence)
     hours = [_hour_of(accepted)] if accepted is not None else sorted(snapshot.hours)
@@ -149,7 +211,7 @@ def _trace_row(
             break
     row = filed if filed is not None else accepted
     if row is None or row.subjects[int(row.subject[0])] != subject:
-        return None, 0
+        return _Row(None)
     found = Trace(delay.log_id, sequence, int(row.deliver_at_ms[0]))
     if accepted is not None:
         _, offset, number = locate(int(accepted.location[0]))
@@ -166,13 +228,12 @@ def _trace_row(
     if outcome is None:
         files = "a checkpoint that files it, and " if filed is None else ""
         found.waits_for = f"{files}its instant; `delayd status` says what a due message waits for"
-        return found, 0
+        return _Row(found)
     step, part, other = outcome
     found.steps.append(step)
     if Outcome(int(part["outcome"])) is not Outcome.DISPATCHED:
-        return found, other if int(part["reason"]) in FOLLOWED else 0
-    _at_target(disk, targets, found, part, subject)
-    return found, 0
+        return _Row(found, other if int(part["reason"]) in FOLLOWED else 0)
+    return _Row(found, 0, tuple(_at_target(disk, targets, found, part, subject)))
 
 
 def _hour_of(rows: ScheduleRows) -> int:
@@ -244,36 +305,38 @@ def _outcome(disk: Disk, delay: Directory, hour: int, sequence: int) -> tuple[St
     return None
 
 
-def _at_target(disk: Disk, targets: dict[int, Directory], found: Trace, part: np.void, subject: str) -> None:
+def _at_target(disk: Disk, targets: dict[int, Directory], found: Trace, part: np.void, subject: str) -> list[_Life]:
+    """Add the steps at a realtime server; return how the message lives on behind it."""
     log_id, offset = int(part["target_log_id"]), int(part["target_offset"])
     target = targets.get(log_id)
     if target is None:
         found.unseen.append(f"what became of it at realtime server {log_id:016x}: its directory is not here")
-        return
+        return []
     place = LogPlace(target.message_folder, FileKind.REALTIME, log_id)
     bases = segment_bases(disk, place)
     batch = _stored(disk, place, offset) if bases and bases[0] <= offset else None
     if batch is None:
         found.unseen.append(f"where it stands at realtime server {log_id:016x}: retention has removed it")
-        return
+        return []
     rows = np.flatnonzero(batch.column(ColumnId.SEQUENCE) == found.sequence)
     path, position = _place(disk, place, offset)
     if not len(rows):
         found.unseen.append(f"{path} has another batch at byte {position} than the dispatch log says: run the audit")
-        return
+        return []
     row = int(rows[0])
     at_ms = int(part["target_appended_at_ms"])
     found.steps.append(Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}"))
     indexed = _indexed(disk, target, offset << ROW_BITS | row)
     if indexed is None:
         found.unseen.append("its consume sequence: the next checkpoint of the realtime server writes it")
-        return
+        return []
     consume, step = indexed
     found.steps.append(step)
-    pulled = _pulled(disk, target, subject, consume, found)
+    pulled, lives = _pulled(disk, target, subject, consume, found)
     found.steps += pulled
-    if not any(step.what == "acknowledged" for step in pulled):
+    if not lives and not any(step.what == "acknowledged" for step in pulled):
         found.waits_for = "a consumer that acknowledges it" if pulled else "a consumer that pulls it"
+    return lives
 
 
 def _stored(disk: Disk, place: LogPlace, offset: int) -> Batch | None:
@@ -308,13 +371,14 @@ def _entry_position(number: int) -> int:
     return FILE_HEADER_BYTES + number * 8 + number // 512 * 8
 
 
-def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Trace) -> list[Step]:
-    """What groups of consumers did with a message, in the order of the pull log."""
+def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Trace) -> tuple[list[Step], list[_Life]]:
+    """What groups of consumers did with a message, in the order of the pull log, and how it lives on."""
     place = LogPlace(f"{target.path}/pull", FileKind.PULL, target.log_id)
     bases = segment_bases(disk, place)
     if not bases:
-        return []
+        return [], []
     steps: list[Step] = []
+    lives: list[_Life] = []
     names: dict[int, tuple[str, str]] = {}
     pulls: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
     unknown: set[int] = set()
@@ -326,6 +390,24 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
         if own is None:
             unknown.add(record.group_id)
             continue
+        path, position = _place(disk, place, offset)
+        held = {at for group_id, at in pulls if group_id == record.group_id}
+        if isinstance(record, GroupMoved):
+            pulls -= {(record.group_id, at) for at in held}
+            steps += [Step("let go", None, path, position, f"group {own[1]} was moved")] * len(held)
+            continue
+        if isinstance(record, RetryDecided):
+            for row in decode_rows(record.rows):
+                for at in held.intersection(range(row.pull_first, row.pull_first + row.covered)):
+                    pulls.discard((record.group_id, at))
+                    due = np.datetime64(row.due_ms, "ms")
+                    why = f": {row.reason or row.error}" if row.reason or row.error else ""
+                    what, detail = ("rejected", "") if row.reason else ("retried", f", due {due}Z")
+                    steps.append(Step(what, record.at_ms, path, position, f"group {own[1]}{detail}{why}"))
+                    whose = parse_retry_subject(subject)
+                    again = retry_subject(target.log_id, record.group_id) if whose is None else subject
+                    lives.append(_Life(record.origin, again, row.due_ms, bool(row.reason)))
+            continue
         pulled = record.pull_first + consume - record.consume_first
         if record.op is PullOp.PULL:
             if own[0] != subject or not record.consume_first <= consume < record.consume_first + record.covered:
@@ -334,24 +416,25 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
             what, detail = "pulled", f"group {own[1]}, attempt {record.attempt}"
         else:
             covers = range(record.pull_first, record.pull_first + record.covered)
-            hit = next((each for each in pulls if each[0] == record.group_id and each[1] in covers), None)
+            hit = next((at for at in held if at in covers), None)
             if hit is None:
                 continue
-            pulls.discard(hit)
+            pulls.discard((record.group_id, hit))
             what, detail = ENDS[record.op], f"group {own[1]}"
-        path, position = _place(disk, place, offset)
         steps.append(Step(what, record.at_ms, path, position, detail))
     if bases[0] > 0 or unknown:
         found.unseen.append("pulls of groups whose records a checkpoint has removed from the pull log")
-    return steps
+    return steps, lives
 
 
-def _records(disk: Disk, place: LogPlace, start: int) -> Iterator[tuple[int, GroupCreated | PullEntry]]:
+def _records(
+    disk: Disk, place: LogPlace, start: int
+) -> Iterator[tuple[int, GroupCreated | GroupMoved | RetryDecided | PullEntry]]:
     for group in read_log(disk, place, start, log_size(disk, place), []):
         for offset, batch in group.batches():
             if group.header.kind == GroupKind.CONTROL:
                 for record in decode_sound(batch):
-                    if isinstance(record, GroupCreated):
+                    if isinstance(record, GroupCreated | GroupMoved | RetryDecided):
                         yield offset, record
             else:
                 for entry in decode_entries(batch):

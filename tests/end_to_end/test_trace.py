@@ -8,6 +8,7 @@ from pathlib import Path
 import delayd
 from tests.end_to_end.cluster import cluster
 from tests.unit.cli.runner import run
+from tests.waiting import wait_until
 
 
 def steps(data: Path, sequence: int, subject: str = "s") -> list[dict[str, object]]:
@@ -63,3 +64,36 @@ def test_each_step_of_a_message_is_found_with_its_file_and_byte(tmp_path: Path) 
     for subject, sequence in (("s", "999"), ("other", str(first.sequence))):
         refused = run("trace", subject, sequence, "--data", str(data))
         assert refused.code == 2 and "never accepted here" in refused.err
+
+
+def test_a_message_is_followed_over_all_its_lives(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    soon, wait = timedelta(seconds=0.05), timedelta(seconds=10)
+    with cluster(data) as production:
+        meta = production.meta.address
+        with (
+            delayd.Producer(meta) as producer,
+            delayd.Consumer(meta, "s", "g", max_attempts=2, prefetch=False) as consumer,
+            delayd.Consumer(meta, "s", "other", prefetch=False) as other,
+        ):
+            sent = producer.send("s", b"1", delay=timedelta(0))
+            other.pull(1, wait=wait).ack()
+            for error in ("first", "second"):
+                consumer.pull(1, wait=wait).nack(soon, error=error)
+            dead = ("dead", "redrive", "s", "g", "--meta", meta, "--yes")
+            wait_until(lambda: "sent again 1 " in run(*dead).out)
+            consumer.pull(1, wait=wait).reject("really", error="bad")
+        for server in (production.delay, production.realtime):
+            assert server.terminate() == 0
+    found = steps(data, sent.sequence)
+    arrives = ["claimed", "appended", "indexed", "pulled"]
+    assert [step["step"] for step in found] == [
+        *("accepted", "filed", *arrives, "acknowledged", "pulled", "retried"),
+        *("accepted", "filed", *arrives, "rejected"),
+        *("accepted", "filed", "moved", "accepted", "filed", *arrives, "rejected"),
+        *("accepted", "filed", "next"),
+    ]
+    told = [str(step["detail"]) for step in found if step["step"] in ("retried", "rejected", "next")]
+    assert told[0].startswith("group g, due ") and told[0].endswith(": first")
+    assert told[1:3] == ["group g: its attempts are over: 2 of 2", "group g: really"]
+    assert told[3].endswith("waits for an operator, as a dead letter (`delayd dead`)")
