@@ -9,7 +9,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
@@ -33,6 +33,7 @@ READ_BYTES = 1 << 20
 STDIN = "-"
 
 _MS = timedelta(milliseconds=1)
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 Told = Callable[[], AbstractContextManager[None]]  # Says for whom the block waits, if it does.
 
@@ -52,6 +53,8 @@ class Labels(NamedTuple):
     key: str | None
     on_conflict: OnConflict
     tags: Sequence[str] | None
+    ttl: timedelta | None
+    expires_at: datetime | None
 
 
 @click.command(
@@ -101,6 +104,14 @@ class Labels(NamedTuple):
     help="When a pending message has KEY: send nothing, let that message stand for this one, or replace it.",
 )
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="By which messages can be found; may be given again.")
+@click.option("--ttl", type=duration, metavar="DURATION", help="So long after it is due it is not delivered any more.")
+@click.option(
+    "--expires-at",
+    "expires_at_ms",
+    type=instant,
+    metavar="INSTANT",
+    help="Or: from then on it is not delivered any more. ISO 8601 with its offset.",
+)
 @click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
 @meta_option
 @text_format_option
@@ -116,6 +127,8 @@ def send(
     key: str | None,
     on_conflict: OnConflict,
     tags: Sequence[str],
+    ttl: timedelta | None,
+    expires_at_ms: int | None,
     timeout: timedelta,
     meta: str,
     form: str,
@@ -138,8 +151,11 @@ def send(
         raise click.UsageError("--key names one message, and --lines sends many; a program gives each its key")
     if key is None and on_conflict != "reject":
         raise click.UsageError("--on-conflict goes with --key")
+    if ttl is not None and expires_at_ms is not None:
+        raise click.UsageError("say once when it expires: --ttl DURATION or --expires-at INSTANT")
     wish = Wish(delay, at_ms, spread)
-    labels = Labels(_read_headers(headers) or None, key, on_conflict, tags or None)
+    expires_at = None if expires_at_ms is None else _EPOCH + expires_at_ms * _MS
+    labels = Labels(_read_headers(headers) or None, key, on_conflict, tags or None, ttl, expires_at)
     told = partial(told_whom, meta, duration_text(timeout / _MS))
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
         if lines:
@@ -224,6 +240,8 @@ def _send_lines(
                         headers=labels.headers,
                         spread=wish.spread,
                         tags=labels.tags,
+                        ttl=labels.ttl,
+                        expires_at=labels.expires_at,
                     )
                 due_ms = receipt.deliver_at_ms
                 first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))

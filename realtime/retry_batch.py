@@ -1,7 +1,7 @@
 """Retry batches: messages of a group as the batch that its delay server takes again (rule Q2).
 
-Such a message has the body, the tags and the headers that it was sent with, and headers of the servers beside them:
-how often handlers got it, which message it began as, and what went wrong.
+Such a message has the body, the tags, the expiry and the headers that it was sent with, and headers of the servers
+beside them: how often handlers got it, which message it began as, and what went wrong.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def retry_batch(part: ProducerPart, subject: str, sources: Sequence[Source], at_
     if any(tags):
         regions = {ColumnId.TAGS_END: _items(tags), **regions}
         others[ColumnId.TAG_BLOOM] = np.array([bloom_of_item(item) for item in tags], np.uint64)
+    expires = [_expiry(batch, row) if not how.reason else 0 for batch, row, how in rows]
+    if any(expires):
+        others[ColumnId.EXPIRES_AT_MS] = np.array(expires, np.int64)
     lengths = np.array([length for length, _ in bodies], np.int64)
     regions[ColumnId.BODY_END] = GatheredItems(lengths, [item for _, item in bodies])
     gathered = Gathered(others[ColumnId.DELIVER_AT_MS].astype(np.int64, copy=False), regions)
@@ -73,6 +76,11 @@ def _rows(sources: Sequence[Source]) -> Iterator[tuple[Batch, int, RetryRow]]:
 def _items(items: Sequence[bytes]) -> GatheredItems:
     pieces: list[Buffer] = [item + bytes(-len(item) & 7) for item in items]
     return GatheredItems(np.array([len(item) for item in items], np.int64), pieces)
+
+
+def _expiry(batch: Batch, row: int) -> int:
+    """When a message expires; 0 for never."""
+    return int(batch.int64s(ColumnId.EXPIRES_AT_MS)[row]) if ColumnId.EXPIRES_AT_MS in batch.offsets else 0
 
 
 def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int) -> tuple[bytes, int]:

@@ -237,6 +237,17 @@ class MessageColumns:
         """int64[n]: how long after it was due each message was received here, in milliseconds of the server's clock."""
         return self.pulled.received_at_ms - self.deliver_at_ms
 
+    @cached_property
+    def expiries(self) -> Int64s:
+        """int64[n]: when each message expires, in milliseconds since the epoch; 0 for never."""
+        columns = [
+            _rows(part, part.batch.int64s(ColumnId.EXPIRES_AT_MS))
+            if ColumnId.EXPIRES_AT_MS in part.batch
+            else np.zeros(len(part.rows), np.int64)
+            for part in self.pulled.parts
+        ]
+        return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
     # Views of single messages read Python's own integers, which costs a tenth of reading an array.
 
     @cached_property
@@ -346,6 +357,17 @@ class MessageView:
     def first_deliver_at(self) -> datetime:
         """When the message was due the first time, in UTC."""
         return utc(self.first_deliver_at_ms)
+
+    @property
+    def expires_at_ms(self) -> int | None:
+        """When the message expires, in milliseconds since the epoch; None for never."""
+        return int(self._columns.expiries[self.row]) or None
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When the message expires, in UTC; None for never. It may be in the past: see docs/consuming.md."""
+        expires_at_ms = self.expires_at_ms
+        return None if expires_at_ms is None else utc(expires_at_ms)
 
     @property
     def sequence(self) -> int:

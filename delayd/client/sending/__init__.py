@@ -4,7 +4,7 @@ A map, in the order in which a message passes.
 
     producer            Producer: blocking, on a background thread
     async_producer      AsyncProducer: on the caller's own loop
-    arguments, due_columns, labels   check what the caller said, and turn wishes into due instants
+    arguments, due_columns, labels, expiries   check what the caller said, and turn wishes into due instants
     producer_core       what both forms share
     room, slots         how much may be queued and be under way
     outbox              messages that were sent and have no outcome yet

@@ -29,6 +29,7 @@ from delayd.client.limits import (
     pack_headers,
 )
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs, wish_column
+from delayd.client.sending.expiries import ExpireAt, Ttls, check_after, expiries_of, expiry_of
 from delayd.client.sending.labels import REJECT, Key, Label, Labels, OnConflict, Tags, label_of, labels_of
 from delayd.client.sending.message_asker import NewInstants
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
@@ -65,7 +66,7 @@ class ProducerSettings:
 
 
 # One send, checked: subject, body, when, whether `when` is in us on the monotonic clock instead of ms since the epoch,
-# packed headers, and key and tags if it has any. A plain tuple, because one is made for every send.
+# packed headers, and key, tags and expiry if it has any. A plain tuple, because one is made for every send.
 Single = tuple[str, bytes, int, bool, bytes, Label | None]
 
 
@@ -120,6 +121,8 @@ class Arguments:
         key: Key | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | None = None,
+        ttl: timedelta | None = None,
+        expires_at: datetime | None = None,
     ) -> Single:
         """Check one send."""
         if (
@@ -134,6 +137,8 @@ class Arguments:
             and deliver_at is None
             and key is None
             and tags is None
+            and ttl is None
+            and expires_at is None
             and on_conflict == REJECT
             and not traceparent.get()
         ):
@@ -143,7 +148,10 @@ class Arguments:
         packed = NO_HEADERS if headers is None and not traceparent.get() else pack_headers(headers)
         check_body(body, len(packed))
         when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
-        return subject, body, when, relative, packed, label_of(key, on_conflict, tags)
+        expiry = expiry_of(ttl, expires_at)
+        if not relative:
+            check_after(expiry, when)
+        return subject, body, when, relative, packed, label_of(key, on_conflict, tags, expiry)
 
     def columns(
         self,
@@ -156,6 +164,8 @@ class Arguments:
         keys: Sequence[Key | None] | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | Sequence[Tags | None] | None = None,
+        ttl: Ttls | None = None,
+        expires_at: ExpireAt | None = None,
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
         name = check_sent_subject(subject)
@@ -170,7 +180,7 @@ class Arguments:
             row = int(sizes.argmax())
             raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
         deliver, relative = wish_column(delay, deliver_at, deliver_at_ms, len(bodies), self._horizon_ms)
-        labels = labels_of(keys, on_conflict, tags, len(bodies))
+        labels = labels_of(keys, on_conflict, tags, len(bodies), expiries_of(ttl, expires_at, len(bodies)))
         if labels is not None:
             sizes = sizes + labels.sizes()
         return Columns(name, bodies, body_bytes, sizes, deliver, relative, packed, labels)

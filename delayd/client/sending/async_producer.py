@@ -31,6 +31,7 @@ from delayd.client.sending.arguments import (
     Single,
 )
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
+from delayd.client.sending.expiries import ExpireAt, Ttls
 from delayd.client.sending.gathering import ROW_BYTES, row_bytes
 from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
 from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
@@ -108,6 +109,8 @@ class AsyncProducer:
         key: Key | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | None = None,
+        ttl: timedelta | None = None,
+        expires_at: datetime | None = None,
     ) -> asyncio.Future[Receipt]:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``.
 
@@ -128,6 +131,8 @@ class AsyncProducer:
                 receipt is that of the pending message, and ``kept`` is true) or ``"replace"`` (the new one takes its
                 place).
             tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
+            ttl: how long after its due instant the message expires: then it is not delivered any more.
+            expires_at: in place of ttl, the instant, with a time zone, from which on it is not delivered any more.
 
         Raises:
             CallerError: an argument is wrong; the call itself raises it, and nothing was queued.
@@ -138,7 +143,9 @@ class AsyncProducer:
                 changed. Send again a moment later.
             OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
-        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags)
+        row = self._arguments.single(
+            subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags, ttl, expires_at
+        )
         if spread is not None:
             return self._own.on_this_loop().queue_spread(row, spread_of(spread))
         engine = self._own.engine
@@ -167,6 +174,8 @@ class AsyncProducer:
         keys: Sequence[Key | None] | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | Sequence[Tags | None] | None = None,
+        ttl: Ttls | None = None,
+        expires_at: ExpireAt | None = None,
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
@@ -187,6 +196,8 @@ class AsyncProducer:
                 ``verdicts``; a message that is rejected raises nothing here.
             on_conflict: as for `send`, one for all messages.
             tags: one list of texts for all messages, or one for each.
+            ttl: as for `send`, one for all messages or one for each; None for a message that never expires.
+            expires_at: the same.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
@@ -194,7 +205,7 @@ class AsyncProducer:
             DelaydError: all messages failed in the same way; this is that error.
         """
         columns = self._arguments.columns(
-            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags
+            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags, ttl, expires_at
         )
         window_ms = None if spread is None else spread_of(spread)
         return await self._own.on_this_loop().core.send_batch(columns, window_ms)

@@ -13,6 +13,7 @@ import numpy as np
 from delayd import validate
 from delayd.batch import ColumnId, Columns, Int64s
 from delayd.client.limits import lengths_of
+from delayd.client.sending.expiries import NEVER, Expiry, expiry_column
 from delayd.client.sending.packing import Items
 from delayd.errors import BadArgument, BadKey, BadTags
 from delayd.life import TAG_PREFIX
@@ -28,36 +29,38 @@ NO_KEY = b""
 
 
 class Label(NamedTuple):
-    """Key and tags of one message: plain values, so that a waiting row costs the garbage collector nothing."""
+    """Key, tags and expiry of one message: plain values, so that a waiting row costs the garbage collector nothing."""
 
     key: bytes
     on_conflict: int
     tags: bytes
+    expires_at_ms: int = 0
+    ttl_ms: int = 0  # It begins when the message is due; the server hears of the instant at which it ends.
 
 
 NO_LABEL = Label(NO_KEY, 0, b"")
 
 
 class Labels(NamedTuple):
-    """Keys and tags of many messages: columns of equal length."""
+    """Keys, tags and expiries of many messages: columns of equal length."""
 
     keys: Sequence[bytes]
     on_conflict: Sequence[int]
     tags: Sequence[bytes]
+    expires_at_ms: Sequence[int]
+    ttl_ms: Sequence[int]
 
     def cut(self, run: range) -> Labels:
         """Neighbouring rows."""
         piece = slice(run.start, run.stop)
-        return Labels(self.keys[piece], self.on_conflict[piece], self.tags[piece])
+        return Labels(*(column[piece] for column in self))  # type: ignore[arg-type]
 
     def pick(self, rows: Sequence[int]) -> Labels:
         """Some rows."""
-        return Labels(
-            [self.keys[row] for row in rows], [self.on_conflict[row] for row in rows], [self.tags[row] for row in rows]
-        )
+        return Labels(*([column[row] for row in rows] for column in self))  # type: ignore[arg-type]
 
     def add_to(self, columns: dict[ColumnId, Columns], regions: dict[ColumnId, Items]) -> None:
-        """Add the columns and regions that these labels need."""
+        """Add the columns and regions that these labels need, to columns that say when the rows are due."""
         if any(self.keys):
             regions[ColumnId.KEY_END] = Items(self.keys, lengths_of(self.keys))
             if any(self.on_conflict):
@@ -65,6 +68,11 @@ class Labels(NamedTuple):
         if any(self.tags):
             regions[ColumnId.TAGS_END] = Items(self.tags, lengths_of(self.tags))
             columns[ColumnId.TAG_BLOOM] = np.array([bloom_of_item(item) for item in self.tags], np.uint64)
+
+        if any(self.expires_at_ms) or any(self.ttl_ms):
+            due_ms = columns[ColumnId.DELIVER_AT_MS].astype(np.int64, copy=False)
+            instants, lengths = np.array(self.expires_at_ms, np.int64), np.array(self.ttl_ms, np.int64)
+            columns[ColumnId.EXPIRES_AT_MS] = expiry_column(instants, lengths, due_ms)
 
     def keyed_rows(self) -> list[int]:
         """The rows that have a key."""
@@ -75,8 +83,8 @@ class Labels(NamedTuple):
         return lengths_of(self.keys) + lengths_of(self.tags)
 
 
-def label_of(key: Key | None, on_conflict: OnConflict, tags: Tags | None) -> Label | None:
-    """Check key and tags of one message; None when it has neither.
+def label_of(key: Key | None, on_conflict: OnConflict, tags: Tags | None, expiry: Expiry = NEVER) -> Label | None:
+    """Check key and tags of one message; None when it has neither, and no expiry.
 
     Raises:
         BadKey, BadTags, BadArgument: what is wrong with them.
@@ -86,14 +94,18 @@ def label_of(key: Key | None, on_conflict: OnConflict, tags: Tags | None) -> Lab
         _need_key(flag)
     item = b"" if tags is None else _tags_item(tags)
     if key is None:
-        return Label(NO_KEY, 0, item) if item else None
-    return Label(check_key(key), flag, item)
+        return Label(NO_KEY, 0, item, *expiry) if item or expiry != NEVER else None
+    return Label(check_key(key), flag, item, *expiry)
 
 
 def labels_of(
-    keys: Sequence[Key | None] | None, on_conflict: OnConflict, tags: Tags | Sequence[Tags | None] | None, count: int
+    keys: Sequence[Key | None] | None,
+    on_conflict: OnConflict,
+    tags: Tags | Sequence[Tags | None] | None,
+    count: int,
+    expiries: Sequence[Expiry] | None = None,
 ) -> Labels | None:
-    """Check keys and tags of ``count`` messages; None when none of them has either.
+    """Check keys and tags of ``count`` messages; None when none of them has either, nor an expiry.
 
     Raises:
         BadKey, BadTags, BadArgument: what is wrong with them, with the row.
@@ -107,7 +119,10 @@ def labels_of(
         packed_keys = _keys_of(keys, count)
         flags = [flag if key else 0 for key in packed_keys]
     items = [b""] * count if tags is None else _items_of(tags, count)
-    return Labels(packed_keys, flags, items) if any(packed_keys) or any(items) else None
+    if not (any(packed_keys) or any(items) or expiries):
+        return None
+    expiries = [NEVER] * count if expiries is None else expiries
+    return Labels(packed_keys, flags, items, [each.at_ms for each in expiries], [each.ttl_ms for each in expiries])
 
 
 def check_key(key: Key) -> bytes:

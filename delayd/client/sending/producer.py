@@ -29,6 +29,7 @@ from delayd.client.sending.arguments import (
     Single,
 )
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
+from delayd.client.sending.expiries import ExpireAt, Ttls
 from delayd.client.sending.gathering import ROW_BYTES, row_bytes
 from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
 from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
@@ -105,6 +106,8 @@ class Producer:
         key: Key | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | None = None,
+        ttl: timedelta | None = None,
+        expires_at: datetime | None = None,
     ) -> Receipt:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``, and wait until it is kept.
 
@@ -123,6 +126,8 @@ class Producer:
                 receipt is that of the pending message, and ``kept`` is true) or ``"replace"`` (the new one takes its
                 place).
             tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
+            ttl: how long after its due instant the message expires: then it is not delivered any more.
+            expires_at: in place of ttl, the instant, with a time zone, from which on it is not delivered any more.
 
         Raises:
             CallerError: an argument is wrong; nothing was queued.
@@ -133,7 +138,9 @@ class Producer:
                 changed. Send again a moment later.
             OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
-        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags)
+        row = self._arguments.single(
+            subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags, ttl, expires_at
+        )
         if spread is not None:
             row = self._placed(row, spread)
         future = SendFuture()
@@ -154,15 +161,19 @@ class Producer:
         key: Key | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | None = None,
+        ttl: timedelta | None = None,
+        expires_at: datetime | None = None,
     ) -> SendFuture:
         """Send one message, and do not wait for the outcome: the future has the receipt, or the error.
 
         While the queue is full the call waits for room; with ``spread`` it waits until the server has chosen an
         instant. It raises CallerError, QueueFull and what prevents that choice itself. ``subject``, ``body``,
-        ``delay``, ``deliver_at``, ``deliver_at_ms``, ``headers``, ``spread``, ``key``, ``on_conflict`` and ``tags`` are
-        those of `send`.
+        ``delay``, ``deliver_at``, ``deliver_at_ms``, ``headers``, ``spread``, ``key``, ``on_conflict``, ``tags``,
+        ``ttl`` and ``expires_at`` are those of `send`.
         """
-        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags)
+        row = self._arguments.single(
+            subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags, ttl, expires_at
+        )
         if spread is not None:
             row = self._placed(row, spread)
         future = SendFuture()
@@ -182,6 +193,8 @@ class Producer:
         keys: Sequence[Key | None] | None = None,
         on_conflict: OnConflict = REJECT,
         tags: Tags | Sequence[Tags | None] | None = None,
+        ttl: Ttls | None = None,
+        expires_at: ExpireAt | None = None,
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
@@ -202,6 +215,8 @@ class Producer:
                 ``verdicts``; a message that is rejected raises nothing here.
             on_conflict: as for `send`, one for all messages.
             tags: one list of texts for all messages, or one for each.
+            ttl: as for `send`, one for all messages or one for each; None for a message that never expires.
+            expires_at: the same.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
@@ -209,7 +224,7 @@ class Producer:
             DelaydError: all messages failed in the same way; this is that error.
         """
         columns = self._arguments.columns(
-            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags
+            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags, ttl, expires_at
         )
         window_ms = None if spread is None else spread_of(spread)
         engine = self._standing_engine()

@@ -3,7 +3,7 @@
 import msgpack
 import pytest
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch import BatchKind, ColumnId, ProducerPart, parse
 from delayd.delay.requests import Requests
 from delayd.log.retry import RetryRow
 from delayd.retry_subject import retry_subject
@@ -42,6 +42,23 @@ def test_rule_I1_what_comes_again_is_taken_once_however_often_it_is_sent() -> No
     second = _ask(world, RequestType.SEND_AGAIN, _again())
     assert (first["count"], first["duplicate"]) == (2, False)
     assert (second["base_sequence"], second["duplicate"]) == (first["base_sequence"], True)
+
+
+def test_what_comes_again_keeps_its_expiry_and_dead_letters_have_none() -> None:
+    part = parse(dispatch_batch(1, [b"a"])).dispatch
+    expires = [START_MS + 5, 0]
+    stored = parse(
+        messages(
+            [b"a", b"b"], due=[START_MS] * 2, sequences=[1, 2], expires=expires, kind=BatchKind.DISPATCH, part=part
+        )
+    )
+    for reason, kept in (("", expires), ("bad", None)):
+        how = RetryRow(1, 0, 0, 2, 1, START_MS + HOUR_MS, reason, "no")
+        again = retry_batch(ProducerPart(77, 1, 1), SUBJECT, [Source(stored, 0, how)], START_MS)
+        column = ColumnId.EXPIRES_AT_MS
+        assert (parse(again).int64s(column).tolist() if column in parse(again) else None) == kept
+        # Its back-off may end after it expires: it is taken, and ends then.
+        assert _ask(World(), RequestType.SEND_AGAIN, again)["count"] == 2
 
 
 def test_dead_letters_are_due_within_the_horizon() -> None:

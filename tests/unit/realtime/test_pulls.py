@@ -63,6 +63,20 @@ def test_rows_that_are_cut_out_of_a_batch_keep_their_tags() -> None:
     assert found == list(map(tuple, tags))
 
 
+def test_rows_that_are_cut_out_of_a_batch_keep_their_expiry() -> None:
+    world, peer = ready_world()
+    part = parse(dispatch_batch(1, [b"a"])).dispatch
+    whole = {"subjects": [SUBJECT.encode()], "sequences": range(5), "kind": BatchKind.DISPATCH, "part": part}
+    expires = [0, *(2_000_000_000_000 + row for row in range(4))]
+    world.dispatch(peer, 1, messages([b"a"] * 5, due=[DUE_MS] * 5, expires=expires, **whole))  # type: ignore[arg-type]
+    found: list[int] = []
+    for _ in range(3):
+        for cut in split(world.pull(peer, most=2).raw):
+            check_batch(cut)
+            found += cut.int64s(ColumnId.EXPIRES_AT_MS).tolist()
+    assert found == expires
+
+
 def test_a_waiting_pull_is_answered_when_a_message_comes_in_order_of_arrival() -> None:
     world, peer = ready_world()
     first, second = SimPeer(), SimPeer()
