@@ -83,6 +83,10 @@ def test_a_message_is_followed_over_all_its_lives(tmp_path: Path) -> None:
             dead = ("dead", "redrive", "s", "g", "--meta", meta, "--yes")
             wait_until(lambda: "sent again 1 " in run(*dead).out)
             consumer.pull(1, wait=wait).reject("really", error="bad")
+            # Its delay server has it.
+            wait_until(
+                lambda: '"dead":1' in run("dead", "list", "--meta", meta, "--format", "json").out.replace(" ", "")
+            )
         for server in (production.delay, production.realtime):
             assert server.terminate() == 0
     found = steps(data, sent.sequence)
