@@ -11,7 +11,6 @@ from functools import partial
 
 from delayd.clock import Clock
 from delayd.log.control import GroupCreated, GroupDeleted, GroupEphemeral, GroupHeldBack, GroupMoved, Known
-from delayd.log.pull import PullEntry, PullOp
 from delayd.log_limit import LogLimit
 from delayd.wire.positions import End, Position
 
@@ -21,6 +20,7 @@ from .given_out import SECRET_BITS
 from .groups import Group
 from .index import Index
 from .kept import LostGroup, group_keys
+from .plans import passed_over
 from .positions import FROM_EARLIEST, Beginning, find
 from .pull_commit import PullCommit
 from .pull_replay import PullReplay
@@ -128,10 +128,7 @@ class GroupRecords:
         incarnation = self._pulls.given_out.life << SECRET_BITS
         for group, offer in bad.passed:
             at = (incarnation, self._pulls.next_pull)
-            what = (offer.consume_first, offer.count, now_ms)
-            pulled = PullEntry(PullOp.PULL, offer.attempt, group.group_id, *at, *what)
-            acked = PullEntry(PullOp.ACK, 0, group.group_id, *at, 0, offer.count, now_ms)
-            self._log.append([pulled, acked])
+            self._log.append(passed_over(group, offer, at, now_ms))
             self._pulls.pass_over(offer.count)
             group.give_up(offer)
         self._pulls.quarantine.drop(bad)

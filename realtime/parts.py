@@ -4,11 +4,13 @@ Invariant: a part's batch holds exactly its messages, verified; a batch that can
 over (rule L5).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns
+from delayd.clock import Clock
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 
@@ -32,23 +34,48 @@ class Part(NamedTuple):
     batch: Buffer
 
 
-class Parts:
-    """Chooses the parts of an answer; changes a group only by quarantining messages."""
+class Expired(Exception):
+    """Messages that were about to be delivered have expired."""
 
-    def __init__(self, index: Index, stored: StoredBatches, quarantine: Quarantine) -> None:
+    def __init__(self, offer: Offer) -> None:
+        super().__init__()
+        self.offer = offer
+
+
+class Parts:
+    """Chooses the parts of an answer; changes a group only by quarantining messages, and by passing over those that
+    have expired.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        stored: StoredBatches,
+        quarantine: Quarantine,
+        clock: Clock,
+        pass_over: Callable[[Group, Offer], None],
+    ) -> None:
         self._index = index
         self._stored = stored
         self._quarantine = quarantine
+        self._clock = clock
+        self._pass_over = pass_over  # Counts messages as acknowledged that nobody gets.
 
     def of(self, group: Group, messages: int, size_bytes: int, parts_max: int) -> list[Part]:
-        """The parts of an answer of up to so many messages, bytes and parts; none when no batch that was looked at can
-        be read.
+        """The parts of an answer of up to so many messages, bytes and parts; none when of the batches that were looked
+        at nothing can be read, or everything has expired.
         """
         parts: list[Part] = []
         rotten: list[Rotten] = []
-        while group.offers_any and not parts and len(rotten) < BATCHES_A_PULL:
+        passed = 0
+        while group.offers_any and not parts and len(rotten) + passed < BATCHES_A_PULL:
             try:
                 self._choose(parts, group, messages, size_bytes, parts_max)
+            except Expired as over:
+                # Messages before it are delivered first; the next pull begins at it.
+                if not parts:
+                    self._pass_over(group, over.offer)
+                    passed += 1
             except Rotten as found:
                 # Messages before the damaged batch are delivered first; the next pull begins at it.
                 if not parts:
@@ -77,6 +104,8 @@ class Parts:
         the first batch (case 1) and ends before the second, of which only 200 would fit (case 2). A pull of at most 200
         gets 200 messages of the first batch (case 3). If the messages 10 to 19 were given back, they are offered first:
         a pull of 500 gets these ten, cut out (case 4), and then goes on with the next offer.
+
+        Where a batch has messages that expire, only neighbours that have not expired are added at a time.
         """
         for offer in group.offers():
             first, left = offer.consume_first, offer.count
@@ -93,6 +122,10 @@ class Parts:
                     path = self._index.place(group.subject).folder
                     raise self._index.damaged(group.subject, DamagedData(path, 0, what))
                 available = min(run.rows, left)
+                if ColumnId.EXPIRES_AT_MS in batch.offsets and self._clock.confirmed:
+                    over, available = self._expired(batch, run.row, available)
+                    if over:
+                        raise Expired(Offer(first, over, offer.attempt))
                 rows = min(available, messages)
                 whole = rows == batch.count
                 buffer: Buffer = batch.buffer
@@ -105,6 +138,13 @@ class Parts:
                 parts.append(Part(first, rows, offer.attempt, buffer))
                 first, left, messages = first + rows, left - rows, messages - rows
                 size_bytes -= len(buffer)
+
+    def _expired(self, batch: Batch, row: int, rows: int) -> tuple[int, int]:
+        """How many messages from a row on have expired, one behind the other, or else how many have not."""
+        expires = batch.int64s(ColumnId.EXPIRES_AT_MS)[row : row + rows]
+        is_over = (expires > 0) & (expires <= self._clock.now_ms())
+        alike = int((is_over != is_over[0]).argmax()) or rows
+        return (alike, 0) if is_over[0] else (0, alike)
 
 
 def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:

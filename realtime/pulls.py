@@ -47,7 +47,7 @@ from .kept import Life
 from .offers import Offer, Offers
 from .parts import PARTS_MAX, Part, Parts
 from .peer import Peer
-from .plans import Planned, pulled
+from .plans import Planned, passed_over, pulled
 from .polls import Waiting
 from .pull_commit import PullCommit
 from .pull_replay import PullReplay
@@ -108,7 +108,8 @@ class Pulls:
         self.subscriptions = Subscriptions()
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
-        self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended"), 0)
+        counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", "expired")
+        self.counters = dict.fromkeys(counted, 0)
         self.quarantine = Quarantine(stored, clock)
         self.quarantine.on_released = self._released
         self._log_id = log_id
@@ -116,7 +117,7 @@ class Pulls:
         self.index = index
         self._log = pull_log
         self.clock = clock
-        self._parts = Parts(index, stored, self.quarantine)
+        self._parts = Parts(index, stored, self.quarantine, clock, self._pass_over_expired)
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
         # Of all groups together: PULLs that wait, pulled runs that nobody has acknowledged, and runs of pull sequences
@@ -447,6 +448,18 @@ class Pulls:
             group.begin_at(self.index.first(group.subject))
         return self._parts.of(group, messages, size_bytes, parts_max)
 
+    def _pass_over_expired(self, group: Group, offer: Offer) -> None:
+        """Count messages as acknowledged that have expired (rule Q7): one append, so that a crash keeps both entries
+        or none. It needs no fsync: after a crash they are passed over again.
+        """
+        at = (self.given_out.life << SECRET_BITS, self.next_pull)
+        entries = passed_over(group, offer, at, self.clock.now_ms())
+        self._log.append(entries)
+        self.pass_over(offer.count)
+        for entry in entries:
+            self._apply(group, entry)
+        self.counters["expired"] += offer.count
+
     def _planned(self, group: Group) -> Planned | None:
         """Plan the answer to the first waiting PULL; None when there is no PULL or no message."""
         while group.ready and group.has_messages and (waiting := group.waiting.first) is not None:
@@ -471,7 +484,8 @@ class Pulls:
             if parts:
                 return Planned(waiting, [(source, parts)])
             if source.offers_any:
-                # Many batches could not be read, so other groups get their turn first; this consumer asks again.
+                # Many batches could not be read or have expired, so other groups get their turn first; this consumer
+                # asks again.
                 self._answer_empty(waiting)
         return None
 
