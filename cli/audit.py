@@ -110,8 +110,8 @@ _TERMS = (
 GROUP_COLUMNS = (
     Column("subject"),
     Column("group"),
-    *(Column(name, Kind.NUMBER) for name in ("pulled", "redelivered", "acknowledged", "given_back", "lapsed")),
-    *(Column(name, Kind.NUMBER) for name in ("outstanding", "gaps")),
+    *(Column(name, Kind.NUMBER) for name in ("pulled", "redelivered", "acknowledged", "given_back", "sent_back")),
+    *(Column(name, Kind.NUMBER) for name in ("lapsed", "outstanding", "gaps")),
     Column("group_id", Kind.NAME, detail=True),
     Column("realtime_log_id", detail=True),
 )
@@ -249,9 +249,9 @@ def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
 
 
 def _group_row(books: GroupBooks) -> tuple[Cell, ...]:
-    figures = (books.pulled, books.redelivered, books.acknowledged, books.given_back, books.lapsed)
+    figures = (books.pulled, books.redelivered, books.acknowledged, books.given_back, books.sent_back)
     ids = (f"{books.group_id:08x}", f"{books.log_id:016x}")
-    return (books.subject or None, books.group or None, *figures, books.outstanding, books.gaps, *ids)
+    return (books.subject or None, books.group or None, *figures, books.lapsed, books.outstanding, books.gaps, *ids)
 
 
 def _shown_group(books: GroupBooks) -> tuple[Cell, ...]:

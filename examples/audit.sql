@@ -331,4 +331,4 @@ select *, tallied + untallied = given and differing = 0 as agree from joined;
 
 -- By group of consumers: what it was given, and whether that is what became of it.
 create view consumption as
-select *, pulled = acknowledged + given_back + lapsed + outstanding as adds_up from 'consumption.parquet';
+select *, pulled = acknowledged + given_back + sent_back + lapsed + outstanding as adds_up from 'consumption.parquet';

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, Int64s
 from delayd.disk import Disk
-from delayd.log.control import GroupCreated, GroupMoved, decode_sound
+from delayd.errors import BatchMalformed
+from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp
+from delayd.log.retry import decode_rows
 from delayd.log.segment import FileKind
 from delayd.reading.directory import Directory
 from delayd.reading.groups import TornTail, log_size, read_log, segment_bases
@@ -37,6 +39,7 @@ ENTRY = np.dtype(
         ("at_ms", "<i8"),
     ]
 )
+SENT_BACK = 128  # The op of a row of a retry record, which is counted like an entry.
 FAULTS_TOLD = 100  # Faults of one realtime server that are reported; the others are not.
 Mask = NDArray[np.bool_]
 
@@ -45,8 +48,8 @@ Mask = NDArray[np.bool_]
 class GroupBooks:
     """One group: messages by what became of them. ``pulled`` counts each time that a message was given out.
 
-    ``pulled == acknowledged + given_back + lapsed + outstanding``. ``gaps`` are messages between the first and the last
-    pulled one that no pull names. ``subject`` and ``group`` are "" where their record is not kept.
+    ``pulled == acknowledged + given_back + sent_back + lapsed + outstanding``. ``gaps`` are messages between the
+    first and the last pulled one that no pull names. ``subject`` and ``group`` are "" where their record is not kept.
     """
 
     log_id: int
@@ -57,6 +60,7 @@ class GroupBooks:
     redelivered: int  # How many of these had an attempt above 1.
     acknowledged: int
     given_back: int  # Given back by a consumer, whether a handler was given them or not.
+    sent_back: int  # They live on at their delay server: to come again later, or as dead letters.
     lapsed: int
     outstanding: int
     gaps: int
@@ -132,15 +136,35 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_Life]) -> Iterator[
                     # From here on it may get messages again that it had acknowledged.
                     known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
                     lives.append(_Life(record.group_id, count, *(known[2:] if known is not None else ())))
+                elif isinstance(record, RetryDecided):
+                    found = _sent_back(record)
+                    count += len(found)
+                    yield found
         elif batch.kind == BatchKind.PULL:
             found = np.frombuffer(batch.buffer, ENTRY, batch.count, batch.offsets[ColumnId.ENTRY])
             count += len(found)
             yield found
 
 
+def _sent_back(record: RetryDecided) -> NDArray[np.void]:
+    """The rows of a decision as entries, which end what they name."""
+    try:
+        rows = decode_rows(record.rows)
+    except BatchMalformed:
+        return np.zeros(1, ENTRY)  # It is counted with the entries that no server writes.
+    found = np.zeros(len(rows), ENTRY)
+    found["op"], found["group_id"], found["at_ms"] = SENT_BACK, record.group_id, record.at_ms
+    found["attempt"] = [row.attempt for row in rows]
+    found["incarnation"] = [row.incarnation for row in rows]
+    found["pull_first"] = [row.pull_first for row in rows]
+    found["consume_first"] = [row.consume_first for row in rows]
+    found["count"] = [row.covered for row in rows]
+    return found
+
+
 def _sound(entries: NDArray[np.void]) -> Mask:
     """Which entries have possible numbers: no value from a file is used before it was checked (rule E1)."""
-    sound: Mask = (entries["count"] > 0) & np.isin(entries["op"], list(PullOp))
+    sound: Mask = (entries["count"] > 0) & np.isin(entries["op"], [*PullOp, SENT_BACK])
     for name in ("pull_first", "consume_first"):
         sound &= entries[name] < np.uint64(1 << 62)
     return sound
@@ -271,7 +295,9 @@ class _Books:
             ):
                 for entry_at in known[closed_by[place] != known][:FAULTS_TOLD].tolist():
                     life = self._lives[self._life[entry_at]]
-                    what = f"{PullOp(self._op[entry_at]).name} of pull sequences {self._first[entry_at]} to "
+                    op = int(self._op[entry_at])
+                    what = "retry" if op == SENT_BACK else PullOp(op).name
+                    what += f" of pull sequences {self._first[entry_at]} to "
                     what += f"{self._end[entry_at] - 1} {side} with what {_name(life)} did not hold"
                     self._faults.append(what)
         return closed_by
@@ -295,15 +321,16 @@ class _Books:
             redelivered=int(size[self._attempt[pulls] > 1].sum()),
             acknowledged=int(size[op == PullOp.ACK].sum()),
             given_back=int(size[(op == PullOp.NACK) | (op == PullOp.RETURNED)].sum()),
+            sent_back=int(size[op == SENT_BACK].sum()),
             lapsed=int(size[op == PullOp.LAPSED].sum()),
             outstanding=int(size[op == 0].sum()),
             gaps=int(gaps.sum()),
         )
 
     def _check_again(self, life: _Life, own: Mask, bounds: Int64s, pull_of: Int64s, closed_by: Int64s) -> None:
-        """Check that no acknowledged message comes again (rule Q5)."""
+        """Check that no acknowledged message comes again (rule Q5), and none that lives on elsewhere (rule Q2)."""
         acked = np.flatnonzero(own & (closed_by >= 0))
-        acked = acked[self._op[closed_by[acked]] == PullOp.ACK]
+        acked = acked[np.isin(self._op[closed_by[acked]], (PullOp.ACK, SENT_BACK))]
         if not len(acked):
             return
         pulls = self._pulls[self._lives.index(life) == self._life[self._pulls]]
@@ -319,9 +346,11 @@ class _Books:
         first, counts = np.searchsorted(edges, low), np.searchsorted(edges, high) - np.searchsorted(edges, low)
         places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
         by = np.repeat(closed_by[acked], counts)
-        for at in places[last_pull[places] > by][:FAULTS_TOLD].tolist():
+        wrong = last_pull[places] > by
+        for at, closer in zip(places[wrong][:FAULTS_TOLD].tolist(), by[wrong].tolist(), strict=False):
             what = f"message {edges[at]} of {life.subject or 'its subject'} was given to {_name(life)} again"
-            self._faults.append(f"{what} after it was acknowledged")
+            became = "sent back" if self._op[closer] == SENT_BACK else "acknowledged"
+            self._faults.append(f"{what} after it was {became}")
 
 
 def _name(life: _Life) -> str:

@@ -17,7 +17,7 @@ Value = str | int | None
 Types = Mapping[str, str]
 Columns = Mapping[str, Cells]
 
-GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "lapsed", "outstanding", "gaps")
+GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps")
 CONSUMPTION: Types = {
     "log_id": "id",
     "subject": "string",

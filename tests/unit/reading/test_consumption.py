@@ -1,12 +1,15 @@
 """What a pull log says of groups, and lies that it can't tell (rules Q1, Q5)."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from delayd.disk import Disk
-from delayd.log.control import Record, encode_records
+from delayd.log.control import Record, RetryDecided, as_record, encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.pull import PullEntry, PullOp, encode_entries
+from delayd.log.retry import RetryRow, encode_rows
 from delayd.log.segment import FileKind
 from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.directory import Directory, Role
@@ -24,7 +27,12 @@ def end(op: PullOp, first: int, count: int, group: int = 1) -> PullEntry:
     return PullEntry(op, 0, group, INCARNATION, first, 0, count, 5)
 
 
-def read(*lives: list[PullEntry], groups: int = 2) -> Consumption:
+def retry(first: int, count: int, consume: int, reason: str = "", group: int = 1) -> RetryDecided:
+    rows = [RetryRow(INCARNATION, first, consume, count, 1, 2_000, reason, "")]
+    return RetryDecided(5, first + 1, group, 8, 1_000, encode_rows(rows))
+
+
+def read(*lives: Sequence[PullEntry | RetryDecided], groups: int = 2) -> Consumption:
     """Read a pull log in which each list is what one life of the server wrote."""
     disk: Disk = MemoryDisk()
     disk.make_folder("/rt/pull")
@@ -34,7 +42,12 @@ def read(*lives: list[PullEntry], groups: int = 2) -> Consumption:
     ]
     log.append([NewGroup(GroupKind.CONTROL, [encode_records(records)], 1, 1)], 1)
     for epoch, entries in enumerate(lives, 1):
-        log.append([NewGroup(GroupKind.DATA, encode_entries(entries), epoch, 1, 0, len(entries))], 1)
+        for entry in entries:
+            if isinstance(entry, RetryDecided):
+                new = NewGroup(GroupKind.CONTROL, [encode_records([as_record(entry)])], epoch, 1)
+            else:
+                new = NewGroup(GroupKind.DATA, encode_entries([entry]), epoch, 1, 0, 1)
+            log.append([new], 1)
     log.flush()
     log.close()
     return read_consumption(disk, Directory("/rt", Role.REALTIME, 9), [])
@@ -64,6 +77,26 @@ def test_each_message_that_was_given_out_is_counted_by_what_became_of_it() -> No
     assert found.ends == (("orders", 14),)
 
 
+def test_what_was_sent_back_to_the_delay_server_is_not_outstanding() -> None:
+    found = read(
+        [
+            pull(0, 10, 0),
+            pull(10, 4, 0, group=2),
+            retry(2, 3, 2),
+            retry(5, 1, 5, "no such order"),
+            retry(10, 4, 0, group=2),
+            # The lease of all ten ends.
+            end(LAPSED, 0, 10),
+            pull(14, 2, 0, attempt=2),
+            end(ACK, 14, 2),
+        ]
+    )
+    assert found.faults == ()
+    one, two = found.groups
+    assert (one.pulled, one.acknowledged, one.sent_back, one.lapsed, one.outstanding) == (12, 2, 4, 6, 0)
+    assert (two.pulled, two.sent_back, two.outstanding) == (4, 4, 0)
+
+
 def test_one_acknowledgement_may_span_what_another_group_was_given() -> None:
     found = read([pull(0, 2, 0), pull(2, 3, 0, group=2), pull(5, 2, 2), end(ACK, 0, 7)])
     assert found.faults == ()
@@ -85,12 +118,15 @@ def test_a_new_life_may_leave_out_pull_sequences() -> None:
         ([pull(0, 2, 0), pull(1, 2, 2)], "pull sequences 1 to 1 are given out twice"),
         ([pull(0, 2, 0), pull(5, 2, 2)], "pull sequences 2 to 4 are left out"),
         ([pull(0, 2, 0), end(ACK, 0, 2), pull(2, 1, 1, attempt=2)], "message 1 of orders was given"),
+        ([pull(0, 2, 0), retry(0, 2, 0), pull(2, 1, 1, attempt=2)], "g1 of orders again after it was sent back"),
+        ([pull(0, 2, 0), retry(1, 2, 1)], "retry of pull sequences 1 to 2 ends with what group g1"),
+        ([RetryDecided(5, 1, 1, 8, 0, b"?"), pull(0, 1, 0)], "1 entries of the pull log say what no server writes"),
         ([pull(0, 2, 0, group=7)], "an entry names the group 7, which no record before it made"),
         ([pull(0, 0, 0), pull(0, 1, 0)], "1 entries of the pull log say what no server writes"),
         ([pull((1 << 64) - 1, 5, 0), pull(0, 1, (1 << 63) + 5)], "2 entries of the pull log say what no server writes"),
     ],
 )  # fmt: skip
-def test_rule_Q5_what_no_server_writes_is_named(entries: list[PullEntry], what: str) -> None:
+def test_rule_Q5_what_no_server_writes_is_named(entries: list[PullEntry | RetryDecided], what: str) -> None:
     assert [fault for fault in read(entries).faults if what in fault], read(entries).faults
 
 
