@@ -59,6 +59,19 @@ def test_a_send_tells_what_its_key_met(running: Up) -> None:
 
 
 @pytest.mark.parametrize(
+    "expiry", [("--ttl", "1h"), ("--expires-at", "2026-01-01T01:00:00Z"), ("--lines", "--ttl", "1h")], ids=str
+)
+def test_a_message_that_expired_before_it_was_sent_is_never_delivered(running: Up, expiry: tuple[str, ...]) -> None:
+    subject = f"late{len(expiry)}{expiry[0]}"
+    body, stdin = ((), b"one\n") if "--lines" in expiry else (("one",), b"")
+    ran = said(running, "send", subject, *body, "--at", "2026-01-01T00:00:00Z", *expiry, stdin=stdin)
+    assert ran.code == 0, ran.err
+    with delayd.Producer(running.meta) as producer, delayd.Consumer(running.meta, subject, "g") as consumer:
+        producer.send(subject, b"two", delay=timedelta(0))
+        assert consumer.pull(wait=timedelta(seconds=DEADLINE_S)).bodies == [b"two"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--key", ""), "key"),
