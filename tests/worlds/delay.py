@@ -19,7 +19,7 @@ from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
 from delayd.delay.handoff.wire import Wire
-from delayd.delay.producers import AcceptedBatch
+from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.log.dispatch import Reason
@@ -131,7 +131,11 @@ class World:
     def send_again(self, number: int) -> None:
         """Send a batch as it was sent before."""
         sent = self.outside.unanswered.get(number) or self.outside.accepted[number][0]
-        self.core.send(parse(sent.data), partial(self._heard, sent))
+        batch, heard = parse(sent.data), partial(self._heard, sent)
+        if sent.again:
+            self.core.send_again(batch, heard, Allowance())
+        else:
+            self.core.send(batch, heard)
 
     def _heard(self, sent: Sent, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         outside = self.outside

@@ -41,6 +41,7 @@ class Sent:
     data: bytes
     wanted: list[Wanted]
     keyed: bool = False
+    again: bool = False  # A realtime server sends it: messages that come again, or dead letters.
 
 
 @dataclass(slots=True)
