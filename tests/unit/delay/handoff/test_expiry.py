@@ -17,6 +17,7 @@ from delayd.reading.books import AuditReport, audit_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.validate import refused_rows
+from delayd.wire.ending import Asked
 from tests.batches import messages
 from tests.worlds.delay import DATA, FOLDER, PRODUCER_ID, TARGET_IDS, World
 
@@ -93,6 +94,13 @@ def test_a_row_filed_for_a_later_hour_keeps_its_expiry(rows: int) -> None:
     world.pass_ms(10_000)
     assert _at_target(world) == {b"2-%d" % row for row in range(rows)}
     assert set(_expired(world)) == set(range(1, rows + 1))
+    for _ in range(3):
+        world.pass_ms(HOUR_MS // 2)
+        world.checkpoint()
+        world.core.sweep()
+        world.settle()
+    report = _audit(world)
+    assert report.total.expired == rows and report.seals, "the hour seals, and its seal is that of these books"
 
 
 @pytest.mark.parametrize("loss", list(PowerLoss))
@@ -120,6 +128,25 @@ def test_a_crash_at_any_step_ends_the_row_once(loss: PowerLoss) -> None:
             assert steps > 5
             return
     raise AssertionError("its outcome was never durable")
+
+
+def test_a_row_that_is_moved_beyond_its_expiry_ends_when_it_is_due() -> None:
+    world = World()
+    now = world.clock.now_ms()
+    (heard,) = _send(world, 1, [now + 60_000] * 2, [now + 120_000] * 2)
+    assert isinstance(heard, AcceptedBatch)
+    for row, to_ms in enumerate((now + 1_000, now + 600_000)):
+        asked = np.array([1 + row], np.uint64), np.array([now + 60_000]), np.array([heard.appended_at_ms])
+        world.core.endings.reschedule(Asked(*asked), np.array([to_ms], np.int64), lambda what: None)
+        world.settle()
+    world.pass_ms(300_000)
+    assert _at_target(world) == {b"1-0"} and not _expired(world)
+    world.pass_ms(310_000)
+    assert _at_target(world) == {b"1-0"}
+    ((_, claimed_ms),) = _expired(world).items()
+    assert claimed_ms >= now + 600_000
+    world.checkpoint()
+    assert _audit(world).total.expired == 1
 
 
 def test_what_is_expired_when_it_is_sent_ends_at_once() -> None:
