@@ -224,7 +224,11 @@ IN_REALTIME: Bugs = {
     "Q5: an entry holds messages of both sides of next": ENTRIES_ON_BOTH_SIDES_OF_NEXT,
     "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
     "L10: what an operator gave up is offered again by the next start": [
-        Patch(GroupRecords, "give_up", changed(GroupRecords.give_up, "self._log.append([pulled, acked])", "pass"))
+        Patch(
+            GroupRecords,
+            "give_up",
+            changed(GroupRecords.give_up, "self._log.append(passed_over(group, offer, at, now_ms))", "pass"),
+        )
     ],
     "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
