@@ -86,22 +86,18 @@ class GroupRecords:
         self._log.when_durable(begun)
 
     def delete(self, group: Group | LostGroup, deleted: Callable[[], None] | None = None) -> None:
-        """Delete a group; ``deleted`` is called when that is durable. The messages that it held go to no other
-        group.
+        """Delete a group, and with it that of what comes to it again; ``deleted`` is called when that is durable. The
+        messages that it held go to no other group.
         """
-        self._log.append_record(GroupDeleted(group.group_id))
-        self.removes += group_keys(group.group_id)
-        if isinstance(group, Group):
-            if group.child is not None:
-                self.delete(group.child)
-            self.on_deleted(group)
-            self.ephemeral.forget(group)
-            self._pulls.forget(group)
-            self.changes.forget(group)
-            if not self.roster.has(group.subject.name):
-                self._index.forget_empty(group.subject.name)
-        else:
-            self.roster.strike_lost(group)
+        both = [*self.roster.children(group.group_id), group]
+        # One append, so that neither a crash nor a full disk leaves a child whose group is gone.
+        self._log.append_record(*[GroupDeleted(each.group_id) for each in both])
+        for each in both:
+            self.removes += group_keys(each.group_id)
+            if isinstance(each, Group):
+                self._forget(each)
+            else:
+                self.roster.strike_lost(each)
         if deleted is not None:
             self._log.when_durable(deleted)
 
@@ -133,6 +129,14 @@ class GroupRecords:
             group.give_up(offer)
         self._pulls.quarantine.drop(bad)
         self._log.when_durable(done)
+
+    def _forget(self, group: Group) -> None:
+        self.on_deleted(group)
+        self.ephemeral.forget(group)
+        self._pulls.forget(group)
+        self.changes.forget(group)
+        if not self.roster.has(group.subject.name):
+            self._index.forget_empty(group.subject.name)
 
     def _make(self, subject_name: str, name: str, group_id: int, beginning: Beginning = FROM_EARLIEST) -> Group:
         subject = self._index.subject(subject_name)

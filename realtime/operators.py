@@ -88,9 +88,7 @@ class Operators:
         """Delete a group; no other group gets the messages that it had not acknowledged."""
         subject, name = need_str(frame.head, "subject"), need_str(frame.head, "group")
         roster = self._groups.roster
-        group = roster.groups.get((subject, name)) or roster.lost.get((subject, name))
-        if group is None:
-            raise BadArgument(f"there is no group {name} of {subject}")
+        group = roster.lost.get((subject, name)) or self._group(frame)
         log.warning("operator deletes=group subject=%s group=%s id=%d", subject, name, group.group_id)
         self._groups.delete(group, partial(peer.answer, frame.request_id, {"subject": subject, "group": name}))
 

@@ -67,6 +67,10 @@ class Roster:
             if group.parent is None:
                 yield group
 
+    def children(self, group_id: int) -> Sequence[Group]:
+        """The group of what comes to a group again, if there is one; the group itself may be lost."""
+        return self.of(retry_subject(self._log_id, group_id))
+
     def to_forget(self, subject_name: str) -> Group | None:
         """The oldest group that can be forgotten when there is no room for one more of a subject; None when there is
         room, or no such group.
