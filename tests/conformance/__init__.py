@@ -1,1 +1,1 @@
-"""One suite for a real part and for its fake."""
+"""One suite for a real part and for its fake; `public` is the one for the API, wherever messages live."""

@@ -1,0 +1,131 @@
+"""What is wrong is refused by name, before anything happens."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import delayd
+from delayd import errors
+from tests.conformance.public.desk import AT_ONCE, LATER, Desk
+
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - what is refused
+
+SENDS: list[tuple[type[errors.DelaydError], dict[str, Any]]] = [
+    (errors.BadSubject, {"subject": ""}),
+    (errors.BadSubject, {"subject": "with space"}),
+    (errors.BadSubject, {"subject": "s" * 256}),
+    (errors.BadSubject, {"subject": "orders.*"}),
+    (errors.BadSubject, {"subject": "%retry/0000000000000001/1"}),
+    (errors.BadSubject, {"subject": 42}),
+    (errors.BadArgument, {"body": "text"}),
+    (errors.BadArgument, {"body": None}),
+    (errors.MessageTooLarge, {"body": bytes((4 << 20) + 1)}),
+    (errors.BadArgument, {"delay": None}),
+    (errors.BadArgument, {"deliver_at_ms": 1}),
+    (errors.BadArgument, {"delay": timedelta(seconds=-1)}),
+    (errors.BadArgument, {"delay": 5}),
+    (errors.PastHorizon, {"delay": timedelta(days=4_000)}),
+    (errors.NaiveDatetime, {"delay": None, "deliver_at": NAIVE}),
+    (errors.BadArgument, {"delay": None, "deliver_at_ms": 1.5}),
+    (errors.BadArgument, {"headers": {"a": 1}}),
+    (errors.BadArgument, {"headers": {"delayd.attempt": "1"}}),
+    (errors.MessageTooLarge, {"headers": {"a": "x" * 40_000}}),
+    (errors.BadKey, {"key": ""}),
+    (errors.BadKey, {"key": "k" * 201}),
+    (errors.BadKey, {"key": 1}),
+    (errors.BadArgument, {"on_conflict": "keep"}),
+    (errors.BadArgument, {"key": "k", "on_conflict": "never"}),
+    (errors.BadTags, {"tags": "text"}),
+    (errors.BadTags, {"tags": ["a", "a"]}),
+    (errors.BadTags, {"tags": ["%dead"]}),
+    (errors.BadTags, {"tags": [str(number) for number in range(17)]}),
+    (errors.BadTags, {"tags": ["t" * 65]}),
+    (errors.DelaydError, {"ttl": timedelta(0)}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(SENDS)), ids=lambda case: f"{SENDS[case][0].__name__}-{case}")
+def test_a_send_that_is_wrong_is_refused_by_name(desk: Desk, case: int) -> None:
+    error, wrong = SENDS[case]
+    arguments: dict[str, Any] = {"subject": desk.subject, "body": b"1", "delay": AT_ONCE} | wrong
+    with pytest.raises(error):
+        desk.producer.send(arguments.pop("subject"), arguments.pop("body"), **arguments)
+
+
+BATCHES: list[tuple[type[errors.DelaydError], dict[str, Any]]] = [
+    (errors.BadArgument, {"bodies": b"one"}),
+    (errors.BadArgument, {"bodies": [b"1", "2"]}),
+    (errors.BadArgument, {"headers": [{}]}),
+    (errors.BadArgument, {"keys": ["k"]}),
+    (errors.BadArgument, {"delay": None, "deliver_at_ms": [1]}),
+    (errors.BadArgument, {"delay": None}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BATCHES)))
+def test_a_batch_that_is_wrong_is_refused_by_name(desk: Desk, case: int) -> None:
+    error, wrong = BATCHES[case]
+    arguments: dict[str, Any] = {"bodies": [b"1", b"2"], "delay": AT_ONCE} | wrong
+    with pytest.raises(error):
+        desk.producer.send_batch(desk.subject, arguments.pop("bodies"), **arguments)
+
+
+CONSUMERS: list[tuple[type[errors.DelaydError], dict[str, Any]]] = [
+    (errors.BadArgument, {"subject": ""}),
+    (errors.BadArgument, {"group": ""}),
+    (errors.BadSubject, {"subject": "with space"}),
+    (errors.BadSubject, {"subject": "a.>.b"}),
+    (errors.BadArgument, {"subject": []}),
+    (errors.BadArgument, {"subject": ["a", "a"]}),
+    (errors.BadArgument, {"subject": ["a.*", "b"]}),
+    (errors.BadArgument, {"group": "g" * 256}),
+    (errors.BadSetting, {"lease": timedelta(0)}),
+    (errors.BadSetting, {"lease": 60}),
+    (errors.BadSetting, {"max_messages": 0}),
+    (errors.BadSetting, {"max_attempts": 0}),
+    (errors.BadSetting, {"backoff": 5}),
+    (errors.BadSetting, {"auto_extend": timedelta(seconds=1)}),
+    (errors.BadArgument, {"start": "yesterday"}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CONSUMERS)), ids=lambda case: f"{CONSUMERS[case][0].__name__}-{case}")
+def test_a_consumer_that_is_wrong_is_refused_by_name(desk: Desk, case: int) -> None:
+    error, wrong = CONSUMERS[case]
+    arguments: dict[str, Any] = {"subject": desk.subject, "group": "g"} | wrong
+    with pytest.raises(error):
+        delayd.Consumer(desk.address, **arguments)
+
+
+WORDS: dict[str, Callable[[delayd.Message], None]] = {
+    "negative": lambda message: message.nack(timedelta(seconds=-1)),
+    "too long": lambda message: message.nack(timedelta(days=4_000)),
+    "no lease": lambda message: message.extend(timedelta(0)),
+    "no reason": lambda message: message.reject(5),  # type: ignore[arg-type]
+    "no error": lambda message: message.nack(LATER, error=5),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_is_wrong_is_refused_and_the_message_stays_held(desk: Desk, word: str) -> None:
+    desk.send(b"1")
+    message = desk.one(desk.consumer())
+    with pytest.raises(errors.BadArgument):
+        WORDS[word](message)
+    message.ack()
+
+
+@pytest.mark.parametrize("token", ["", "x", "a" * 48, "ä"])
+def test_a_token_that_is_none_is_refused(token: str) -> None:
+    with pytest.raises(errors.BadArgument):
+        delayd.Receipt.of_token(token)
+
+
+def test_a_question_names_its_message_once(desk: Desk) -> None:
+    (receipt,) = desk.send(b"1", delay=LATER, key="k")
+    for wrong in ({}, {"receipt": receipt, "key": "k"}):
+        with pytest.raises(errors.BadArgument):
+            desk.producer.get(desk.subject, **wrong)  # type: ignore[arg-type]
+    assert datetime.now(UTC) < receipt.deliver_at

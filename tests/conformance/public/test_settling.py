@@ -1,0 +1,204 @@
+"""What a handler says of a message, and what becomes of the message."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+import delayd
+from delayd.client.pulling.consumer import Message
+from tests.conformance.public.desk import AT_ONCE, LONG, NEXT, Desk
+
+SHORT = timedelta(milliseconds=300)
+QUICK = delayd.Backoff(first=timedelta(milliseconds=20), most=timedelta(milliseconds=60), jitter=0)
+
+SETTLED: dict[str, Callable[[Message], None]] = {
+    "ack": lambda message: message.ack(),
+    "reject": lambda message: message.reject("no such order"),
+}
+AGAIN: dict[str, Callable[[Message], None]] = {
+    "back-off": lambda message: message.nack(),
+    "delay": lambda message: message.nack(NEXT),
+    "delay and error": lambda message: message.nack(NEXT, error="it failed"),
+    "at once": lambda message: message.nack(AT_ONCE),
+}
+
+
+@pytest.mark.parametrize("word", SETTLED)
+def test_a_message_that_is_settled_does_not_come_again(desk: Desk, word: str) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer()
+    SETTLED[word](desk.one(consumer))
+    assert desk.is_empty(consumer)
+
+
+@pytest.mark.parametrize("word", SETTLED)
+def test_what_one_group_settles_another_one_gets(desk: Desk, word: str) -> None:
+    desk.send(b"1")
+    SETTLED[word](desk.one(desk.consumer("a")))
+    assert desk.one(desk.consumer("b")).body == b"1"
+
+
+@pytest.mark.parametrize("word", AGAIN)
+def test_a_message_that_is_given_back_comes_again_whole(desk: Desk, word: str) -> None:
+    (receipt,) = desk.send(b"1", headers={"a": "b"})
+    consumer = desk.consumer(backoff=QUICK)
+    AGAIN[word](desk.one(consumer))
+    message = desk.one(consumer)
+    assert (message.body, dict(message.headers), message.subject) == (b"1", {"a": "b"}, desk.subject)
+    assert message.origin_sequence == receipt.sequence
+    assert message.first_deliver_at_ms == receipt.deliver_at_ms
+    assert message.last_error == ("it failed" if word == "delay and error" else "")
+    message.ack()
+    assert desk.is_empty(consumer)
+
+
+@pytest.mark.parametrize("word", AGAIN)
+def test_a_message_that_is_given_back_comes_to_its_group_only(desk: Desk, word: str) -> None:
+    desk.send(b"1")
+    consumer, other = desk.consumer("a", backoff=QUICK), desk.consumer("b")
+    desk.one(other).ack()
+    AGAIN[word](desk.one(consumer))
+    desk.one(consumer).ack()
+    assert desk.is_empty(other)
+
+
+@pytest.mark.parametrize("attempts", [2, 5])
+def test_attempts_are_counted(desk: Desk, attempts: int) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(backoff=QUICK)
+    for attempt in range(1, attempts + 1):
+        message = desk.one(consumer)
+        assert message.attempt == attempt
+        assert message.last_error == ("" if attempt == 1 else f"error {attempt - 1}")
+        message.nack(error=f"error {attempt}")
+
+
+@pytest.mark.parametrize("delay", [timedelta(milliseconds=1), timedelta(milliseconds=250)], ids=["short", "longer"])
+def test_a_message_that_is_given_back_for_a_time_comes_after_it(desk: Desk, delay: timedelta) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer()
+    message = desk.one(consumer)
+    message.nack(delay)
+    again = desk.one(consumer)
+    assert again.deliver_at - message.deliver_at >= delay
+    again.ack()
+
+
+def test_each_back_off_is_longer_up_to_the_most(desk: Desk) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(backoff=QUICK)
+    due = []
+    for _ in range(4):
+        message = desk.one(consumer)
+        due.append(message.deliver_at)
+        message.nack()
+    waits = [late - early for early, late in pairwise(due)]
+    assert all(wait >= timedelta(milliseconds=ms) for wait, ms in zip(waits, (20, 40, 60), strict=True))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_after_its_last_attempt_a_message_does_not_come_again(desk: Desk, most: int) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(max_attempts=most, backoff=QUICK)
+    for attempt in range(1, most + 1):
+        message = desk.one(consumer)
+        assert message.attempt == attempt
+        message.nack(error="it failed")
+    assert desk.is_empty(consumer)
+
+
+def test_a_message_whose_consumers_died_is_not_handed_out_beyond_its_attempts(desk: Desk) -> None:
+    desk.send(b"1")
+    with desk.consumer(lease=SHORT, max_attempts=1) as consumer:
+        desk.one(consumer)
+        desk.send(b"2", delay=2 * SHORT)
+        assert desk.one(consumer).body == b"2"
+
+
+def test_a_message_that_nobody_settles_comes_again_when_its_lease_ends(desk: Desk) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(lease=SHORT)
+    first = desk.one(consumer)
+    second = desk.one(consumer)
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert first.sequence == second.sequence
+
+
+def test_a_message_that_is_held_is_not_given_to_another_consumer(desk: Desk) -> None:
+    desk.send(b"1")
+    message = desk.one(desk.consumer())
+    assert desk.is_empty(desk.consumer())
+    message.ack()
+
+
+def test_a_lease_ends_when_its_extension_says_so(desk: Desk) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(lease=10 * LONG)
+    desk.one(consumer).extend(SHORT)
+    assert desk.one(consumer).attempt == 2
+
+
+LATE: dict[str, Callable[[Message], None]] = {**SETTLED, **AGAIN, "extend": lambda message: message.extend(LONG)}
+
+
+@pytest.mark.parametrize("word", LATE)
+def test_a_word_after_the_lease_is_refused_by_name(desk: Desk, word: str) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(lease=SHORT)
+    late = desk.one(consumer)
+    again = desk.one(consumer)
+    assert again.attempt == 2
+    with pytest.raises(delayd.errors.StaleHandle) as caught:
+        LATE[word](late)
+    assert (caught.value.reason, caught.value.count) == ("lease_ended", 1)
+
+
+@pytest.mark.parametrize("word", ["ack", "extend"])
+def test_a_word_after_the_message_was_given_back_is_refused_by_name(desk: Desk, word: str) -> None:
+    desk.send(b"1")
+    message = desk.one(desk.consumer())
+    message.nack(AT_ONCE)
+    with pytest.raises(delayd.errors.StaleHandle) as caught:
+        LATE[word](message)
+    assert caught.value.reason == "given_back"
+
+
+def test_to_acknowledge_twice_is_to_acknowledge_once(desk: Desk) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer()
+    message = desk.one(consumer)
+    message.ack()
+    message.ack()
+    assert desk.is_empty(consumer)
+
+
+@pytest.mark.parametrize("wait", [True, False], ids=["waiting", "not waiting"])
+@pytest.mark.parametrize("word", ["ack", "nack", "reject"])
+def test_a_batch_is_settled_as_one(desk: Desk, word: str, wait: bool) -> None:
+    desk.producer.send_batch(desk.subject, [b"1", b"2", b"3"], delay=AT_ONCE)
+    consumer = desk.consumer()
+    seen = 0
+    while seen < 3:
+        batch = consumer.pull(wait=LONG)
+        seen += len(batch)
+        if word == "ack":
+            batch.ack(wait=wait)
+        elif word == "nack":
+            batch.nack(NEXT, wait=wait)
+        else:
+            batch.reject("no", wait=wait)
+    consumer.flush()
+    if word == "nack":
+        assert sorted(message.body for message in desk.take(consumer, 3)) == [b"1", b"2", b"3"]
+    else:
+        assert desk.is_empty(consumer)
+
+
+def test_messages_that_no_handler_saw_come_to_another_consumer_after_a_close(desk: Desk) -> None:
+    desk.send(b"1", b"2")
+    with delayd.Consumer(desk.address, desk.subject, "g") as consumer:
+        next(consumer).ack()
+    message = desk.one(desk.consumer())
+    assert message.attempt == 1
