@@ -6,18 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import delayd
 from delayd.testing.conformance import *  # noqa: F403
-from tests.end_to_end.up_process import up
+from tests.conformance.public.homes import HOMES
 
 
-@pytest.fixture(scope="module", params=["servers", "embedded"])
+@pytest.fixture(scope="module", params=sorted(HOMES))
 def delayd_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where meta is, in each of the homes."""
-    folder = tmp_path_factory.mktemp("home")
-    if request.param == "servers":
-        with up(folder, "--port", "0") as running:
-            yield running.meta
-    else:
-        with delayd.open(folder / "data") as home:
-            yield home.address
+    with HOMES[request.param](tmp_path_factory.mktemp("home")) as address:
+        yield address

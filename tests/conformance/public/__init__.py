@@ -1,5 +1,5 @@
-"""What the public API promises, wherever its messages live: the same cases for servers and for an open directory.
+"""Further cases of the public API, wherever its messages live, beyond those of `delayd.testing.conformance`.
 
-A home is an address that clients take; `homes` has them all. A case sends on a subject of its own, so cases share a
-home. Who builds another home adds it to `homes.HOMES`, and all cases run there, too.
+A case sends on a subject of its own, so cases share a home. `homes` has all homes; another one that is added there has
+all cases run against it, too.
 """

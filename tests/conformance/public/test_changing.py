@@ -87,13 +87,6 @@ def test_a_key_that_nobody_took_is_unknown(desk: Desk) -> None:
     assert desk.producer.reschedule(desk.subject, key="nobody", delay=LATER).receipt is None
 
 
-def test_a_second_message_with_a_key_is_rejected(desk: Desk) -> None:
-    (first,) = desk.send(b"1", delay=LATER, key="k")
-    with pytest.raises(delayd.errors.KeyPending):
-        desk.send(b"2", delay=LATER, key="k")
-    assert desk.producer.get(desk.subject, receipt=first).state is MessageState.PENDING
-
-
 def test_keep_keeps_the_earlier_message(desk: Desk) -> None:
     (first,) = desk.send(b"1", delay=SOON, key="k")
     (second,) = desk.send(b"2", delay=LATER, key="k", on_conflict="keep")

@@ -40,13 +40,6 @@ def test_a_consumer_that_was_closed_says_so(desk: Desk) -> None:
     consumer.close()
 
 
-def test_a_close_sends_what_was_queued(desk: Desk) -> None:
-    with delayd.Producer(desk.address) as producer:
-        futures = [producer.send_nowait(desk.subject, b"%d" % row, delay=AT_ONCE) for row in range(100)]
-    assert all(future.done() for future in futures)
-    assert len({message.body for message in desk.take(desk.consumer(), 100)}) == 100
-
-
 def test_a_message_is_acknowledged_after_the_close_of_its_consumer(desk: Desk) -> None:
     desk.send(b"1")
     consumer = desk.consumer()

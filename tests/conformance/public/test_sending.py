@@ -12,28 +12,6 @@ import delayd
 from tests.conformance.public.desk import AT_ONCE, LATER, LONG, SOON, Desk
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"0", bytes(range(256)), b"\xff" * 4096, "grüße".encode(), b"x" * 1_000_000], ids=len
-)
-def test_a_body_comes_as_it_was_sent(desk: Desk, body: bytes) -> None:
-    desk.send(body)
-    message = desk.one(desk.consumer())
-    assert message.body == body
-    message.ack()
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"a": "1"}, {"a": b"\x00\xff"}, {"trace": "x" * 1000, "b": b""}, {"": "empty name"}, {"ü": "ö"}],
-    ids=["none", "text", "bytes", "long", "unnamed", "unicode"],
-)
-def test_headers_come_as_they_were_sent(desk: Desk, headers: dict[str, str | bytes]) -> None:
-    desk.send(b"1", headers=headers)
-    message = desk.one(desk.consumer())
-    assert dict(message.headers) == headers
-    message.ack()
-
-
 def _in_ms(delay: timedelta) -> dict[str, Any]:
     return {"deliver_at_ms": time.time_ns() // 1_000_000 + delay // timedelta(milliseconds=1)}
 
@@ -62,34 +40,11 @@ def test_an_instant_that_is_past_is_due_at_once(desk: Desk, past: timedelta) -> 
     desk.one(desk.consumer()).ack()
 
 
-def test_a_receipt_names_the_message_that_comes(desk: Desk) -> None:
-    (receipt,) = desk.send(b"1")
-    message = desk.one(desk.consumer())
-    assert (message.log_id, message.sequence) == (receipt.log_id, receipt.sequence)
-    assert message.origin_sequence == receipt.sequence and message.attempt == 1
-    assert message.deliver_at == receipt.deliver_at == message.first_deliver_at
-    message.ack()
-
-
 def test_a_receipt_is_the_same_after_a_token(desk: Desk) -> None:
     (receipt,) = desk.send(b"1", delay=LATER)
     read = delayd.Receipt.of_token(receipt.token)
     assert read == receipt
     assert desk.producer.cancel(desk.subject, receipt=read) is delayd.CancelAnswer.CANCELLED
-
-
-def test_messages_come_by_their_instants_not_in_the_order_of_their_sends(desk: Desk) -> None:
-    start_ms = time.time_ns() // 1_000_000 + 500
-    numbers = (4, 1, 3, 0, 2)
-    instants = [start_ms + 30 * number for number in numbers]
-    desk.producer.send_batch(desk.subject, [b"%d" % number for number in numbers], instants)
-    consumer = desk.consumer()
-    messages = desk.take(consumer, 5)
-    due = [message.deliver_at_ms for message in messages]
-    assert due == sorted(due)
-    assert [message.body for message in messages] == [b"0", b"1", b"2", b"3", b"4"]
-    for message in messages:
-        message.ack()
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 3_000])
@@ -121,29 +76,6 @@ def test_a_batch_has_headers_for_each_message(desk: Desk) -> None:
     desk.producer.send_batch(desk.subject, [b"0", b"1"], delay=AT_ONCE, headers=[{"row": "0"}, None])
     messages = desk.take(desk.consumer(), 2)
     assert {message.body: dict(message.headers) for message in messages} == {b"0": {"row": "0"}, b"1": {}}
-
-
-def test_sends_that_nobody_waits_for_come_after_a_flush(desk: Desk) -> None:
-    futures = [desk.producer.send_nowait(desk.subject, b"%d" % row, delay=AT_ONCE) for row in range(50)]
-    desk.producer.flush()
-    assert all(future.done() for future in futures)
-    assert len({future.result().sequence for future in futures}) == 50
-    messages = desk.take(desk.consumer(), 50)
-    assert sorted(int(message.body) for message in messages) == [*range(50)]
-
-
-def test_each_group_gets_every_message(desk: Desk) -> None:
-    desk.send(b"1", b"2", b"3")
-    for group in ("a", "b", "c"):
-        messages = desk.take(desk.consumer(group), 3)
-        assert sorted(message.body for message in messages) == [b"1", b"2", b"3"]
-
-
-def test_consumers_of_a_group_share_its_messages(desk: Desk) -> None:
-    desk.send(*(b"%d" % number for number in range(20)))
-    first, second = desk.consumer(), desk.consumer()
-    messages = desk.take(first, 10) + desk.take(second, 10)
-    assert len({message.body for message in messages}) == 20
 
 
 def test_subjects_do_not_mix(desk: Desk) -> None:

@@ -54,16 +54,6 @@ def test_a_message_that_is_given_back_comes_again_whole(desk: Desk, word: str) -
     assert desk.is_empty(consumer)
 
 
-@pytest.mark.parametrize("word", AGAIN)
-def test_a_message_that_is_given_back_comes_to_its_group_only(desk: Desk, word: str) -> None:
-    desk.send(b"1")
-    consumer, other = desk.consumer("a", backoff=QUICK), desk.consumer("b")
-    desk.one(other).ack()
-    AGAIN[word](desk.one(consumer))
-    desk.one(consumer).ack()
-    assert desk.is_empty(other)
-
-
 @pytest.mark.parametrize("attempts", [2, 5])
 def test_attempts_are_counted(desk: Desk, attempts: int) -> None:
     desk.send(b"1")
@@ -98,32 +88,12 @@ def test_each_back_off_is_longer_up_to_the_most(desk: Desk) -> None:
     assert all(wait >= timedelta(milliseconds=ms) for wait, ms in zip(waits, (20, 40, 60), strict=True))
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_after_its_last_attempt_a_message_does_not_come_again(desk: Desk, most: int) -> None:
-    desk.send(b"1")
-    consumer = desk.consumer(max_attempts=most, backoff=QUICK)
-    for attempt in range(1, most + 1):
-        message = desk.one(consumer)
-        assert message.attempt == attempt
-        message.nack(error="it failed")
-    assert desk.is_empty(consumer)
-
-
 def test_a_message_whose_consumers_died_is_not_handed_out_beyond_its_attempts(desk: Desk) -> None:
     desk.send(b"1")
     with desk.consumer(lease=SHORT, max_attempts=1) as consumer:
         desk.one(consumer)
         desk.send(b"2", delay=2 * SHORT)
         assert desk.one(consumer).body == b"2"
-
-
-def test_a_message_that_nobody_settles_comes_again_when_its_lease_ends(desk: Desk) -> None:
-    desk.send(b"1")
-    consumer = desk.consumer(lease=SHORT)
-    first = desk.one(consumer)
-    second = desk.one(consumer)
-    assert (first.attempt, second.attempt) == (1, 2)
-    assert first.sequence == second.sequence
 
 
 def test_a_message_that_is_held_is_not_given_to_another_consumer(desk: Desk) -> None:
