@@ -146,7 +146,8 @@ def delete(subject: str, group: str, meta: str, secret_file: str | None, data: s
 
     The group never gets the messages that it has not acknowledged. Delete a group that nobody uses any more, because
     the server keeps messages for it beyond their retention. A consumer that names the group later makes a new one,
-    which begins at the earliest message that is kept. The command needs the cluster's secret.
+    which begins at the earliest message that is kept. Nobody can reach the group's dead letters after that: redrive or
+    purge them before (`delayd dead`). The command needs the cluster's secret.
     """
     secret = secret_of(secret_file, data)
     confirm(f"{group} of {subject}: {COSTS}", yes)
