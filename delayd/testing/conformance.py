@@ -435,6 +435,7 @@ def test_a_lease_that_makes_no_sense_is_refused(delayd_address: str, subject: st
         {"timeout_ms": -1},
         {"backoff": 5},
         {"auto_extend": timedelta(seconds=1)},
+        {"max_in_flight": 0},
         {"start": "first"},
     ],
 )
@@ -443,6 +444,19 @@ def test_a_consumer_with_a_wrong_setting_is_refused_by_name(
 ) -> None:
     with pytest.raises(errors.CallerError):
         delayd.Consumer(delayd_address, subject, "g", **settings)
+
+
+def test_no_more_messages_are_in_flight_than_that(delayd_address: str, subject: str) -> None:
+    with (
+        delayd.Producer(delayd_address) as producer,
+        delayd.Consumer(delayd_address, subject, "g", max_in_flight=2) as consumer,
+    ):
+        producer.send_batch(subject, [b"1", b"2", b"3"], delay=NOW)
+        had = [consumer.pull(1), consumer.pull(1)]
+        assert len(consumer.pull(wait=NOW)) == 0
+        had[0].ack()
+        had.append(consumer.pull())
+        assert sorted(body for batch in had for body in batch.bodies) == [b"1", b"2", b"3"]
 
 
 def test_an_iteration_gives_messages_until_it_is_closed(delayd_address: str, subject: str) -> None:

@@ -11,6 +11,7 @@ A map, in the order in which a message passes.
     pull_lane           the one PULL that is under way at a server
     stock, pace         messages fetched ahead, and how many that should be
     message             messages as columns, and views of single ones
+    in_flight           how many messages handlers have at once
     lease_keeper        keeps leases alive while handlers work
     acks                acknowledgements, gathered into ranges
 """

@@ -63,6 +63,8 @@ class AsyncConsumer:
         ephemeral: the group ends when it had no consumers for 30 s; ``start`` is then "latest" if nobody says else.
         broadcast: this consumer gets all messages, whatever others get: it has an ephemeral group of its own, whose
             name begins with ``group``.
+        max_in_flight: how many messages handlers may have at most that they have said nothing of. Then a pull and a
+            ``for`` loop wait until one of these is settled, or its lease ends.
     """
 
     def __init__(
@@ -81,15 +83,16 @@ class AsyncConsumer:
         start: Start | None = None,
         ephemeral: bool = False,
         broadcast: bool = False,
+        max_in_flight: int | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
         alone = ephemeral or broadcast
         beginning = (start_of(start, from_now=alone), alone)
-        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend, *beginning)
+        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)
-        settings = self._settings = ConsumerSettings(what, group, *terms)
+        settings = self._settings = ConsumerSettings(what, group, *terms, *beginning, max_in_flight)
         # Everything is on one thread, so work is done on the loop at once.
         self._own = OwnLoopEngine(
             "consumer",

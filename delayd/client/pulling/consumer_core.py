@@ -23,6 +23,7 @@ from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import Handles, raise_first
+from delayd.client.pulling.in_flight import InFlight
 from delayd.client.pulling.lease_keeper import LeaseKeeper
 from delayd.client.pulling.lives import divide
 from delayd.client.pulling.many_source import ManySource
@@ -93,6 +94,8 @@ class ConsumerCore(Generic[Batch]):
         if settings.auto_extend is not None:
             names = (settings.subject, settings.group)
             self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._keep)
+        most = settings.max_in_flight
+        self._in_flight = None if most is None else InFlight(most)
 
     def check(self) -> None:
         """Raise AlreadyClosed after the close, or what failed while nobody waited; from any thread."""
@@ -110,14 +113,18 @@ class ConsumerCore(Generic[Batch]):
 
         A caller that can't hand the message on must put it back.
         """
+        if self._in_flight is not None and not self._in_flight.room:
+            return False
         now = monotonic_s()
         left = self._stock.next(now, given)
         if left < 0:
             self._pace.came_back(now)
             return False
         self._pace.next(now)
-        if self._keeper is not None:
-            self._keeper.handed_out(_handles_of(*given[-1]))
+        if self._is_tracked and not self._handed_out(_handles_of(*given[-1]), given[-1][0].pulled.lease_ends):
+            self.put_back_next(given)
+            given.clear()
+            return False
         if left <= self._enough and (left < LOOK_EVERY or not left % LOOK_EVERY):
             self._look_soon()
         return True
@@ -125,20 +132,24 @@ class ConsumerCore(Generic[Batch]):
     def put_back_next(self, given: list[tuple[Batch, int]]) -> None:
         """Take a message back that did not reach its caller: it is the next one again. From any thread."""
         for batch, row in given:
-            if self._keeper is not None:
-                self._keeper.settled(_handles_of(batch, row))
+            if self._is_tracked:
+                self._let_go(_handles_of(batch, row))
             self._stock.put_back(batch.pulled.cut(row)[1].cut(1)[0], monotonic_s())
 
     def take(self, most: int | None, given: list[Pulled]) -> bool:
         """As `take_next`, for up to ``most`` messages; None: as many as the pace allows."""
         now = monotonic_s()
         self._pace.came_back(now)
+        if self._in_flight is not None and not self._in_flight.room:
+            return False
         most = self._size(most)
         if not self._stock.take(most, now, given):
             return False
+        if self._is_tracked and not self._handed_out(given[0].handles, given[0].lease_ends):
+            self.put_back(given)
+            given.clear()
+            return False
         self._pace.handed_out(now, given[0].message_count)
-        if self._keeper is not None:
-            self._keeper.handed_out(given[0].handles)
         if not self._source.under_way:
             target, size = self._ahead_of(most)
             if target >= size:
@@ -148,8 +159,8 @@ class ConsumerCore(Generic[Batch]):
     def put_back(self, given: list[Pulled]) -> None:
         """As `put_back_next`."""
         for pulled in given:
-            if self._keeper is not None:
-                self._keeper.settled(pulled.handles)
+            if self._is_tracked:
+                self._let_go(pulled.handles)
             self._stock.put_back(pulled, monotonic_s())
 
     async def more(self, most: int | None, until: float) -> bool:
@@ -158,6 +169,9 @@ class ConsumerCore(Generic[Batch]):
         If a caller is cancelled here, messages that arrive go to the next call.
         """
         self.check()
+        if self._in_flight is not None and not await self._in_flight.wait(until):
+            self.check()
+            return False
         asked = False
         while not self._stock.count:
             self._raise_failed_pull()
@@ -186,6 +200,8 @@ class ConsumerCore(Generic[Batch]):
         self._iterates = True
         while not self.closed:
             try:
+                if self._in_flight is not None and not await self._in_flight.wait(None):
+                    break
                 while not self._stock.count and not self.closed:
                     self._raise_failed_pull()
                     if not self._source.under_way:
@@ -217,19 +233,44 @@ class ConsumerCore(Generic[Batch]):
         return self._source.settle_and_wait(handles, word)
 
     def _settled(self, handles: Handles, word: Word) -> None:
-        if self._keeper is not None and word.kind is not Kind.EXTEND:
+        if not self._is_tracked:
+            return
+        if word.kind is not Kind.EXTEND:
+            self._let_go(handles)
+        elif self._in_flight is not None:
+            self._in_flight.extend(handles, monotonic_s() + word.delay_ms / 1000)
+
+    @property
+    def _is_tracked(self) -> bool:
+        return self._keeper is not None or self._in_flight is not None
+
+    def _handed_out(self, handles: Handles, lease_ends: float) -> bool:
+        """A handler gets these messages; False if it must not, because as many as may be are in flight."""
+        if self._in_flight is not None and not self._in_flight.hand_out(handles, lease_ends):
+            return False
+        if self._keeper is not None:
+            self._keeper.handed_out(handles)
+        return True
+
+    def _let_go(self, handles: Handles) -> None:
+        """Something was said of these messages, or no handler has got them."""
+        if self._keeper is not None:
             self._keeper.settled(handles)
+        if self._in_flight is not None:
+            self._in_flight.let_go(handles)
 
     def _keep(self, handles: Handles) -> None:
         """Extend leases; a server that is away, or has taken messages back, tells their handler when it settles."""
         word = extended(self._settings.lease)
+        if self._in_flight is not None:
+            self._in_flight.extend(handles, monotonic_s() + word.delay_ms / 1000)
         self._source.settle_and_wait(handles, word).add_done_callback(_heard)
 
     def give_back(self, handles: Handles) -> None:
         """Give messages back uncounted, because no work was done on them."""
         if handles:
-            if self._keeper is not None:
-                self._keeper.settled(handles)
+            if self._is_tracked:
+                self._let_go(handles)
             task = self._loop.create_task(self._return(handles))
             self._giving_back.add(task)
             task.add_done_callback(self._giving_back.discard)
@@ -251,6 +292,8 @@ class ConsumerCore(Generic[Batch]):
             self._watch.cancel()
         if self._keeper is not None:
             self._keeper.close()
+        if self._in_flight is not None:
+            self._in_flight.close()
         self._wake(AlreadyClosed("this consumer was closed meanwhile"))
         try:
             await self._source.end()
@@ -266,7 +309,8 @@ class ConsumerCore(Generic[Batch]):
             raise_first(self._failures)
 
     def _size(self, most: int | None) -> int:
-        return self._pace.batch(self._settings.most) if most is None else most
+        most = self._pace.batch(self._settings.most) if most is None else most
+        return most if self._in_flight is None else max(1, min(most, self._in_flight.room))
 
     def _ahead_of(self, most: int) -> tuple[int, int]:
         """How many messages may be held ahead of a caller that takes ``most`` at once, and the size of one fetch."""
@@ -283,7 +327,8 @@ class ConsumerCore(Generic[Batch]):
 
     def _wanted(self, most: int | None) -> int:
         """How many messages to ask for when somebody waits: those to be held ahead come with them."""
-        return max(self._ahead_of(self._size(most))[1], len(self._waiters))
+        waiting = len(self._waiters)
+        return max(self._ahead_of(self._size(most))[1], waiting if self._in_flight is None else self._size(waiting))
 
     def _look_soon(self) -> None:
         """Check soon whether to fetch more: little is left of the first answer in stock, though others may be behind
@@ -307,6 +352,8 @@ class ConsumerCore(Generic[Batch]):
     def _fetch_ahead(self, target: int, size: int) -> None:
         """Ask for more while a caller works, if few of the messages are left that may be held ahead of it."""
         count = self._stock.count
+        if self._in_flight is not None and not self._in_flight.room:
+            return  # Whoever waits for room asks when there is some.
         if count <= target - size and not self._source.under_way and not self.closed:
             # On the server a busy caller comes behind waiting ones, even if it has nothing left.
             self._source.start(size, AHEAD_POLL_MS, max(count, 1))

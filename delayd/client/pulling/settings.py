@@ -38,6 +38,7 @@ class ConsumerSettings:
     auto_extend: timedelta | None = None  # None: a lease ends when it ends.
     start: Position = End.EARLIEST  # Of a group that this consumer makes.
     ephemeral: bool = False
+    max_in_flight: int | None = None  # None: as many as the caller asks for.
 
     def __post_init__(self) -> None:
         for name, value in (("subject", self.subject), ("group", self.group)):
@@ -52,6 +53,8 @@ class ConsumerSettings:
             need_whole("max_messages", self.max_messages, 1, BadSetting)
         if self.max_attempts is not None:
             need_whole("max_attempts", self.max_attempts, 1, BadSetting)
+        if self.max_in_flight is not None:
+            need_whole("max_in_flight", self.max_in_flight, 1, BadSetting)
         if not isinstance(self.backoff, Backoff):
             raise BadSetting(f"backoff must be a delayd.Backoff, not {type(self.backoff).__name__}")
         if self.auto_extend is not None and need_timedelta("auto_extend", self.auto_extend, BadSetting) < self.lease:
@@ -66,7 +69,8 @@ class ConsumerSettings:
     @property
     def most(self) -> int:
         """How many messages one fetch ahead may bring."""
-        return MESSAGES_MAX if self.max_messages is None else self.max_messages
+        most = MESSAGES_MAX if self.max_messages is None else self.max_messages
+        return most if self.max_in_flight is None else min(most, self.max_in_flight)
 
     def pulled(self, max_messages: int | None) -> int | None:
         """How many messages a pull may return; None when nobody has named a number."""

@@ -87,6 +87,7 @@ CONSUMERS: list[tuple[type[errors.DelaydError], dict[str, Any]]] = [
     (errors.BadSetting, {"max_attempts": 0}),
     (errors.BadSetting, {"backoff": 5}),
     (errors.BadSetting, {"auto_extend": timedelta(seconds=1)}),
+    (errors.BadSetting, {"max_in_flight": 0}),
     (errors.BadArgument, {"start": "yesterday"}),
 ]
 

@@ -1,0 +1,97 @@
+"""In flight: the messages that a consumer's handlers have got and have said nothing of, at most so many at once
+(``max_in_flight``).
+
+Invariant: a message that is handed out has a place here until something is said of it, it goes back, or its lease ends.
+There is no lock: a thread that a signal has interrupted may wait for the loop, and the loop must go on then. So each
+step is one of a dict's own, and a caller that finds that another one was faster puts its messages back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from delayd.client.instants import monotonic_s
+from delayd.client.pulling.acks import Handles
+
+_Key = tuple[int, ...]  # Incarnation, pull sequence, and what stands behind these in a handle.
+
+
+class InFlight:
+    """Of one consumer; made on its loop, where `wait` and `close` belong. The others may be called from any thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ends: dict[_Key, float] = {}  # When the lease of each ends, on `monotonic_s`.
+        self._loop = asyncio.get_running_loop()
+        self._waiting = 0
+        self._freed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be handed out now."""
+        if len(self._ends) >= self._most:
+            now = monotonic_s()
+            # A dict is copied in one step of the interpreter, whatever other threads do.
+            for key, ends in list(self._ends.items()):
+                if ends <= now:
+                    self._ends.pop(key, None)
+        return max(self._most - len(self._ends), 0)
+
+    def hand_out(self, handles: Handles, lease_ends: float) -> bool:
+        """Give messages their places; False, and no place, when other threads have taken these meanwhile."""
+        self._ends.update(dict.fromkeys(_keys(handles), lease_ends))
+        if len(self._ends) <= self._most:
+            return True
+        self.let_go(handles)
+        return False
+
+    def extend(self, handles: Handles, lease_ends: float) -> None:
+        """The leases of those that are in flight end at another instant."""
+        for key in _keys(handles):
+            if key in self._ends:
+                self._ends[key] = lease_ends
+
+    def let_go(self, handles: Handles) -> None:
+        """Something was said of these messages, or no handler has got them."""
+        for key in _keys(handles):
+            self._ends.pop(key, None)
+        if self._waiting:
+            self._loop.call_soon_threadsafe(self._freed.set)
+
+    async def wait(self, until: float | None) -> bool:
+        """Wait until a message may be handed out; False when none may be before the instant ``until``, or at the
+        close.
+        """
+        self._waiting += 1
+        try:
+            while not self._closed:
+                self._freed.clear()
+                if self.room:
+                    return True
+                now = monotonic_s()
+                if until is not None and until <= now:
+                    return False
+                first = min(list(self._ends.values()), default=now)
+                left_s = (first if until is None else min(first, until)) - now
+                timer = self._loop.call_later(max(left_s, 0), self._freed.set)
+                try:
+                    await self._freed.wait()
+                finally:
+                    timer.cancel()
+            return False
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self._closed = True
+        self._freed.set()
+
+
+def _keys(handles: Handles) -> list[_Key]:
+    return [
+        (incarnation, sequence, *place)
+        for incarnation, first, count, *place in handles
+        for sequence in range(first, first + count)
+    ]
