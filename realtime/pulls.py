@@ -59,7 +59,6 @@ from .subscriptions import Subscription, Subscriptions
 
 HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 29 bytes each, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
-HELD_OF_GROUP_MAX = 65_536  # The same for one group, so that it leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
 GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.
@@ -523,7 +522,8 @@ class Pulls:
             peer.answer(waiting.request_id, head, [part.batch for part in parts])
 
     def _check_held(self, group: Group) -> None:
-        if self._held >= HELD_MAX or group.held.runs >= HELD_OF_GROUP_MAX:
+        # No group holds more than it leaves to others: the first that fills up takes a half, the next a quarter.
+        if group.held.runs >= HELD_MAX - self._held:
             what = f"{group.held.runs} pulls of this group and {self._held} of all groups are not acknowledged yet"
             raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
 

@@ -43,10 +43,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| groups in subscriptions, each counted once for each |", [subscriptions.MEMBERS_MAX]),
         ("- The groups of a list are made", [joins.TURN_WORK // joins.MAKE_WORK]),
         ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
-        (
-            "| runs of pulled messages that nobody has acknowledged; of one group |",
-            [pulls.HELD_MAX, pulls.HELD_OF_GROUP_MAX],
-        ),
+        ("| runs of pulled messages that nobody has acknowledged |", [pulls.HELD_MAX]),
         ("GROUPS answers at most", [answers.LIST_MAX, answers.SUBJECTS_MAX]),
         ("| 2 STATUS |", [waits.WAITS_MAX]),
     ],
