@@ -282,7 +282,8 @@ def _progress(info: GroupInfo) -> tuple[Cell, ...]:
 
 
 def _state(info: GroupInfo) -> str:
-    return ", ".join(name for name, is_so in (("paused", info.paused), ("ephemeral", info.ephemeral)) if is_so)
+    states = ((info.paused, "paused"), (info.ephemeral, "ephemeral"), (info.filter, f"tags: {info.filter}"))
+    return "; ".join(name for is_so, name in states if is_so)
 
 
 async def groups_of(server: ask.Known, subject: str | None, *, ages: bool = False) -> list[GroupInfo]:

@@ -63,6 +63,7 @@ __all__ = [
     "NotReady",
     "NotTrusted",
     "NotWritable",
+    "OtherFilter",
     "OutcomeUnknown",
     "OwnerUnknown",
     "PastHorizon",
@@ -219,6 +220,10 @@ class QuotaReached(CallerError):
         nobody knows one.
         """
         return self._number("next_free_ms")
+
+
+class OtherFilter(CallerError):
+    """A group gets messages with other tags than this consumer asks for (docs/consuming.md, Filters)."""
 
 
 class KeyPending(CallerError):

@@ -18,6 +18,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     consumers           requests of consumers, checked
     pulls               messages to consumers, acknowledgements and leases
     group_records       groups begin, move, rest and end
+    filters             which messages of a subject a group wants, by their tags
     positions, ephemeral   where a group begins, and groups that end with their last consumer
     subscriptions, joins   many subjects at once: which groups have messages, and which groups there are
     polls, parts, plans   pulls that wait, and which messages an answer holds

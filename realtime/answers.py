@@ -10,6 +10,7 @@ from delayd.wire.frame import Head
 from delayd.wire.listings import GroupInfo, SubjectInfo
 from delayd.wire.requests import WINDOW_ROW_BYTES
 
+from .filters import OPEN
 from .groups import Group
 from .handoff import InDoubt
 from .index import Index, Subject
@@ -95,6 +96,7 @@ def _group_info(group: Group) -> GroupInfo:
         leaving=sum([decision.messages for each in both for decision in each.leaving.values()]),
         paused=group.held_back,
         ephemeral=group.ephemeral,
+        filter="" if group.filter is OPEN else str(group.filter),
         oldest_ms_ago=None,
     )
 

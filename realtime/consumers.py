@@ -29,7 +29,7 @@ from .group_records import GroupRecords
 from .groups import Group
 from .peer import Peer
 from .polls import Waiting
-from .positions import FROM_EARLIEST, beginning_of
+from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_filter
 from .pulls import HANDLES_MAX, Pulls
 from .retries import Retries, Wanted
 from .retry_requests import rejects_of, retries_of
@@ -70,12 +70,14 @@ class Consumers:
         max_messages = need_int(head, "max_messages", 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
-        beginning = beginning_of(head) if "start" in head or "ephemeral" in head else FROM_EARLIEST
+        beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
         self._pulls.check_room()
         if group is None:
             # The group is created only here: a PULL that is refused leaves no group behind.
             assert names is not None
             group = self._groups.create(*names, beginning)
+        elif beginning is not FROM_EARLIEST and isinstance(group, Group):
+            check_filter(group, beginning.filter)
         self._pulls.pull(
             Waiting(
                 group=group,

@@ -10,12 +10,21 @@ from collections.abc import Callable
 from functools import partial
 
 from delayd.clock import Clock
-from delayd.log.control import GroupCreated, GroupDeleted, GroupEphemeral, GroupHeldBack, GroupMoved, Known
+from delayd.log.control import (
+    GroupCreated,
+    GroupDeleted,
+    GroupEphemeral,
+    GroupFiltered,
+    GroupHeldBack,
+    GroupMoved,
+    Known,
+)
 from delayd.log_limit import LogLimit
 from delayd.wire.positions import End, Position
 
 from .changes import Changes
 from .ephemeral import Ephemeral
+from .filters import OPEN, encode_filter
 from .given_out import SECRET_BITS
 from .groups import Group
 from .index import Index
@@ -142,13 +151,15 @@ class GroupRecords:
         subject = self._index.subject(subject_name)
         at = find(beginning.start, subject, self._index, self._stored)
         group = Group(group_id, subject, name, at, self._pulls.next_pull)
-        group.ephemeral = beginning.ephemeral
+        group.ephemeral, group.filter = beginning.ephemeral, beginning.filter
         # One append, so that no crash leaves a group that begins elsewhere.
         records: list[Known] = [GroupCreated(group_id, subject_name, name)]
         if beginning.start is not End.EARLIEST:
             records.append(GroupMoved(group_id, at))
         if beginning.ephemeral:
             records.append(GroupEphemeral(group_id))
+        if beginning.filter is not OPEN:
+            records.append(GroupFiltered(group_id, encode_filter(beginning.filter)))
         self._log.append_record(*records)
         # These come after the append: the disk may be full, and then the next group gets this id.
         self.changes.watch(group)

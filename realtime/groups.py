@@ -13,6 +13,7 @@ from delayd.log.retry import Decision
 from delayd.wire.requests import U32_MAX
 
 from .extensions import Extensions
+from .filters import OPEN, Filter
 from .held import Held, Run
 from .index import Subject
 from .offers import Offer, Offers
@@ -44,6 +45,7 @@ class GroupCopy(NamedTuple):
     leaving: list[Decision]
     held_back: bool
     ephemeral: bool
+    filter: Filter
 
     @property
     def subject(self) -> Subject:
@@ -54,9 +56,9 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "given_back", "group_id", "held",
-                 "held_back", "known_from", "lapsed", "leaving", "name", "next", "oldest_at", "on_pause", "parent",
-                 "paused", "quarantined", "ready", "redeliver", "settled", "subject", "subscriptions",
+    __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "filter", "given_back", "group_id",
+                 "held", "held_back", "known_from", "lapsed", "leaving", "name", "next", "oldest_at", "on_pause",
+                 "parent", "paused", "quarantined", "ready", "redeliver", "settled", "subject", "subscriptions",
                  "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
@@ -76,6 +78,7 @@ class Group:
         self.parent: Group | None = None  # Of such a child: the group whose consumers get its messages.
         self.extensions = Extensions()  # Messages that are held for longer than they were given for at first.
         self.held_back = False  # Whether an operator lets nobody pull its messages.
+        self.filter = OPEN  # Which messages it wants; a child has none, for what comes again has matched before.
         self.ephemeral = False  # Whether it ends when it has no consumers any more.
         self.oldest_at = (-1, 0)  # A consume sequence, and when it was handed over: the oldest that was asked for.
         self.waiting = Polls()
@@ -154,7 +157,7 @@ class Group:
         # The next start offers unreadable messages again: their file may have been restored by then.
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
         known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
-        kind = (self.held_back, self.ephemeral)
+        kind = (self.held_back, self.ephemeral, self.filter)
         leaving = list(self.leaving.values())
         return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, leaving, *kind)
 
@@ -208,6 +211,11 @@ class Group:
         """End when there are no consumers any more."""
         self._changes()
         self.ephemeral = True
+
+    def want(self, wanted: Filter) -> None:
+        """Get only these messages."""
+        self._changes()
+        self.filter = wanted
 
     def resume(self, offer: Offer) -> None:
         """Offer messages whose pause is over."""

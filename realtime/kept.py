@@ -17,6 +17,7 @@ from delayd.log.consume import ConsumeTail
 from delayd.log.retry import Decision, decode_rows, encode_rows
 from delayd.state import State
 
+from .filters import OPEN, decode_filter, encode_filter
 from .groups import Group, GroupCopy
 from .handoff import Origin, Origins
 from .held import Run
@@ -142,6 +143,7 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "leaving": [[*decision[:-1], encode_rows(decision.rows)] for decision in copy.leaving],
         "held_back": copy.held_back,
         "ephemeral": copy.ephemeral,
+        "filter": b"" if copy.filter is OPEN else encode_filter(copy.filter),
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
@@ -233,6 +235,8 @@ class Kept:
                 group.leaving[decision.key] = decision
             group.held_back = row.get("held_back") is True
             group.ephemeral = row.get("ephemeral") is True
+            if wanted := row.get("filter"):
+                group.filter = decode_filter(cast(bytes, wanted))
             group.dirty = False
         lost = [LostGroup(_U32.unpack(key)[0], self.names_of(_U32.unpack(key)[0]), each) for key, each in _ids(damaged)]
         return groups, lost

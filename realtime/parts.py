@@ -14,6 +14,7 @@ from delayd.clock import Clock
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 
+from .filters import OPEN
 from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
 from .offers import Offer
@@ -23,6 +24,9 @@ from .stored import StoredBatches
 # An answer has at most this many parts: each costs the loop some 20 us, and nobody else is served meanwhile.
 PARTS_MAX = 512
 OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
+LOOKED_AHEAD = 4_096  # Messages of a batch that are compared with a filter at once, some 20 ns each.
+PASSED = ("", "expired", "filtered")
+_EXPIRED, _FILTERED = 1, 2
 
 
 class Part(NamedTuple):
@@ -32,19 +36,20 @@ class Part(NamedTuple):
     rows: int
     attempt: int
     batch: Buffer
+    passed: str = ""  # Why they go to nobody, as the counters call it; their batch is empty.
 
 
-class Expired(Exception):
-    """Messages that were about to be delivered have expired."""
+class NotWanted(Exception):
+    """The next messages go to nobody."""
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, part: Part) -> None:
         super().__init__()
-        self.offer = offer
+        self.part = part
 
 
 class Parts:
     """Chooses the parts of an answer; changes a group only by quarantining messages, and by passing over those that
-    have expired.
+    nobody gets.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Parts:
         stored: StoredBatches,
         quarantine: Quarantine,
         clock: Clock,
-        pass_over: Callable[[Group, Offer], None],
+        pass_over: Callable[[Group, Part], None],
     ) -> None:
         self._index = index
         self._stored = stored
@@ -63,7 +68,7 @@ class Parts:
 
     def of(self, group: Group, messages: int, size_bytes: int, parts_max: int) -> list[Part]:
         """The parts of an answer of up to so many messages, bytes and parts; none when of the batches that were looked
-        at nothing can be read, or everything has expired.
+        at nothing can be read, or nothing is for this group.
         """
         parts: list[Part] = []
         rotten: list[Rotten] = []
@@ -71,11 +76,9 @@ class Parts:
         while group.offers_any and not parts and len(rotten) + passed < BATCHES_A_PULL:
             try:
                 self._choose(parts, group, messages, size_bytes, parts_max)
-            except Expired as over:
-                # Messages before it are delivered first; the next pull begins at it.
-                if not parts:
-                    self._pass_over(group, over.offer)
-                    passed += 1
+            except NotWanted as over:
+                self._pass_over(group, over.part)
+                passed += 1
             except Rotten as found:
                 # Messages before the damaged batch are delivered first; the next pull begins at it.
                 if not parts:
@@ -85,6 +88,8 @@ class Parts:
                 # Messages that can't be found now are not lost; messages before them are delivered.
                 if not parts:
                     raise
+        while parts and parts[-1].passed:
+            parts.pop()  # The next answer begins with them.
         if rotten:
             self._quarantine.tell(group, rotten)
         return parts
@@ -105,7 +110,8 @@ class Parts:
         gets 200 messages of the first batch (case 3). If the messages 10 to 19 were given back, they are offered first:
         a pull of 500 gets these ten, cut out (case 4), and then goes on with the next offer.
 
-        Where a batch has messages that expire, only neighbours that have not expired are added at a time.
+        Where a batch has messages that expire, or the group wants only some, neighbours of one kind are a part: those
+        that go to nobody are one without a batch (rule Q7), and an answer does not begin with such a part.
         """
         for offer in group.offers():
             first, left = offer.consume_first, offer.count
@@ -122,10 +128,15 @@ class Parts:
                     path = self._index.place(group.subject).folder
                     raise self._index.damaged(group.subject, DamagedData(path, 0, what))
                 available = min(run.rows, left)
-                if ColumnId.EXPIRES_AT_MS in batch.offsets and self._clock.confirmed:
-                    over, available = self._expired(batch, run.row, available)
-                    if over:
-                        raise Expired(Offer(first, over, offer.attempt))
+                if ColumnId.EXPIRES_AT_MS in batch.offsets or group.filter is not OPEN:
+                    passed, available = self._alike(group, batch, run.row, min(available, max(messages, LOOKED_AHEAD)))
+                    if passed:
+                        hole = Part(first, available, offer.attempt, b"", passed)
+                        if not parts:
+                            raise NotWanted(hole)
+                        parts.append(hole)
+                        first, left = first + available, left - available
+                        continue
                 rows = min(available, messages)
                 whole = rows == batch.count
                 buffer: Buffer = batch.buffer
@@ -139,12 +150,17 @@ class Parts:
                 first, left, messages = first + rows, left - rows, messages - rows
                 size_bytes -= len(buffer)
 
-    def _expired(self, batch: Batch, row: int, rows: int) -> tuple[int, int]:
-        """How many messages from a row on have expired, one behind the other, or else how many have not."""
-        expires = batch.int64s(ColumnId.EXPIRES_AT_MS)[row : row + rows]
-        is_over = (expires > 0) & (expires <= self._clock.now_ms())
-        alike = int((is_over != is_over[0]).argmax()) or rows
-        return (alike, 0) if is_over[0] else (0, alike)
+    def _alike(self, group: Group, batch: Batch, row: int, rows: int) -> tuple[str, int]:
+        """Why the messages from a row on go to nobody, "" when they are delivered, and of how many this is true, one
+        behind the other.
+        """
+        kinds = np.zeros(rows, np.uint8)
+        if group.filter is not OPEN:
+            kinds[~group.filter.matches(batch, row, rows)] = _FILTERED
+        if ColumnId.EXPIRES_AT_MS in batch.offsets and self._clock.confirmed:
+            expires = batch.int64s(ColumnId.EXPIRES_AT_MS)[row : row + rows]
+            kinds[(expires > 0) & (expires <= self._clock.now_ms())] = _EXPIRED
+        return PASSED[kinds[0]], int((kinds != kinds[0]).argmax()) or rows
 
 
 def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:

@@ -18,8 +18,8 @@ class Planned(NamedTuple):
     picked: list[tuple[Group, list[Part]]]
 
     @property
-    def buffers(self) -> list[Part]:
-        """All parts, in the order in which the answer has them."""
+    def parts(self) -> list[Part]:
+        """All parts, in the order of their pull sequences."""
         return [part for _, parts in self.picked for part in parts]
 
 
@@ -31,14 +31,21 @@ class Pulled(NamedTuple):
     entry: PullEntry
 
 
-def pulled(planned: Sequence[Planned], pull_first: int, now_ms: int) -> list[Pulled]:
-    """The entries for planned answers, whose messages get the pull sequences from ``pull_first`` on."""
+def pulled(planned: Sequence[Planned], pull_first: int, nobody: int, now_ms: int) -> list[Pulled]:
+    """The entries for planned answers, whose messages get the pull sequences from ``pull_first`` on. ``nobody`` is the
+    incarnation in entries of messages that are passed over.
+    """
     entries: list[Pulled] = []
     for waiting, picked in planned:
         for group, parts in picked:
             last: PullEntry | None = None
             for part in parts:
-                if (
+                if part.passed:
+                    offer = Offer(part.consume_first, part.rows, part.attempt)
+                    over = passed_over(group, offer, (nobody, pull_first), now_ms)
+                    entries += [Pulled(waiting, group, entry) for entry in over]
+                    last = None
+                elif (
                     last is not None
                     and last.attempt == part.attempt
                     and last.consume_first + last.covered == part.consume_first

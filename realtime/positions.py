@@ -4,11 +4,13 @@
 
 from typing import NamedTuple
 
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, OtherFilter
 from delayd.wire.frame import Head
 from delayd.wire.positions import AtInstant, AtSequence, End, Position, read_position
 from delayd.wire.requests import need_bool
 
+from .filters import OPEN, Filter, filter_of
+from .groups import Group
 from .index import Index, Subject
 from .stored import StoredBatches
 
@@ -18,9 +20,11 @@ class Beginning(NamedTuple):
 
     start: Position = End.EARLIEST
     ephemeral: bool = False
+    filter: Filter = OPEN
 
 
 FROM_EARLIEST = Beginning()
+FIELDS = frozenset({"start", "ephemeral", "tags_any", "tags_all"})  # Of a request that says how a group begins.
 
 
 def beginning_of(head: Head) -> Beginning:
@@ -30,7 +34,15 @@ def beginning_of(head: Head) -> Beginning:
         BadRequest: a field is malformed.
     """
     start = read_position(head, "start") if "start" in head else End.EARLIEST
-    return Beginning(start, "ephemeral" in head and need_bool(head, "ephemeral"))
+    return Beginning(start, "ephemeral" in head and need_bool(head, "ephemeral"), filter_of(head))
+
+
+def check_filter(group: Group, wanted: Filter) -> None:
+    """Refuse who wants other messages than those that the group gets."""
+    if wanted is not OPEN and wanted != group.filter:
+        subject, name = group.names
+        what = f"group {name} of {subject} wants the tags {group.filter}, and not {wanted}"
+        raise OtherFilter(f"{what}; name the same ones, or another group")
 
 
 def find(position: Position, subject: Subject, index: Index, stored: StoredBatches) -> int:

@@ -12,6 +12,7 @@ from delayd.log.control import (
     GroupCreated,
     GroupDeleted,
     GroupEphemeral,
+    GroupFiltered,
     GroupHeldBack,
     GroupMoved,
     Known,
@@ -23,6 +24,7 @@ from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import PullOp, decode_entries
 from delayd.log.retry import Decision, decode_rows
 
+from .filters import decode_filter
 from .groups import Group
 from .index import Index
 from .kept import Kept, Life, LostGroup, Marks, group_keys
@@ -88,6 +90,8 @@ class PullReplay:
             group.hold_back(bool(record.held_back))
         elif isinstance(record, GroupEphemeral) and (group := self.groups.get(record.group_id)) is not None:
             group.make_ephemeral()
+        elif isinstance(record, GroupFiltered) and (group := self.groups.get(record.group_id)) is not None:
+            group.want(decode_filter(record.tags))
         elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
             group.leave(Decision(*record[:-1], decode_rows(record.rows)))
         elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:

@@ -29,6 +29,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from delayd.batch import Buffer
 from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import PullEntry, PullOp
@@ -45,7 +46,7 @@ from .held import Held
 from .index import Index, Subject
 from .kept import Life
 from .offers import Offer, Offers
-from .parts import PARTS_MAX, Part, Parts
+from .parts import PARTS_MAX, PASSED, Part, Parts
 from .peer import Peer
 from .plans import Planned, passed_over, pulled
 from .polls import Waiting
@@ -107,7 +108,7 @@ class Pulls:
         self.subscriptions = Subscriptions()
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
-        counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", "expired")
+        counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", *PASSED[1:])
         self.counters = dict.fromkeys(counted, 0)
         self.quarantine = Quarantine(stored, clock)
         self.quarantine.on_released = self._released
@@ -116,7 +117,7 @@ class Pulls:
         self.index = index
         self._log = pull_log
         self.clock = clock
-        self._parts = Parts(index, stored, self.quarantine, clock, self._pass_over_expired)
+        self._parts = Parts(index, stored, self.quarantine, clock, self._pass_over)
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
         # Of all groups together: PULLs that wait, pulled runs that nobody has acknowledged, and runs of pull sequences
@@ -404,7 +405,7 @@ class Pulls:
                 planned.append(plan)
                 # The others have their turn before this one gets another answer.
                 self._to_serve.move_to_end(source)
-                parts = plan.buffers
+                parts = plan.parts
                 self._bytes_left -= sum([len(part.batch) for part in parts])
                 if isinstance(source, Subscription):
                     left -= len(parts) // PARTS_AS_ANSWER
@@ -447,17 +448,17 @@ class Pulls:
             group.begin_at(self.index.first(group.subject))
         return self._parts.of(group, messages, size_bytes, parts_max)
 
-    def _pass_over_expired(self, group: Group, offer: Offer) -> None:
-        """Count messages as acknowledged that have expired (rule Q7): one append, so that a crash keeps both entries
-        or none. It needs no fsync: after a crash they are passed over again.
+    def _pass_over(self, group: Group, part: Part) -> None:
+        """Count messages as acknowledged that nobody gets (rule Q7): one append, so that a crash keeps both entries or
+        none. It needs no fsync: after a crash they are passed over again.
         """
         at = (self.given_out.life << SECRET_BITS, self.next_pull)
-        entries = passed_over(group, offer, at, self.clock.now_ms())
+        entries = passed_over(group, Offer(part.consume_first, part.rows, part.attempt), at, self.clock.now_ms())
         self._log.append(entries)
-        self.pass_over(offer.count)
+        self.pass_over(part.rows)
         for entry in entries:
             self._apply(group, entry)
-        self.counters["expired"] += offer.count
+        self.counters[part.passed] += part.rows
 
     def _planned(self, group: Group) -> Planned | None:
         """Plan the answer to the first waiting PULL; None when there is no PULL or no message."""
@@ -490,7 +491,8 @@ class Pulls:
 
     def _answer(self, planned: Sequence[Planned]) -> None:
         now_ms = self.clock.now_ms()
-        entries = pulled(planned, self.next_pull, now_ms)
+        nobody = self.given_out.life << SECRET_BITS
+        entries = pulled(planned, self.next_pull, nobody, now_ms)
         try:
             self._log.append([entry for _, _, entry in entries])
         except RetryLater as error:
@@ -501,25 +503,34 @@ class Pulls:
         answered_first = self.next_pull
         monotonic_ms = self.clock.monotonic_ms()
         for waiting, group, entry in entries:
-            self.next_pull += entry.covered
             self._apply(group, entry)
+            if entry.op == PullOp.ACK:
+                continue
+            self.next_pull += entry.covered
+            if entry.incarnation == nobody:
+                continue
             lease = Lease(group, entry.incarnation, entry.pull_first, entry.covered)
             self._leases.add(monotonic_ms + waiting.lease_ms, lease)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
-        self.counters["pulled"] += self.next_pull - answered_first
         for plan in planned:
-            parts = plan.buffers
             rows: list[list[int]] = []
-            for part in parts:
-                rows.append([answered_first, part.consume_first, part.rows, part.attempt])
+            batches: list[Buffer] = []
+            for part in plan.parts:
+                if not part.passed:
+                    rows.append([answered_first, part.consume_first, part.rows, part.attempt])
+                    batches.append(part.batch)
+                self.counters[part.passed or "pulled"] += part.rows
                 answered_first += part.rows
             waiting = plan.waiting
             peer = self._end(waiting)
             head = self._head(waiting, rows, now_ms)
             if isinstance(waiting.group, Subscription):
-                head["subjects"] = [[group.front.subject.name, len(of_group)] for group, of_group in plan.picked]
-            peer.answer(waiting.request_id, head, [part.batch for part in parts])
+                head["subjects"] = [
+                    [group.front.subject.name, len([part for part in of_group if not part.passed])]
+                    for group, of_group in plan.picked
+                ]
+            peer.answer(waiting.request_id, head, batches)
 
     def _check_held(self, group: Group) -> None:
         # No group holds more than it leaves to others: the first that fills up takes a half, the next a quarter.

@@ -123,7 +123,7 @@ class Subscription:
                 continue
             if parts:
                 picked.append((source, parts))
-                messages -= sum([part.rows for part in parts])
+                messages -= sum([part.rows for part in parts if not part.passed])
                 size_bytes -= sum([len(part.batch) for part in parts])
                 parts_left -= len(parts)
         if failures and not picked:

@@ -97,6 +97,13 @@ class GroupEphemeral(NamedTuple):
     group_id: int
 
 
+class GroupFiltered(NamedTuple):
+    """A consumer group wants only messages with some tags (`realtime.filters` reads them)."""
+
+    group_id: int
+    tags: bytes
+
+
 class RetryDecided(NamedTuple):
     """Messages of a group live on at a delay server as one batch (`delayd.log.retry` reads the rows)."""
 
@@ -135,6 +142,7 @@ Known = (
     | GroupMoved
     | GroupHeldBack
     | GroupEphemeral
+    | GroupFiltered
     | RetryDecided
     | RetryAccepted
 )
@@ -151,6 +159,7 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "group_moved": GroupMoved,
     "group_held_back": GroupHeldBack,
     "group_ephemeral": GroupEphemeral,
+    "group_filtered": GroupFiltered,
     "retry": RetryDecided,
     "retried": RetryAccepted,
     "ended": Ended,
@@ -168,6 +177,7 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     GroupMoved: (int, int),
     GroupHeldBack: (int, int),
     GroupEphemeral: (int,),
+    GroupFiltered: (int, bytes),
     RetryDecided: (int, int, int, int, int, bytes),
     RetryAccepted: (int, int, int),
     Ended: (bytes,),

@@ -40,6 +40,7 @@ class GroupInfo(NamedTuple):
     leaving: int  # To come again later, or dead letters, and their delay server has not taken them yet.
     paused: bool  # An operator lets nobody pull its messages.
     ephemeral: bool  # It ends when it has no consumers any more.
+    filter: str  # The tags that it wants, in words; empty: it gets all messages.
     oldest_ms_ago: int | None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
 
 
@@ -94,5 +95,6 @@ def _group(head: Head) -> GroupInfo:
         leaving=need_int(head, "leaving"),
         paused=need_bool(head, "paused"),
         ephemeral=need_bool(head, "ephemeral"),
+        filter=need_str(head, "filter"),
         oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
     )

@@ -138,6 +138,11 @@ def position(random: Random) -> HeadValue:
     return random.choice(("earliest", "earliest", "latest", "first", at, at, {}))
 
 
+def tags(random: Random) -> HeadValue:
+    """Tags of a filter; mostly none."""
+    return random.choice(([], [], [], ["red"], ["red", "blue"], ["%"], [7], "red"))
+
+
 def watermark(random: Random) -> HeadValue:
     """W: an epoch and a batch id."""
     return [random.randrange(3), random.randrange(50)]

@@ -23,7 +23,15 @@ from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.lives import word_back, words_back
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
-from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings, Start, group_of_its_own, start_of
+from delayd.client.pulling.settings import (
+    BACKOFF,
+    LEASE,
+    ConsumerSettings,
+    Start,
+    group_of_its_own,
+    start_of,
+    wanted_tags,
+)
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
@@ -69,6 +77,9 @@ class Consumer:
         ephemeral: the group ends when it had no consumers for 30 s; ``start`` is then "latest" if nobody says else.
         broadcast: this consumer gets all messages, whatever others get: it has an ephemeral group of its own, whose
             name begins with ``group``.
+        tags_any: the group gets only messages that were sent with one of these tags. All consumers of a group name the
+            same ones, or none.
+        tags_all: the same for messages that were sent with all of these tags.
         max_in_flight: how many messages handlers may have at most that they have said nothing of. Then a pull and a
             ``for`` loop wait until one of these is settled, or its lease ends.
     """
@@ -89,12 +100,15 @@ class Consumer:
         start: Start | None = None,
         ephemeral: bool = False,
         broadcast: bool = False,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
         max_in_flight: int | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
         alone = ephemeral or broadcast
-        beginning = (start_of(start, from_now=alone), alone)
+        tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
+        beginning = (start_of(start, from_now=alone), alone, *tags)
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -12,7 +13,8 @@ from delayd.client.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, check_group, ne
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Backoff
 from delayd.client.sending.arguments import TIMEOUT_MS
-from delayd.errors import BadArgument, BadSetting
+from delayd.errors import BadArgument, BadSetting, BadTags
+from delayd.tags import encode_tags
 from delayd.wire.positions import AtInstant, End, Position
 
 LEASE = timedelta(seconds=60)
@@ -38,6 +40,8 @@ class ConsumerSettings:
     auto_extend: timedelta | None = None  # None: a lease ends when it ends.
     start: Position = End.EARLIEST  # Of a group that this consumer makes.
     ephemeral: bool = False
+    tags_any: tuple[str, ...] = ()  # The group gets messages with one of these, where there are any.
+    tags_all: tuple[str, ...] = ()
     max_in_flight: int | None = None  # None: as many as the caller asks for.
 
     def __post_init__(self) -> None:
@@ -97,3 +101,16 @@ def group_of_its_own(group: str) -> str:
     """The name of a group that has one consumer only."""
     check_group(group)
     return f"{group}.{secrets.token_hex(8)}"
+
+
+def wanted_tags(name: str, tags: Sequence[str]) -> tuple[str, ...]:
+    """The tags of a filter.
+
+    Raises:
+        BadTags: no message may have such tags.
+    """
+    if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
+        raise BadTags(f"{name} is a list of texts, not {type(tags).__name__}")
+    listed = tuple(dict.fromkeys(tags))
+    encode_tags(listed)
+    return listed

@@ -298,6 +298,10 @@ def beginning_of(settings: ConsumerSettings, *, again: bool = False) -> Head:
         head["start"] = position_value(start)
     if settings.ephemeral:
         head["ephemeral"] = True
+    if settings.tags_any:
+        head["tags_any"] = settings.tags_any
+    if settings.tags_all:
+        head["tags_all"] = settings.tags_all
     return head
 
 

@@ -1,7 +1,10 @@
 """One consumer of many subjects: a list, or a pattern."""
 
+from typing import Any
+
 import pytest
 
+import delayd
 from tests.conformance.public.desk import AT_ONCE, Desk
 
 PATTERNS = {
@@ -70,3 +73,38 @@ def test_what_a_consumer_of_many_gives_back_comes_again(desk: Desk, form: str) -
         message.nack(AT_ONCE)
     again = desk.take(consumer, 2)
     assert sorted(message.subject for message in again) == subjects
+
+
+@pytest.mark.parametrize(
+    ("settings", "bodies"),
+    [
+        ({"tags_any": ["red", "green"]}, [b"both", b"red"]),
+        ({"tags_all": ["red", "blue"]}, [b"both"]),
+        ({"tags_any": ["blue"], "tags_all": ["red"]}, [b"both"]),
+        ({}, [b"blue", b"both", b"none", b"red"]),
+    ],
+)
+def test_a_group_gets_only_messages_with_its_tags(desk: Desk, settings: dict[str, Any], bodies: list[bytes]) -> None:
+    tagged = ((b"red", ["red"]), (b"blue", ["blue"]), (b"both", ["blue", "red"]), (b"none", None))
+    for body, tags in tagged:
+        desk.send(body, tags=tags)
+    desk.take(desk.consumer("all"), 4)
+    consumer = desk.consumer(**settings)
+    found = desk.take(consumer, len(bodies))
+    assert sorted(message.body for message in found) == bodies
+    assert desk.is_empty(consumer)
+
+
+@pytest.mark.parametrize("tags", ["red", [""], ["x" * 65], [str(number) for number in range(17)], [7]])
+@pytest.mark.parametrize("name", ["tags_any", "tags_all"])
+def test_tags_that_no_message_may_have_are_refused(desk: Desk, name: str, tags: Any) -> None:
+    with pytest.raises(delayd.errors.BadTags):
+        desk.consumer(**{name: tags})
+
+
+def test_who_wants_other_tags_than_the_group_is_refused(desk: Desk) -> None:
+    desk.send(b"1", tags=["red"])
+    desk.one(desk.consumer(tags_any=["red"])).ack()
+    other = desk.consumer(tags_any=["blue"])
+    with pytest.raises(delayd.errors.OtherFilter):
+        other.pull(wait=AT_ONCE)

@@ -244,6 +244,7 @@ def test_groups_and_subjects_are_listed() -> None:
             "leaving": 0,
             "paused": False,
             "ephemeral": False,
+            "filter": "",
             "oldest_ms_ago": None,
         }
     ]
