@@ -10,21 +10,19 @@ import logging
 import os
 from collections.abc import Callable
 
-from delayd.clock import SystemClock
 from delayd.config import MetaConfig, describe, listens_everywhere
-from delayd.disk import Lock, RealDisk
+from delayd.disk import Lock
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
-from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import draw_id, known_cluster_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
+from delayd.net.machine import REAL_MACHINE, KeptState, Machine
 from delayd.net.server import Server
 from delayd.net.trust import Guard
-from delayd.place import known_place, place_of, settle_place
-from delayd.secret import open_secret
-from delayd.state import LmdbState, State
+from delayd.place import known_place, settle_place
+from delayd.state import State
 from delayd.wire.frame import Frame, Head
 from delayd.wire.limits import META_LIMITS
 from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
@@ -55,17 +53,20 @@ log = logging.getLogger(__name__)
 class MetaService:
     """One directory, its core and its socket; runs inside delayd.net.program."""
 
-    def __init__(self, config: MetaConfig, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, config: MetaConfig, fail: Callable[[BaseException], None], machine: Machine = REAL_MACHINE
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._config = config
+        self._machine = machine
         self._fail = fail
-        self._clock = SystemClock()
+        self._clock = machine.clock()
         self._started_at_ms = self._clock.now_ms()
-        self._executor = ThreadExecutor("meta-state", loop.call_soon_threadsafe)
-        self._disk = RealDisk()
+        self._executor = machine.executor("meta-state", loop.call_soon_threadsafe)
+        self._disk = machine.disk()
         self._server = Server(self, limits=META_LIMITS)
         self._lock: Lock | None = None
-        self._state: LmdbState | None = None
+        self._state: KeptState | None = None
         self._stopping = False
         self._idle: asyncio.Event = asyncio.Event()
         self._requests = 0
@@ -92,16 +93,16 @@ class MetaService:
             holder = holder_name(config.role, supervised=config.exit_with_stdin)
             self._lock = self._disk.lock(os.path.join(config.folder, LOCK), holder)
             path = os.path.join(config.folder, STATE_FOLDER)
-            self._state = LmdbState(path)
+            self._state = self._machine.state(path)
             self._identity = open_identity(self._state, path, draw_id, self._disk)
-            place = place_of(config.folder)
+            place = self._machine.place(config.folder)
             if _may_lack_owners(self._state, path, place, config.wanted_cluster_id):
                 begin_in_doubt(self._state)
             self._cluster_id = open_cluster_id(self._state, path, draw_id, config.wanted_cluster_id)
             moved = settle_place(self._state, place)
             if moved:
                 log.warning("moved servers_are_told_of_when=they_have_registered_here")
-            secret = open_secret(config.data, config.secret_file)
+            secret = self._machine.secret(config)
             self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
             self._cuts = Cuts(config.folder, self._identity.log_id, self._state, self._executor)
             self._handlers.update(self._cuts.handlers)
@@ -121,7 +122,7 @@ class MetaService:
     def abandon(self) -> HeldServer:
         """See delayd.net.program.Service; an `open` that fails has closed all that it had opened."""
         config = self._config
-        return HeldServer(config.role, config.host, config.port, open_secret(config.data, config.secret_file))
+        return HeldServer(config.role, config.host, config.port, self._machine.secret(config))
 
     async def start(self) -> tuple[str, int]:
         """Listen; opens first if `open` was not called."""

@@ -14,14 +14,13 @@ from delayd.net.connection import Connection
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.home import Home, abandon
+from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
-from delayd.place import place_of
-from delayd.secret import open_secret
 from delayd.wire.frame import Frame
 from delayd.wire.limits import REALTIME_LIMITS
 from delayd.wire.meta import Registered
@@ -54,8 +53,9 @@ log = logging.getLogger(__name__)
 class RealtimeServer:
     """One realtime server on real files and sockets; a Service of delayd.net.program and the Handler of its Server."""
 
-    def __init__(self, config: RealtimeConfig, fail: Fail) -> None:
+    def __init__(self, config: RealtimeConfig, fail: Fail, machine: Machine = REAL_MACHINE) -> None:
         self._config = config
+        self._machine = machine
         self._fail = fail
         self._home: Home | None = None
         self._core: Core | None = None
@@ -71,14 +71,14 @@ class RealtimeServer:
         """Recover from the directory."""
         config = self._config
         log.info("starting %s", describe(config))
-        home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
+        home = self._home = Home(config, self._machine, ("commit", "pull", "work"), self._rearm)
         recovered = recover(config, home.disk, home.state, home.clock, draw_id, home.state_path)
         around = Surroundings(home.disk, home.state, home.clock, Executors(*home.executors))
         self._core = Core(config, around, recovered, self._fail)
 
     def abandon(self) -> HeldServer:
         """See delayd.net.program.Service."""
-        return abandon(self._config, self._home)
+        return abandon(self._config, self._machine, self._home)
 
     async def start(self) -> tuple[str, int]:
         """Listen and register; recovers first if `open` was not called."""
@@ -86,8 +86,7 @@ class RealtimeServer:
             self.open()
         config, home, core = self._config, self._home, self._core
         assert home is not None and core is not None, "it was opened"
-        secret = open_secret(config.data, config.secret_file)
-        place = place_of(config.folder)
+        secret, place = self._machine.secret(config), self._machine.place(config.folder)
         membership = Membership(secret, home.state, home.state_path, place, core.fence)
         membership.begin(fresh=core.epoch == 1)
         self._guard = membership.guard(config.role, core.log_id)

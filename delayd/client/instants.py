@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -63,6 +64,17 @@ def utc(instant_ms: int) -> datetime:
     return _EPOCH + instant_ms * _MS
 
 
+class Horizon(NamedTuple):
+    """How far ahead a message may be due, and the clocks by which a caller says when (see `HomeClock`)."""
+
+    ms: int = HORIZON_MS
+    delay_us: Callable[[], int] = monotonic_us
+    wall_ms: Callable[[], int] = wall_ms
+
+
+MACHINE_HORIZON = Horizon()
+
+
 class Wish(NamedTuple):
     """When one message, or each of several, is to be delivered.
 
@@ -77,7 +89,7 @@ def wish(
     delay: timedelta | None,
     deliver_at: datetime | None,
     deliver_at_ms: int | None,
-    horizon_ms: int = HORIZON_MS,
+    horizon: Horizon = MACHINE_HORIZON,
 ) -> Wish:
     """Read the one of the three that was given.
 
@@ -88,11 +100,11 @@ def wish(
         PastHorizon: due later than the horizon from now.
     """
     if deliver_at_ms is not None and delay is None and deliver_at is None:
-        return Wish(within_horizon(_integer(deliver_at_ms), horizon_ms), False)
+        return Wish(within_horizon(_integer(deliver_at_ms), horizon), False)
     if delay is not None and deliver_at is None and deliver_at_ms is None:
-        return Wish(monotonic_us() + delay_us_of(delay, horizon_ms), True)
+        return Wish(horizon.delay_us() + delay_us_of(delay, horizon.ms), True)
     if deliver_at is not None and delay is None and deliver_at_ms is None:
-        return Wish(within_horizon(instant_ms(deliver_at), horizon_ms), False)
+        return Wish(within_horizon(instant_ms(deliver_at), horizon), False)
     raise BadArgument(ONE_OF_THREE)
 
 
@@ -218,7 +230,7 @@ def delay_us_of(value: timedelta, horizon_ms: int) -> int:
     return delay_us
 
 
-def within_horizon(at_ms: int, horizon_ms: int) -> int:
+def within_horizon(at_ms: int, horizon: Horizon) -> int:
     """Return the instant; BadInstant or PastHorizon when no server would take it."""
     if at_ms < INSTANT_MS_MIN:
         raise BadInstant(
@@ -226,7 +238,7 @@ def within_horizon(at_ms: int, horizon_ms: int) -> int:
             " delay=timedelta(0)"
         )
     # The server judges by its own clock; this check only saves the round trip.
-    now_ms = wall_ms()
-    if at_ms > now_ms + horizon_ms:
-        raise past_horizon(at_ms, now_ms, horizon_ms)
+    now_ms = horizon.wall_ms()
+    if at_ms > now_ms + horizon.ms:
+        raise past_horizon(at_ms, now_ms, horizon.ms)
     return at_ms

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from delayd.client.instants import ServerClock, monotonic_us
+from delayd.client.home_clock import clock_of
+from delayd.client.instants import monotonic_us
 from delayd.client.retry import Backoff
 from delayd.errors import ConnectionLost, DelaydError, RequestTimedOut, ServerUnavailable
 from delayd.net.connection import Connection, connect
@@ -30,7 +31,7 @@ class ServerLink:
     def __init__(self, host: str, port: int, log_id: int | None = None) -> None:
         self.log_id = log_id
         self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
-        self.clock = ServerClock(f"{host}:{port}")
+        self.clock = clock_of(host).server_clock(f"{host}:{port}")
         self.failing = False  # The last try to connect failed.
         self._address = (host, port)
         self._connection: Connection | None = None

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from delayd.client.home_clock import clock_of
 from delayd.client.limits import need_address
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.retry import Backoff
@@ -41,6 +42,7 @@ class MetaView:
     def __init__(self, address: str) -> None:
         host, port = need_address(address)
         self.link = ServerLink(host, port)
+        self.clock = clock_of(host)
         self.delay_servers: dict[int, ServerAddress] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_now = asyncio.Event()

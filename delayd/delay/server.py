@@ -22,14 +22,13 @@ from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.hold import Hold
 from delayd.net.home import Home, abandon
+from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
-from delayd.place import place_of
-from delayd.secret import open_secret
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
@@ -37,7 +36,6 @@ from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners, SlotSet
 from delayd.wire.status import status_head
 
-REST_S = 0.02  # Pause between two parts of a checkpoint, so that group commits get their turn at the disk.
 SLEEP_MS_MAX = 500.0  # A cap on every sleep: the server notices within it when the wall clock is set ahead.
 PLACES_MS = 500  # How often to ask meta where realtime servers listen, while one that is needed is away.
 SPACE_S = 1
@@ -50,8 +48,9 @@ log = logging.getLogger(__name__)
 class DelayServer:
     """One delay server; a Service of delayd.net.program and the Handler of its Server."""
 
-    def __init__(self, config: DelayConfig, fail: Fail) -> None:
+    def __init__(self, config: DelayConfig, fail: Fail, machine: Machine = REAL_MACHINE) -> None:
         self._config = config
+        self._machine = machine
         self._fail = fail
         self._started_at_ms = 0
         self._rearming = False
@@ -74,7 +73,7 @@ class DelayServer:
         """Recover from the directory."""
         config, loop = self._config, asyncio.get_running_loop()
         log.info("starting %s", describe(config))
-        home = self._home = Home(config, ("commit", "outcomes", "worker"), self._rearm_soon)
+        home = self._home = Home(config, self._machine, ("commit", "outcomes", "worker"), self._rearm_soon)
         self._started_at_ms = home.clock.now_ms()
         self._timer = Timer(loop, self._wake)
         self._core = DelayCore(
@@ -89,13 +88,13 @@ class DelayServer:
                 ask_slots=self._ask_slots,
                 random_id=draw_id,
                 evidence=home.clock.restart_evidence,
-                rest=partial(time.sleep, REST_S),
+                rest=self._machine.rest,
             ),
         )
 
     def abandon(self) -> HeldServer:
         """See delayd.net.program.Service."""
-        return abandon(self._config, self._home)
+        return abandon(self._config, self._machine, self._home)
 
     async def start(self) -> tuple[str, int]:
         """Listen and register; recovers first if `open` was not called."""
@@ -103,7 +102,7 @@ class DelayServer:
             self.open()
         config, home, core, loop = self._config, self._home, self._core, asyncio.get_running_loop()
         assert home is not None and core is not None, "it was opened"
-        secret, place = open_secret(config.data, config.secret_file), place_of(config.folder)
+        secret, place = self._machine.secret(config), self._machine.place(config.folder)
         membership = self._membership = Membership(
             secret, home.state, home.state_path, place, core.fence, core.ask_targets_first
         )

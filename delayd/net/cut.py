@@ -28,7 +28,8 @@ from crc32c import crc32c
 from delayd.errors import DamagedData, DelaydError, NotReady, NotWritable
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import NAME as CHECKPOINT
-from delayd.state import LMDB_FILE, LmdbState, StateCopy
+from delayd.net.machine import KeptState
+from delayd.state import LMDB_FILE, StateCopy
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_u64
 
@@ -70,7 +71,7 @@ class Cuts:
         self,
         folder: str,
         log_id: int,
-        state: LmdbState,
+        state: KeptState,
         worker: Executor,
         hold: Callable[[int], None] = lambda hold_ms: None,
         release: Callable[[], bool] = lambda: True,

@@ -14,17 +14,16 @@ from typing import Protocol
 from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from delayd.clock import ClockEvidence, SystemClock
+from delayd.clock import ClockEvidence
 from delayd.config import DelayConfig, RealtimeConfig
-from delayd.disk import RealDisk
+from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Done, Priority, ThreadExecutor
+from delayd.executor import Done, Priority
 from delayd.holder import LOCK, holder_name
 from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.net.held_start import HeldServer
-from delayd.secret import open_secret
-from delayd.state import LmdbState
+from delayd.net.machine import Machine
 
 STATE = "state.lmdb"
 LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.
@@ -52,25 +51,29 @@ class Home:
     """
 
     def __init__(
-        self, config: DelayConfig | RealtimeConfig, threads: Sequence[str], after_job: Callable[[], None]
+        self,
+        config: DelayConfig | RealtimeConfig,
+        machine: Machine,
+        threads: Sequence[str],
+        after_job: Callable[[], None],
     ) -> None:
-        self.disk = RealDisk()
+        self.disk = machine.disk()
         self.disk.make_folder(config.folder)
         self._lock = self.disk.lock(
             f"{config.folder}/{LOCK}", holder_name(config.role, supervised=config.exit_with_stdin)
         )
         self.state_path = f"{config.folder}/{STATE}"
         try:
-            self.state = LmdbState(self.state_path)
+            self.state = machine.state(self.state_path)
         except BaseException:
             # This process may start again, once the state was mended.
             self._lock.release()
             self.disk.close()
             raise
-        self.clock = SystemClock(_evidence(_last_checkpoint(self.disk, config.folder)))
+        self.clock = machine.clock(_evidence(_last_checkpoint(self.disk, config.folder)))
         self._loop = asyncio.get_running_loop()
         self._after_job = after_job
-        self.executors = [ThreadExecutor(f"{config.role}-{name}", self._post) for name in threads]
+        self.executors = [machine.executor(f"{config.role}-{name}", self._post) for name in threads]
         self._intervals: dict[str, timedelta] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -148,7 +151,7 @@ class Home:
         self._after_job()
 
 
-def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> HeldServer:
+def abandon(config: DelayConfig | RealtimeConfig, machine: Machine, home: Home | None) -> HeldServer:
     """Leave the directory after a start that failed; return what is known of its server."""
     found = Identity(0, 0), 0
     if home is not None:
@@ -157,15 +160,14 @@ def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> HeldServ
         except DataError as error:
             log.warning("identity_unknown reason=%r", str(error))
         home.close(None)
-    secret = open_secret(config.data, config.secret_file)
-    return HeldServer(config.role, config.host, config.port, secret, *found[0], found[1])
+    return HeldServer(config.role, config.host, config.port, machine.secret(config), *found[0], found[1])
 
 
 def _looked(done: Done[None]) -> None:
     done.result()
 
 
-def _last_checkpoint(disk: RealDisk, folder: str) -> Payload | None:
+def _last_checkpoint(disk: Disk, folder: str) -> Payload | None:
     try:
         return read_checkpoint(disk, folder)
     except DamagedData as error:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from typing import Generic
@@ -71,6 +71,7 @@ class ConsumerCore(Generic[Batch]):
         self._post = post
         self._loop = own_loop(WHAT)
         self._meta = MetaView(address)
+        self._lease_now = self._meta.clock.lease_s
         lease_s = settings.lease / _SECOND
         self._stock: Stock[Batch] = Stock(make)
         self._pace = Pace(lease_s)
@@ -93,9 +94,10 @@ class ConsumerCore(Generic[Batch]):
         self._keeper: LeaseKeeper | None = None
         if settings.auto_extend is not None:
             names = (settings.subject, settings.group)
-            self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._keep)
+            self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._lease_now, self._keep)
         most = settings.max_in_flight
-        self._in_flight = None if most is None else InFlight(most)
+        self._in_flight = None if most is None else InFlight(most, self._lease_now)
+        self._watcher = self._meta.clock.watcher(self)
 
     def check(self) -> None:
         """Raise AlreadyClosed after the close, or what failed while nobody waited; from any thread."""
@@ -103,6 +105,21 @@ class ConsumerCore(Generic[Batch]):
             raise AlreadyClosed("this consumer was closed")
         if self._failures:
             raise_first(self._failures)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """See Watched of delayd.client.home_clock."""
+        return self._loop
+
+    @property
+    def is_settled(self) -> bool:
+        """See Watched."""
+        return not self._giving_back and self._source.is_settled
+
+    @property
+    def has_next(self) -> bool:
+        """See Watched."""
+        return (self._iterates or bool(self._waiters)) and self._stock.count > 0
 
     def check_loop(self) -> None:
         """WrongLoop outside of the loop that this core was made in."""
@@ -115,7 +132,7 @@ class ConsumerCore(Generic[Batch]):
         """
         if self._in_flight is not None and not self._in_flight.room:
             return False
-        now = monotonic_s()
+        now = self._lease_now()
         left = self._stock.next(now, given)
         if left < 0:
             self._pace.came_back(now)
@@ -134,11 +151,11 @@ class ConsumerCore(Generic[Batch]):
         for batch, row in given:
             if self._is_tracked:
                 self._let_go(_handles_of(batch, row))
-            self._stock.put_back(batch.pulled.cut(row)[1].cut(1)[0], monotonic_s())
+            self._stock.put_back(batch.pulled.cut(row)[1].cut(1)[0], self._lease_now())
 
     def take(self, most: int | None, given: list[Pulled]) -> bool:
         """As `take_next`, for up to ``most`` messages; None: as many as the pace allows."""
-        now = monotonic_s()
+        now = self._lease_now()
         self._pace.came_back(now)
         if self._in_flight is not None and not self._in_flight.room:
             return False
@@ -161,13 +178,32 @@ class ConsumerCore(Generic[Batch]):
         for pulled in given:
             if self._is_tracked:
                 self._let_go(pulled.handles)
-            self._stock.put_back(pulled, monotonic_s())
+            self._stock.put_back(pulled, self._lease_now())
 
     async def more(self, most: int | None, until: float) -> bool:
         """Wait until a message is in stock; False when none came until the instant ``until`` on `monotonic_s`.
 
         If a caller is cancelled here, messages that arrive go to the next call.
         """
+        return await self._watched(self._more(most, until))
+
+    async def more_to_iterate(self) -> bool:
+        """Wait until a message is in stock, however long servers are away; False after the close."""
+        return await self._watched(self._more_to_iterate())
+
+    async def _watched(self, more: Coroutine[object, object, bool]) -> bool:
+        if self._watcher is None:
+            return await more
+        found = False
+        self._watcher.waits()
+        try:
+            found = await more
+        finally:
+            if not found:
+                self._watcher.leaves()
+        return found
+
+    async def _more(self, most: int | None, until: float) -> bool:
         self.check()
         if self._in_flight is not None and not await self._in_flight.wait(until):
             self.check()
@@ -195,8 +231,7 @@ class ConsumerCore(Generic[Batch]):
             self.check()
         return True
 
-    async def more_to_iterate(self) -> bool:
-        """Wait until a message is in stock, however long servers are away; False after the close."""
+    async def _more_to_iterate(self) -> bool:
         self._iterates = True
         while not self.closed:
             try:
@@ -238,11 +273,11 @@ class ConsumerCore(Generic[Batch]):
         if word.kind is not Kind.EXTEND:
             self._let_go(handles)
         elif self._in_flight is not None:
-            self._in_flight.extend(handles, monotonic_s() + word.delay_ms / 1000)
+            self._in_flight.extend(handles, self._lease_now() + word.delay_ms / 1000)
 
     @property
     def _is_tracked(self) -> bool:
-        return self._keeper is not None or self._in_flight is not None
+        return self._keeper is not None or self._in_flight is not None or self._watcher is not None
 
     def _handed_out(self, handles: Handles, lease_ends: float) -> bool:
         """A handler gets these messages; False if it must not, because as many as may be are in flight."""
@@ -250,6 +285,8 @@ class ConsumerCore(Generic[Batch]):
             return False
         if self._keeper is not None:
             self._keeper.handed_out(handles)
+        if self._watcher is not None:
+            self._watcher.handed_out(handles)
         return True
 
     def _let_go(self, handles: Handles) -> None:
@@ -258,12 +295,14 @@ class ConsumerCore(Generic[Batch]):
             self._keeper.settled(handles)
         if self._in_flight is not None:
             self._in_flight.let_go(handles)
+        if self._watcher is not None:
+            self._watcher.let_go(handles)
 
     def _keep(self, handles: Handles) -> None:
         """Extend leases; a server that is away, or has taken messages back, tells their handler when it settles."""
         word = extended(self._settings.lease)
         if self._in_flight is not None:
-            self._in_flight.extend(handles, monotonic_s() + word.delay_ms / 1000)
+            self._in_flight.extend(handles, self._lease_now() + word.delay_ms / 1000)
         self._source.settle_and_wait(handles, word).add_done_callback(_heard)
 
     def give_back(self, handles: Handles) -> None:
@@ -305,6 +344,8 @@ class ConsumerCore(Generic[Batch]):
         finally:
             await self._source.close()
             await self._meta.close()
+            if self._watcher is not None:
+                self._watcher.close()
         if self._failures:
             raise_first(self._failures)
 
@@ -381,7 +422,7 @@ class ConsumerCore(Generic[Batch]):
             self._too_late += pulled.handles
             return
         self._pace.fetched()
-        self._stock.put(pulled, monotonic_s())
+        self._stock.put(pulled, self._lease_now())
         target, size = self._ahead_of(1)
         if self._iterates:
             self._enough = target - size
@@ -408,7 +449,7 @@ class ConsumerCore(Generic[Batch]):
     def _look_after(self) -> None:
         """Give back messages that no caller has come for."""
         self._watch = None
-        now = monotonic_s()
+        now = self._lease_now()
         handles = self._stock.give_back_older(now - self._pace.hold_s)
         if handles:
             self._pace.stalled()

@@ -9,6 +9,7 @@ step is one of a dict's own, and a caller that finds that another one was faster
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from delayd.client.instants import monotonic_s
 from delayd.client.pulling.acks import Handles
@@ -19,9 +20,10 @@ _Key = tuple[int, ...]  # Incarnation, pull sequence, and what stands behind the
 class InFlight:
     """Of one consumer; made on its loop, where `wait` and `close` belong. The others may be called from any thread."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, lease_s: Callable[[], float]) -> None:
         self._most = most
-        self._ends: dict[_Key, float] = {}  # When the lease of each ends, on `monotonic_s`.
+        self._lease_s = lease_s
+        self._ends: dict[_Key, float] = {}  # When the lease of each ends, on the clock of leases.
         self._loop = asyncio.get_running_loop()
         self._waiting = 0
         self._freed = asyncio.Event()
@@ -31,7 +33,7 @@ class InFlight:
     def room(self) -> int:
         """How many more messages may be handed out now."""
         if len(self._ends) >= self._most:
-            now = monotonic_s()
+            now = self._lease_s()
             # A dict is copied in one step of the interpreter, whatever other threads do.
             for key, ends in list(self._ends.items()):
                 if ends <= now:
@@ -60,8 +62,8 @@ class InFlight:
             self._loop.call_soon_threadsafe(self._freed.set)
 
     async def wait(self, until: float | None) -> bool:
-        """Wait until a message may be handed out; False when none may be before the instant ``until``, or at the
-        close.
+        """Wait until a message may be handed out; False when none may be before the instant ``until`` on `monotonic_s`,
+        or at the close.
         """
         self._waiting += 1
         try:
@@ -69,11 +71,11 @@ class InFlight:
                 self._freed.clear()
                 if self.room:
                     return True
-                now = monotonic_s()
-                if until is not None and until <= now:
-                    return False
-                first = min(list(self._ends.values()), default=now)
-                left_s = (first if until is None else min(first, until)) - now
+                left_s = min(list(self._ends.values()), default=0.0) - self._lease_s()
+                if until is not None:
+                    if until <= (now := monotonic_s()):
+                        return False
+                    left_s = min(left_s, until - now)
                 timer = self._loop.call_later(max(left_s, 0), self._freed.set)
                 try:
                     await self._freed.wait()

@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from delayd.client.instants import monotonic_s
 from delayd.client.pulling.acks import Handles
 from delayd.log_limit import LogLimit
 
@@ -25,11 +24,17 @@ class LeaseKeeper:
     """Of one consumer; made on its loop. ``extend`` asks for another lease for handles of one message each."""
 
     def __init__(
-        self, names: tuple[str, str], lease_s: float, most_s: float, extend: Callable[[Handles], None]
+        self,
+        names: tuple[str, str],
+        lease_s: float,
+        most_s: float,
+        now_s: Callable[[], float],
+        extend: Callable[[Handles], None],
     ) -> None:
         self._names = names
         self._every_s = lease_s / TICKS_A_LEASE
         self._most_s = most_s
+        self._now_s = now_s
         self._extend = extend
         self._loop = asyncio.get_running_loop()
         self._told: deque[tuple[Handles, float]] = deque()  # With when they were handed out; 0: they are settled.
@@ -39,7 +44,7 @@ class LeaseKeeper:
 
     def handed_out(self, handles: Handles) -> None:
         """A handler has these messages from now on."""
-        self._tell(handles, monotonic_s())
+        self._tell(handles, self._now_s())
 
     def settled(self, handles: Handles) -> None:
         """Something was said of them, or no handler has got them."""
@@ -69,7 +74,7 @@ class LeaseKeeper:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._tick)
         self._read()
-        too_old = monotonic_s() - self._most_s
+        too_old = self._now_s() - self._most_s
         over = [key for key, since in self._since.items() if since <= too_old]
         for key in over:
             del self._since[key]

@@ -103,6 +103,11 @@ class ManySource:
         """See Source."""
         await _all([server.lanes.returns.give_and_wait(of_server) for server, of_server in self._by_server(handles)])
 
+    @property
+    def is_settled(self) -> bool:
+        """See Source."""
+        return not self._settling and all(server.lanes.are_idle for server in self._servers.values())
+
     async def flush(self) -> None:
         """See Source."""
         if self._settling:
@@ -199,7 +204,7 @@ class ManySource:
             return
         try:
             places = _places(answer.head, self._settings.subjects, server.log_id)
-            pulled = pulled_in(answer, asked_us, server.link, self._settings, places)
+            pulled = pulled_in(answer, asked_us, server.link, self._settings, self._meta.clock.lease_s(), places)
             wanted = wanted_in(answer.head)
         except DelaydError as error:
             self._callbacks.on_pulled(error, 0)

@@ -77,8 +77,12 @@ class Source(Protocol):
     async def give_back(self, handles: Handles) -> None:
         """Give back messages that no handler was given."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether what was settled is durable or failed."""
+
     async def flush(self) -> None:
-        """Wait until what was settled is durable or failed."""
+        """Wait until it is."""
 
     async def end(self) -> None:
         """Pull no more; what is under way is ended and handed on."""
@@ -128,6 +132,11 @@ class Lanes:
                 found = self._make(request, OneLater(names, field))
             self._of_one[key] = found
         return found
+
+    @property
+    def are_idle(self) -> bool:
+        """Whether all acknowledgements are durable or failed."""
+        return all(lane.is_idle for lane in (*self._of.values(), *self._of_one.values()))
 
     async def flush(self) -> None:
         """Wait until all acknowledgements and give-backs are durable or failed."""
@@ -186,6 +195,11 @@ class OneSource:
         """See Source."""
         await self._lanes.returns.give_and_wait(handles)
 
+    @property
+    def is_settled(self) -> bool:
+        """See Source."""
+        return self._lanes.are_idle
+
     async def flush(self) -> None:
         """See Source."""
         await self._lanes.flush()
@@ -209,7 +223,7 @@ class OneSource:
             return
         assert self._link is not None, "an answer came without a connection"
         try:
-            pulled = pulled_in(answer, asked_us, self._link, self._settings)
+            pulled = pulled_in(answer, asked_us, self._link, self._settings, self._meta.clock.lease_s())
             wanted = wanted_in(answer.head)
         except DelaydError as error:
             self._on_pulled(error, 0)
@@ -311,9 +325,17 @@ def wanted_in(head: Head) -> int:
 
 
 def pulled_in(
-    answer: Frame, asked_us: int, link: ServerLink, settings: ConsumerSettings, places: Sequence[int] | None = None
+    answer: Frame,
+    asked_us: int,
+    link: ServerLink,
+    settings: ConsumerSettings,
+    now_s: float,
+    places: Sequence[int] | None = None,
 ) -> Pulled | None:
-    """The messages in an answer; None when there is none. ``places`` has the place of each part where they differ."""
+    """The messages in an answer that came at ``now_s`` by the clock of leases; None when there is none.
+
+    ``places`` has the place of each part where they differ.
+    """
     # The likely time may be wrong by up to half a round trip, but the answer was not received before it was given.
     answered_at_ms = need_instant(answer.head, "now_ms")
     now_us = monotonic_us()
@@ -321,7 +343,7 @@ def pulled_in(
     # The answer cannot have travelled for longer than we waited. If it seems so, the server's clock was set back.
     on_the_way_ms = min(on_the_way_ms, (now_us - asked_us) // 1000)
     received_at_ms = answered_at_ms + on_the_way_ms
-    lease_ends = monotonic_s() + settings.lease / _SECOND - on_the_way_ms / 1000
+    lease_ends = now_s + settings.lease / _SECOND - on_the_way_ms / 1000
     rows = need_rows(answer.head, "parts", 4, PART_MOST)
     if places is not None and len(places) != len(rows):
         raise BadRequest(f"an answer of {len(rows)} parts says of {len(places)} which subject they are of")

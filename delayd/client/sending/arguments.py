@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Int64s
-from delayd.client.instants import HORIZON_MS, wall_ms, wish
+from delayd.client.home_clock import MACHINE_CLOCK, HomeClock
+from delayd.client.instants import HORIZON_MS, Horizon, wish
 from delayd.client.limits import (
     NO_HEADERS,
     TIMEOUT_MS_MAX,
@@ -102,12 +103,12 @@ class Columns(NamedTuple):
 class Arguments:
     """Checks the calls of one producer; remembers the subjects that passed."""
 
-    __slots__ = ("_checked", "_horizon_ms", "_within_ms")
+    __slots__ = ("_checked", "_horizon", "_within_ms")
 
-    def __init__(self, horizon: timedelta) -> None:
-        self._horizon_ms = horizon // timedelta(milliseconds=1)
+    def __init__(self, horizon: timedelta, clock: HomeClock = MACHINE_CLOCK) -> None:
+        self._horizon = Horizon(horizon // timedelta(milliseconds=1), clock.delay_us, clock.wall_ms)
         # An instant within the horizon at the producer's start stays within it, so most sends need not read the clock.
-        self._within_ms = wall_ms() + self._horizon_ms
+        self._within_ms = self._horizon.wall_ms() + self._horizon.ms
         self._checked: set[str] = set()
 
     def single(
@@ -147,7 +148,7 @@ class Arguments:
             self._check_subject(subject)
         packed = NO_HEADERS if headers is None and not traceparent.get() else pack_headers(headers)
         check_body(body, len(packed))
-        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
+        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon)
         expiry = expiry_of(ttl, expires_at)
         if not relative:
             check_after(expiry, when)
@@ -179,7 +180,7 @@ class Arguments:
         if len(sizes) and sizes.max() > MESSAGE_BYTES_MAX:
             row = int(sizes.argmax())
             raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
-        deliver, relative = wish_column(delay, deliver_at, deliver_at_ms, len(bodies), self._horizon_ms)
+        deliver, relative = wish_column(delay, deliver_at, deliver_at_ms, len(bodies), self._horizon)
         labels = labels_of(keys, on_conflict, tags, len(bodies), expiries_of(ttl, expires_at, len(bodies)))
         if labels is not None:
             sizes = sizes + labels.sizes()
@@ -189,14 +190,14 @@ class Arguments:
         self, delay: timedelta | None, deliver_at: datetime | None, deliver_at_ms: int | None
     ) -> NewInstants:
         """Check the instant to which a message is to be moved."""
-        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
+        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon)
         return NewInstants(np.array([when], np.int64), relative)
 
     def new_instants(
         self, delay: Delays | None, deliver_at: DeliverAt | None, deliver_at_ms: DeliverAtMs | None, count: int
     ) -> NewInstants:
         """Check the instants to which ``count`` messages are to be moved."""
-        return NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, count, self._horizon_ms))
+        return NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, count, self._horizon))
 
     def _check_subject(self, subject: str) -> None:
         check_sent_subject(subject)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from delayd.client.at_exit import forget, remember
 from delayd.client.engine import OwnLoopEngine
+from delayd.client.home_clock import clock_at
 from delayd.client.limits import Headers, need_meta
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.sending.arguments import (
@@ -84,7 +85,7 @@ class AsyncProducer:
     ) -> None:
         meta = need_meta(address)
         settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
-        self._arguments = Arguments(horizon)
+        self._arguments = Arguments(horizon, clock_at(meta))
         self._own = OwnLoopEngine("producer", lambda: _Engine(meta, settings))
         self._own.standing()  # The producer belongs to the loop in which it is made.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
-from delayd.client.instants import HORIZON_MS, ONE_OF_THREE, delay_us_of, instant_ms, monotonic_us, within_horizon
+from delayd.client.instants import MACHINE_HORIZON, ONE_OF_THREE, Horizon, delay_us_of, instant_ms, within_horizon
 from delayd.errors import BadArgument, BadInstant, NaiveDatetime, PastHorizon
 
 INT64_MAX = (1 << 63) - 1
@@ -40,7 +40,7 @@ def wish_column(
     deliver_at: DeliverAt | None,
     deliver_at_ms: DeliverAtMs | None,
     count: int,
-    horizon_ms: int = HORIZON_MS,
+    horizon: Horizon = MACHINE_HORIZON,
 ) -> tuple[Int64s, bool]:
     """Do the same as `wish` for ``count`` messages: read the one of the three that was given, as one value for all or
     one for each.
@@ -54,12 +54,12 @@ def wish_column(
         PastHorizon: one is due later than the horizon from now.
     """
     if deliver_at_ms is not None and delay is None and deliver_at is None:
-        return _checked(_for_each(_whole_ms(deliver_at_ms), count, "instants"), horizon_ms), False
+        return _checked(_for_each(_whole_ms(deliver_at_ms), count, "instants"), horizon), False
     if delay is not None and deliver_at is None and deliver_at_ms is None:
-        delays_us = _for_each(_delays_us(delay, horizon_ms), count, "delays")
-        return monotonic_us() + delays_us, True
+        delays_us = _for_each(_delays_us(delay, horizon.ms), count, "delays")
+        return horizon.delay_us() + delays_us, True
     if deliver_at is not None and delay is None and deliver_at_ms is None:
-        return _checked(_for_each(_instants_ms(deliver_at), count, "instants"), horizon_ms), False
+        return _checked(_for_each(_instants_ms(deliver_at), count, "instants"), horizon), False
     raise BadArgument(ONE_OF_THREE)
 
 
@@ -71,10 +71,10 @@ def _for_each(column: Int64s, count: int, what: str) -> Int64s:
     return column if column.ndim else np.full(count, column, np.int64)
 
 
-def _checked(column: Int64s, horizon_ms: int) -> Int64s:
+def _checked(column: Int64s, horizon: Horizon) -> Int64s:
     if column.size:
-        within_horizon(int(column.max()), horizon_ms)
-        within_horizon(int(column.min()), horizon_ms)
+        within_horizon(int(column.max()), horizon)
+        within_horizon(int(column.min()), horizon)
     return column
 
 

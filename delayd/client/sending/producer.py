@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from delayd.client.at_exit import forget, remember
 from delayd.client.engine import OwnEngine
+from delayd.client.home_clock import clock_at
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import Headers, need_meta
 from delayd.client.loop_thread import Inbox, LoopThread
@@ -81,7 +82,7 @@ class Producer:
     ) -> None:
         meta = need_meta(address)
         settings = self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
-        self._arguments = Arguments(horizon)
+        self._arguments = Arguments(horizon, clock_at(meta))
         self._own = OwnEngine("producer", lambda: _Engine(meta, settings))
         self._standing_engine = self._own.standing
 

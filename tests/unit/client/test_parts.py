@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish
+from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish
 from delayd.client.limits import check_subject, need_address, pack_headers
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.consumer import Consumer
@@ -124,7 +124,7 @@ def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
     with pytest.raises(PastHorizon):
         wish_column(None, None, [now_ms, now_ms + HORIZON_MS + 1_000], 2)
     with pytest.raises(PastHorizon):
-        wish(timedelta(hours=2), None, None, 3_600_000)
+        wish(timedelta(hours=2), None, None, Horizon(3_600_000))
 
 
 def test_one_instant_serves_a_whole_batch() -> None:

@@ -15,6 +15,7 @@ import pytest
 from delayd.config import DelayConfig
 from delayd.net import home
 from delayd.net.home import Home
+from delayd.net.machine import REAL_MACHINE
 from tests.waiting import until
 
 EVERY_S = 0.02
@@ -42,7 +43,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def a_home(folder: Path, job: Callable[[], None], every_s: float = EVERY_S) -> Iterator[Home]:
-    found = Home(DelayConfig(data=str(folder)), (), lambda: None)
+    found = Home(DelayConfig(data=str(folder)), REAL_MACHINE, (), lambda: None)
     found.every(every_s, job)
     core = Core()
     try:
@@ -109,7 +110,7 @@ def test_a_stop_in_the_turn_in_which_a_job_is_due_logs_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        found, core = Home(DelayConfig(data=str(tmp_path)), (), lambda: None), Core()
+        found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None), Core()
         # The scheduler's turn, in which the job is due, and the end of the scheduler are both queued on the loop.
         found.every(0, lambda: None)
         await found.stop(core)
@@ -122,7 +123,7 @@ def test_a_stop_in_the_turn_in_which_a_job_is_due_logs_no_error(
 
 def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_path: Path) -> None:
     async def scenario(turns_before: int) -> None:
-        found, core, late = Home(DelayConfig(data=str(tmp_path)), (), lambda: None), Core(), list[int]()
+        found, core, late = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None), Core(), list[int]()
         found.every(0, lambda: late.append(turns_before))
         await turns(turns_before)
         late.clear()

@@ -166,7 +166,7 @@ def test_threads_that_share_a_consumer_have_no_more_together() -> None:
 
 def test_of_two_that_saw_the_same_place_one_gets_it() -> None:
     async def scenario() -> None:
-        in_flight = InFlight(3)
+        in_flight = InFlight(3, monotonic_s)
         ends = monotonic_s() + 60
         assert in_flight.hand_out([[1, 10, 2]], ends)
         assert in_flight.room == 1  # Two threads read this now.
