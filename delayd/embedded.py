@@ -26,6 +26,7 @@ from delayd.client.sending.producer import Producer
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.errors import AlreadyClosed, BadArgument, BadSetting, ServerStopped
 from delayd.net import inside
+from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.programs import find
 from delayd.worker.worker import Worker
 
@@ -66,12 +67,15 @@ class Embedded:
     Any thread may use it. A program that ends without closing it loses nothing: the next open recovers.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], settings: dict[str, Any], machine: Machine = REAL_MACHINE
+    ) -> None:
         text = os.fspath(path)
         if not text:
             raise BadArgument("delayd.open takes the path of a directory, such as './data'")
         self.path = str(Path(text).absolute())
         self._pid = os.getpid()
+        self._machine = machine
         self._host = inside.new_host()
         self._meta_port = 0
         self._services: list[Service] = []
@@ -158,7 +162,7 @@ class Embedded:
                 places["meta"] = f"{self._host}:{self._meta_port}"
             names = set() if config is MetaConfig else {each.name for each in fields(config)}
             own = {name: value for name, value in settings.items() if name in names}
-            service: Service = server(config(**places, **own), self._fail)
+            service: Service = server(config(**places, **own), self._fail, self._machine)
             try:
                 service.open()
             except BaseException:

@@ -240,6 +240,10 @@ class Core:
                 wake_ms = time_ms
         return wake_ms
 
+    def next_offer_ms(self) -> int | None:
+        """When a lease or a pause ends next, monotonic."""
+        return self._pulls.next_offer_ms()
+
     def wake(self) -> None:
         """Do everything that is due by the clock."""
         if self._failed:

@@ -339,6 +339,11 @@ class Pulls:
                 wake_ms = pause_ms
         return wake_ms
 
+    def next_offer_ms(self) -> int | None:
+        """When a lease or a pause ends next, monotonic; None when there is none."""
+        lease_ms, pause_ms = self._leases.next_ms(), self._pauses.next_ms()
+        return pause_ms if lease_ms is None else lease_ms if pause_ms is None else min(lease_ms, pause_ms)
+
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
         now_ms = self.clock.monotonic_ms()

@@ -148,6 +148,19 @@ class RealtimeServer:
         """Stop: the error is a bug."""
         self._fail(error)
 
+    def look(self) -> None:
+        """Do what is due by now: the clock has been moved."""
+        self._on_timer()
+
+    def next_stop_ms(self) -> int | None:
+        """The next instant, by the monotonic clock, at which a message may be offered again by itself."""
+        return None if self._core is None else self._core.next_offer_ms()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the delay servers have taken all that is to come again later."""
+        return self._core is None or not self._core.retries.origins()
+
     def _on_timer(self) -> None:
         assert self._core is not None
         self._wake_set_ms = None

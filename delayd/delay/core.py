@@ -478,6 +478,12 @@ class DelayCore:
         """Instant by the judged clock at which a message is due next."""
         return self.dispatcher.next_due_ms()
 
+    def next_stop_ms(self) -> int:
+        """The same, or the end of the hours that are loaded, if that comes first."""
+        end_ms = hour_start_ms(self._loaded_until + 1)
+        due_ms = self.next_due_ms()
+        return end_ms if due_ms is None else min(due_ms, end_ms)
+
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""
         wake_ms = self._tick_due_ms

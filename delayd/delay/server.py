@@ -181,6 +181,14 @@ class DelayServer:
 
     # Time.
 
+    def look(self) -> None:
+        """Do what is due by now: the clock has been moved."""
+        self._wake()
+
+    def next_stop_ms(self) -> int | None:
+        """The next instant at which a message may be due, while nothing is due now; None while nothing is known."""
+        return None if self._core is None else self._core.next_stop_ms()
+
     def _wake(self) -> None:
         if self._core is not None:
             self._core.wake()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from delayd.batch import FEW_ROWS
 from delayd.delay.rows import COARSE_FROM_MS, NO_ROWS, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
-from delayd.delay.timers.ready import NEVER, SORTED_ROWS_MIN, ReadyRows
+from delayd.delay.timers.ready import NEVER, SORTED_ROWS_MIN, SPARSE_ROWS, ReadyRows
 from delayd.hours import HOUR_MS, hour_start_ms
 from delayd.location import SCHEDULE_BIT
 
@@ -272,7 +272,8 @@ class HourWheel:
     def _open_until(self, end: int) -> None:
         """Open slots from the next one that holds rows up to slot ``end`` at most, few enough to be sorted at once."""
         first = self._next_slot
-        end = self._opening_end(first, min(end, first + OPEN_SLOTS_MAX))
+        if self._alive > SPARSE_ROWS:
+            end = self._opening_end(first, min(end, first + OPEN_SLOTS_MAX))
         parts = [run.rows[int(run.bounds[first]) : int(run.bounds[end])] for run in self._runs]
         if self._tail_count:
             picked = np.flatnonzero(self._tail_slots[: self._tail_count] < np.uint16(end))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from delayd.delay.rows import NO_ROWS, Rows, join_rows
 from delayd.hours import HOUR_MS
 
+SPARSE_ROWS = 512  # So few rows are sorted at once however far apart they are due.
 SORTED_ROWS_MIN = 5_000  # With this many rows or more it pays to check whether opened rows are in order already.
 LATE_ARRAYS_MAX = 64  # Bounds the Python objects that late rows cost while nobody takes rows.
 NEVER: Final = HOUR_MS  # No row of an hour is due this late after its start.
@@ -46,10 +47,12 @@ class ReadyRows:
         if len(rows) >= SORTED_ROWS_MIN and bool((due_ms[1:] >= due_ms[:-1]).all()):
             run = _Run(rows, due_ms, None)
         else:
-            # Few slots open at once, so that due times fit a u16, whose sort is a radix sort.
-            first_due_ms = due_ms.min()
-            assert int(due_ms.max() - first_due_ms) < 1 << 16, "slots opened at once span 65 s"
-            order = (due_ms - first_due_ms).astype(np.uint16).argsort(kind="stable")
+            since = due_ms - due_ms.min()
+            # Many rows come of few slots, so that due times fit a u16, whose sort is a radix sort.
+            if len(rows) > SPARSE_ROWS:
+                assert int(since.max()) < 1 << 16, "slots opened at once span 65 s"
+                since = since.astype(np.uint16)
+            order = since.argsort(kind="stable")
             run = _Run(rows, due_ms.take(order), order)
         self._opened_runs.append(run)
         self._count += len(rows)

@@ -1,0 +1,344 @@
+"""Broker clock: the clock of an `InMemoryBroker`, which the test moves.
+
+Between two instants the clock waits until everything is quiet: the servers have nothing left to do, and what consumers
+that wait were given has been worked off. So a handler sees the instant at which its message was due, and what it says
+or sends counts from there.
+
+Invariant: the clock never goes back, and never past an instant at which somebody waits for what is due then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from delayd.client.home_clock import Watched
+from delayd.client.instants import ServerClock, instant_ms, utc
+from delayd.client.limits import need_timedelta
+from delayd.client.loop_thread import LoopThread
+from delayd.errors import BadArgument, WrongLoop
+from delayd.testing.broker_machine import MovedTime
+from delayd.wire.frame import Head
+
+if TYPE_CHECKING:
+    from delayd.client.pulling.acks import Handles
+
+TURNS = 16  # So many turns of the servers' loop without work mean that nothing is left.
+LOOK_S = 0.0005  # How often handlers at work are looked at.
+FOLLOW_S = 0.005  # How often frozen time is looked at.
+PATIENCE_S = 5.0  # Handlers that do nothing for so long are not waited for.
+STUCK_S = 60.0  # Messages that go round for so long at one instant will do so for ever.
+FROZEN_BY = "freezegun.api"
+
+_MS = timedelta(milliseconds=1)
+
+log = logging.getLogger(__name__)
+
+
+class Stepped(Protocol):
+    """The servers, for their clock; called on their loop."""
+
+    def look(self) -> None:
+        """Do what is due by now."""
+
+    def next_stop_ms(self) -> int | None:
+        """The next instant at which something may happen by itself; None when nothing is known of one."""
+
+    def work(self) -> tuple[int, int]:
+        """How much work was done so far, and whether some is left: 0, or more."""
+
+
+class BrokerClock:
+    """The clock of one broker, as ``broker.clock``. It stands still until it is moved.
+
+    Where a test freezes time with freezegun, the clock shows the frozen time, and follows when that is moved.
+
+    Example::
+
+        broker.clock.advance(timedelta(days=30))
+        broker.clock.move_to(datetime(2027, 1, 1, tzinfo=UTC))
+    """
+
+    def __init__(self, start: datetime | None, *, tick: bool) -> None:
+        start_ms = time.time_ns() // 1_000_000 if start is None else instant_ms(start)
+        self.time = MovedTime(start_ms, tick=tick)
+        self._thread: LoopThread | None = None
+        self._servers: Stepped | None = None
+        self._watchers: set[_Watcher] = set()
+        self._moving = asyncio.Lock()
+        self._follower: asyncio.Task[None] | None = None
+
+    @property
+    def now(self) -> datetime:
+        """What the clock shows, in UTC."""
+        return utc(self.time.now_ms)
+
+    def advance(self, by: timedelta) -> None:
+        """Let time pass; returns when everything that was due meanwhile was handed over and worked off.
+
+        Consumers that wait get each message at its instant. Nobody waits: the messages wait, in the order in which they
+        were due.
+
+        Raises:
+            BadArgument: no timedelta, or a negative one.
+            WrongLoop: the caller runs on an event loop, which could not serve its consumers meanwhile; use
+                `advance_async` there.
+            TimeoutError: messages go round at one instant without an end.
+        """
+        ms = _length_ms(by)
+        self._call(lambda: self._go(lambda: self.time.now_ms + ms))
+
+    def move_to(self, instant: datetime) -> None:
+        """The same, until an instant; BadArgument when the clock is past it."""
+        self._call(lambda: self._go(lambda: self._ahead(instant)))
+
+    async def advance_async(self, by: timedelta) -> None:
+        """`advance`, for tests that run on an event loop."""
+        ms = _length_ms(by)
+        await self._await(lambda: self._go(lambda: self.time.now_ms + ms))
+
+    async def move_to_async(self, instant: datetime) -> None:
+        """`move_to`, for tests that run on an event loop."""
+        await self._await(lambda: self._go(lambda: self._ahead(instant)))
+
+    # For the broker.
+
+    def begin(self, thread: LoopThread, servers: Stepped) -> None:
+        """Move these servers' time from now on."""
+        self._thread, self._servers = thread, servers
+
+        async def follow() -> None:
+            self._follower = asyncio.get_running_loop().create_task(self._follow())
+
+        thread.call(follow())
+
+    def end(self) -> None:
+        """Follow nothing any more."""
+        thread, self._thread = self._thread, None
+
+        async def end() -> None:
+            if self._follower is not None:
+                self._follower.cancel()
+
+        if thread is not None:
+            thread.call(end())
+
+    # A HomeClock of delayd.client.home_clock.
+
+    def delay_us(self) -> int:
+        """See HomeClock."""
+        self._catch_up()
+        return self.time.now_ms * 1_000
+
+    def wall_ms(self) -> int:
+        """See HomeClock."""
+        self._catch_up()
+        return self.time.now_ms
+
+    def lease_s(self) -> float:
+        """See HomeClock."""
+        self._catch_up()
+        return self.time.lease_ms / 1_000
+
+    def server_clock(self, name: str) -> ServerClock:
+        """See HomeClock."""
+        return _SharedClock(name, self.time)
+
+    def watcher(self, watched: Watched) -> _Watcher:
+        """See HomeClock."""
+        made = _Watcher(watched, self._moving.locked, self._watchers.discard)
+        self._watchers.add(made)
+        return made
+
+    # On the servers' loop.
+
+    async def _go(self, target: Callable[[], int]) -> None:
+        servers = self._servers
+        assert servers is not None, "the broker has begun"
+        async with self._moving:
+            target_ms = target()
+            for watcher in list(self._watchers):
+                watcher.begin()
+            await self._quiet(servers)
+            while (now_ms := self.time.now_ms) < target_ms:
+                stop_ms = target_ms
+                if any(watcher.is_active for watcher in list(self._watchers)):
+                    next_ms = servers.next_stop_ms()
+                    if next_ms is not None and next_ms > now_ms:
+                        stop_ms = min(stop_ms, next_ms)
+                self.time.move(stop_ms - now_ms)
+                servers.look()
+                await self._quiet(servers)
+
+    async def _quiet(self, servers: Stepped) -> None:
+        """Wait until nothing is left to do at this instant."""
+        loop = asyncio.get_running_loop()
+        began = since = loop.time()
+        before = servers.work()
+        while True:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            is_at_work = await self._are_at_work()
+            after, now = servers.work(), loop.time()
+            if after[0] != before[0]:
+                since = now
+                if now - began > STUCK_S:
+                    raise TimeoutError(f"messages go round at {self.now.isoformat()} for ever; a handler gives them back")
+            elif not (after[1] or is_at_work):
+                return
+            elif now - since > PATIENCE_S:
+                log.warning("clock_goes_on at=%s reason='handlers were not done in time'", self.now.isoformat())
+                for watcher in list(self._watchers):
+                    watcher.begin()
+                return
+            else:
+                await asyncio.sleep(LOOK_S)
+            before = after
+
+    async def _are_at_work(self) -> bool:
+        """Whether a consumer has something to work off; asked on the loop of each, behind what it has to do."""
+        at_work = [await watcher.ask() for watcher in list(self._watchers)]
+        return any(at_work)
+
+    async def _follow(self) -> None:
+        """Follow a frozen time that a test moves."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            frozen_ms = _frozen_ms()
+            if frozen_ms is not None and frozen_ms > self.time.now_ms and not self._moving.locked():
+                await self._go(lambda: frozen_ms)
+
+    def _ahead(self, instant: datetime) -> int:
+        target_ms = instant_ms(instant)
+        if target_ms < self.time.now_ms:
+            raise BadArgument(f"the clock shows {self.now.isoformat()} and never goes back, so not to {instant}")
+        return target_ms
+
+    # From any thread.
+
+    def _catch_up(self) -> None:
+        """A caller that has moved a frozen time before its call is served by that time."""
+        frozen_ms = _frozen_ms()
+        if frozen_ms is None or frozen_ms <= self.time.now_ms or asyncio._get_running_loop() is not None:
+            return
+        self._call(lambda: self._go(lambda: frozen_ms))
+
+    def _call(self, make: Callable[[], object]) -> None:
+        if asyncio._get_running_loop() is not None:
+            raise WrongLoop("this loop could not serve its consumers meanwhile; await clock.advance_async(...) here")
+        assert self._thread is not None, "the broker has begun"
+        self._thread.call(make())  # type: ignore[arg-type]
+
+    async def _await(self, make: Callable[[], object]) -> None:
+        assert self._thread is not None, "the broker has begun"
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self._thread.loop))  # type: ignore[arg-type]
+
+
+class _SharedClock(ServerClock):
+    """The clock of servers whose time the client reads itself."""
+
+    def __init__(self, name: str, shown: MovedTime) -> None:
+        super().__init__(name)
+        self._time = shown
+        self._offset_us = self._error_us = 0
+
+    def hear(self, asked_us: int, answered_us: int, head: Head) -> None:
+        """No answer says more."""
+
+    def likely_ms(self, instant_us: int) -> int:
+        """What it shows now."""
+        return self._time.now_ms
+
+
+class _Watcher:
+    """Follows what the callers of one consumer have in hand; see Watcher of delayd.client.home_clock.
+
+    Only what they get while the clock moves counts: nobody knows what a caller does with what it had before.
+    """
+
+    def __init__(self, watched: Watched, is_moving: Callable[[], bool], closed: Callable[[_Watcher], None]) -> None:
+        self.is_active = False  # A caller has waited for messages since the clock began to move.
+        self._watched = watched
+        self._is_moving = is_moving
+        self._closed = closed
+        self._waiting = 0
+        self._in_hand: set[tuple[int, ...]] = set()
+
+    def begin(self) -> None:
+        """The clock begins to move."""
+        self._in_hand.clear()
+        self.is_active = self._waiting > 0
+
+    def waits(self) -> None:
+        """See Watcher."""
+        self._waiting += 1
+        self.is_active = True
+
+    def leaves(self) -> None:
+        """See Watcher."""
+        self._waiting = max(self._waiting - 1, 0)
+
+    def handed_out(self, handles: Handles) -> None:
+        """See Watcher."""
+        if self._is_moving():
+            self._in_hand.update(_keys(handles))
+        self.leaves()
+
+    def let_go(self, handles: Handles) -> None:
+        """See Watcher."""
+        if self._in_hand:
+            self._in_hand.difference_update(_keys(handles))
+
+    def close(self) -> None:
+        """See Watcher."""
+        self._closed(self)
+
+    async def ask(self) -> bool:
+        """Whether something is at work here, as the consumer's own loop sees it."""
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        loop = answer.get_loop()
+
+        def tell() -> None:
+            watched = self._watched
+            at_work = bool(self._in_hand) or not watched.is_settled or (self.is_active and watched.has_next)
+            loop.call_soon_threadsafe(_set, answer, at_work)
+
+        try:
+            # Twice around, so that what the first turn has begun is seen.
+            self._watched.loop.call_soon_threadsafe(lambda: self._watched.loop.call_soon(tell))
+        except RuntimeError:
+            self.close()  # Its loop has ended.
+            return False
+        return await answer
+
+
+def _set(answer: asyncio.Future[bool], value: bool) -> None:
+    if not answer.done():
+        answer.set_result(value)
+
+
+def _keys(handles: Handles) -> list[tuple[int, ...]]:
+    return [
+        (incarnation, sequence, *place)
+        for incarnation, first, count, *place in handles
+        for sequence in range(first, first + count)
+    ]
+
+
+def _length_ms(by: timedelta) -> int:
+    ms = -(-need_timedelta("by", by) // _MS)
+    if ms < 0:
+        raise BadArgument(f"the clock can't go back by {-by}")
+    return ms
+
+
+def _frozen_ms() -> int | None:
+    """The frozen time, while freezegun freezes it."""
+    if FROZEN_BY not in sys.modules or getattr(time.time, "__module__", "") != FROZEN_BY:
+        return None
+    return time.time_ns() // 1_000_000
