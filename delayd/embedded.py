@@ -67,9 +67,7 @@ class Embedded:
     Any thread may use it. A program that ends without closing it loses nothing: the next open recovers.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], settings: dict[str, Any], machine: Machine = REAL_MACHINE
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], machine: Machine = REAL_MACHINE) -> None:
         text = os.fspath(path)
         if not text:
             raise BadArgument("delayd.open takes the path of a directory, such as './data'")

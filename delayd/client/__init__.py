@@ -7,6 +7,7 @@ both forms share one core, which lives on one event loop of one process.
     pulling             consumers
 Both
     limits, instants    check what the caller said, and know what time it is at a server
+    home_clock          the clocks of one home of messages: this machine's, or one that a test moves
     meta                which servers there are, as meta last said
     link, retry         the connection to one server, and how long to wait before the next try
     engine              what a client runs on, one a process (rule I2)

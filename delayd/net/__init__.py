@@ -14,6 +14,7 @@ The listening side
 A server's process, from its start to its end
     program             signals, the ready line, logging, exit codes
     held_start          a server whose start met damage waits here for its files
+    machine             what a server has from its machine: disk, state, clocks, threads, secret
     home                lock, state, clock, threads and jobs of a server with logs
     registration        the server's line to meta
     membership          which cluster the server belongs to, and whether it is the only one of its log_id

@@ -1,7 +1,11 @@
-"""For tests here and elsewhere: fakes that stand in for disk, clock, executor and state, and what clients promise.
+"""For tests here and elsewhere: an in-memory broker, what clients promise, and fakes of what a server stands on.
 
 A map.
 
+    broker              servers in memory for the tests of a program that uses delayd (docs/testing.md)
+    broker_clock        their clock, which the test moves
+    broker_machine      the disk, threads and time that they run on
+    plugin              the fixtures of pytest
     conformance         what the public clients promise, as tests that run against any home (docs/testing.md)
 
     clock               a clock that a test moves
@@ -9,3 +13,21 @@ A map.
     executor            runs jobs at once, or when the test says so
     state               the key-value state, in memory
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delayd.testing.broker import InMemoryBroker as InMemoryBroker
+
+__all__ = ["InMemoryBroker"]
+
+
+def __getattr__(name: str) -> object:
+    # The broker brings all servers with it; the plugin must not, where nobody uses it.
+    if name == "InMemoryBroker":
+        from delayd.testing.broker import InMemoryBroker
+
+        return InMemoryBroker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

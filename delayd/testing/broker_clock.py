@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from delayd.client.home_clock import Watched
-from delayd.client.instants import ServerClock, instant_ms, utc
+from delayd.client.instants import ServerClock, instant_ms, utc, wall_ms
 from delayd.client.limits import need_timedelta
 from delayd.client.loop_thread import LoopThread
-from delayd.errors import BadArgument, WrongLoop
+from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.testing.broker_machine import MovedTime
 from delayd.wire.frame import Head
 
@@ -33,7 +33,7 @@ LOOK_S = 0.0005  # How often handlers at work are looked at.
 FOLLOW_S = 0.005  # How often frozen time is looked at.
 PATIENCE_S = 5.0  # Handlers that do nothing for so long are not waited for.
 STUCK_S = 60.0  # Messages that go round for so long at one instant will do so for ever.
-FROZEN_BY = "freezegun.api"
+FREEZER = "freezegun.api"
 
 _MS = timedelta(milliseconds=1)
 
@@ -65,7 +65,7 @@ class BrokerClock:
     """
 
     def __init__(self, start: datetime | None, *, tick: bool) -> None:
-        start_ms = time.time_ns() // 1_000_000 if start is None else instant_ms(start)
+        start_ms = (_frozen_ms() or wall_ms()) if start is None else instant_ms(start)
         self.time = MovedTime(start_ms, tick=tick)
         self._thread: LoopThread | None = None
         self._servers: Stepped | None = None
@@ -90,21 +90,19 @@ class BrokerClock:
                 `advance_async` there.
             TimeoutError: messages go round at one instant without an end.
         """
-        ms = _length_ms(by)
-        self._call(lambda: self._go(lambda: self.time.now_ms + ms))
+        self._call(partial(self._go_by, _length_ms(by)))
 
     def move_to(self, instant: datetime) -> None:
         """The same, until an instant; BadArgument when the clock is past it."""
-        self._call(lambda: self._go(lambda: self._ahead(instant)))
+        self._call(partial(self._go_to, self._ahead(instant)))
 
     async def advance_async(self, by: timedelta) -> None:
         """`advance`, for tests that run on an event loop."""
-        ms = _length_ms(by)
-        await self._await(lambda: self._go(lambda: self.time.now_ms + ms))
+        await self._await(partial(self._go_by, _length_ms(by)))
 
     async def move_to_async(self, instant: datetime) -> None:
         """`move_to`, for tests that run on an event loop."""
-        await self._await(lambda: self._go(lambda: self._ahead(instant)))
+        await self._await(partial(self._go_to, self._ahead(instant)))
 
     # For the broker.
 
@@ -157,23 +155,29 @@ class BrokerClock:
 
     # On the servers' loop.
 
-    async def _go(self, target: Callable[[], int]) -> None:
+    async def _go_by(self, ms: int) -> None:
+        async with self._moving:
+            await self._step_to(self.time.now_ms + ms)
+
+    async def _go_to(self, target_ms: int) -> None:
+        async with self._moving:
+            await self._step_to(target_ms)
+
+    async def _step_to(self, target_ms: int) -> None:
         servers = self._servers
         assert servers is not None, "the broker has begun"
-        async with self._moving:
-            target_ms = target()
-            for watcher in list(self._watchers):
-                watcher.begin()
+        for watcher in list(self._watchers):
+            watcher.begin()
+        await self._quiet(servers)
+        while (now_ms := self.time.now_ms) < target_ms:
+            stop_ms = target_ms
+            if any(watcher.is_active for watcher in list(self._watchers)):
+                next_ms = servers.next_stop_ms()
+                if next_ms is not None and next_ms > now_ms:
+                    stop_ms = min(stop_ms, next_ms)
+            self.time.move(stop_ms - now_ms)
+            servers.look()
             await self._quiet(servers)
-            while (now_ms := self.time.now_ms) < target_ms:
-                stop_ms = target_ms
-                if any(watcher.is_active for watcher in list(self._watchers)):
-                    next_ms = servers.next_stop_ms()
-                    if next_ms is not None and next_ms > now_ms:
-                        stop_ms = min(stop_ms, next_ms)
-                self.time.move(stop_ms - now_ms)
-                servers.look()
-                await self._quiet(servers)
 
     async def _quiet(self, servers: Stepped) -> None:
         """Wait until nothing is left to do at this instant."""
@@ -188,7 +192,9 @@ class BrokerClock:
             if after[0] != before[0]:
                 since = now
                 if now - began > STUCK_S:
-                    raise TimeoutError(f"messages go round at {self.now.isoformat()} for ever; a handler gives them back")
+                    raise TimeoutError(
+                        f"messages go round at {self.now.isoformat()} for ever: what sends them?"
+                    )
             elif not (after[1] or is_at_work):
                 return
             elif now - since > PATIENCE_S:
@@ -210,8 +216,8 @@ class BrokerClock:
         while True:
             await asyncio.sleep(FOLLOW_S)
             frozen_ms = _frozen_ms()
-            if frozen_ms is not None and frozen_ms > self.time.now_ms and not self._moving.locked():
-                await self._go(lambda: frozen_ms)
+            if frozen_ms is not None and frozen_ms > self.time.now_ms:
+                await self._go_to(frozen_ms)
 
     def _ahead(self, instant: datetime) -> int:
         target_ms = instant_ms(instant)
@@ -224,19 +230,21 @@ class BrokerClock:
     def _catch_up(self) -> None:
         """A caller that has moved a frozen time before its call is served by that time."""
         frozen_ms = _frozen_ms()
-        if frozen_ms is None or frozen_ms <= self.time.now_ms or asyncio._get_running_loop() is not None:
+        if frozen_ms is None or frozen_ms <= self.time.now_ms or _is_on_a_loop():
             return
-        self._call(lambda: self._go(lambda: frozen_ms))
+        self._call(partial(self._go_to, frozen_ms))
 
-    def _call(self, make: Callable[[], object]) -> None:
-        if asyncio._get_running_loop() is not None:
+    def _call(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
+        if _is_on_a_loop():
             raise WrongLoop("this loop could not serve its consumers meanwhile; await clock.advance_async(...) here")
-        assert self._thread is not None, "the broker has begun"
-        self._thread.call(make())  # type: ignore[arg-type]
+        if self._thread is None:
+            raise AlreadyClosed("this broker was closed")
+        self._thread.call(make())
 
-    async def _await(self, make: Callable[[], object]) -> None:
-        assert self._thread is not None, "the broker has begun"
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self._thread.loop))  # type: ignore[arg-type]
+    async def _await(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
+        if self._thread is None:
+            raise AlreadyClosed("this broker was closed")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_run(make()), self._thread.loop))
 
 
 class _SharedClock(ServerClock):
@@ -317,6 +325,18 @@ class _Watcher:
         return await answer
 
 
+async def _run(coroutine: Coroutine[object, object, None]) -> None:
+    await coroutine
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _set(answer: asyncio.Future[bool], value: bool) -> None:
     if not answer.done():
         answer.set_result(value)
@@ -339,6 +359,10 @@ def _length_ms(by: timedelta) -> int:
 
 def _frozen_ms() -> int | None:
     """The frozen time, while freezegun freezes it."""
-    if FROZEN_BY not in sys.modules or getattr(time.time, "__module__", "") != FROZEN_BY:
+    # freezegun hides the frozen time from threads, and a time that ticks at each look must not tick for this one.
+    factories = getattr(sys.modules.get(FREEZER), "freeze_factories", None)
+    if not factories:
         return None
-    return time.time_ns() // 1_000_000
+    factory = factories[-1]
+    shown: datetime = factory() if hasattr(factory, "start") else factory.time_to_freeze
+    return instant_ms(shown.replace(tzinfo=UTC))

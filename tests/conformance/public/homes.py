@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import delayd
+from delayd.testing import InMemoryBroker
 from tests.end_to_end.up_process import up
 
 
@@ -24,4 +25,15 @@ def embedded(folder: Path) -> Iterator[str]:
         yield home.address
 
 
-HOMES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"servers": servers, "embedded": embedded}
+@contextmanager
+def memory(folder: Path) -> Iterator[str]:
+    """Servers in memory, whose clock goes on by itself here: the cases wait for what is due."""
+    with InMemoryBroker(tick=True) as broker:
+        yield broker.address
+
+
+HOMES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "servers": servers,
+    "embedded": embedded,
+    "memory": memory,
+}

@@ -1,0 +1,1 @@
+"""Tests of what delayd gives to the tests of others."""

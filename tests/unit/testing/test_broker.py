@@ -1,0 +1,327 @@
+"""The in-memory broker: what a test sees when it moves the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from freezegun import freeze_time
+
+import delayd
+from delayd.testing import InMemoryBroker, broker_clock
+from tests.waiting import wait_until
+
+DAY = timedelta(days=1)
+MS = timedelta(milliseconds=1)
+AT_ONCE = timedelta(0)
+START = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def _pulled(consumer: delayd.Consumer) -> list[bytes]:
+    """What the consumer gets now; all of it is acknowledged."""
+    bodies = []
+    while len(batch := consumer.pull(wait=AT_ONCE)):
+        bodies += [message.body for message in batch]
+        batch.ack()
+    return bodies
+
+
+def test_a_message_comes_at_its_millisecond(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+        receipt = producer.send("a", b"42", delay=30 * DAY)
+        assert receipt.deliver_at == clock.now + 30 * DAY
+        clock.advance(30 * DAY - MS)
+        assert _pulled(consumer) == []
+        clock.advance(MS)
+        (message,) = consumer.pull(wait=AT_ONCE)
+        assert message.body == b"42" and message.late_ms == 0
+        message.ack()
+
+
+def test_the_clock_stands_still_until_it_is_moved(delayd_broker: InMemoryBroker) -> None:
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+        producer.send("a", b"", delay=MS)
+        assert len(consumer.pull(wait=timedelta(milliseconds=50))) == 0
+        delayd_broker.clock.advance(MS)
+        assert len(consumer.pull(wait=AT_ONCE)) == 1
+
+
+def test_two_years_pass_and_everything_comes_in_order() -> None:
+    with (
+        InMemoryBroker(start=START) as broker,
+        broker.producer() as producer,
+        broker.consumer("a", "g") as consumer,
+    ):
+        days = [400, 3, 731, 1, 90, 3]
+        for number, day in enumerate(days):
+            producer.send("a", b"%d" % number, delay=day * DAY + number * MS)
+        broker.clock.move_to(START + 732 * DAY)
+        assert broker.clock.now == START + 732 * DAY
+        assert _pulled(consumer) == [b"3", b"1", b"5", b"4", b"0", b"2"]
+
+
+def test_a_message_due_after_the_clock_was_moved_counts_from_there(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+        clock.advance(700 * DAY)
+        # Further ahead of this machine's clock than any message may be due.
+        receipt = producer.send("a", b"late", deliver_at=clock.now + 700 * DAY)
+        assert producer.send("a", b"early", delay=DAY).deliver_at == clock.now + DAY
+        clock.move_to(receipt.deliver_at)
+        assert _pulled(consumer) == [b"early", b"late"]
+        with pytest.raises(delayd.PastHorizon):
+            producer.send("a", b"", delay=733 * DAY)
+
+
+def test_retries_and_dead_letters_come_at_their_instants(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    backoff = delayd.Backoff(first=timedelta(minutes=1), most=timedelta(hours=1), jitter=0.0)
+    with (
+        delayd_broker.producer() as producer,
+        delayd_broker.consumer("a", "g", max_attempts=3, backoff=backoff) as consumer,
+    ):
+        producer.send("a", b"", delay=DAY)
+        clock.advance(DAY)
+        for attempt, minutes in ((1, 1), (2, 2)):
+            (message,) = consumer.pull(wait=AT_ONCE)
+            assert message.attempt == attempt
+            message.nack(error="no")
+            clock.advance(timedelta(minutes=minutes) - MS)
+            assert len(consumer.pull(wait=AT_ONCE)) == 0
+            clock.advance(MS)
+        (message,) = consumer.pull(wait=AT_ONCE)
+        assert (message.attempt, message.last_error) == (3, "no")
+        message.nack(error="never")
+        clock.advance(700 * DAY)
+        assert len(consumer.pull(wait=AT_ONCE)) == 0
+
+
+def test_a_lease_that_ends_gives_the_message_to_another(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    with (
+        delayd_broker.producer() as producer,
+        delayd_broker.consumer("a", "g", lease=timedelta(minutes=5)) as one,
+        delayd_broker.consumer("a", "g") as other,
+    ):
+        producer.send("a", b"", delay=AT_ONCE)
+        (message,) = one.pull()
+        clock.advance(timedelta(minutes=5) - timedelta(seconds=1))
+        assert len(other.pull(wait=AT_ONCE)) == 0
+        clock.advance(timedelta(seconds=1))
+        (again,) = other.pull(wait=AT_ONCE)
+        assert again.attempt == 2
+        with pytest.raises(delayd.StaleHandle):
+            message.ack()
+        again.ack()
+
+
+def test_a_message_that_expires_never_comes(delayd_broker: InMemoryBroker) -> None:
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+        producer.send("a", b"gone", delay=DAY, ttl=timedelta(hours=1))
+        producer.send("a", b"here", delay=DAY, ttl=timedelta(hours=3))
+        delayd_broker.clock.advance(DAY + timedelta(hours=2))
+        assert _pulled(consumer) == [b"here"]
+
+
+def test_a_consumer_that_waits_gets_each_message_at_its_instant(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    begun = clock.now
+    seen: list[tuple[bytes, timedelta]] = []
+
+    async def scenario() -> None:
+        async def consume() -> None:
+            async for message in consumer:
+                seen.append((message.body, clock.now - begun))
+                if message.body == b"1" and message.attempt == 1:
+                    await message.nack(delay=5 * DAY)
+                    await producer.send("a", b"told", delay=DAY)
+                else:
+                    await message.ack()
+
+        async with delayd_broker.async_producer() as producer, delayd_broker.async_consumer("a", "g") as consumer:
+            for number in range(3):
+                await producer.send("a", b"%d" % number, delay=number * 2 * DAY)
+            task = asyncio.get_running_loop().create_task(consume())
+            await clock.advance_async(8 * DAY)
+            await clock.advance_async(AT_ONCE)
+            task.cancel()
+
+    asyncio.run(scenario())
+    at = [(body, length / DAY) for body, length in seen]
+    assert at == [(b"0", 0), (b"1", 2), (b"told", 3), (b"2", 4), (b"1", 7)]
+
+
+def test_a_worker_is_waited_for_at_each_instant(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    begun = clock.now
+    seen: list[float] = []
+    worker = delayd_broker.worker()
+
+    @worker.on("a", group="g", max_attempts=3, backoff=delayd.Backoff(first=DAY, most=9 * DAY, jitter=0.0))
+    def fail(body: bytes) -> None:
+        seen.append((clock.now - begun) / DAY)
+        raise ValueError("no")
+
+    async def scenario() -> None:
+        async with delayd_broker.async_producer() as producer:
+            await producer.send("a", b"", delay=DAY)
+            task = asyncio.get_running_loop().create_task(worker.serve())
+            await clock.advance_async(30 * DAY)
+            worker.stop()
+            await task
+
+    asyncio.run(scenario())
+    assert seen == [1, 2, 4]
+
+
+def test_a_thread_that_waits_is_waited_for(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    begun = clock.now
+    seen: list[float] = []
+
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+
+        def consume() -> None:
+            for message in consumer:
+                seen.append((clock.now - begun) / DAY)
+                message.ack()
+                if message.body == b"last":
+                    return
+
+        for day in (1, 2, 3):
+            producer.send("a", b"last" if day == 3 else b"", delay=day * DAY)
+        thread = threading.Thread(target=consume)
+        thread.start()
+        wait_until(lambda: any(watcher.is_active or watcher._waiting for watcher in clock._watchers))
+        clock.advance(10 * DAY)
+        thread.join()
+    assert seen == [1, 2, 3]
+
+
+def test_a_handler_that_does_nothing_is_not_waited_for_for_ever(
+    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_clock, "PATIENCE_S", 0.1)
+
+    async def scenario() -> None:
+        async def take() -> None:
+            await consumer.pull(1, wait=timedelta(minutes=1))
+            await asyncio.Event().wait()
+
+        async with delayd_broker.async_producer() as producer, delayd_broker.async_consumer("a", "g") as consumer:
+            task = asyncio.get_running_loop().create_task(take())
+            await producer.send("a", b"", delay=DAY)
+            await delayd_broker.clock.advance_async(2 * DAY)
+            task.cancel()
+
+    asyncio.run(scenario())
+    assert "clock_goes_on" in caplog.text
+
+
+def test_messages_that_go_round_at_one_instant_are_told(
+    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_clock, "STUCK_S", 0.3)
+
+    async def scenario() -> None:
+        async def send_again() -> None:
+            async for message in consumer:
+                await producer.send("a", b"", delay=AT_ONCE)
+                await message.ack()
+
+        async with delayd_broker.async_producer() as producer, delayd_broker.async_consumer("a", "g") as consumer:
+            task = asyncio.get_running_loop().create_task(send_again())
+            await producer.send("a", b"", delay=DAY)
+            with pytest.raises(TimeoutError, match="go round"):
+                await delayd_broker.clock.advance_async(DAY)
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_frozen_time_is_the_brokers_time() -> None:
+    with freeze_time("2027-03-01 12:00:00", tz_offset=0, real_asyncio=True) as frozen, InMemoryBroker() as broker:
+        assert broker.clock.now == datetime(2027, 3, 1, 12, tzinfo=UTC)
+        with broker.producer() as producer, broker.consumer("a", "g") as consumer:
+            producer.send("a", b"42", delay=DAY)
+            frozen.tick(DAY - MS)
+            assert len(consumer.pull(wait=AT_ONCE)) == 0
+            frozen.tick(MS)
+            (message,) = consumer.pull(wait=AT_ONCE)
+            assert message.deliver_at == datetime(2027, 3, 2, 12, tzinfo=UTC)
+            message.ack()
+
+
+def test_a_broker_that_nobody_calls_follows_frozen_time() -> None:
+    with freeze_time("2027-03-01", real_asyncio=True, ignore=["tests.waiting"]) as frozen, InMemoryBroker() as broker:
+        frozen.move_to("2027-06-01")
+        wait_until(lambda: broker.clock.now == datetime(2027, 6, 1, tzinfo=UTC))
+
+
+def test_each_broker_has_a_time_and_messages_of_its_own() -> None:
+    with InMemoryBroker(start=START) as one, InMemoryBroker(start=START) as other:
+        one.clock.advance(DAY)
+        assert (one.clock.now, other.clock.now) == (START + DAY, START)
+        with one.producer() as producer, other.consumer("a", "g") as consumer:
+            producer.send("a", b"", delay=AT_ONCE)
+            assert len(consumer.pull(wait=timedelta(milliseconds=20))) == 0
+
+
+def test_a_clock_that_ticks_goes_on_by_itself() -> None:
+    with InMemoryBroker(tick=True) as broker, broker.producer() as producer, broker.consumer("a", "g") as consumer:
+        producer.send("a", b"", delay=timedelta(milliseconds=20))
+        producer.send("a", b"", delay=DAY)
+        assert len(consumer.pull(wait=timedelta(seconds=30))) == 1
+        broker.clock.advance(DAY)
+        assert len(consumer.pull(wait=timedelta(seconds=30))) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda clock: clock.advance(-DAY), delayd.BadArgument, "can't go back by 1 day"),
+        (lambda clock: clock.advance(5), delayd.BadArgument, "timedelta"),
+        (lambda clock: clock.move_to(clock.now - MS), delayd.BadArgument, "never goes back"),
+        (lambda clock: clock.move_to((START + 5_000 * DAY).replace(tzinfo=None)), delayd.NaiveDatetime, "no time zone"),
+    ],
+)
+def test_a_wrong_move_is_refused(
+    delayd_broker: InMemoryBroker, call: Callable[[Any], None], error: type[Exception], text: str
+) -> None:
+    before = delayd_broker.clock.now
+    with pytest.raises(error, match=text):
+        call(delayd_broker.clock)
+    assert delayd_broker.clock.now == before
+
+
+def test_a_move_that_would_stop_its_own_loop_says_what_to_call(delayd_broker: InMemoryBroker) -> None:
+    async def scenario() -> None:
+        with pytest.raises(delayd.WrongLoop, match="advance_async"):
+            delayd_broker.clock.advance(DAY)
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_broker_says_so(delayd_broker: InMemoryBroker) -> None:
+    delayd_broker.close()
+    with pytest.raises(delayd.AlreadyClosed):
+        delayd_broker.clock.advance(DAY)
+    with pytest.raises(delayd.AlreadyClosed):
+        delayd_broker.producer()
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(delayd.BadSetting, match="retantion_ms"):
+        InMemoryBroker(retantion_ms=5)
+
+
+def test_clients_of_other_homes_keep_their_time(delayd_broker: InMemoryBroker, tmp_path_factory: Any) -> None:
+    with delayd.open(tmp_path_factory.mktemp("home")) as home, home.producer() as producer:
+        delayd_broker.clock.advance(DAY)
+        receipt = producer.send("a", b"", delay=timedelta(hours=1))
+        assert receipt.deliver_at - datetime.now(UTC) < timedelta(hours=2)
