@@ -60,7 +60,7 @@ class MetaSide:
         service = MetaService(MetaConfig(data="/data"), _failed)
         service._executor.close()
         service._disk.close()
-        service._core, service._clock = self._core, self._clock  # type: ignore[assignment]
+        service._core, service._clock = self._core, self._clock
         service._identity, service._cluster_id = Identity(LOG_ID, 1), CLUSTER_ID
         secret = Secret(bytes(SECRET_BYTES), PATH)
         service._guard = Guard(secret, "meta", LOG_ID, lambda: CLUSTER_ID)
