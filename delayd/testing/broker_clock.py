@@ -192,9 +192,7 @@ class BrokerClock:
             if after[0] != before[0]:
                 since = now
                 if now - began > STUCK_S:
-                    raise TimeoutError(
-                        f"messages go round at {self.now.isoformat()} for ever: what sends them?"
-                    )
+                    raise TimeoutError(f"messages go round at {self.now.isoformat()} for ever: what sends them?")
             elif not (after[1] or is_at_work):
                 return
             elif now - since > PATIENCE_S:
