@@ -103,7 +103,8 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
 # The columns of ends: each has a region in the heap. Regions stand in the order of their columns' ids.
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)
 # Columns without a region that stay with a row wherever it is copied to a batch that may have them; 0 states nothing.
-KEPT = (ColumnId.TAG_BLOOM, ColumnId.ORIGIN_SEQUENCE, ColumnId.ROW_FLAGS, ColumnId.EXPIRES_AT_MS)
+SPARSE = (ColumnId.ORDERING_KEY_HASH, ColumnId.EXPIRES_AT_MS)  # Of these, few rows have one.
+KEPT = (ColumnId.TAG_BLOOM, ColumnId.ORIGIN_SEQUENCE, ColumnId.ROW_FLAGS, *SPARSE)
 
 
 class KindColumns(NamedTuple):
@@ -138,21 +139,17 @@ KIND_COLUMNS: dict[BatchKind, KindColumns] = {
     # A producer gives no sequence and no instant of acceptance: the server gives both.
     BatchKind.PRODUCER: KindColumns(
         _MESSAGE,
-        _MESSAGE
-        | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ORIGIN_SEQUENCE, ColumnId.EXPIRES_AT_MS}
-        | _KEYS_AND_TAGS,
+        _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ORIGIN_SEQUENCE, *SPARSE} | _KEYS_AND_TAGS,
     ),
     BatchKind.SCHEDULE: KindColumns(
         _FILED,
         _FILED
         | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT}
-        | {ColumnId.ORIGIN_SEQUENCE, ColumnId.EXPIRES_AT_MS}
+        | {ColumnId.ORIGIN_SEQUENCE, *SPARSE}
         | _KEYS_AND_TAGS,
     ),
     # A realtime server routes by tags; a key is the delay server's alone.
-    BatchKind.DISPATCH: KindColumns(
-        _STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.EXPIRES_AT_MS} | _TAGS
-    ),
+    BatchKind.DISPATCH: KindColumns(_STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, *SPARSE} | _TAGS),
     BatchKind.OUTCOME: _exactly(ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH),
     BatchKind.CONTROL: _exactly(ColumnId.BODY_END),
     BatchKind.PULL: _exactly(ColumnId.ENTRY),

@@ -16,6 +16,7 @@ from delayd.batch import (
     DTYPES,
     FEW_ROWS,
     KIND_COLUMNS,
+    SPARSE,
     Batch,
     BatchKind,
     Buffer,
@@ -49,7 +50,7 @@ BESIDE_BARE = (*BESIDE_BODY, *CARRIED_COLUMNS)  # What a batch that `delayd.enco
 # What the columns of a row take in a DISPATCH batch, and what they take besides where the row has tags.
 ROW_COLUMNS_BYTES = sum(DTYPES[column].itemsize for column in (_DUE, _SEQUENCE, ColumnId.HEADERS_END, _BODY, _HASH))
 TAGS_COLUMNS_BYTES = DTYPES[ColumnId.TAGS_END].itemsize + DTYPES[ColumnId.TAG_BLOOM].itemsize
-EXPIRY_COLUMN_BYTES = DTYPES[ColumnId.EXPIRES_AT_MS].itemsize  # And what they take where it has an expiry.
+SPARSE_COLUMN_BYTES = 8  # And what it takes where it has a value in a column of `delayd.batch.SPARSE`.
 NO_COLUMNS: Mapping[ColumnId, Columns] = {}
 
 
@@ -313,8 +314,7 @@ def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
     The cost depends on ``rows`` only: a large batch may be given out one message at a time.
     """
     size = np.full(rows, ROW_COLUMNS_BYTES, np.int64)
-    if ColumnId.EXPIRES_AT_MS in batch.offsets:
-        size += EXPIRY_COLUMN_BYTES
+    size += SPARSE_COLUMN_BYTES * sum(column in batch.offsets for column in SPARSE)
     for column in batch.layout.regions:
         if column == ColumnId.TAGS_END:
             size += TAGS_COLUMNS_BYTES

@@ -1,7 +1,7 @@
 """Retry batches: messages of a group as the batch that its delay server takes again (rule Q2).
 
-Such a message has the body, the tags, the expiry and the headers that it was sent with, and headers of the servers
-beside them: how often handlers got it, which message it began as, and what went wrong.
+Such a message has the body, the tags, the expiry, the ordering key and the headers that it was sent with. Beside them it
+has headers of the servers: how often handlers got it, which message it began as, and what went wrong.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ def retry_batch(part: ProducerPart, subject: str, sources: Sequence[Source], at_
     expires = [_expiry(batch, row) if not how.reason else 0 for batch, row, how in rows]
     if any(expires):
         others[ColumnId.EXPIRES_AT_MS] = np.array(expires, np.int64)
+    keys = [ordering_key_of(batch, row) for batch, row, _ in rows]
+    if any(keys):
+        others[ColumnId.ORDERING_KEY_HASH] = np.array(keys, np.uint64)
     lengths = np.array([length for length, _ in bodies], np.int64)
     regions[ColumnId.BODY_END] = GatheredItems(lengths, [item for _, item in bodies])
     gathered = Gathered(others[ColumnId.DELIVER_AT_MS].astype(np.int64, copy=False), regions)
@@ -81,6 +84,12 @@ def _items(items: Sequence[bytes]) -> GatheredItems:
 def _expiry(batch: Batch, row: int) -> int:
     """When a message expires; 0 for never."""
     return int(batch.int64s(ColumnId.EXPIRES_AT_MS)[row]) if ColumnId.EXPIRES_AT_MS in batch.offsets else 0
+
+
+def ordering_key_of(batch: Batch, row: int) -> int:
+    """The hash of a message's ordering key; 0 without one."""
+    column = ColumnId.ORDERING_KEY_HASH
+    return int(batch.uint64s(column)[row]) if column in batch.offsets else 0
 
 
 def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int) -> tuple[bytes, int]:

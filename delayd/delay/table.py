@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS, Batch, ColumnId, Int64s
+from delayd.batch import FEW_ROWS, SPARSE, Batch, ColumnId, Int64s
 from delayd.delay.rows import COARSE_FROM_MS, ONE_ROW, ROW, Rows, due_within, encode_due, filing_hours, new_rows
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
-from delayd.gather import CARRIED, EXPIRY_COLUMN_BYTES, ROW_COLUMNS_BYTES, TAGS_COLUMNS_BYTES
+from delayd.gather import CARRIED, ROW_COLUMNS_BYTES, SPARSE_COLUMN_BYTES, TAGS_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
 from delayd.location import ROW_BITS, pack_locations
 
@@ -100,9 +100,9 @@ def rows_of(
         if column == ColumnId.TAGS_END:
             length[lengths > 0] += TAGS_COLUMNS_BYTES
     for at, entry in enumerate(stored):
-        if ColumnId.EXPIRES_AT_MS in entry.batch.offsets:
-            expiring = table.batch_of == at
-            length[expiring] += EXPIRY_COLUMN_BYTES * (entry.batch.int64s(ColumnId.EXPIRES_AT_MS) > 0)
+        for sparse in SPARSE:
+            if sparse in entry.batch.offsets:
+                length[table.batch_of == at] += SPARSE_COLUMN_BYTES * (entry.batch.uint64s(sparse) > 0)
     rows["due_ms"] = due_within(table.deliver_at_ms, hours)
     rows["length"] = length
     rows["subject"] = subject_of
@@ -146,10 +146,11 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
                     if end > start:
                         lengths[row] += ((end - start + 7) & ~7) + besides
                     start = (end + 7) & ~7
-        if ColumnId.EXPIRES_AT_MS in offsets:
-            for row, instant in enumerate(struct.unpack_from(f"<{count}q", buffer, offsets[ColumnId.EXPIRES_AT_MS])):
-                if instant:
-                    lengths[row] += EXPIRY_COLUMN_BYTES
+        for sparse in SPARSE:
+            if sparse in offsets:
+                for row, value in enumerate(struct.unpack_from(f"<{count}Q", buffer, offsets[sparse])):
+                    if value:
+                        lengths[row] += SPARSE_COLUMN_BYTES
         numbers = subjects.of_batch(batch).tolist()
         subject_of: Sequence[int] = [0] * count
         if ColumnId.SUBJECT in offsets:

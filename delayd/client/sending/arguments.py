@@ -124,6 +124,7 @@ class Arguments:
         tags: Tags | None = None,
         ttl: timedelta | None = None,
         expires_at: datetime | None = None,
+        ordering_key: Key | None = None,
     ) -> Single:
         """Check one send."""
         if (
@@ -140,6 +141,7 @@ class Arguments:
             and tags is None
             and ttl is None
             and expires_at is None
+            and ordering_key is None
             and on_conflict == REJECT
             and not traceparent.get()
         ):
@@ -152,7 +154,7 @@ class Arguments:
         expiry = expiry_of(ttl, expires_at)
         if not relative:
             check_after(expiry, when)
-        return subject, body, when, relative, packed, label_of(key, on_conflict, tags, expiry)
+        return subject, body, when, relative, packed, label_of(key, on_conflict, tags, expiry, ordering_key)
 
     def columns(
         self,
@@ -167,6 +169,7 @@ class Arguments:
         tags: Tags | Sequence[Tags | None] | None = None,
         ttl: Ttls | None = None,
         expires_at: ExpireAt | None = None,
+        ordering_keys: Sequence[Key | None] | None = None,
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
         name = check_sent_subject(subject)
@@ -181,7 +184,8 @@ class Arguments:
             row = int(sizes.argmax())
             raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
         deliver, relative = wish_column(delay, deliver_at, deliver_at_ms, len(bodies), self._horizon)
-        labels = labels_of(keys, on_conflict, tags, len(bodies), expiries_of(ttl, expires_at, len(bodies)))
+        expiries = expiries_of(ttl, expires_at, len(bodies))
+        labels = labels_of(keys, on_conflict, tags, len(bodies), expiries, ordering_keys)
         if labels is not None:
             sizes = sizes + labels.sizes()
         return Columns(name, bodies, body_bytes, sizes, deliver, relative, packed, labels)

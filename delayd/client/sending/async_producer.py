@@ -112,6 +112,7 @@ class AsyncProducer:
         tags: Tags | None = None,
         ttl: timedelta | None = None,
         expires_at: datetime | None = None,
+        ordering_key: Key | None = None,
     ) -> asyncio.Future[Receipt]:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``.
 
@@ -134,6 +135,8 @@ class AsyncProducer:
             tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
             ttl: how long after its due instant the message expires: then it is not delivered any more.
             expires_at: in place of ttl, the instant, with a time zone, from which on it is not delivered any more.
+            ordering_key: messages with the same one come one after the other to groups that ask for that
+                (``ordered=True`` of a consumer, docs/consuming.md).
 
         Raises:
             CallerError: an argument is wrong; the call itself raises it, and nothing was queued.
@@ -145,7 +148,18 @@ class AsyncProducer:
             OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
         row = self._arguments.single(
-            subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags, ttl, expires_at
+            subject,
+            body,
+            delay,
+            deliver_at,
+            deliver_at_ms,
+            headers,
+            key,
+            on_conflict,
+            tags,
+            ttl,
+            expires_at,
+            ordering_key,
         )
         if spread is not None:
             return self._own.on_this_loop().queue_spread(row, spread_of(spread))
@@ -177,6 +191,7 @@ class AsyncProducer:
         tags: Tags | Sequence[Tags | None] | None = None,
         ttl: Ttls | None = None,
         expires_at: ExpireAt | None = None,
+        ordering_keys: Sequence[Key | None] | None = None,
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
@@ -199,6 +214,7 @@ class AsyncProducer:
             tags: one list of texts for all messages, or one for each.
             ttl: as for `send`, one for all messages or one for each; None for a message that never expires.
             expires_at: the same.
+            ordering_keys: an ordering key for each message, or None for a message without one.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
@@ -206,7 +222,18 @@ class AsyncProducer:
             DelaydError: all messages failed in the same way; this is that error.
         """
         columns = self._arguments.columns(
-            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags, ttl, expires_at
+            subject,
+            bodies,
+            deliver_at_ms,
+            delay,
+            deliver_at,
+            headers,
+            keys,
+            on_conflict,
+            tags,
+            ttl,
+            expires_at,
+            ordering_keys,
         )
         window_ms = None if spread is None else spread_of(spread)
         return await self._own.on_this_loop().core.send_batch(columns, window_ms)

@@ -17,6 +17,7 @@ from delayd.client.sending.expiries import NEVER, Expiry, expiry_column
 from delayd.client.sending.packing import Items
 from delayd.errors import BadArgument, BadKey, BadTags
 from delayd.life import TAG_PREFIX
+from delayd.ordering import ordering_hash
 from delayd.tags import bloom_of_item, encode_tags
 
 OnConflict = Literal["reject", "keep", "replace"]
@@ -29,26 +30,31 @@ NO_KEY = b""
 
 
 class Label(NamedTuple):
-    """Key, tags and expiry of one message: plain values, so that a waiting row costs the garbage collector nothing."""
+    """Key, tags, expiry and ordering key of one message.
+
+    These are plain values, so that a waiting row costs the garbage collector nothing.
+    """
 
     key: bytes
     on_conflict: int
     tags: bytes
     expires_at_ms: int = 0
     ttl_ms: int = 0  # It begins when the message is due; the server hears of the instant at which it ends.
+    ordering: int = 0  # The hash of its ordering key; 0 without one.
 
 
 NO_LABEL = Label(NO_KEY, 0, b"")
 
 
 class Labels(NamedTuple):
-    """Keys, tags and expiries of many messages: columns of equal length."""
+    """Keys, tags, expiries and ordering keys of many messages: columns of equal length."""
 
     keys: Sequence[bytes]
     on_conflict: Sequence[int]
     tags: Sequence[bytes]
     expires_at_ms: Sequence[int]
     ttl_ms: Sequence[int]
+    ordering: Sequence[int]
 
     def cut(self, run: range) -> Labels:
         """Neighbouring rows."""
@@ -68,7 +74,8 @@ class Labels(NamedTuple):
         if any(self.tags):
             regions[ColumnId.TAGS_END] = Items(self.tags, lengths_of(self.tags))
             columns[ColumnId.TAG_BLOOM] = np.array([bloom_of_item(item) for item in self.tags], np.uint64)
-
+        if any(self.ordering):
+            columns[ColumnId.ORDERING_KEY_HASH] = np.array(self.ordering, np.uint64)
         if any(self.expires_at_ms) or any(self.ttl_ms):
             due_ms = columns[ColumnId.DELIVER_AT_MS].astype(np.int64, copy=False)
             instants, lengths = np.array(self.expires_at_ms, np.int64), np.array(self.ttl_ms, np.int64)
@@ -83,8 +90,14 @@ class Labels(NamedTuple):
         return lengths_of(self.keys) + lengths_of(self.tags)
 
 
-def label_of(key: Key | None, on_conflict: OnConflict, tags: Tags | None, expiry: Expiry = NEVER) -> Label | None:
-    """Check key and tags of one message; None when it has neither, and no expiry.
+def label_of(
+    key: Key | None,
+    on_conflict: OnConflict,
+    tags: Tags | None,
+    expiry: Expiry = NEVER,
+    ordering_key: Key | None = None,
+) -> Label | None:
+    """Check key, tags and ordering key of one message; None when it has none of them, and no expiry.
 
     Raises:
         BadKey, BadTags, BadArgument: what is wrong with them.
@@ -93,9 +106,10 @@ def label_of(key: Key | None, on_conflict: OnConflict, tags: Tags | None, expiry
     if key is None:
         _need_key(flag)
     item = b"" if tags is None else _tags_item(tags)
+    ordering = 0 if ordering_key is None else ordering_hash(ordering_key)
     if key is None:
-        return Label(NO_KEY, 0, item, *expiry) if item or expiry != NEVER else None
-    return Label(check_key(key), flag, item, *expiry)
+        return Label(NO_KEY, 0, item, *expiry, ordering) if item or ordering or expiry != NEVER else None
+    return Label(check_key(key), flag, item, *expiry, ordering)
 
 
 def labels_of(
@@ -104,8 +118,9 @@ def labels_of(
     tags: Tags | Sequence[Tags | None] | None,
     count: int,
     expiries: Sequence[Expiry] | None = None,
+    ordering_keys: Sequence[Key | None] | None = None,
 ) -> Labels | None:
-    """Check keys and tags of ``count`` messages; None when none of them has either, nor an expiry.
+    """Check keys, tags and ordering keys of ``count`` messages; None when none of them has any, nor an expiry.
 
     Raises:
         BadKey, BadTags, BadArgument: what is wrong with them, with the row.
@@ -119,10 +134,12 @@ def labels_of(
         packed_keys = _keys_of(keys, count)
         flags = [flag if key else 0 for key in packed_keys]
     items = [b""] * count if tags is None else _items_of(tags, count)
-    if not (any(packed_keys) or any(items) or expiries):
+    ordering = [0] * count if ordering_keys is None else _ordering_of(ordering_keys, count)
+    if not (any(packed_keys) or any(items) or any(ordering) or expiries):
         return None
     expiries = [NEVER] * count if expiries is None else expiries
-    return Labels(packed_keys, flags, items, [each.at_ms for each in expiries], [each.ttl_ms for each in expiries])
+    ends = [each.at_ms for each in expiries], [each.ttl_ms for each in expiries]
+    return Labels(packed_keys, flags, items, *ends, ordering)
 
 
 def check_key(key: Key) -> bytes:
@@ -171,6 +188,20 @@ def _keys_of(keys: Sequence[Key | None], count: int | None) -> list[bytes]:
     if count is not None and len(packed) != count:
         raise BadArgument(f"{len(packed)} keys were given for {count} bodies; give one for each, or None")
     return packed
+
+
+def _ordering_of(keys: Sequence[Key | None], count: int) -> list[int]:
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise BadKey(f"ordering_keys are a list with one key for each message, not {type(keys).__name__}")
+    hashes: list[int] = []
+    for row, key in enumerate(keys):
+        try:
+            hashes.append(0 if key is None else ordering_hash(key))
+        except BadKey as error:
+            raise BadKey(f"row {row}: {error.message}") from error
+    if len(hashes) != count:
+        raise BadArgument(f"{len(hashes)} ordering_keys were given for {count} bodies; give one for each, or None")
+    return hashes
 
 
 def _tags_item(tags: Tags) -> bytes:

@@ -109,6 +109,7 @@ class Producer:
         tags: Tags | None = None,
         ttl: timedelta | None = None,
         expires_at: datetime | None = None,
+        ordering_key: Key | None = None,
     ) -> Receipt:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``, and wait until it is kept.
 
@@ -129,6 +130,8 @@ class Producer:
             tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
             ttl: how long after its due instant the message expires: then it is not delivered any more.
             expires_at: in place of ttl, the instant, with a time zone, from which on it is not delivered any more.
+            ordering_key: messages with the same one come one after the other to groups that ask for that
+                (``ordered=True`` of a consumer, docs/consuming.md).
 
         Raises:
             CallerError: an argument is wrong; nothing was queued.
@@ -140,7 +143,18 @@ class Producer:
             OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
         row = self._arguments.single(
-            subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags, ttl, expires_at
+            subject,
+            body,
+            delay,
+            deliver_at,
+            deliver_at_ms,
+            headers,
+            key,
+            on_conflict,
+            tags,
+            ttl,
+            expires_at,
+            ordering_key,
         )
         if spread is not None:
             row = self._placed(row, spread)
@@ -164,16 +178,29 @@ class Producer:
         tags: Tags | None = None,
         ttl: timedelta | None = None,
         expires_at: datetime | None = None,
+        ordering_key: Key | None = None,
     ) -> SendFuture:
         """Send one message, and do not wait for the outcome: the future has the receipt, or the error.
 
         While the queue is full the call waits for room; with ``spread`` it waits until the server has chosen an
         instant. It raises CallerError, QueueFull and what prevents that choice itself. ``subject``, ``body``,
         ``delay``, ``deliver_at``, ``deliver_at_ms``, ``headers``, ``spread``, ``key``, ``on_conflict``, ``tags``,
-        ``ttl`` and ``expires_at`` are those of `send`.
+        ``ttl``, ``expires_at`` and ``ordering_key`` are those of
+        `send`.
         """
         row = self._arguments.single(
-            subject, body, delay, deliver_at, deliver_at_ms, headers, key, on_conflict, tags, ttl, expires_at
+            subject,
+            body,
+            delay,
+            deliver_at,
+            deliver_at_ms,
+            headers,
+            key,
+            on_conflict,
+            tags,
+            ttl,
+            expires_at,
+            ordering_key,
         )
         if spread is not None:
             row = self._placed(row, spread)
@@ -196,6 +223,7 @@ class Producer:
         tags: Tags | Sequence[Tags | None] | None = None,
         ttl: Ttls | None = None,
         expires_at: ExpireAt | None = None,
+        ordering_keys: Sequence[Key | None] | None = None,
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
@@ -218,6 +246,7 @@ class Producer:
             tags: one list of texts for all messages, or one for each.
             ttl: as for `send`, one for all messages or one for each; None for a message that never expires.
             expires_at: the same.
+            ordering_keys: an ordering key for each message, or None for a message without one.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
@@ -225,7 +254,18 @@ class Producer:
             DelaydError: all messages failed in the same way; this is that error.
         """
         columns = self._arguments.columns(
-            subject, bodies, deliver_at_ms, delay, deliver_at, headers, keys, on_conflict, tags, ttl, expires_at
+            subject,
+            bodies,
+            deliver_at_ms,
+            delay,
+            deliver_at,
+            headers,
+            keys,
+            on_conflict,
+            tags,
+            ttl,
+            expires_at,
+            ordering_keys,
         )
         window_ms = None if spread is None else spread_of(spread)
         engine = self._standing_engine()
