@@ -282,7 +282,8 @@ def _progress(info: GroupInfo) -> tuple[Cell, ...]:
 
 
 def _state(info: GroupInfo) -> str:
-    states = ((info.paused, "paused"), (info.ephemeral, "ephemeral"), (info.filter, f"tags: {info.filter}"))
+    states = [(info.paused, "paused"), (info.ephemeral, "ephemeral"), (info.ordered, "ordered")]
+    states.append((bool(info.filter), f"tags: {info.filter}"))
     return "; ".join(name for is_so, name in states if is_so)
 
 

@@ -59,6 +59,7 @@ __all__ = [
     "NewerFormat",
     "NoDelayServer",
     "NoRealtimeServer",
+    "NotOrdered",
     "NotOwner",
     "NotReady",
     "NotTrusted",
@@ -220,6 +221,10 @@ class QuotaReached(CallerError):
         nobody knows one.
         """
         return self._number("next_free_ms")
+
+
+class NotOrdered(CallerError):
+    """A group was made without an order, and this consumer asks for one (docs/consuming.md, In order)."""
 
 
 class OtherFilter(CallerError):

@@ -97,6 +97,7 @@ def _group_info(group: Group) -> GroupInfo:
         paused=group.held_back,
         ephemeral=group.ephemeral,
         filter="" if group.filter is OPEN else str(group.filter),
+        ordered=group.order is not None,
         oldest_ms_ago=None,
     )
 

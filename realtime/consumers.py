@@ -29,7 +29,7 @@ from .group_records import GroupRecords
 from .groups import Group
 from .peer import Peer
 from .polls import Waiting
-from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_filter
+from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_beginning
 from .pulls import HANDLES_MAX, Pulls
 from .retries import Retries, Wanted
 from .retry_requests import rejects_of, retries_of
@@ -77,7 +77,7 @@ class Consumers:
             assert names is not None
             group = self._groups.create(*names, beginning)
         elif beginning is not FROM_EARLIEST and isinstance(group, Group):
-            check_filter(group, beginning.filter)
+            check_beginning(group, beginning)
         self._pulls.pull(
             Waiting(
                 group=group,

@@ -17,6 +17,7 @@ from delayd.log.control import (
     GroupFiltered,
     GroupHeldBack,
     GroupMoved,
+    GroupOrdered,
     Known,
 )
 from delayd.log_limit import LogLimit
@@ -160,6 +161,9 @@ class GroupRecords:
             records.append(GroupEphemeral(group_id))
         if beginning.filter is not OPEN:
             records.append(GroupFiltered(group_id, encode_filter(beginning.filter)))
+        if beginning.ordered:
+            group.keep_order()
+            records.append(GroupOrdered(group_id))
         self._log.append_record(*records)
         # These come after the append: the disk may be full, and then the next group gets this id.
         self.changes.watch(group)

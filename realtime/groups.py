@@ -5,7 +5,7 @@ All changes go through `Group.apply` with an entry of the pull log, live and in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
@@ -17,6 +17,7 @@ from .filters import OPEN, Filter
 from .held import Held, Run
 from .index import Subject
 from .offers import Offer, Offers
+from .order import Order
 from .polls import Polls
 from .ranges import Ranges
 
@@ -46,6 +47,7 @@ class GroupCopy(NamedTuple):
     held_back: bool
     ephemeral: bool
     filter: Filter
+    ordered: bool
 
     @property
     def subject(self) -> Subject:
@@ -58,8 +60,8 @@ class Group:
 
     __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "filter", "given_back", "group_id",
                  "held", "held_back", "known_from", "lapsed", "leaving", "name", "next", "oldest_at", "on_pause",
-                 "parent", "paused", "quarantined", "ready", "redeliver", "settled", "subject", "subscriptions",
-                 "waiting")  # fmt: skip
+                 "order", "parent", "paused", "quarantined", "ready", "redeliver", "settled", "subject",
+                 "subscriptions", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -79,6 +81,7 @@ class Group:
         self.extensions = Extensions()  # Messages that are held for longer than they were given for at first.
         self.held_back = False  # Whether an operator lets nobody pull its messages.
         self.filter = OPEN  # Which messages it wants; a child has none, for what comes again has matched before.
+        self.order: Order | None = None  # Of a group that gets the messages of each ordering key one after the other.
         self.ephemeral = False  # Whether it ends when it has no consumers any more.
         self.oldest_at = (-1, 0)  # A consume sequence, and when it was handed over: the oldest that was asked for.
         self.waiting = Polls()
@@ -93,6 +96,9 @@ class Group:
 
     def offers(self) -> Iterator[Offer]:
         """Messages that may be pulled now, in order: first those that were given back, then new ones."""
+        if self.order is not None:
+            yield from self.order.offers()
+            return
         yield from self.redeliver
         if self.next < self.subject.end:
             yield Offer(self.next, self.subject.end - self.next, 1)
@@ -100,6 +106,8 @@ class Group:
     @property
     def offers_any(self) -> bool:
         """Whether it offers messages itself, and not only its child."""
+        if self.order is not None:
+            return not self.held_back and self.order.offers_any(self.subject.end)
         return (self.next < self.subject.end or self.redeliver.messages > 0) and not self.held_back
 
     @property
@@ -158,8 +166,9 @@ class Group:
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
         known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
         kind = (self.held_back, self.ephemeral, self.filter)
+        ordered = self.order is not None
         leaving = list(self.leaving.values())
-        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, leaving, *kind)
+        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, leaving, *kind, ordered)
 
     def apply(self, entry: PullEntry) -> int:
         """Change the group as an entry of the pull log says; return how many messages that concerned."""
@@ -171,14 +180,19 @@ class Group:
         for run in self.held.take(entry.pull_first, entry.pull_first + entry.covered, entry.incarnation):
             changed += run.end - run.start
             if entry.op != PullOp.ACK:
-                self._give_back(run, entry.op)
+                self._give_back(run, entry)
+            elif self.order is not None:
+                self.order.settled(run.consume_first, run.consume_first + run.messages)
         return changed
 
     def leave(self, decision: Decision) -> None:
         """Let messages go that live on at their delay server. They count as unacknowledged until it has them."""
         self._changes()
         for row in decision.rows:
-            self.held.take(row.pull_first, row.pull_first + row.covered, row.incarnation)
+            taken = self.held.take(row.pull_first, row.pull_first + row.covered, row.incarnation)
+            if self.order is not None:
+                for run in taken:
+                    self.order.settled(run.consume_first, run.consume_first + run.messages)
         self.leaving[decision.key] = decision
 
     def left(self, key: tuple[int, int]) -> None:
@@ -199,6 +213,7 @@ class Group:
         if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
             self.forget_given_back(GIVEN_BACK_RUNS_MAX)
         self.next, self.settled = to, True
+        self._forget_order()
 
     def hold_back(self, held_back: bool) -> None:
         """Give nobody messages, or give them again."""
@@ -217,11 +232,38 @@ class Group:
         self._changes()
         self.filter = wanted
 
+    def keep_order(self) -> None:
+        """Get the messages of each ordering key one after the other."""
+        self._changes()
+        self.order = Order()
+
+    def load_order(self, keys: Callable[[int, int], Iterator[Sequence[int]]]) -> None:
+        """Begin to know the keys of the messages that are not settled; ``keys`` has those of neighbours, in pieces."""
+        order = self.order
+        assert order is not None, "it is asked of ordered groups"
+        held = [range(run.consume_first, run.consume_first + run.messages) for run in self.held]
+        paused = [range(offer.consume_first, offer.consume_first + offer.count) for offer in self.paused]
+        back = [range(offer.consume_first, offer.consume_first + offer.count) for offer in self.redeliver]
+        order.begin(self.next, [*held, *paused], [*self.redeliver, *self.paused])
+        try:
+            for run in sorted([*held, *paused, *back], key=lambda run: run.start):
+                first = run.start
+                for piece in keys(first, len(run)):
+                    order.add(first, piece)
+                    first += len(piece)
+        except BaseException:
+            order.forget()
+            raise
+        order.loaded()
+
     def resume(self, offer: Offer) -> None:
         """Offer messages whose pause is over."""
         self._changes()
-        self.paused.take(offer.consume_first, offer.consume_first + offer.count)
+        end = offer.consume_first + offer.count
+        self.paused.take(offer.consume_first, end)
         self.redeliver.append(offer)
+        if self.order is not None:
+            self.order.back(offer.consume_first, end, offer.attempt)
 
     def forget_given_back(self, runs: int) -> None:
         """Keep only the newest ``runs`` runs of what was given back; handles of older ones are stale from now on."""
@@ -234,16 +276,19 @@ class Group:
         self._changes()
         end = offer.consume_first + offer.count
         if offer.consume_first >= self.next:
+            self._pass_by(offer.consume_first)
             self.next = end
         else:
             self.redeliver.take(offer.consume_first, end)
         self.quarantined.append(offer)
+        self._forget_order()
 
     def release(self, offer: Offer) -> None:
         """Offer messages again that were passed over: it seems that they can be read now."""
         self._changes()
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
         self.redeliver.append(offer)
+        self._forget_order()
 
     def give_up(self, offer: Offer) -> None:
         """Count messages that can't be read as acknowledged."""
@@ -253,6 +298,7 @@ class Group:
     def begin_at(self, first: int) -> None:
         """Begin at ``first``: messages below are not kept any more, so offers of them are withdrawn."""
         self.settled = True
+        self._forget_order()
         for offer in self.paused.copy():
             self.resume(offer)
         if self.next < first:
@@ -270,10 +316,9 @@ class Group:
 
     def _pulled(self, entry: PullEntry) -> None:
         end = entry.consume_first + entry.covered
-        if entry.consume_first > self.next:
-            # An earlier life passed over the messages in between because it could not read them; its next start offers
-            # them again (rule L5).
-            self.redeliver.append(Offer(self.next, entry.consume_first - self.next, 1))
+        # An earlier life passed over the messages in between because it could not read them (rule L5); its next start
+        # offers them again. Or they wait for others before them (rule Q8).
+        self._pass_by(entry.consume_first)
         if entry.consume_first < self.next:
             self.redeliver.take(entry.consume_first, min(end, self.next))
         # Both conditions may hold: a replay may begin with a lower ``next`` than the group had when the entry was
@@ -282,17 +327,35 @@ class Group:
         pull_end = entry.pull_first + entry.covered
         at = (entry.pull_first, pull_end, entry.consume_first)
         self.held.add(Run(*at, entry.attempt, entry.incarnation, entry.lease_ms))
+        if self.order is not None:
+            self.order.pulled(entry.consume_first, end)
 
-    def _give_back(self, run: Run, op: PullOp) -> None:
+    def _pass_by(self, to: int) -> None:
+        """Go on at ``to``; the messages before it are offered again."""
+        if to > self.next:
+            self.redeliver.append(Offer(self.next, to - self.next, 1))
+
+    def _forget_order(self) -> None:
+        if self.order is not None:
+            self.order.forget()
+
+    def _give_back(self, run: Run, entry: PullEntry) -> None:
+        op = entry.op
         # Messages that were given to no handler had no attempt (rule Q4).
         attempt = run.attempt if op == PullOp.RETURNED else min(run.attempt + 1, ATTEMPT_MAX)
         offer = Offer(run.consume_first, run.messages, attempt)
-        pause_ms = pause_after(run.attempt) if op == PullOp.NACK and self.on_pause is not None else 0
+        pause_ms = 0
+        if op == PullOp.NACK and self.on_pause is not None:
+            pause_ms = entry.lease_ms or pause_after(run.attempt)
         if pause_ms and self.on_pause is not None:
             self.paused.append(offer, apart=True)
             self.on_pause(self, offer, pause_ms)
+            if self.order is not None:
+                self.order.put_off(run.consume_first, run.consume_first + run.messages, attempt)
         else:
             self.redeliver.append(offer)
+            if self.order is not None:
+                self.order.back(run.consume_first, run.consume_first + run.messages, attempt)
         self.given_back.add(run.start, run.end)
         if op == PullOp.LAPSED:
             self.lapsed.add(run.start, run.end)

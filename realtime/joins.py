@@ -10,7 +10,7 @@ from collections import OrderedDict
 from itertools import islice
 
 from delayd.clock import Clock
-from delayd.errors import BadArgument, BadRequest, DelaydError, OtherFilter, ServerStopped
+from delayd.errors import BadArgument, BadRequest, DelaydError, NotOrdered, OtherFilter, ServerStopped
 from delayd.limits import SUBSCRIBED_MAX
 from delayd.log_limit import LogLimit
 from delayd.patterns import Pattern
@@ -22,7 +22,7 @@ from .consumers import need_group, need_subject
 from .group_records import GroupRecords
 from .index import Index, Subject
 from .peer import Peer
-from .positions import beginning_of, check_filter
+from .positions import beginning_of, check_beginning
 from .pulls import Pulls
 from .subscriptions import Subscription
 
@@ -113,8 +113,8 @@ class Joins:
             self._make(subscription, name, new)
             return MAKE_WORK
         try:
-            check_filter(group, subscription.beginning.filter)
-        except OtherFilter as error:
+            check_beginning(group, subscription.beginning)
+        except (NotOrdered, OtherFilter) as error:
             self._failed(subscription, name, error.message)
             return 1
         if group not in subscription.members and not self._pulls.join(subscription, group):

@@ -144,6 +144,7 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "held_back": copy.held_back,
         "ephemeral": copy.ephemeral,
         "filter": b"" if copy.filter is OPEN else encode_filter(copy.filter),
+        "ordered": copy.ordered,
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
@@ -237,6 +238,8 @@ class Kept:
             group.ephemeral = row.get("ephemeral") is True
             if wanted := row.get("filter"):
                 group.filter = decode_filter(cast(bytes, wanted))
+            if row.get("ordered") is True:
+                group.keep_order()
             group.dirty = False
         lost = [LostGroup(_U32.unpack(key)[0], self.names_of(_U32.unpack(key)[0]), each) for key, each in _ids(damaged)]
         return groups, lost

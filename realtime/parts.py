@@ -4,7 +4,8 @@ Invariant: a part's batch holds exactly its messages, verified; a batch that can
 over (rule L5).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from .filters import OPEN
 from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
 from .offers import Offer
+from .order import LOOKED_AT, Order
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 
@@ -75,6 +77,8 @@ class Parts:
         passed = 0
         while group.offers_any and not parts and len(rotten) + passed < BATCHES_A_PULL:
             try:
+                if group.order is not None:
+                    self._scan(group, group.order, messages)
                 self._choose(parts, group, messages, size_bytes, parts_max)
             except NotWanted as over:
                 self._pass_over(group, over.part)
@@ -149,6 +153,34 @@ class Parts:
                 parts.append(Part(first, rows, offer.attempt, buffer))
                 first, left, messages = first + rows, left - rows, messages - rows
                 size_bytes -= len(buffer)
+
+    def _scan(self, group: Group, order: Order, messages: int) -> None:
+        """Read the keys of so many messages that enough may be pulled, or of as many as one pull may look at."""
+        if not order.is_loaded:
+            group.load_order(partial(self._keys, group))
+        left = LOOKED_AT
+        while order.ready < messages and left > 0 and order.wants_more(group.subject.end):
+            keys = next(self._keys(group, order.scanned, min(left, group.subject.end - order.scanned)))
+            order.add(order.scanned, keys)
+            left -= len(keys)
+
+    def _keys(self, group: Group, first: int, count: int) -> Iterator[Sequence[int]]:
+        """The ordering keys of neighbouring messages, in pieces; of a message that can't be read: none."""
+        while count:
+            run = self._index.locate(group.subject, first)
+            rows = min(run.rows, count)
+            keys: Sequence[int] = [0] * rows
+            try:
+                batch = self._stored.fetch(run.offset)
+            except Shortage as error:
+                raise SlowDown(error.message, retry_after_ms=SHORTAGE_RETRY_MS) from error
+            except DamagedData:
+                pass  # It is quarantined when it is to be pulled.
+            else:
+                if ColumnId.ORDERING_KEY_HASH in batch.offsets and run.row + rows <= batch.count:
+                    keys = batch.uint64s(ColumnId.ORDERING_KEY_HASH)[run.row : run.row + rows].tolist()
+            yield keys
+            first, count = first + rows, count - rows
 
     def _alike(self, group: Group, batch: Batch, row: int, rows: int) -> tuple[str, int]:
         """Why the messages from a row on go to nobody, "" when they are delivered, and of how many this is true, one

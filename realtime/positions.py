@@ -4,7 +4,7 @@
 
 from typing import NamedTuple
 
-from delayd.errors import BadArgument, OtherFilter
+from delayd.errors import BadArgument, NotOrdered, OtherFilter
 from delayd.wire.frame import Head
 from delayd.wire.positions import AtInstant, AtSequence, End, Position, read_position
 from delayd.wire.requests import need_bool
@@ -21,10 +21,13 @@ class Beginning(NamedTuple):
     start: Position = End.EARLIEST
     ephemeral: bool = False
     filter: Filter = OPEN
+    ordered: bool = False
 
 
 FROM_EARLIEST = Beginning()
-FIELDS = frozenset({"start", "ephemeral", "tags_any", "tags_all"})  # Of a request that says how a group begins.
+FIELDS = frozenset(
+    {"start", "ephemeral", "tags_any", "tags_all", "ordered"}
+)  # Of a request that says how a group begins.
 
 
 def beginning_of(head: Head) -> Beginning:
@@ -34,13 +37,21 @@ def beginning_of(head: Head) -> Beginning:
         BadRequest: a field is malformed.
     """
     start = read_position(head, "start") if "start" in head else End.EARLIEST
-    return Beginning(start, "ephemeral" in head and need_bool(head, "ephemeral"), filter_of(head))
+    ephemeral, ordered = (name in head and need_bool(head, name) for name in ("ephemeral", "ordered"))
+    return Beginning(start, ephemeral, filter_of(head), ordered)
 
 
-def check_filter(group: Group, wanted: Filter) -> None:
-    """Refuse who wants other messages than those that the group gets."""
+def check_beginning(group: Group, beginning: Beginning) -> None:
+    """Refuse who wants other messages than those that the group gets, or an order that it does not keep.
+
+    Raises:
+        OtherFilter, NotOrdered: what the group is.
+    """
+    subject, name = group.names
+    if beginning.ordered and group.order is None:
+        raise NotOrdered(f"group {name} of {subject} was made without an order; delete it, or name another group")
+    wanted = beginning.filter
     if wanted is not OPEN and wanted != group.filter:
-        subject, name = group.names
         what = f"group {name} of {subject} wants the tags {group.filter}, and not {wanted}"
         raise OtherFilter(f"{what}; name the same ones, or another group")
 

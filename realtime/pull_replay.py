@@ -15,6 +15,7 @@ from delayd.log.control import (
     GroupFiltered,
     GroupHeldBack,
     GroupMoved,
+    GroupOrdered,
     Known,
     RetryAccepted,
     RetryDecided,
@@ -92,6 +93,8 @@ class PullReplay:
             group.make_ephemeral()
         elif isinstance(record, GroupFiltered) and (group := self.groups.get(record.group_id)) is not None:
             group.want(decode_filter(record.tags))
+        elif isinstance(record, GroupOrdered) and (group := self.groups.get(record.group_id)) is not None:
+            group.keep_order()
         elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
             group.leave(Decision(*record[:-1], decode_rows(record.rows)))
         elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:

@@ -84,6 +84,13 @@ class Lease(NamedTuple):
     covered: int
 
 
+class PutOff(NamedTuple):
+    """Messages that are to be offered again so long from now."""
+
+    handle: Sequence[int]
+    delay_ms: int
+
+
 class Pause(NamedTuple):
     """Messages that were given back and are not offered yet."""
 
@@ -210,8 +217,29 @@ class Pulls:
             if len(stale) + others > HANDLES_MAX:
                 stale = [handle for _, of in wanted for handle in stale_all(of)]
         self._log.when_durable(partial(answer, stale))
-        if op != PullOp.ACK:
-            self._serve([group for group, _ in wanted])
+        for group, _ in wanted:
+            # What is acknowledged may have stood before other messages of its ordering key.
+            if op != PullOp.ACK or group.order is not None:
+                self._serve([group])
+
+    def put_off(self, group: Group, put_off: Sequence[PutOff], answer: Callable[[list[StaleRow]], None]) -> None:
+        """Offer messages of an ordered group again later; until then they keep their place. A start offers them at
+        once. ``answer`` gets the handles that are stale, when this is durable.
+        """
+        now_ms = self.clock.now_ms()
+        stale: list[StaleRow] = []
+        entries: list[tuple[Group, list[PullEntry]]] = []
+        for each in put_off:
+            for source, handles in by_source(group, [each.handle]):
+                known = found(PullOp.NACK, source, handles, self.given_out, self.next_pull, now_ms)
+                entries.append((source, [entry._replace(lease_ms=each.delay_ms) for entry in known.entries]))
+                stale += known.stale
+        if every := [entry for _, of in entries for entry in of]:
+            self._log.append(every)
+            for source, of in entries:
+                self.counters["nacked"] += self._give_back(source, of)
+        self._log.when_durable(partial(answer, stale[:HANDLES_MAX]))
+        self._serve([group])
 
     def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[StaleRow]:
         """Hold messages for ``lease_ms`` from now on; return the handles that are stale."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from delayd.batch import ProducerPart
 from delayd.clock import Clock
-from delayd.errors import DelaydError, SlowDown
+from delayd.errors import BadArgument, DelaydError, SlowDown
 from delayd.gather import row_bytes
 from delayd.life import DEAD_KEPT_MS, cut_text
 from delayd.log.control import RetryAccepted, RetryDecided
@@ -35,13 +35,14 @@ from .groups import Group
 from .held import Run
 from .index import Index
 from .pull_commit import PullCommit
-from .pulls import HANDLES_MAX, Pulls
+from .pulls import HANDLES_MAX, Pulls, PutOff
 from .retry_batch import Source, retry_batch
 from .roster import RETRY_MS
 from .stored import StoredBatches
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
+PUT_OFF_MS_MAX = 86_400_000  # For so long a message of an ordered group waits here at most.
 UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATCH_ROWS small ones 64 MiB of rows.
 
 limited = LogLimit(logging.getLogger(__name__))
@@ -121,6 +122,9 @@ class Retries:
             DamagedData: a message can't be read now; nothing is decided about any.
             SlowDown: too many decisions wait for delay servers.
         """
+        if group.order is not None and not any(each.reason for each in wanted):
+            self._put_off(group, wanted, answer)
+            return
         if self._count >= UNDONE_MAX:
             what = f"{self._count} batches of messages that come again wait for their delay servers"
             raise SlowDown(what, retry_after_ms=RETRY_MS)
@@ -189,6 +193,14 @@ class Retries:
             if refused:
                 what = f"{len(refused)} batches of messages that are to come again"
                 yield Wait(what, f"delay server {origin:016x} refuses them: {refused[0]}", "delayd status")
+
+    def _put_off(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
+        """Let messages of an ordered group wait here: each keeps its place before the others of its key (rule Q8)."""
+        if any(each.delay_ms > PUT_OFF_MS_MAX for each in wanted):
+            what = f"group {group.name} of {group.subject.name} is ordered, so a message waits in its place"
+            raise BadArgument(f"{what}, and for {PUT_OFF_MS_MAX // 3_600_000} hours at most; name a shorter delay")
+        rows = [PutOff((each.incarnation, each.first, each.end - each.first), each.delay_ms) for each in wanted]
+        self._pulls.put_off(group, rows, answer)
 
     def _look(self, group: Group, wanted: Sequence[Wanted], now_ms: int) -> tuple[list[StaleRow], list[_Piece]]:
         """Find the messages that these handles hold, and the handles that are stale."""

@@ -1,7 +1,7 @@
 """Retry batches: messages of a group as the batch that its delay server takes again (rule Q2).
 
-Such a message has the body, the tags, the expiry, the ordering key and the headers that it was sent with. Beside them it
-has headers of the servers: how often handlers got it, which message it began as, and what went wrong.
+Such a message has the body, the tags, the expiry, the ordering key and the headers that it was sent with. Beside them
+it has headers of the servers: how often handlers got it, which message it began as, and what went wrong.
 """
 
 from __future__ import annotations

@@ -104,6 +104,12 @@ class GroupFiltered(NamedTuple):
     tags: bytes
 
 
+class GroupOrdered(NamedTuple):
+    """A consumer group gets the messages of each ordering key one after the other."""
+
+    group_id: int
+
+
 class RetryDecided(NamedTuple):
     """Messages of a group live on at a delay server as one batch (`delayd.log.retry` reads the rows)."""
 
@@ -143,6 +149,7 @@ Known = (
     | GroupHeldBack
     | GroupEphemeral
     | GroupFiltered
+    | GroupOrdered
     | RetryDecided
     | RetryAccepted
 )
@@ -160,6 +167,7 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "group_held_back": GroupHeldBack,
     "group_ephemeral": GroupEphemeral,
     "group_filtered": GroupFiltered,
+    "group_ordered": GroupOrdered,
     "retry": RetryDecided,
     "retried": RetryAccepted,
     "ended": Ended,
@@ -178,6 +186,7 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     GroupHeldBack: (int, int),
     GroupEphemeral: (int,),
     GroupFiltered: (int, bytes),
+    GroupOrdered: (int,),
     RetryDecided: (int, int, int, int, int, bytes),
     RetryAccepted: (int, int, int),
     Ended: (bytes,),

@@ -41,6 +41,7 @@ class GroupInfo(NamedTuple):
     paused: bool  # An operator lets nobody pull its messages.
     ephemeral: bool  # It ends when it has no consumers any more.
     filter: str  # The tags that it wants, in words; empty: it gets all messages.
+    ordered: bool  # It gets the messages of each ordering key one after the other.
     oldest_ms_ago: int | None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
 
 
@@ -96,5 +97,6 @@ def _group(head: Head) -> GroupInfo:
         paused=need_bool(head, "paused"),
         ephemeral=need_bool(head, "ephemeral"),
         filter=need_str(head, "filter"),
+        ordered=need_bool(head, "ordered"),
         oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
     )

@@ -23,8 +23,11 @@ def dispatch_batch(
     first_sequence: int | None = None,
     headers: Sequence[bytes] = (),
     claimed_at_ms: int = DUE_MS + 1,
+    ordering: Sequence[int] = (),
 ) -> bytes:
-    """One batch; sequences count up from ``first_sequence``, by default 1,000 times the batch id."""
+    """One batch; sequences count up from ``first_sequence``, by default 1,000 times the batch id. ``ordering`` has the
+    hashes of ordering keys.
+    """
     table = encode_subject_table([subject.encode()])
     header_ends, packed = lay_out(headers, len(table))
     packed += bytes(-len(packed) & 7)
@@ -35,6 +38,7 @@ def dispatch_batch(
         (ColumnId.SEQUENCE, np.arange(first, first + len(bodies), dtype=np.uint64)),
         *([(ColumnId.HEADERS_END, header_ends.astype(np.uint32))] if headers else []),
         (ColumnId.BODY_END, ends.astype(np.uint32)),
+        *([(ColumnId.ORDERING_KEY_HASH, np.array(ordering, np.uint64))] if ordering else []),
     ]
     part = DispatchPart(origin, epoch, batch_id, *w, claimed_at_ms, hour_of_ms(DUE_MS))
     return encode(BatchKind.DISPATCH, part, len(bodies), columns, [table, packed, heap, bytes(-len(heap) & 7)], 1)

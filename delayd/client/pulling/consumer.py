@@ -80,6 +80,8 @@ class Consumer:
         tags_any: the group gets only messages that were sent with one of these tags. All consumers of a group name the
             same ones, or none.
         tags_all: the same for messages that were sent with all of these tags.
+        ordered: the group gets messages with one ordering key one after the other: the next one when the one before is
+            settled. All consumers of a group say the same, or nothing.
         max_in_flight: how many messages handlers may have at most that they have said nothing of. Then a pull and a
             ``for`` loop wait until one of these is settled, or its lease ends.
     """
@@ -102,13 +104,14 @@ class Consumer:
         broadcast: bool = False,
         tags_any: Sequence[str] = (),
         tags_all: Sequence[str] = (),
+        ordered: bool = False,
         max_in_flight: int | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
         alone = ephemeral or broadcast
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
-        beginning = (start_of(start, from_now=alone), alone, *tags)
+        beginning = (start_of(start, from_now=alone), alone, *tags, ordered)
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)

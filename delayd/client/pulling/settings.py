@@ -42,6 +42,7 @@ class ConsumerSettings:
     ephemeral: bool = False
     tags_any: tuple[str, ...] = ()  # The group gets messages with one of these, where there are any.
     tags_all: tuple[str, ...] = ()
+    ordered: bool = False  # The group gets the messages of each ordering key one after the other.
     max_in_flight: int | None = None  # None: as many as the caller asks for.
 
     def __post_init__(self) -> None:

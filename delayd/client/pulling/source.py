@@ -316,6 +316,8 @@ def beginning_of(settings: ConsumerSettings, *, again: bool = False) -> Head:
         head["tags_any"] = settings.tags_any
     if settings.tags_all:
         head["tags_all"] = settings.tags_all
+    if settings.ordered:
+        head["ordered"] = True
     return head
 
 

@@ -245,6 +245,7 @@ def test_groups_and_subjects_are_listed() -> None:
             "paused": False,
             "ephemeral": False,
             "filter": "",
+            "ordered": False,
             "oldest_ms_ago": None,
         }
     ]
