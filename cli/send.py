@@ -55,6 +55,7 @@ class Labels(NamedTuple):
     tags: Sequence[str] | None
     ttl: timedelta | None
     expires_at: datetime | None
+    ordering_key: str | None
 
 
 @click.command(
@@ -104,6 +105,9 @@ class Labels(NamedTuple):
     help="When a pending message has KEY: send nothing, let that message stand for this one, or replace it.",
 )
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="By which messages can be found; may be given again.")
+@click.option(
+    "--ordering-key", metavar="KEY", help="Groups that keep an order get the messages of one KEY one after the other."
+)
 @click.option("--ttl", type=duration, metavar="DURATION", help="So long after it is due it is not delivered any more.")
 @click.option(
     "--expires-at",
@@ -127,6 +131,7 @@ def send(
     key: str | None,
     on_conflict: OnConflict,
     tags: Sequence[str],
+    ordering_key: str | None,
     ttl: timedelta | None,
     expires_at_ms: int | None,
     timeout: timedelta,
@@ -155,7 +160,7 @@ def send(
         raise click.UsageError("say once when it expires: --ttl DURATION or --expires-at INSTANT")
     wish = Wish(delay, at_ms, spread)
     expires_at = None if expires_at_ms is None else _EPOCH + expires_at_ms * _MS
-    labels = Labels(_read_headers(headers) or None, key, on_conflict, tags or None, ttl, expires_at)
+    labels = Labels(_read_headers(headers) or None, key, on_conflict, tags or None, ttl, expires_at, ordering_key)
     told = partial(told_whom, meta, duration_text(timeout / _MS))
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
         if lines:
@@ -242,6 +247,7 @@ def _send_lines(
                         tags=labels.tags,
                         ttl=labels.ttl,
                         expires_at=labels.expires_at,
+                        ordering_keys=None if labels.ordering_key is None else [labels.ordering_key] * len(bodies),
                     )
                 due_ms = receipt.deliver_at_ms
                 first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))

@@ -55,6 +55,7 @@ class HandlerSettings:
     decode: Decode = "bytes"
     pass_message: bool = False
     backoff: Backoff = BACKOFF
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         # Checks these as every consumer does.

@@ -75,4 +75,5 @@ def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:
         max_attempts=settings.max_attempts,
         backoff=settings.backoff,
         auto_extend=settings.auto_extend,
+        ordered=settings.ordered,
     )

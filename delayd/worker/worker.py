@@ -101,6 +101,7 @@ class Worker:
         decode: Decode = "bytes",
         pass_message: bool = False,
         backoff: Backoff = BACKOFF,
+        ordered: bool = False,
     ) -> Callable[[Function], Function]:
         """Register a function, which runs in a thread, or a coroutine function, which runs on the event loop.
 
@@ -120,9 +121,10 @@ class Worker:
                 can't be decoded is rejected.
             pass_message: the second parameter gets the message, whatever its name is.
             backoff: how long a message waits that has failed; see `delayd.Backoff`.
+            ordered: messages with one ordering key come one after the other (docs/consuming.md, In order).
         """
         settings = HandlerSettings(
-            subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff
+            subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff, ordered
         )
 
         def register(function: Function) -> Function:

@@ -144,6 +144,7 @@ REALTIME: dict[RequestType, Fields] = {
         "ephemeral": values.one_of(False, True),
         "tags_any": values.tags,
         "tags_all": values.tags,
+        "ordered": values.one_of(False, True),
     },
     RequestType.SUBSCRIBE: {
         "group": values.group,
@@ -151,6 +152,7 @@ REALTIME: dict[RequestType, Fields] = {
         "start": values.position,
         "ephemeral": values.one_of(False, True),
         "tags_any": values.tags,
+        "ordered": values.one_of(False, True),
         "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
     },
     RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},

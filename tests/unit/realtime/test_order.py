@@ -291,3 +291,17 @@ def test_random_consumers_see_the_order_of_each_key(first: int) -> None:
         for _, step in zip(range(STEPS), walk.steps(), strict=False):
             step()
         walk.rest()
+
+
+def test_a_message_that_can_be_read_again_comes_before_a_later_one_that_goes_back() -> None:
+    order = Order()
+    # 5 was pulled while 3, of the same key, could not be read.
+    order.begin(6, [range(5, 6)], ())
+    order.add(3, [1])
+    order.add(5, [1])
+    order.loaded()
+    order.back(5, 6, 2)
+    assert [(offer.consume_first, offer.count) for offer in order.offers()] == [(3, 1)]
+    order.pulled(3, 4)
+    order.settled(3, 4)
+    assert [(offer.consume_first, offer.attempt) for offer in order.offers()] == [(5, 2)]
