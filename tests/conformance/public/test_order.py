@@ -63,7 +63,7 @@ def test_a_moved_message_keeps_its_ordering_key(desk: Desk) -> None:
     (later,) = desk.send(b"2", delay=timedelta(hours=1), ordering_key="a")
     consumer = desk.consumer(ordered=True)
     message = desk.one(consumer)
-    desk.producer.reschedule(desk.subject, later, delay=SOON)
+    desk.producer.reschedule(desk.subject, receipt=later, delay=SOON)
     assert desk.is_empty(consumer)
     message.ack()
     assert desk.one(consumer).body == b"2"
