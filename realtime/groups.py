@@ -5,7 +5,7 @@ All changes go through `Group.apply` with an entry of the pull log, live and in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
@@ -237,31 +237,19 @@ class Group:
         self._changes()
         self.order = Order()
 
-    def load_order(self, keys: Callable[[int, int], Iterator[Sequence[int]]]) -> None:
-        """Begin to know the keys of the messages that are not settled; ``keys`` has those of neighbours, in pieces."""
-        order = self.order
-        assert order is not None, "it is asked of ordered groups"
+    def begin_order(self) -> None:
+        """Let the order learn what is not settled; the keys of that are loaded next."""
+        assert self.order is not None, "it is asked of ordered groups"
         held = [range(run.consume_first, run.consume_first + run.messages) for run in self.held]
         paused = [range(offer.consume_first, offer.consume_first + offer.count) for offer in self.paused]
-        back = [range(offer.consume_first, offer.consume_first + offer.count) for offer in self.redeliver]
-        order.begin(self.next, [*held, *paused], [*self.redeliver, *self.paused])
-        try:
-            for run in sorted([*held, *paused, *back], key=lambda run: run.start):
-                first = run.start
-                for piece in keys(first, len(run)):
-                    order.add(first, piece)
-                    first += len(piece)
-        except BaseException:
-            order.forget()
-            raise
-        order.loaded()
+        self.order.begin(self.next, [*held, *paused], [*self.redeliver, *self.paused])
 
     def resume(self, offer: Offer) -> None:
         """Offer messages whose pause is over."""
         self._changes()
         end = offer.consume_first + offer.count
         self.paused.take(offer.consume_first, end)
-        self.redeliver.append(offer)
+        self._offer_again(offer)
         if self.order is not None:
             self.order.back(offer.consume_first, end, offer.attempt)
 
@@ -287,7 +275,7 @@ class Group:
         """Offer messages again that were passed over: it seems that they can be read now."""
         self._changes()
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
-        self.redeliver.append(offer)
+        self._offer_again(offer)
         self._forget_order()
 
     def give_up(self, offer: Offer) -> None:
@@ -333,7 +321,15 @@ class Group:
     def _pass_by(self, to: int) -> None:
         """Go on at ``to``; the messages before it are offered again."""
         if to > self.next:
-            self.redeliver.append(Offer(self.next, to - self.next, 1))
+            self._offer_again(Offer(self.next, to - self.next, 1))
+
+    def _offer_again(self, offer: Offer) -> None:
+        if self.order is None:
+            self.redeliver.append(offer)
+            return
+        # They are pulled in another order, one by one, and then each is found without a search.
+        for sequence in range(offer.consume_first, offer.consume_first + offer.count):
+            self.redeliver.append(Offer(sequence, 1, offer.attempt), apart=True)
 
     def _forget_order(self) -> None:
         if self.order is not None:
@@ -353,7 +349,7 @@ class Group:
             if self.order is not None:
                 self.order.put_off(run.consume_first, run.consume_first + run.messages, attempt)
         else:
-            self.redeliver.append(offer)
+            self._offer_again(offer)
             if self.order is not None:
                 self.order.back(run.consume_first, run.consume_first + run.messages, attempt)
         self.given_back.add(run.start, run.end)

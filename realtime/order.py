@@ -20,48 +20,71 @@ from collections.abc import Iterable, Iterator, Sequence
 from .offers import Offer
 
 KNOWN_MAX = 16_384  # Messages of a group that are not settled; some 250 bytes each, 4 MiB.
-LOOKED_AT = 4_096  # Messages that one pull scans at most, a microsecond each.
+LOOKED_AT = 4_096  # Messages of which one pull reads the keys at most, a microsecond each.
+LOOKED_AT_A_BATCH = 64  # A stored batch counts as so many at least: to read it takes some 30 us.
 
 
 class Order:
-    """The keys of one group. It forgets everything when the group changes in a rare way, and is then loaded again."""
+    """The keys of one group. It forgets everything when the group changes in a rare way, and is then loaded again, some
+    messages with each pull.
+    """
 
-    __slots__ = ("_attempts", "_keys", "_out", "_queues", "_ready", "is_loaded", "scanned")
+    __slots__ = ("_attempts", "_keys", "_out", "_queues", "_ready", "_settled", "_to_load", "is_begun", "scanned")
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing; it is loaded before the next pull."""
-        self.is_loaded = False
-        self.scanned = 0  # Of all unsettled messages below this the keys are known.
+        """Know nothing."""
+        self.is_begun = False
+        self.scanned = 0  # Of all unsettled messages below this the keys are known, or to be loaded.
+        # Messages that are not settled, and whose keys are not known yet; rising.
+        self._to_load: deque[range] = deque()
+        self._settled: set[int] = set()  # Those of them that were settled meanwhile.
         self._keys: dict[int, int] = {}  # By consume sequence; 0: no key.
         self._queues: dict[int, deque[int]] = {}  # By key: the messages that are not settled, rising.
         self._out: set[int] = set()  # Those that are held, or on pause.
         self._ready: list[int] = []  # Those that may be pulled, rising.
         self._attempts: dict[int, int] = {}  # Of messages that were given back: the next attempt, above 1.
 
-    def begin(self, scanned: int, out: Iterable[range], offers: Iterable[Offer]) -> None:
-        """Load a group that is at ``scanned``; `add` brings the keys of its unsettled messages then, and `loaded` ends
-        it.
-        """
+    def begin(self, scanned: int, out: Sequence[range], offers: Iterable[Offer]) -> None:
+        """Begin to load a group that is at ``scanned``: messages are ``out``, and others are offered again."""
         self.forget()
-        self.scanned = scanned
+        self.is_begun, self.scanned = True, scanned
+        to_load = set(out)
         for run in out:
             self._out.update(run)
         for offer in offers:
+            run = range(offer.consume_first, offer.consume_first + offer.count)
+            to_load.add(run)
             if offer.attempt > 1:
-                self._attempts.update(
-                    dict.fromkeys(range(offer.consume_first, offer.consume_first + offer.count), offer.attempt)
-                )
+                self._attempts.update(dict.fromkeys(run, offer.attempt))
+        self._to_load.extend(sorted(to_load, key=lambda run: run.start))
 
-    def loaded(self) -> None:
-        """All unsettled messages were added."""
-        self.is_loaded = True
+    @property
+    def to_load(self) -> range:
+        """Neighbouring messages whose keys are to be loaded next; empty: the group is loaded."""
+        return self._to_load[0] if self._to_load else range(0)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the keys of all that is not settled are known."""
+        return self.is_begun and not self._to_load
+
+    def load(self, keys: Sequence[int]) -> None:
+        """The keys of the first messages of ``to_load``."""
+        run = self._to_load.popleft()
+        if len(run) > len(keys):
+            self._to_load.appendleft(run[len(keys) :])
+        for sequence, key in zip(run, keys, strict=False):
+            if sequence in self._settled:
+                self._settled.remove(sequence)
+            else:
+                self._add(sequence, key)
 
     def offers_any(self, end: int) -> bool:
         """Whether a message may be pulled, of those before ``end``; also while that is not known."""
-        return not self.is_loaded or bool(self._ready) or self.wants_more(end)
+        return bool(self._ready) or not self.is_loaded or self.wants_more(end)
 
     def wants_more(self, end: int) -> bool:
         """Whether messages before ``end`` are to be scanned."""
@@ -77,20 +100,23 @@ class Order:
         """How many messages wait for one before them."""
         return len(self._keys) - len(self._ready) - len(self._out)
 
-    def add(self, first: int, keys: Sequence[int]) -> None:
-        """Neighbouring messages that are not settled, behind all that are known."""
-        for sequence, key in enumerate(keys, first):
-            self._keys[sequence] = key
-            if key:
-                queue = self._queues.get(key)
-                if queue is None:
-                    queue = self._queues[key] = deque()
-                queue.append(sequence)
-                if queue[0] != sequence:
-                    continue
-            if sequence not in self._out:
-                self._ready.append(sequence)
-        self.scanned = max(self.scanned, first + len(keys))
+    def add(self, keys: Sequence[int]) -> None:
+        """The keys of the next messages behind ``scanned``."""
+        for sequence, key in enumerate(keys, self.scanned):
+            self._add(sequence, key)
+        self.scanned += len(keys)
+
+    def _add(self, sequence: int, key: int) -> None:
+        self._keys[sequence] = key
+        if key:
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = deque()
+            queue.append(sequence)
+            if queue[0] != sequence:
+                return
+        if sequence not in self._out:
+            self._ready.append(sequence)
 
     def offers(self) -> Iterator[Offer]:
         """The messages that may be pulled, rising; neighbours of one attempt together."""
@@ -108,7 +134,7 @@ class Order:
 
     def pulled(self, first: int, end: int) -> None:
         """A consumer has these messages now."""
-        if not self.is_loaded:
+        if not self.is_begun:
             return
         self._out.update(range(first, end))
         at = bisect.bisect_left(self._ready, first)
@@ -116,40 +142,39 @@ class Order:
 
     def back(self, first: int, end: int, attempt: int) -> None:
         """These were given back."""
-        if not self.is_loaded:
+        if not self.is_begun:
             return
+        self.put_off(first, end, attempt)
         for sequence in range(first, end):
             self._out.discard(sequence)
-            self.attempt(sequence, attempt)
             self._offer(sequence)
 
     def put_off(self, first: int, end: int, attempt: int) -> None:
         """These were given back, and are not offered yet."""
-        if self.is_loaded:
-            for sequence in range(first, end):
-                self.attempt(sequence, attempt)
-
-    def attempt(self, sequence: int, attempt: int) -> None:
-        """Which attempt the next one at a message is."""
-        if attempt > 1:
-            self._attempts[sequence] = attempt
+        if self.is_begun and attempt > 1:
+            self._attempts.update(dict.fromkeys(range(first, end), attempt))
 
     def settled(self, first: int, end: int) -> None:
         """Nobody gets these any more: the next messages with their keys may be pulled."""
-        if not self.is_loaded:
+        if not self.is_begun:
             return
         for sequence in range(first, end):
             self._out.discard(sequence)
             self._attempts.pop(sequence, None)
-            queue = self._queues.get(self._keys.pop(sequence, 0))
-            if queue is None:
+            key = self._keys.pop(sequence, None)
+            if key is None and self._to_load:
+                self._settled.add(sequence)
+            if not key:
                 continue
+            queue = self._queues[key]
             if queue[0] == sequence:
                 queue.popleft()
             else:
                 queue.remove(sequence)
             if queue:
                 self._offer(queue[0])
+            else:
+                del self._queues[key]
 
     def _offer(self, sequence: int) -> None:
         """A message may be pulled, if nothing stands before it and nobody has it."""

@@ -4,8 +4,7 @@ Invariant: a part's batch holds exactly its messages, verified; a batch that can
 over (rule L5).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from .filters import OPEN
 from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
 from .offers import Offer
-from .order import LOOKED_AT, Order
+from .order import LOOKED_AT, LOOKED_AT_A_BATCH, Order
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 
@@ -80,6 +79,7 @@ class Parts:
                 if group.order is not None:
                     self._scan(group, group.order, messages)
                 self._choose(parts, group, messages, size_bytes, parts_max)
+                break  # There is something, or all that one pull may look at waits for other messages.
             except NotWanted as over:
                 self._pass_over(group, over.part)
                 passed += 1
@@ -156,31 +156,37 @@ class Parts:
 
     def _scan(self, group: Group, order: Order, messages: int) -> None:
         """Read the keys of so many messages that enough may be pulled, or of as many as one pull may look at."""
-        if not order.is_loaded:
-            group.load_order(partial(self._keys, group))
+        if not order.is_begun:
+            group.begin_order()
         left = LOOKED_AT
-        while order.ready < messages and left > 0 and order.wants_more(group.subject.end):
-            keys = next(self._keys(group, order.scanned, min(left, group.subject.end - order.scanned)))
-            order.add(order.scanned, keys)
-            left -= len(keys)
+        while left > 0 and not order.is_loaded:
+            keys = self._keys(group, order.to_load.start, min(left, len(order.to_load)))
+            order.load(keys)
+            left -= max(len(keys), LOOKED_AT_A_BATCH)
+        while left > 0 and order.is_loaded and order.ready < messages and order.wants_more(group.subject.end):
+            keys = self._keys(group, order.scanned, min(left, group.subject.end - order.scanned))
+            order.add(keys)
+            left -= max(len(keys), LOOKED_AT_A_BATCH)
 
-    def _keys(self, group: Group, first: int, count: int) -> Iterator[Sequence[int]]:
-        """The ordering keys of neighbouring messages, in pieces; of a message that can't be read: none."""
-        while count:
-            run = self._index.locate(group.subject, first)
-            rows = min(run.rows, count)
-            keys: Sequence[int] = [0] * rows
-            try:
-                batch = self._stored.fetch(run.offset)
-            except Shortage as error:
-                raise SlowDown(error.message, retry_after_ms=SHORTAGE_RETRY_MS) from error
-            except DamagedData:
-                pass  # It is quarantined when it is to be pulled.
-            else:
-                if ColumnId.ORDERING_KEY_HASH in batch.offsets and run.row + rows <= batch.count:
-                    keys = batch.uint64s(ColumnId.ORDERING_KEY_HASH)[run.row : run.row + rows].tolist()
-            yield keys
-            first, count = first + rows, count - rows
+    def _keys(self, group: Group, first: int, count: int) -> Sequence[int]:
+        """The ordering keys of neighbouring messages of one stored batch, up to ``count``; 0 for messages that hold up
+        nobody: those without a key, those that the group does not want, and those that can't be read.
+        """
+        run = self._index.locate(group.subject, first)
+        rows = min(run.rows, count)
+        try:
+            batch = self._stored.fetch(run.offset)
+        except Shortage as error:
+            raise SlowDown(error.message, retry_after_ms=SHORTAGE_RETRY_MS) from error
+        except DamagedData:
+            return [0] * rows  # It is quarantined when it is to be pulled.
+        if ColumnId.ORDERING_KEY_HASH not in batch.offsets or run.row + rows > batch.count:
+            return [0] * rows
+        keys = batch.uint64s(ColumnId.ORDERING_KEY_HASH)[run.row : run.row + rows]
+        if group.filter is not OPEN:
+            keys = keys * group.filter.matches(batch, run.row, rows)
+        found: list[int] = keys.tolist()
+        return found
 
     def _alike(self, group: Group, batch: Batch, row: int, rows: int) -> tuple[str, int]:
         """Why the messages from a row on go to nobody, "" when they are delivered, and of how many this is true, one

@@ -217,10 +217,13 @@ class Pulls:
             if len(stale) + others > HANDLES_MAX:
                 stale = [handle for _, of in wanted for handle in stale_all(of)]
         self._log.when_durable(partial(answer, stale))
+        to_serve: list[Group] = []
         for group, _ in wanted:
             # What is acknowledged may have stood before other messages of its ordering key.
             if op != PullOp.ACK or group.order is not None:
-                self._serve([group])
+                to_serve.append(group)
+        if to_serve:
+            self._serve(to_serve)
 
     def put_off(self, group: Group, put_off: Sequence[PutOff], answer: Callable[[list[StaleRow]], None]) -> None:
         """Offer messages of an ordered group again later; until then they keep their place. A start offers them at
@@ -563,7 +566,11 @@ class Pulls:
                     [group.front.subject.name, len([part for part in of_group if not part.passed])]
                     for group, of_group in plan.picked
                 ]
-            peer.answer(waiting.request_id, head, batches)
+            if any(group.order is not None for group, _ in plan.picked):
+                # Nobody begins with a message while a power cut could still undo what the one before it said (rule Q8).
+                self._log.when_durable(partial(peer.answer, waiting.request_id, head, batches))
+            else:
+                peer.answer(waiting.request_id, head, batches)
 
     def _check_held(self, group: Group) -> None:
         # No group holds more than it leaves to others: the first that fills up takes a half, the next a quarter.
