@@ -12,9 +12,9 @@ from delayd.errors import BadArgument, NotOrdered
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_rows, need_u64
 from realtime import parts
-from realtime.groups import pause_after
+from realtime.groups import Group, pause_after
 from realtime.offers import Offer
-from realtime.order import KNOWN_MAX, LOOKED_AT, Order
+from realtime.order import KNOWN_MAX, LOOKED_AT, LOOKED_AT_A_BATCH, Order
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
@@ -314,3 +314,24 @@ def test_a_message_that_can_be_read_again_comes_before_a_later_one_that_goes_bac
     order.pulled(3, 4)
     order.settled(3, 4)
     assert [(offer.consume_first, offer.attempt) for offer in order.offers()] == [(5, 2)]
+
+
+def _group(world: World) -> Group:
+    return world.core._pulls.groups[SUBJECT, GROUP]
+
+
+def test_one_pull_reads_a_bounded_number_of_batches() -> None:
+    count = 3 * LOOKED_AT // LOOKED_AT_A_BATCH
+    world, peer = _world(*[([b"%d" % number], [7]) for number in range(count)]), SimPeer()
+    assert _pull(world, peer, most=1).bodies == [b"0"]
+    order = _group(world).order
+    assert order is not None
+    before = order.scanned
+    assert _pull(world, peer).bodies == [] and order.scanned == before + LOOKED_AT // LOOKED_AT_A_BATCH
+
+
+def test_messages_that_the_group_does_not_want_hold_up_nobody() -> None:
+    world, peer = _world(([b"x"] * 500, [7] * 500)), SimPeer()
+    head = {**pull_head(), "ordered": True, "tags_any": ["red"]}
+    world.ask(peer, RequestType.PULL, head)
+    assert _group(world).next == 500 and _group(world).oldest == 500
