@@ -1,12 +1,14 @@
 """Torture of what consumers say: ``python -m tests.end_to_end.torture_words --rounds N [--seed S]``.
 
 Consumers acknowledge, give back with and without a delay, reject, extend, stall past their leases and die, while the
-realtime and the delay server are killed and stopped. After each round everything comes to rest: each message is
-acknowledged, or a dead letter of its group. All dead letters are sent again then, and everything is acknowledged. At
-the end the books of the directory are audited. The exit code is 1 if any promise was broken.
+realtime and the delay server are killed and stopped. There are two groups: one takes all messages, the other those
+with some tags. Some messages expire. After each round everything comes to rest: each message that a group wants is
+acknowledged, expired, or a dead letter of the group. All dead letters are sent again then, and everything is
+acknowledged. At the end the books of the directory are audited. The exit code is 1 if any promise was broken.
 
 Promises: no message comes after its acknowledgement or its rejection returned. No handler gets more attempts than
-there are. No attempt comes twice. Each life names the message's first one. Nothing is lost.
+there are. No attempt comes twice. Each life names the message's first one, and its expiry until it was a dead letter.
+No group gets a message that its tags do not want, or one that expired long ago. Nothing is lost.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import delayd
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
@@ -35,16 +38,39 @@ from delayd.reading.books import audit_directory
 
 from .cluster import Cluster, cluster, command
 
-SUBJECT, GROUP = "words", "g"
+SUBJECT = "words"
 ATTEMPTS = 4
 LEASE = timedelta(seconds=1.5)
 BACKOFF = delayd.Backoff(first=timedelta(seconds=0.05), most=timedelta(seconds=0.3))
 MESSAGES = 150  # A round.
-CONSUMERS = 4
+CONSUMERS = 3  # Of each group.
+TTLS_S = (0.02, 0.3, 1.5, 3_600.0)  # The last one never ends in a torture.
+EXPIRES = 0.3  # Of all messages.
+LATE_MS = 20_000  # A message that was given out in time may come so late: its server, or this one, was stopped.
+TAGS = (("eu",), ("eu", "large"), ("uk", "large"), ("us", "large"), ("eu-large",), ())
 ROUND_S = 4.0  # Of trouble; then everything comes to rest.
 REST_S = 90.0  # Within which it must.
 TROUBLE = ("kill realtime", "kill delay", "kill both", "stop realtime", "stop delay", "none")
-MUST_HAPPEN = ("ack", "back off", "delay", "at once", "reject", "extend", "stall", "lapse", "gathered", "too late")
+MUST_HAPPEN = (
+    *("ack", "back off", "delay", "at once", "reject", "extend", "stall", "lapse", "gathered", "too late"),
+    *("expired", "unwanted"),
+)
+
+
+class Group(NamedTuple):
+    """A group of consumers, and the tags that it wants."""
+
+    name: str
+    tags_any: tuple[str, ...] = ()
+    tags_all: tuple[str, ...] = ()
+
+    def wants(self, tags: tuple[str, ...]) -> bool:
+        """Whether a message with these tags is for this group."""
+        some = not self.tags_any or any(tag in self.tags_any for tag in tags)
+        return some and all(tag in tags for tag in self.tags_all)
+
+
+GROUPS = (Group("all"), Group("some", ("eu", "uk"), ("large",)))
 
 
 @dataclass(slots=True)
@@ -52,6 +78,10 @@ class Fate:
     """What is known of one message."""
 
     origin: int  # The sequence of its receipt.
+    expires_at_ms: int | None = None
+    wanted: bool = True  # By the group.
+    redriven: bool = False  # It may have been a dead letter, which does not expire.
+    buried: bool = False  # It has been one for sure.
     acked: bool = False  # An acknowledgement has returned.
     maybe: bool = False  # An acknowledgement or a rejection was sent, and nobody knows what became of it.
     dead: bool = False  # A rejection has returned.
@@ -60,20 +90,22 @@ class Fate:
 
 @dataclass(slots=True)
 class WordLedger:
-    """All messages, and the promises that were broken."""
+    """All messages as one group gets them, and the promises that were broken."""
 
     fates: list[Fate] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     words: Counter[str] = field(default_factory=Counter)
     handed: int = 0
 
-    def sent(self, origin: int) -> None:
+    def sent(self, origin: int, expires_at_ms: int | None = None, *, wanted: bool = True) -> None:
         """A message was accepted; its number is that of the fate."""
-        self.fates.append(Fate(origin))
+        self.fates.append(Fate(origin, expires_at_ms, wanted))
 
-    def hand(self, number: int, attempt: int, origin: int) -> None:
+    def hand(self, number: int, attempt: int, origin: int, expires_at_ms: int | None = None, *, now_ms: int) -> None:
         """A handler gets a message."""
         fate = self.fates[number]
+        late = expires_at_ms is not None and expires_at_ms + LATE_MS < now_ms
+        other = expires_at_ms != fate.expires_at_ms and not (expires_at_ms is None and fate.redriven)
         self.handed += 1
         for wrong, what in (
             (fate.acked, "comes after it was acknowledged"),
@@ -81,6 +113,9 @@ class WordLedger:
             (not 0 < attempt <= ATTEMPTS, f"comes as attempt {attempt} of {ATTEMPTS}"),
             (attempt <= fate.attempt, f"comes as attempt {attempt} after attempt {fate.attempt}"),
             (origin != fate.origin, f"is message {fate.origin}, and this life names {origin}"),
+            (not fate.wanted, "comes, and its group does not want its tags"),
+            (late, f"expired at {expires_at_ms} and comes at {now_ms}"),
+            (other, f"expires at {fate.expires_at_ms}, and this life names {expires_at_ms}"),
         ):
             if wrong:
                 self.violations.append(f"{number} {what}")
@@ -92,26 +127,46 @@ class WordLedger:
 
     def rejected(self, number: int) -> None:
         """A rejection has returned."""
-        self.fates[number].dead = True
+        fate = self.fates[number]
+        fate.dead = fate.buried = True
 
     def redriven(self) -> None:
-        """Dead letters come again, as their first attempt."""
+        """Dead letters come again, as their first attempt, and do not expire any more."""
         for fate in self.fates:
-            fate.dead, fate.attempt = False, 0
+            fate.dead, fate.attempt, fate.redriven = False, 0, True
 
-    def at_rest(self, dead: int) -> bool:
-        """Whether that many dead letters are all that is not acknowledged."""
-        left = [fate for fate in self.fates if not fate.acked]
-        return len(left) - sum(fate.maybe for fate in left) <= dead <= len(left)
+    def at_rest(self, dead: int, now_ms: int) -> bool:
+        """Whether that many dead letters are all that is not acknowledged or expired."""
+        return len(self.left(now_ms)) <= dead <= sum(fate.wanted and not fate.acked for fate in self.fates)
+
+    def left(self, now_ms: int) -> list[int]:
+        """The numbers of the messages that the group has not done with for sure: none may be lost."""
+        return [
+            number
+            for number, fate in enumerate(self.fates)
+            if fate.wanted
+            and not (fate.acked or fate.maybe)
+            and (fate.expires_at_ms is None or fate.expires_at_ms > now_ms or fate.buried)
+        ]
+
+    def expired(self, now_ms: int) -> int:
+        """How many messages expired, as far as this group knows."""
+        ends = [fate.expires_at_ms for fate in self.fates if fate.wanted and not fate.acked]
+        return sum(end is not None and end <= now_ms for end in ends)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Handler:
     """One consumer, which does something else with each message; ``calm``: it acknowledges."""
 
-    def __init__(self, meta: str, ledger: WordLedger, draw: random.Random) -> None:
+    def __init__(self, meta: str, group: Group, ledger: WordLedger, draw: random.Random) -> None:
         self.calm = False
         self.stopped = False
         self._meta = meta
+        self._group = group
         self._ledger = ledger
         self._draw = draw
 
@@ -120,8 +175,10 @@ class Handler:
         while not self.stopped:
             prefetch = self._draw.random() < 0.5
             consumer = AsyncConsumer(
-                *(self._meta, SUBJECT, GROUP),
+                *(self._meta, SUBJECT, self._group.name),
                 lease=LEASE,
+                tags_any=self._group.tags_any,
+                tags_all=self._group.tags_all,
                 prefetch=prefetch,
                 timeout_ms=3_000,
                 max_attempts=ATTEMPTS,
@@ -141,7 +198,8 @@ class Handler:
         if not len(batch) or time.monotonic() > batch.pulled.lease_ends - 0.2:
             return
         for message in batch:
-            self._ledger.hand(int(message.body), message.attempt, message.origin_sequence)
+            origin, expires_at_ms = message.origin_sequence, message.expires_at_ms
+            self._ledger.hand(int(message.body), message.attempt, origin, expires_at_ms, now_ms=_now_ms())
         for message in batch:
             await self._handle(consumer, message)
 
@@ -202,7 +260,8 @@ _DIES = f"""
 import sys, time, delayd
 from datetime import timedelta
 lease = timedelta(seconds={LEASE.total_seconds()})
-with delayd.Consumer(sys.argv[1], {SUBJECT!r}, {GROUP!r}, lease=lease, max_attempts={ATTEMPTS}) as consumer:
+_, meta, group = sys.argv  # It names no tags: those of the group hold.
+with delayd.Consumer(meta, {SUBJECT!r}, group, lease=lease, max_attempts={ATTEMPTS}) as consumer:
     print("ready", flush=True)
     for message in consumer:
         time.sleep(0.05)
@@ -213,7 +272,7 @@ class Torture:
     """Rounds in one directory."""
 
     def __init__(self, servers: Cluster, seed: int, say: Callable[[str], None]) -> None:
-        self.ledger = WordLedger()
+        self.ledgers = {group: WordLedger() for group in GROUPS}
         self._servers = servers
         self._draw = random.Random(f"{seed} words")
         self._say = say
@@ -221,9 +280,14 @@ class Torture:
     async def run(self, rounds: int) -> None:
         """Run all rounds, or until a promise is broken."""
         meta = self._servers.meta.address
+        await self._make_groups()
         async with AsyncProducer(meta) as producer:
             for number in range(1, rounds + 1):
-                handlers = [Handler(meta, self.ledger, random.Random(self._draw.random())) for _ in range(CONSUMERS)]
+                handlers = [
+                    Handler(meta, group, ledger, random.Random(self._draw.random()))
+                    for group, ledger in self.ledgers.items()
+                    for _ in range(CONSUMERS)
+                ]
                 tasks = [asyncio.create_task(handler.run()) for handler in handlers]
                 trouble = await self._trouble(producer)
                 dead = await self._rest()
@@ -234,22 +298,42 @@ class Torture:
                 for handler in handlers:
                     handler.stopped = True
                 await asyncio.gather(*tasks)
-                self._say(f"{number:4} {trouble}: {dead} dead letters; handed out {self.ledger.handed}")
-                if self.ledger.violations:
+                handed = sum(ledger.handed for ledger in self.ledgers.values())
+                self._say(f"{number:4} {trouble}: {dead} dead letters; handed out {handed}")
+                if any(ledger.violations for ledger in self.ledgers.values()):
                     return
+
+    async def _make_groups(self) -> None:
+        """Pull from each group once: the first pull says which tags a group wants."""
+        for group in GROUPS:
+            consumer = AsyncConsumer(
+                *(self._servers.meta.address, SUBJECT, group.name), tags_any=group.tags_any, tags_all=group.tags_all
+            )
+            async with consumer:
+                await consumer.pull(wait=timedelta(0))
+
+    async def _send(self, producer: AsyncProducer) -> None:
+        """Send the messages of a round: due within it, some with an expiry, each with the tags of its turn."""
+
+        async def send(number: int) -> tuple[int, int | None]:
+            due = datetime.now(UTC) + timedelta(seconds=self._draw.uniform(0, ROUND_S))
+            ttl = timedelta(seconds=self._draw.choice(TTLS_S)) if self._draw.random() < EXPIRES else None
+            tags = TAGS[number % len(TAGS)]
+            receipt = await producer.send(SUBJECT, b"%d" % number, deliver_at=due, ttl=ttl, tags=tags)
+            return receipt.sequence, None if ttl is None else receipt.deliver_at_ms + ttl // timedelta(milliseconds=1)
+
+        first = len(self.ledgers[GROUPS[0]].fates)
+        numbers = range(first, first + MESSAGES)
+        receipts = await asyncio.gather(*(send(number) for number in numbers))
+        for number, (sequence, expires_at_ms) in zip(numbers, receipts, strict=True):
+            for group, ledger in self.ledgers.items():
+                ledger.sent(sequence, expires_at_ms, wanted=group.wants(TAGS[number % len(TAGS)]))
 
     async def _trouble(self, producer: AsyncProducer) -> str:
         """Send messages, and do something terrible to the servers and to a consumer meanwhile."""
-        first = len(self.ledger.fates)
-        bodies = [b"%d" % (first + row) for row in range(MESSAGES)]
-        delays = [timedelta(seconds=self._draw.uniform(0, ROUND_S)) for _ in bodies]
-        receipts = await asyncio.gather(
-            *(producer.send(SUBJECT, body, delay=delay) for body, delay in zip(bodies, delays, strict=True))
-        )
-        for receipt in receipts:
-            self.ledger.sent(receipt.sequence)
+        await self._send(producer)
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _DIES, self._servers.meta.address),
+            *(sys.executable, "-c", _DIES, self._servers.meta.address, self._draw.choice(GROUPS).name),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -280,51 +364,59 @@ class Torture:
                 server.start()
 
     async def _rest(self) -> int:
-        """Wait until each message is acknowledged or a dead letter; how many are that."""
+        """Wait until each message is acknowledged, expired or a dead letter; how many are dead letters."""
         until = time.monotonic() + REST_S
         while True:
+            # Before the count: a message that expires after it may be pending still.
+            now_ms = _now_ms()
             dead = await asyncio.to_thread(self._dead)
-            if self.ledger.at_rest(dead):
-                return dead
+            if all(ledger.at_rest(dead[group.name], now_ms) for group, ledger in self.ledgers.items()):
+                return dead.total()
             if time.monotonic() > until:
-                left = [number for number, fate in enumerate(self.ledger.fates) if not fate.acked]
-                self.ledger.violations.append(f"{dead} dead letters, and {len(left)} are not acknowledged: {left[:20]}")
-                return dead
+                for group, ledger in self.ledgers.items():
+                    if left := ledger.left(now_ms):
+                        told = f"{dead[group.name]} dead letters of {group.name}, and {len(left)} are not acknowledged"
+                        ledger.violations.append(f"{told}: {left[:20]}")
+                return dead.total()
             await asyncio.sleep(0.3)
 
     async def _all_acked(self) -> None:
         until = time.monotonic() + REST_S
-        while left := [number for number, fate in enumerate(self.ledger.fates) if not fate.acked and not fate.maybe]:
+        while any(ledger.left(_now_ms()) for ledger in self.ledgers.values()):
             if time.monotonic() > until:
-                self.ledger.violations.append(f"{len(left)} messages were lost: {left[:20]}")
+                for group, ledger in self.ledgers.items():
+                    if left := ledger.left(_now_ms()):
+                        ledger.violations.append(f"{len(left)} messages of {group.name} were lost: {left[:20]}")
                 return
             await asyncio.sleep(0.5)
             # A message whose acknowledgement got no answer may have died after the others were sent again.
             await asyncio.to_thread(self._redrive)
 
-    def _dead(self) -> int:
+    def _dead(self) -> Counter[str]:
         listed = json.loads(command("dead", "list", "--meta", self._servers.meta.address, "--format", "json"))
-        return sum(row["dead"] for row in listed)
+        return Counter({row["group"]: row["dead"] for row in listed})
 
     def _redrive(self) -> None:
-        self.ledger.redriven()
-        command("dead", "redrive", SUBJECT, GROUP, "--meta", self._servers.meta.address, "--yes")
+        for group, ledger in self.ledgers.items():
+            ledger.redriven()
+            command("dead", "redrive", SUBJECT, group.name, "--meta", self._servers.meta.address, "--yes")
 
 
-def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> WordLedger:
+def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> dict[Group, WordLedger]:
     """Run a torture in an empty directory."""
     with cluster(data) as servers:
         running = Torture(servers, seed, say)
         asyncio.run(running.run(rounds))
         for server in (servers.delay, servers.realtime, servers.meta):
             server.end()
-    ledger = running.ledger
-    total = audit_directory(str(data), now_ms=int(time.time() * 1000)).total
+    ledger = running.ledgers[GROUPS[0]]
+    total = audit_directory(str(data), now_ms=_now_ms()).total
     for name in ("lost", "duplicate", "early", "orphan", "mismatch", "missing", "unproven"):
         if count := getattr(total, name):
             ledger.violations.append(f"the audit finds {count} {name}")
-    say(f"audit: {total.scheduled} scheduled for {len(ledger.fates)} messages, {total.dispatched} dispatched")
-    return ledger
+    counts = f"{total.dispatched} dispatched, {total.expired} expired"
+    say(f"audit: {total.scheduled} scheduled for {len(ledger.fates)} messages, {counts}")
+    return running.ledgers
 
 
 def main() -> int:
@@ -335,15 +427,20 @@ def main() -> int:
     options = parser.parse_args()
     data = Path(tempfile.mkdtemp(prefix="delayd-words-"))
     print(f"seed {options.seed}, data in {data}", flush=True)
-    ledger = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True))
-    never = [word for word in MUST_HAPPEN if options.rounds >= 10 and not ledger.words[word]]
-    words = ", ".join(f"{word} {count}" for word, count in sorted(ledger.words.items()))
-    print(f"{len(ledger.fates)} messages, handed out {ledger.handed} times: {words}")
+    ledgers = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True))
+    words: Counter[str] = Counter()
+    for group, ledger in ledgers.items():
+        words += ledger.words
+        words["expired"] += ledger.expired(_now_ms())
+        words["unwanted"] += sum(not fate.wanted for fate in ledger.fates)
+        print(f"{group.name}: {len(ledger.fates)} messages, handed out {ledger.handed} times")
+        for violation in ledger.violations[:20]:
+            print(f"VIOLATION {group.name}: {violation}")
+    never = [word for word in MUST_HAPPEN if options.rounds >= 10 and not words[word]]
+    print(", ".join(f"{word} {count}" for word, count in sorted(words.items())))
     if never:
         print(f"NEVER {', '.join(never)}")
-    for violation in ledger.violations[:20]:
-        print(f"VIOLATION {violation}")
-    if ledger.violations or never:
+    if never or any(ledger.violations for ledger in ledgers.values()):
         return 1
     shutil.rmtree(data)
     return 0
