@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from delayd.client.at_exit import THREAD_S, forget, remember
+from delayd.client.instants import monotonic_s
 from delayd.client.loop_thread import LoopThread
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.consumer import Consumer
@@ -86,6 +88,7 @@ class Embedded:
             self._thread.call(self._stop())
             self._thread.close()
             raise
+        remember(self)
 
     def __enter__(self) -> Self:
         return self
@@ -138,10 +141,22 @@ class Embedded:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        forget(self)
         try:
             self._thread.call(self._stop())
         finally:
             self._thread.close()
+
+    @property
+    def pid(self) -> int:
+        """The process that opened it; see at_exit."""
+        return self._pid
+
+    def end(self, until: float) -> None:
+        """Stop the servers because the program ends; see at_exit."""
+        self._closed = True
+        self._thread.call_within(self._stop(), max(until - monotonic_s(), 0))
+        self._thread.end(THREAD_S)
 
     async def _start(self, settings: dict[str, Any]) -> None:
         """Start the servers one after the other; each finds meta at its first try."""

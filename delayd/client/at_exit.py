@@ -1,7 +1,11 @@
-"""At exit: flushes clients that a program leaves open when it ends.
+"""At exit: flushes clients that a program leaves open when it ends, and ends their threads.
 
-Invariant: the program's end waits at most EXIT_S for all of them together, whatever their servers do, and the log says
-what was not flushed. A process that is killed, or ends by `os._exit` as children of a fork often do, flushes nothing.
+A thread that is in the event loop's C code when the interpreter is gone crashes the program as soon as it wakes up: the
+exit code would be that of a segmentation fault, after everything went well. So no such thread outlives this.
+
+Invariant: the program's end waits at most EXIT_S for all flushes together, and THREAD_S for each thread, whatever the
+servers do. The log says what was not flushed. A process that is killed, or ends by `os._exit` as children of a fork
+often do, flushes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Protocol
 from delayd.client.instants import monotonic_s
 
 EXIT_S = 5.0  # A flush takes milliseconds; a server that is away for longer should not hold up a program's end.
+THREAD_S = 1.0  # A thread ends in a millisecond, unless a callback of the program's own holds it up.
 
 
 class Open(Protocol):
@@ -23,7 +28,9 @@ class Open(Protocol):
         """The process that made it."""
 
     def end(self, until: float) -> None:
-        """Flush until the instant ``until`` on `monotonic_s`, and log what could not be flushed."""
+        """Flush until the instant ``until`` on `monotonic_s`, log what could not be flushed, and end the client's thread
+        if it has one: a later use of the client raises AlreadyClosed.
+        """
 
 
 _open: dict[Open, None] = {}

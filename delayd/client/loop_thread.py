@@ -126,12 +126,16 @@ class LoopThread:
 
     def close(self) -> None:
         """End the loop and the thread; callers that still wait in `call` get AlreadyClosed."""
+        self.end(None)
+
+    def end(self, limit_s: float | None) -> None:
+        """As `close`, and wait for the thread's end at most so long."""
         if not self._closed:
             self._closed = True
             # The loop may be emptying the inbox at this moment: then it has stopped before `post` wakes it.
             with suppress(AlreadyClosed):
                 self.post(self.loop.stop)
-            self._thread.join()
+            self._thread.join(limit_s)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

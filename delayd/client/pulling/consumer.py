@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from delayd.client.at_exit import forget, remember
+from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.engine import OwnEngine
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
@@ -377,6 +377,7 @@ class _Engine:
         closing = self.core.close(self.core.leave())
         if not self.thread.call_within(closing, max(until - monotonic_s(), 0)):
             log.warning("ended_before_flushed subject=%s", self.core.subject)
+        self.thread.end(THREAD_S)
 
     def close(self) -> None:
         """Flush, give back, disconnect and end the thread."""

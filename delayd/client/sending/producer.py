@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.client.at_exit import forget, remember
+from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.engine import OwnEngine
 from delayd.client.home_clock import clock_at
 from delayd.client.instants import monotonic_s
@@ -540,6 +540,7 @@ class _Engine:
         """Flush because the program ends; see at_exit."""
         self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
         tell_unsent(self.core.outbox.unsent + len(self._inbox))
+        self.thread.end(THREAD_S)
 
     def close(self) -> None:
         """Flush, disconnect and end the thread."""
