@@ -283,6 +283,7 @@ def _progress(info: GroupInfo) -> tuple[Cell, ...]:
 
 def _state(info: GroupInfo) -> str:
     states = [(info.paused, "paused"), (info.ephemeral, "ephemeral"), (info.ordered, "ordered")]
+    states.append((info.exclusive, f"exclusive, {info.standbys} standing by"))
     states.append((bool(info.filter), f"tags: {info.filter}"))
     return "; ".join(name for is_so, name in states if is_so)
 

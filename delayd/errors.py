@@ -44,6 +44,7 @@ __all__ = [
     "DiskReserve",
     "DispatchRefused",
     "EpochOutOfRange",
+    "ExclusiveConflict",
     "FencedInstance",
     "FrameDamaged",
     "FrameOverdue",
@@ -221,6 +222,12 @@ class QuotaReached(CallerError):
         nobody knows one.
         """
         return self._number("next_free_ms")
+
+
+class ExclusiveConflict(CallerError):
+    """A group has an exclusive consumer, and another one wants to share it; or the other way round (docs/consuming.md,
+    One at a time).
+    """
 
 
 class NotOrdered(CallerError):

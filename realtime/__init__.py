@@ -19,6 +19,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     pulls               messages to consumers, acknowledgements and leases
     group_records       groups begin, move, rest and end
     filters             which messages of a subject a group wants, by their tags
+    leads               which consumer of an exclusive group gets its messages
     order               which messages wait for others with their ordering key
     positions, ephemeral   where a group begins, and groups that end with their last consumer
     subscriptions, joins   many subjects at once: which groups have messages, and which groups there are

@@ -70,7 +70,10 @@ def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_
         # "stale".
         gone = group.given_back if op == PullOp.ACK else group.lapsed
         if lost := given_out.lost((group.known_from, next_pull), gone, incarnation, start, end, own, others):
-            rows = [[incarnation, first, stop - first, _why(group, others, first, stop)] for first, stop in lost]
+            is_fenced = incarnation in group.front.fenced
+            rows = [
+                [incarnation, first, stop - first, _why(group, others, first, stop, is_fenced)] for first, stop in lost
+            ]
             stale += rows
             asked_for.append([incarnation, start, end - start, rows[0][3]])
     return Found(entries, stale, asked_for)
@@ -81,8 +84,10 @@ def stale_all(handles: Handles) -> list[StaleRow]:
     return [[*handle, Why.UNKNOWN] for handle in handles]
 
 
-def _why(group: Group, others: Sequence[Run], first: int, stop: int) -> Why:
+def _why(group: Group, others: Sequence[Run], first: int, stop: int, is_fenced: bool) -> Why:
     """Why a stale range is that; the first that fits, where its messages differ."""
+    if is_fenced and (group.lapsed.overlaps(first, stop) or others):
+        return Why.FENCED
     if group.lapsed.overlaps(first, stop):
         return Why.LEASE_ENDED
     if group.given_back.overlaps(first, stop):

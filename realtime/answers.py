@@ -98,6 +98,8 @@ def _group_info(group: Group) -> GroupInfo:
         ephemeral=group.ephemeral,
         filter="" if group.filter is OPEN else str(group.filter),
         ordered=group.order is not None,
+        exclusive=group.lead is not None,
+        standbys=len(group.standby),
         oldest_ms_ago=None,
     )
 

@@ -19,6 +19,7 @@ from delayd.wire.requests import (
     need_str,
     need_strs,
     need_u32,
+    need_u64,
     optional_str,
 )
 from delayd.wire.stale import StaleRow, stale_head
@@ -38,6 +39,8 @@ from .subscriptions import Subscription
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
 LEASE_MS_MIN = 100
+WINDOW_MS_MIN = 1_000  # Of an exclusive consumer: a slow network must not look like a dead one.
+WINDOW_MS_MAX = 600_000
 
 
 class Consumers:
@@ -71,6 +74,14 @@ class Consumers:
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
         beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
+        window_ms = was = 0
+        if "exclusive_ms" in head:
+            window_ms = need_int(head, "exclusive_ms", WINDOW_MS_MIN, WINDOW_MS_MAX)
+            was = need_u64(head, "was") if "was" in head else 0
+            # A lead that lives asks again within its window.
+            wait_ms = min(wait_ms, window_ms // 2)
+            if isinstance(group, Subscription):
+                raise BadRequest("a subscription has no lead; pull from one subject", field="exclusive_ms")
         self._pulls.check_room()
         if group is None:
             # The group is created only here: a PULL that is refused leaves no group behind.
@@ -89,6 +100,8 @@ class Consumers:
                 deadline_ms=self._clock.monotonic_ms() + wait_ms,
                 incarnation=self._pulls.incarnation_of(peer),
                 ahead=ahead,
+                window_ms=window_ms,
+                was=was,
             )
         )
 

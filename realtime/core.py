@@ -122,6 +122,7 @@ class Core:
         self._pull_log = PullCommit(executors.pull, clock, identity.epoch)
         self._pull_log.on_failure = self.fail
         self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, clock)
+        self._led = self._pulls.leads.of_peer
         self._groups = GroupRecords(self._pulls, self._index, self._stored, self._pull_log, clock)
         self._joins = Joins(self._pulls, self._groups, self._index, clock)
         self._index.on_subject = self._joins.came
@@ -199,6 +200,8 @@ class Core:
         """Serve a request, now or later; a DelaydError raised here is its answer."""
         if self._stopping is not None or self._failed:
             raise Stopping("this realtime server is stopping")
+        if peer in self._led:
+            self._pulls.leads.heard(peer)
         handler = self._handlers.get(frame.type)
         if handler is None:
             raise not_served("realtime", frame.type)

@@ -24,6 +24,8 @@ from .ranges import Ranges
 if TYPE_CHECKING:
     from delayd.errors import DamagedData
 
+    from .leads import Lead
+    from .polls import Waiting
     from .subscriptions import Subscription
 
 # Beyond this the oldest runs are forgotten: nobody knows what became of these pulls, so their handles are stale.
@@ -58,10 +60,10 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "filter", "given_back", "group_id",
-                 "held", "held_back", "known_from", "lapsed", "leaving", "name", "next", "oldest_at", "on_pause",
-                 "order", "parent", "paused", "quarantined", "ready", "redeliver", "settled", "subject",
-                 "subscriptions", "waiting")  # fmt: skip
+    __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "fenced", "filter", "given_back",
+                 "group_id", "held", "held_back", "known_from", "lapsed", "lead", "leaving", "name", "next",
+                 "oldest_at", "on_pause", "order", "parent", "paused", "quarantined", "ready", "redeliver", "settled",
+                 "standby", "subject", "subscriptions", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -85,6 +87,9 @@ class Group:
         self.ephemeral = False  # Whether it ends when it has no consumers any more.
         self.oldest_at = (-1, 0)  # A consume sequence, and when it was handed over: the oldest that was asked for.
         self.waiting = Polls()
+        self.lead: Lead | None = None  # Of a group with exclusive consumers: the one that gets messages (rule Q9).
+        self.standby: dict[Waiting, None] = {}  # PULLs of the others, in order of arrival.
+        self.fenced: dict[int, None] = {}  # Incarnations that led it.
         self.subscriptions: list[Subscription] = []  # Those that take messages of this group, too.
         self.ready = True  # False until the record of a new group is durable.
         self.settled = True  # False while nobody can say which message is the first that the group gets.
@@ -130,7 +135,7 @@ class Group:
     def is_awaited(self) -> bool:
         """Whether anybody may wait for one of its messages."""
         front = self.front
-        return bool(front.waiting or front.subscriptions)
+        return bool(front.waiting or front.subscriptions or front.lead is not None)
 
     @property
     def has_messages(self) -> bool:

@@ -38,6 +38,8 @@ class Waiting:
     incarnation: int
     ahead: int = 0
     answered: bool = False
+    window_ms: int = 0  # Of a consumer that wants to lead its group; 0: of one that shares it.
+    was: int = 0  # The incarnation that such a consumer had on the connection before.
 
 
 class Polls:

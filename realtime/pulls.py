@@ -45,6 +45,7 @@ from .groups import Group
 from .held import Held
 from .index import Index, Subject
 from .kept import Life
+from .leads import Leads
 from .offers import Offer, Offers
 from .parts import PARTS_MAX, PASSED, Part, Parts
 from .peer import Peer
@@ -113,6 +114,7 @@ class Pulls:
         self.roster = Roster(log_id)
         self.groups = self.roster.groups
         self.subscriptions = Subscriptions()
+        self.leads = Leads(clock, self._lapse_others, self._begin)
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
         counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", *PASSED[1:])
@@ -175,6 +177,8 @@ class Pulls:
     def pull(self, waiting: Waiting) -> None:
         """Answer a PULL now, or when there are messages or its time is up."""
         group = waiting.group
+        if isinstance(group, Group) and (waiting.window_ms or group.lead is not None) and not self._admits(waiting):
+            return
         group.waiting.add(waiting)
         self._waiting += 1
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
@@ -187,6 +191,17 @@ class Pulls:
             self._set_deadline(waiting)
             if group.waiting.ahead and not waiting.ahead and not waiting.answered:
                 self._recall(group)
+
+    def _admits(self, waiting: Waiting) -> bool:
+        """Whether a PULL of an exclusive group is served; if not, it stands by."""
+        group = waiting.group
+        assert isinstance(group, Group), "a subscription has no lead"
+        if self.leads.admits(waiting, group):
+            return True
+        self._waiting += 1
+        self._of_peer.setdefault(waiting.peer, set()).add(waiting)
+        self._deadlines.add(waiting.deadline_ms, waiting)
+        return False
 
     def acknowledge(
         self,
@@ -284,8 +299,9 @@ class Pulls:
     def forget(self, group: Group) -> None:
         """Forget a group that was deleted; the PULLs that wait for its messages are answered with an error."""
         gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
-        for waiting in list(group.waiting):
+        for waiting in [*group.waiting, *group.standby]:
             self._end(waiting).answer_error(waiting.request_id, gone)
+        self.leads.forget(group)
         self.roster.strike(group)
         self.subscriptions.strike(group)
         self._to_serve.pop(group, None)
@@ -342,7 +358,9 @@ class Pulls:
         for waiting in self._of_peer.pop(peer, ()):
             waiting.answered = True
             self._waiting -= 1
-            waiting.group.waiting.remove(waiting)
+            self._unqueue(waiting)
+        if peer in self.leads.of_peer:
+            self.leads.disconnected(peer)
 
     def end_waiting(self, peer: Peer, group: Group | Subscription) -> None:
         """Answer the PULLs of a connection that wait for these messages, without messages."""
@@ -362,6 +380,9 @@ class Pulls:
         if self._to_serve:
             return self.clock.monotonic_ms()
         wake_ms, deadline_ms = self._leases.next_ms(before_ms), self._deadlines.next_ms(before_ms)
+        lead_ms = self.leads.due_ms
+        if lead_ms is not None and (wake_ms is None or lead_ms < wake_ms):
+            wake_ms = lead_ms
         if wake_ms is None or (deadline_ms is not None and deadline_ms < wake_ms):
             wake_ms = deadline_ms
         if self._pausing:
@@ -379,6 +400,8 @@ class Pulls:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
         now_ms = self.clock.monotonic_ms()
         self._bytes_left = TURN_BYTES
+        if self.leads.due_ms is not None and self.leads.due_ms <= now_ms:
+            self.leads.wake()
         if self._pausing:
             self._end_pauses(now_ms)
         if self._to_serve:
@@ -566,8 +589,8 @@ class Pulls:
                     [group.front.subject.name, len([part for part in of_group if not part.passed])]
                     for group, of_group in plan.picked
                 ]
-            if any(group.order is not None for group, _ in plan.picked):
-                # Nobody begins with a message while a power cut could still undo what the one before it said (rule Q8).
+            if waiting.window_ms or any(group.order is not None for group, _ in plan.picked):
+                # Nobody begins with a message while a power cut could still undo what set it free (rules Q8, Q9).
                 self._log.when_durable(partial(peer.answer, waiting.request_id, head, batches))
             else:
                 peer.answer(waiting.request_id, head, batches)
@@ -637,6 +660,33 @@ class Pulls:
         for waiting, wanted in group.waiting.to_recall(group.wanted):
             self._answer_empty(waiting, wanted)
 
+    def _unqueue(self, waiting: Waiting) -> None:
+        group = waiting.group
+        if isinstance(group, Group) and waiting in group.standby:
+            del group.standby[waiting]
+        else:
+            group.waiting.remove(waiting)
+
+    def _begin(self, waiting: Waiting) -> None:
+        """Serve a PULL that stood by."""
+        self._waiting -= 1
+        self.pull(waiting)
+
+    def _lapse_others(self, group: Group, *own: int) -> None:
+        """End the leases of what other incarnations hold, and their PULLs, because another consumer takes over."""
+        at_ms = self.clock.now_ms()
+        for source in (group,) if group.child is None else (group, group.child):
+            entries = [
+                PullEntry(PullOp.LAPSED, 0, source.group_id, run.incarnation, run.start, 0, run.messages, at_ms)
+                for run in source.held
+                if run.incarnation not in own
+            ]
+            if entries:
+                self._log.append(entries)
+                self.counters["lapsed"] += self._give_back(source, entries)
+        for waiting in [waiting for waiting in group.waiting if waiting.incarnation not in own]:
+            self._answer_empty(waiting, 0)
+
     def _set_deadline(self, waiting: Waiting) -> None:
         """Let a PULL that got no message wait until its deadline; answer it if that has passed."""
         if waiting.ahead and waiting.group.wanted:
@@ -674,7 +724,10 @@ class Pulls:
         """Let a PULL wait no longer; return the connection, which the caller answers."""
         waiting.answered = True
         self._waiting -= 1
-        waiting.group.waiting.remove(waiting)
+        if waiting.window_ms:
+            self._unqueue(waiting)
+        else:
+            waiting.group.waiting.remove(waiting)
         of_peer = self._of_peer.get(waiting.peer)
         if of_peer is not None:
             of_peer.discard(waiting)

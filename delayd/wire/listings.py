@@ -42,6 +42,8 @@ class GroupInfo(NamedTuple):
     ephemeral: bool  # It ends when it has no consumers any more.
     filter: str  # The tags that it wants, in words; empty: it gets all messages.
     ordered: bool  # It gets the messages of each ordering key one after the other.
+    exclusive: bool  # One of its consumers leads, and gets all messages.
+    standbys: int  # How many PULLs of others wait to take over.
     oldest_ms_ago: int | None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
 
 
@@ -98,5 +100,7 @@ def _group(head: Head) -> GroupInfo:
         ephemeral=need_bool(head, "ephemeral"),
         filter=need_str(head, "filter"),
         ordered=need_bool(head, "ordered"),
+        exclusive=need_bool(head, "exclusive"),
+        standbys=need_int(head, "standbys"),
         oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
     )

@@ -18,6 +18,7 @@ class Why(IntEnum):
     LEASE_ENDED = 1
     GIVEN_BACK = 2  # By the consumer itself.
     ANOTHER_HOLDS = 3  # The handle belongs to another connection.
+    FENCED = 4  # Another consumer leads the exclusive group now.
 
 
 class Said(NamedTuple):
@@ -32,6 +33,7 @@ SAID = {
     Why.LEASE_ENDED: Said("lease_ended", "past the lease"),
     Why.GIVEN_BACK: Said("given_back", "given back before"),
     Why.ANOTHER_HOLDS: Said("another_holds", "held for another consumer"),
+    Why.FENCED: Said("fenced", "of a consumer that another one has replaced"),
 }
 
 

@@ -145,6 +145,8 @@ REALTIME: dict[RequestType, Fields] = {
         "tags_any": values.tags,
         "tags_all": values.tags,
         "ordered": values.one_of(False, True),
+        "exclusive_ms": values.one_of(0, 1_000, 60_000),
+        "was": values.one_of(0, 1),
     },
     RequestType.SUBSCRIBE: {
         "group": values.group,

@@ -23,6 +23,7 @@ from delayd.client.pulling.settings import (
     LEASE,
     ConsumerSettings,
     Start,
+    exclusive_of,
     group_of_its_own,
     start_of,
     wanted_tags,
@@ -76,6 +77,8 @@ class AsyncConsumer:
         tags_all: the same for messages that were sent with all of these tags.
         ordered: the group gets messages with one ordering key one after the other: the next one when the one before is
             settled. All consumers of a group say the same, or nothing.
+        exclusive: one consumer of the group gets all messages; the others stand by, and one of them takes over when its
+            connection ends, or is silent for 15 s, or for the time that is given here. Nothing is fetched ahead.
         max_in_flight: how many messages handlers may have at most that they have said nothing of. Then a pull and a
             ``for`` loop wait until one of these is settled, or its lease ends.
     """
@@ -99,13 +102,15 @@ class AsyncConsumer:
         tags_any: Sequence[str] = (),
         tags_all: Sequence[str] = (),
         ordered: bool = False,
+        exclusive: bool | timedelta = False,
         max_in_flight: int | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
         alone = ephemeral or broadcast
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
-        beginning = (start_of(start, from_now=alone), alone, *tags, ordered)
+        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, exclusive_of(exclusive))
+        prefetch = prefetch and not exclusive
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)

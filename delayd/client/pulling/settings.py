@@ -18,6 +18,8 @@ from delayd.tags import encode_tags
 from delayd.wire.positions import AtInstant, End, Position
 
 LEASE = timedelta(seconds=60)
+EXCLUSIVE = timedelta(seconds=15)  # Three PINGs of an idle connection.
+EXCLUSIVE_LEAST, EXCLUSIVE_MOST = timedelta(seconds=1), timedelta(minutes=10)
 BACKOFF = Backoff()
 # The most that one pull gets, unless the caller says otherwise: enough to make one round trip cheap for each message.
 MESSAGES_MAX = 500
@@ -43,6 +45,7 @@ class ConsumerSettings:
     tags_any: tuple[str, ...] = ()  # The group gets messages with one of these, where there are any.
     tags_all: tuple[str, ...] = ()
     ordered: bool = False  # The group gets the messages of each ordering key one after the other.
+    exclusive: timedelta | None = None  # How long the lead may be silent; None: consumers share the group.
     max_in_flight: int | None = None  # None: as many as the caller asks for.
 
     def __post_init__(self) -> None:
@@ -60,6 +63,12 @@ class ConsumerSettings:
             need_whole("max_attempts", self.max_attempts, 1, BadSetting)
         if self.max_in_flight is not None:
             need_whole("max_in_flight", self.max_in_flight, 1, BadSetting)
+        if self.exclusive is not None:
+            if not EXCLUSIVE_LEAST <= need_timedelta("exclusive", self.exclusive, BadSetting) <= EXCLUSIVE_MOST:
+                within = f"{EXCLUSIVE_LEAST} and {EXCLUSIVE_MOST}"
+                raise BadSetting(f"exclusive is {self.exclusive} and must lie within {within}")
+            if self.subjects.are_many:
+                raise BadSetting("an exclusive consumer takes one subject; make one for each")
         if not isinstance(self.backoff, Backoff):
             raise BadSetting(f"backoff must be a delayd.Backoff, not {type(self.backoff).__name__}")
         if self.auto_extend is not None and need_timedelta("auto_extend", self.auto_extend, BadSetting) < self.lease:
@@ -80,6 +89,13 @@ class ConsumerSettings:
     def pulled(self, max_messages: int | None) -> int | None:
         """How many messages a pull may return; None when nobody has named a number."""
         return self.max_messages if max_messages is None else need_whole("max_messages", max_messages, 1)
+
+
+def exclusive_of(exclusive: bool | timedelta) -> timedelta | None:
+    """The window of an exclusive consumer; None for one that shares its group."""
+    if isinstance(exclusive, bool):
+        return EXCLUSIVE if exclusive else None
+    return exclusive
 
 
 def start_of(start: Start | None, *, from_now: bool) -> Position:

@@ -159,7 +159,7 @@ class OneSource:
         self._looking: asyncio.Task[None] | None = None
         self._ended = False
         names: Head = {"subject": settings.subject, "group": settings.group}
-        terms = terms_of(settings) | beginning_of(settings)
+        terms = self._terms = terms_of(settings) | beginning_of(settings)
         self._lane = PullLane(names, terms, self._standing, self._connection, settings.timeout_ms, self._answered)
         namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
         self._names = names
@@ -232,6 +232,9 @@ class OneSource:
             self._had_messages = True
         else:
             self._keep_route()
+        if self._settings.exclusive is not None:
+            # On another connection the server knows by this that what is in hand is this consumer's own.
+            self._terms["was"] = need_u64(answer.head, "incarnation")
         self._on_pulled(pulled, wanted)
 
     def _keep_route(self) -> None:
@@ -293,11 +296,14 @@ class OneSource:
 
 def terms_of(settings: ConsumerSettings) -> Head:
     """The fields that each PULL of a consumer has."""
-    return {
+    terms: Head = {
         "max_bytes": PULL_BYTES_MAX,
         "lease_ms": settings.lease // _MS,
         "consumer": f"{socket.gethostname()}:{os.getpid()}",
     }
+    if settings.exclusive is not None:
+        terms["exclusive_ms"] = settings.exclusive // _MS
+    return terms
 
 
 def beginning_of(settings: ConsumerSettings, *, again: bool = False) -> Head:

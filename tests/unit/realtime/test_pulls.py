@@ -246,6 +246,8 @@ def test_groups_and_subjects_are_listed() -> None:
             "ephemeral": False,
             "filter": "",
             "ordered": False,
+            "exclusive": False,
+            "standbys": 0,
             "oldest_ms_ago": None,
         }
     ]

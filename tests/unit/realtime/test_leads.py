@@ -1,0 +1,201 @@
+"""Exclusive groups: one consumer gets the messages, and another one takes over from it (rule Q9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from delayd.errors import BadArgument, ExclusiveConflict
+from delayd.testing.disk import Faults, MemoryDisk
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType, need_rows, need_u64
+from delayd.wire.stale import Why, read_stale
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
+
+WINDOW_MS = 4_000
+NAMES: Head = {"subject": SUBJECT, "group": GROUP}
+BODIES = [[b"0", b"1", b"2", b"3"]]
+
+
+def _head(wait_ms: int = 0, most: int = 2, was: int = 0) -> Head:
+    return {**pull_head(most=most, wait_ms=wait_ms), "exclusive_ms": WINDOW_MS, "was": was}
+
+
+def _pull(world: World, peer: SimPeer, wait_ms: int = 0, most: int = 2, was: int = 0) -> Pulled:
+    """A pull of an exclusive consumer that is answered at once."""
+    answer, body = world.ask(peer, RequestType.PULL, _head(wait_ms, most, was))
+    return Pulled(need_u64(answer, "incarnation"), need_rows(answer, "parts", 4), bodies_of(body), body)
+
+
+def _waits(world: World, peer: SimPeer) -> int:
+    """A pull that waits; its request id."""
+    request_id = world.send(peer, RequestType.PULL, _head(60_000))
+    assert request_id not in peer.answers and request_id not in peer.errors
+    return request_id
+
+
+def _got(peer: SimPeer, request_id: int) -> list[bytes]:
+    ((_, body),) = peer.answers[request_id]
+    return bodies_of(body)
+
+
+def _stale(
+    world: World, peer: SimPeer, handles: Sequence[Sequence[int]], kind: RequestType = RequestType.ACK
+) -> set[int]:
+    """Why handles are stale."""
+    rows: list[HeadValue] = [list(handle) for handle in handles]
+    answer, _ = world.ask(peer, kind, {**NAMES, "handles": rows})
+    return {row[3] for row in read_stale(answer)}
+
+
+def _end(world: World, peer: SimPeer) -> None:
+    peer.close()
+    world.core.disconnected(peer)
+
+
+def test_one_gets_messages_and_the_other_stands_by() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    assert _pull(world, lead).bodies == [b"0", b"1"]
+    waiting = _waits(world, other)
+    assert _pull(world, lead).bodies == [b"2", b"3"]
+    info = world.core._pulls.groups[SUBJECT, GROUP]
+    assert info.lead is not None and len(info.standby) == 1
+    # A pull that stands by is answered at its end, as any other one, which is half of the window here.
+    world.pass_time(WINDOW_MS // 2)
+    assert _got(other, waiting) == []
+
+
+def test_the_end_of_its_connection_hands_over_at_once() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other, third = SimPeer(), SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    first, second = _waits(world, other), _waits(world, third)
+    _end(world, lead)
+    assert _got(other, first) == [b"0", b"1"] and second not in third.answers
+    assert _stale(world, SimPeer(), pulled.handles) == {Why.FENCED}
+    assert _stale(world, SimPeer(), pulled.handles, RequestType.NACK) == {Why.FENCED}
+
+
+def test_a_lead_that_is_silent_for_its_window_is_replaced() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    world.pass_time(WINDOW_MS // 2)
+    waiting = _waits(world, other)
+    world.pass_time(WINDOW_MS // 2 - 1)
+    assert waiting not in other.answers
+    world.pass_time(1)
+    assert _got(other, waiting) == [b"0", b"1"]
+    # The old one comes to itself: what it has is refused by name, and it stands by.
+    assert _stale(world, lead, pulled.handles) == {Why.FENCED}
+    waiting = _waits(world, lead)
+    _end(world, other)
+    assert _got(lead, waiting) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("kind", [RequestType.PING, RequestType.ACK])
+def test_a_lead_that_says_anything_keeps_its_lead(kind: RequestType) -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    head: Head = {} if kind == RequestType.PING else {**NAMES, "handles": [list(pulled.handles[0])]}
+    for _ in range(5):
+        waiting = _waits(world, other)
+        world.pass_time(WINDOW_MS // 2)
+        world.ask(lead, kind, head)
+        assert _got(other, waiting) == []
+    assert _pull(world, lead).bodies == [b"2", b"3"]
+
+
+def test_a_lead_that_nobody_replaces_keeps_it_beyond_its_window() -> None:
+    world, _ = ready_world(*BODIES)
+    lead = SimPeer()
+    pulled = _pull(world, lead)
+    world.pass_time(3 * WINDOW_MS)
+    assert _stale(world, lead, pulled.handles) == set()
+    assert _pull(world, lead).bodies == [b"2", b"3"]
+
+
+def test_who_comes_back_on_another_connection_keeps_what_it_holds() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, again = SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    _end(world, lead)
+    assert _pull(world, again, was=pulled.incarnation).bodies == [b"2", b"3"]
+    assert _stale(world, again, pulled.handles) == set()
+
+
+@pytest.mark.parametrize("was", [0, 7])
+def test_another_one_ends_the_leases_of_the_one_before(was: int) -> None:
+    world, _ = ready_world(*BODIES)
+    lead, again = SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    _end(world, lead)
+    taken = _pull(world, again, was=was)
+    assert taken.bodies == [b"0", b"1"] and taken.attempts == [2]
+    assert _stale(world, again, pulled.handles) == {Why.FENCED}
+
+
+def test_a_start_gives_the_lead_to_the_first_and_its_own_messages_to_who_had_them() -> None:
+    world, _ = ready_world(*BODIES)
+    pulled = _pull(world, SimPeer())
+    world = world.restarted()
+    again = SimPeer()
+    assert _pull(world, again, was=pulled.incarnation).bodies == [b"2", b"3"]
+    assert _stale(world, again, pulled.handles) == set()
+
+
+def test_what_was_taken_over_stays_refused_after_a_start() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    _end(world, lead)
+    _pull(world, other)
+    world = World(world.disk.after_kill(), world.state.after_crash(), world.clock.restarted())
+    assert _stale(world, SimPeer(), pulled.handles) == {Why.LEASE_ENDED}
+
+
+def test_a_shared_pull_of_a_led_group_is_refused_and_the_other_way_round() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, shared = SimPeer(), SimPeer()
+    _pull(world, lead)
+    with pytest.raises(ExclusiveConflict, match="has an exclusive consumer"):
+        world.pull(shared)
+    _end(world, lead)
+    world.pull(shared)  # Takes what is left.
+    world.send(shared, RequestType.PULL, pull_head(wait_ms=60_000))
+    with pytest.raises(ExclusiveConflict, match="is shared by consumers"):
+        _pull(world, SimPeer())
+
+
+def test_a_group_that_is_deleted_tells_those_that_stand_by() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    _pull(world, lead)
+    waiting = _waits(world, other)
+    world.ask(SimPeer(), RequestType.DELETE_GROUP, NAMES)
+    assert isinstance(other.errors[waiting], BadArgument)
+    _end(world, lead)
+    assert _pull(world, other).bodies == [b"0", b"1"]
+
+
+def test_a_take_over_that_the_disk_refuses_is_tried_again() -> None:
+    disk = MemoryDisk(Faults())
+    world, peer = World(disk), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, BODIES[0]))
+    lead, other = SimPeer(), SimPeer()
+    _pull(world, lead)
+    waiting = _waits(world, other)
+    room, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes
+    _end(world, lead)
+    assert waiting not in other.errors
+    disk.capacity_bytes = room
+    for _ in range(10):
+        world.pass_time(500)
+        if waiting not in other.answers or not _got(other, waiting):
+            waiting = waiting if waiting not in other.answers else world.send(other, RequestType.PULL, _head(60_000))
+    assert _got(other, waiting) == [b"0", b"1"]
