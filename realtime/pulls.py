@@ -673,7 +673,7 @@ class Pulls:
         self.pull(waiting)
 
     def _lapse_others(self, group: Group, *own: int) -> None:
-        """End the leases of what other incarnations hold, and their PULLs, because another consumer takes over."""
+        """End the leases of what other incarnations hold, because another consumer takes over."""
         at_ms = self.clock.now_ms()
         for source in (group,) if group.child is None else (group, group.child):
             entries = [
@@ -684,8 +684,6 @@ class Pulls:
             if entries:
                 self._log.append(entries)
                 self.counters["lapsed"] += self._give_back(source, entries)
-        for waiting in [waiting for waiting in group.waiting if waiting.incarnation not in own]:
-            self._answer_empty(waiting, 0)
 
     def _set_deadline(self, waiting: Waiting) -> None:
         """Let a PULL that got no message wait until its deadline; answer it if that has passed."""

@@ -11,6 +11,7 @@ from delayd.testing.disk import Faults, MemoryDisk
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_rows, need_u64
 from delayd.wire.stale import Why, read_stale
+from realtime.roster import RETRY_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
@@ -178,8 +179,10 @@ def test_a_group_that_is_deleted_tells_those_that_stand_by() -> None:
     waiting = _waits(world, other)
     world.ask(SimPeer(), RequestType.DELETE_GROUP, NAMES)
     assert isinstance(other.errors[waiting], BadArgument)
-    _end(world, lead)
+    assert not world.core._pulls.leads.of_peer
     assert _pull(world, other).bodies == [b"0", b"1"]
+    _end(world, lead)
+    assert _pull(world, other).bodies == [b"2", b"3"]
 
 
 def test_a_take_over_that_the_disk_refuses_is_tried_again() -> None:
@@ -192,10 +195,22 @@ def test_a_take_over_that_the_disk_refuses_is_tried_again() -> None:
     waiting = _waits(world, other)
     room, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes
     _end(world, lead)
-    assert waiting not in other.errors
+    assert waiting not in other.answers and waiting not in other.errors
     disk.capacity_bytes = room
-    for _ in range(10):
-        world.pass_time(500)
-        if waiting not in other.answers or not _got(other, waiting):
-            waiting = waiting if waiting not in other.answers else world.send(other, RequestType.PULL, _head(60_000))
+    world.pass_time(RETRY_MS)
     assert _got(other, waiting) == [b"0", b"1"]
+
+
+def test_each_that_takes_over_is_looked_at_in_turn() -> None:
+    world, _ = ready_world(*BODIES)
+    second, third = SimPeer(), SimPeer()
+    _pull(world, SimPeer())
+    world.pass_time(WINDOW_MS - 1)
+    first, last = _waits(world, second), _waits(world, third)
+    world.pass_time(1)
+    assert _got(second, first) == [b"0", b"1"] and last not in third.answers
+    world.pass_time(WINDOW_MS // 2 - 1)
+    assert _got(third, last) == []
+    last = _waits(world, third)
+    world.pass_time(WINDOW_MS // 2 + 1)
+    assert _got(third, last) == [b"0", b"1"]
