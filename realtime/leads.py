@@ -119,9 +119,7 @@ class Leads:
             for waiting in [waiting for waiting in group.standby if waiting.peer is first.peer]:
                 del group.standby[waiting]
                 self._begin(waiting)
-            if group.standby and group.lead is not None:
-                self._look_at(group.lead)
-            return
+            return  # The others ask again within half of the window, and look at this lead then.
 
     def _lead(self, waiting: Waiting, group: Group) -> None:
         self._lapse(group, waiting.incarnation, waiting.was)

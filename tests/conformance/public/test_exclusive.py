@@ -1,0 +1,53 @@
+"""Exclusive groups: one consumer at a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import delayd
+from tests.conformance.public.desk import AT_ONCE, LONG, Desk
+
+
+def test_one_leads_and_the_other_takes_over_when_it_goes(desk: Desk) -> None:
+    desk.send(b"1", b"2")
+    other = desk.consumer(exclusive=True)
+    with delayd.Consumer(desk.address, desk.subject, "g", exclusive=True) as lead:
+        message = lead.pull(1, wait=LONG)[0]
+        assert desk.is_empty(other)
+    # What the lead held comes again, and what it says of that is refused.
+    taken = desk.take(other, 2)
+    assert {each.body: each.attempt for each in taken} == {b"1": 2, b"2": 1}
+    with pytest.raises(delayd.StaleHandle) as caught:
+        message.ack()
+    assert caught.value.reason == "fenced"
+    for each in taken:
+        each.ack()
+
+
+def test_a_lead_goes_on_as_long_as_it_lives(desk: Desk) -> None:
+    consumer, other = desk.consumer(exclusive=timedelta(seconds=1)), desk.consumer(exclusive=timedelta(seconds=1))
+    for number in range(3):
+        desk.send(b"%d" % number)
+        desk.one(consumer).ack()
+        assert desk.is_empty(other)
+
+
+def test_who_would_share_an_exclusive_group_is_refused(desk: Desk) -> None:
+    desk.send(b"1")
+    desk.one(desk.consumer(exclusive=True)).ack()
+    with pytest.raises(delayd.errors.ExclusiveConflict):
+        desk.consumer().pull(wait=AT_ONCE)
+
+
+@pytest.mark.parametrize("window", [timedelta(0), timedelta(hours=1), 5])
+def test_a_window_that_is_none_is_refused(desk: Desk, window: Any) -> None:
+    with pytest.raises(delayd.errors.BadSetting, match="exclusive"):
+        desk.consumer(exclusive=window)
+
+
+def test_an_exclusive_consumer_takes_one_subject(desk: Desk) -> None:
+    with pytest.raises(delayd.errors.BadSetting, match="one subject"):
+        desk.consumer(subject=[desk.subject, "other"], exclusive=True)

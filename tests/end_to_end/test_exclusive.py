@@ -1,0 +1,55 @@
+"""An exclusive consumer that is stopped while it leads: another process takes over, and it is fenced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
+from tests.end_to_end.up_process import up
+from tests.waiting import DEADLINE_S
+
+WINDOW = timedelta(seconds=2)
+LEADS = """
+import sys
+from datetime import timedelta
+import delayd
+
+with delayd.Consumer({meta!r}, "books", "g", exclusive=timedelta(seconds=2)) as consumer:
+    message, = consumer.pull(1, wait=timedelta(seconds=60))
+    print("leads", message.body.decode(), flush=True)
+    sys.stdin.readline()
+    try:
+        message.ack()
+    except delayd.StaleHandle as error:
+        print(error.reason, flush=True)
+    else:
+        print("acknowledged", flush=True)
+"""
+
+
+def test_a_stopped_lead_is_replaced_and_fenced(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0") as running, Producer(running.meta) as producer:
+        producer.send("books", b"november", delay=timedelta(0))
+        command = [sys.executable, "-c", LEADS.format(meta=running.meta)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lead:
+            assert lead.stdin is not None and lead.stdout is not None
+            try:
+                assert lead.stdout.readline() == "leads november\n"
+                os.kill(lead.pid, signal.SIGSTOP)
+                with Consumer(running.meta, "books", "g", exclusive=WINDOW) as consumer:
+                    (message,) = consumer.pull(1, wait=timedelta(seconds=DEADLINE_S))
+                    assert (message.body, message.attempt) == (b"november", 2)
+                    os.kill(lead.pid, signal.SIGCONT)
+                    lead.stdin.write("go on\n")
+                    lead.stdin.flush()
+                    assert lead.stdout.readline() == "fenced\n"
+                    message.ack()
+            finally:
+                os.kill(lead.pid, signal.SIGCONT)
+                lead.stdin.close()
