@@ -6,7 +6,7 @@ it nobody can trust what is in memory, and the next start recovers from the disk
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -631,17 +631,20 @@ class DelayCore:
             # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are
             # due before (P5).
             filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
-            self._loading.step(filing_ms, self._load_waits)
+            passed = hour_of_ms(min(self.intake.appended_at_ms, self.intake.filed_from_ms))
+            self._loading.step(filing_ms, passed, self._put_off)
 
-    def _load_waits(self, hour: int) -> bool:
-        """Whether an hour is being mended, or the commit under way has claimed rows of it: it is loaded afterwards."""
-        return hour == self._mending.running or self.endings.waits_for(hour)
+    def _put_off(self) -> set[int]:
+        """Hours to load later: those being mended, and those of which the commit under way has claimed rows."""
+        mending = self._mending.running
+        return self.endings.noted_hours() | (set() if mending is None else {mending})
 
-    def _loaded(self, loaded: LoadedHour) -> None:
-        """Go on after an hour was loaded, or those of its rows that can be read."""
-        if loaded.damage is not None:
-            unloaded = Unloaded(self._checkpointer.filed_below, loaded.sequences)
-            self._mending.schedule_damaged(loaded.hour, loaded.damage, unloaded)
+    def _loaded(self, hours: Sequence[LoadedHour]) -> None:
+        """Go on after hours were loaded, or those of their rows that can be read."""
+        for loaded in hours:
+            if loaded.damage is not None:
+                unloaded = Unloaded(self._checkpointer.filed_below, loaded.sequences)
+                self._mending.schedule_damaged(loaded.hour, loaded.damage, unloaded)
         self._attached()
 
     def _attached(self) -> None:

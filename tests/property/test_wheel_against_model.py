@@ -72,6 +72,11 @@ class WheelMachine(RuleBasedStateMachine):
             self.wheel.add_hour(FIRST_HOUR + i)
         self.wheel.insert(rows.take(np.random.default_rng(len(due)).permutation(len(rows))))
 
+    @rule(due=st.lists(DUE, min_size=1, max_size=30), in_schedule_log=st.booleans())
+    def load_closed(self, due: list[int], in_schedule_log: bool) -> None:
+        parts = [self.make(FIRST_HOUR + i, due[i::HOURS], in_schedule_log) for i in range(HOURS)]
+        self.wheel.add_closed(np.concatenate([rows for rows in parts if len(rows)]))
+
     @rule(step=STEPS)
     def clock_moves(self, step: int) -> None:
         self.now_ms += step

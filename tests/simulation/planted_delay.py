@@ -376,6 +376,7 @@ IN_DELAY: Bugs = {
     "P7: a checkpoint counts rows while they are loaded": [
         Patch(Loading, "_number", changed(Loading._number, "self._replay_offset() != replay_offset", "False")),
         Patch(Loading, "_attach", changed(Loading._attach, "self._replay_offset() != replay_offset", "False")),
+        Patch(Loading, "_attach_run", changed(Loading._attach_run, "self._replay_offset() != replay_offset", "False")),
     ],
     "P7: rows that a window's answer names stay in the wheel": [Patch(EarlierOutcomes, "settle", _settle_nothing)],
     "P7: rows that are loaded already are loaded again when their file is whole": [

@@ -88,9 +88,9 @@ class Claims:
         """Whether the rows of an hour are in the wheel, or have left it."""
         return hour <= self._loading.until and hour not in self._hours.withheld
 
-    def waits_for(self, hour: int) -> bool:
-        """Whether the commit that is under way has claimed rows of an hour for its load: the load waits for it."""
-        return any(each == hour for each, _ in self._open.noted)
+    def noted_hours(self) -> set[int]:
+        """Hours of which the commit that is under way has claimed rows for their load: the load waits for it."""
+        return {hour for hour, _ in self._open.noted}
 
     def look(self, wanted: Wanted, locations: Locations | None = None) -> Places:
         """Where each wanted row is now; ``locations`` is filled in for rows of WHEEL, COLUMNS and OUT."""
@@ -231,8 +231,7 @@ class Claims:
         mending = self._mending()
         if mending is not None:
             unknown.add(mending)
-        if self._loading.running or self._loading.is_due:
-            unknown.add(self._loading.until + 1)
+        unknown.update(self._loading.next_hours)
         if unknown:
             places[_is_of(wanted, unknown) & (places != Place.ENDED)] = Place.IN_FLIGHT
         damaged = {hour for kind, hour in entries if kind is not Kind.DISPATCH}

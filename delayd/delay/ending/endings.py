@@ -94,6 +94,6 @@ class Endings:
         self._fence.check()
         self._keyed_requests.ask(wish, names, answer, wanted_at_ms)
 
-    def waits_for(self, hour: int) -> bool:
-        """Whether the commit that is under way has claimed rows of an hour."""
-        return self._claims.waits_for(hour)
+    def noted_hours(self) -> set[int]:
+        """Hours of which the commit that is under way has claimed rows for their load."""
+        return self._claims.noted_hours()

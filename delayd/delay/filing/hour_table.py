@@ -110,6 +110,12 @@ class HourTable:
         """Forget hours."""
         self.rows = self._room = self.rows.take(np.flatnonzero(~np.isin(self.rows["hour"], hours)))
 
+    def within(self, hours: range) -> list[int]:
+        """Those of these neighbouring hours that are known, rising."""
+        known = self.rows["hour"]
+        found: list[int] = known[bisect_left(known, hours.start) : bisect_left(known, hours.stop)].tolist()
+        return found
+
     def sealed(self) -> list[int]:
         """Hours that are sealed, rising."""
         return _hours(self.rows, SEALED, SEALED)

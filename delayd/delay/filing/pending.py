@@ -180,8 +180,22 @@ class PendingRows:
 
 def rows_of_hour(views: Sequence[Rows], hour: int) -> Rows:
     """Copy the rows that are filed in one hour."""
-    found = [rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour))) for rows in views]
+    return rows_of_hours(views, range(hour, hour + 1))
+
+
+def rows_of_hours(views: Sequence[Rows], hours: range) -> Rows:
+    """Copy the rows that are filed in these neighbouring hours."""
+    found = [rows.take(np.flatnonzero(_after(rows, hours) < np.uint32(len(hours)))) for rows in views]
     return join_rows(found) if found else np.empty(0, ROW)
+
+
+def counts_of_hours(views: Sequence[Rows], hours: range) -> Int64s:
+    """How many rows each of these neighbouring hours has."""
+    counts = np.zeros(len(hours), np.int64)
+    for rows in views:
+        after = _after(rows, hours)
+        counts += np.bincount(after.compress(after < np.uint32(len(hours))), minlength=len(hours))
+    return counts
 
 
 def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int]:
@@ -195,6 +209,12 @@ def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int
     for hour, count in zip(near["hour"].tolist(), near["rows"].tolist(), strict=True):
         counts[hour] = counts.get(hour, 0) + count
     return {hour for hour, count in counts.items() if count >= rows_max}
+
+
+def _after(rows: Rows, hours: range) -> NDArray[np.uint32]:
+    """How long after the first of these hours each row is filed. Hours before it wrap around, and are far behind."""
+    after: NDArray[np.uint32] = rows["hour"] - np.uint32(hours.start)
+    return after
 
 
 def _by_hour(hours: NDArray[np.uint32]) -> dict[int, int]:

@@ -52,6 +52,10 @@ class EarlierOutcomes:
             )
         return self._decided.get(hour, NO_SEQUENCES)
 
+    def within(self, hours: range) -> dict[int, Sequences]:
+        """The sequences of each of these hours that has any."""
+        return {hour: self.of(hour) for hour in {*self._decided, *self._answered} if hour in hours}
+
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
         """Which rows have no outcome; no row of an hour that is sealed, or deleted and so not known, counts as such
         (rule H4).

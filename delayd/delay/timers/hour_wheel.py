@@ -89,7 +89,10 @@ class HourWheel:
         "start_ms",
     )
 
-    def __init__(self, hour: int, tail_rows: int = TAIL_ROWS) -> None:
+    def __init__(self, hour: int, tail_rows: int = TAIL_ROWS, *, all_open: bool = False) -> None:
+        """With ``all_open`` its rows stand ready from the beginning: they are few, and mostly due already."""
+        if all_open:
+            tail_rows = 0
         self.start_ms = hour_start_ms(hour)
         self._ready = ReadyRows()
         self._runs: list[PreparedRows] = []
@@ -97,7 +100,7 @@ class HourWheel:
         self._tail_slots = np.empty(tail_rows, np.uint16)
         self._tail_count = 0  # Rows in the tail, including those that were taken out.
         self._alive = 0  # Rows in runs and tail that are not yet in ready.
-        self._opened = 0  # First slot that is not open.
+        self._opened = SLOTS if all_open else 0  # First slot that is not open.
         self._next_slot = SLOTS  # First slot from there that holds a row; SLOTS when none does.
 
     def __len__(self) -> int:

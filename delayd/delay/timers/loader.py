@@ -2,9 +2,13 @@
 
 It reads the rows that the checkpoint counts, without those that have an outcome in the dispatch log. The caller adds
 the rows that are only in the message log, when this part is done; no checkpoint is published in between.
+
+Hours that have passed are loaded many at a time, because after a long silence there may be thousands of them, and most
+have few rows or none. No new row is filed in such an hour.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +16,10 @@ from numpy.typing import NDArray
 
 from delayd.batch import ColumnId
 from delayd.delay.filing.hour_table import NOTHING, HourFile
-from delayd.delay.filing.pending import rows_of_hour
+from delayd.delay.filing.pending import counts_of_hours, rows_of_hour, rows_of_hours
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.rows import NO_SEQUENCES, ROW, Rows, SequenceSet, copy_rows, without
+from delayd.delay.rows import NO_SEQUENCES, ROW, Rows, SequenceSet, among, copy_rows, join_rows, without
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import rows_of, subjects_of, tabulate
@@ -23,8 +27,13 @@ from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.site import Site
 
 PIECE_ROWS = 32_768  # Made into pending rows at a time: their columns stay in the processor's cache meanwhile.
+# A run of hours that have passed has so many rows at most, and so many hours with rows: the loop takes some 10 ms to
+# attach it, and for each hour that is filed a file is read.
+RUN_ROWS = 16_384
+RUN_FILLED = 256
 
 
 class LoadedHour(NamedTuple):
@@ -64,6 +73,75 @@ def load_hour(
         more, damage_beside = _load(fronts, hour, has_outcome, subjects)
         parts, damage = parts + more, damage or damage_beside
     return LoadedHour(hour, prepare(_joined(parts)), subjects.names, damage)
+
+
+class FilesOfHour(NamedTuple):
+    """What is filed of an hour, and which of its rows have an outcome: sequences that rise."""
+
+    file: HourFile
+    decided: NDArray[np.uint64]
+    beside: HourFile
+
+    @property
+    def rows(self) -> int:
+        """How many rows its files have."""
+        return self.file.rows + self.beside.rows
+
+
+NO_FILES = FilesOfHour(NOTHING, NO_SEQUENCES, NOTHING)
+
+
+class LoadedRun(NamedTuple):
+    """Neighbouring hours that were loaded together; ``loaded`` are those of them that are filed, and a single one."""
+
+    hours: range
+    loaded: list[LoadedHour]
+
+
+def load_run(site: Site, hours: range, files: Mapping[int, FilesOfHour], kept: Sequence[Rows]) -> LoadedRun:
+    """Read a single hour, or of hours that have passed the first ones, as many as a run may have.
+
+    ``files`` has the hours that are filed, rising, and ``kept`` the rows that no checkpoint counts. Runs on the worker
+    thread.
+    """
+    if len(hours) > 1:
+        hours = _run_of(hours, files, kept)
+    filed = hours if len(hours) == 1 else [hour for hour in files if hour in hours]
+    load = partial(load_hour, site.disk, site.folder, site.log_id)
+    return LoadedRun(hours, [load(hour, *files.get(hour, NO_FILES)) for hour in filed])
+
+
+def _run_of(hours: range, files: Mapping[int, FilesOfHour], kept: Sequence[Rows]) -> range:
+    counts = counts_of_hours(kept, hours)
+    for hour, of_hour in files.items():
+        counts[hour - hours.start] += of_hour.rows
+    whole = (np.cumsum(counts) <= RUN_ROWS) & (np.cumsum(counts > 0) <= RUN_FILLED)
+    return hours[: max(1, int(np.count_nonzero(whole)))]
+
+
+def order_run(
+    run: LoadedRun,
+    numbers: Sequence[NDArray[np.uint32]],
+    kept: Sequence[Rows],
+    decided: Mapping[int, NDArray[np.uint64]],
+) -> Rows:
+    """Put all rows of a run of hours that have passed into the order of their hours.
+
+    ``numbers`` are the server's numbers of the subjects of each loaded hour. Kept rows whose sequences are ``decided``
+    are left out. Runs on the worker thread, and takes the loaded rows over.
+    """
+    parts: list[Rows] = []
+    for loaded, of_loaded in zip(run.loaded, numbers, strict=True):
+        rows = loaded.prepared.rows
+        rows["subject"] = of_loaded.take(rows["subject"])
+        parts.append(rows)
+    rows = rows_of_hours(kept, run.hours)
+    for hour, sequences in decided.items():
+        ended = np.flatnonzero(rows["hour"] == np.uint32(hour))
+        ended = ended.compress(among(rows["sequence"].take(ended), sequences))
+        rows = np.delete(rows, ended)
+    joined = join_rows([*parts, rows])
+    return joined.take(np.argsort(joined["hour"], kind="stable"))
 
 
 def _load(

@@ -1,28 +1,32 @@
 """Loading: the coming hours enter the wheel, one after the other, before anything of them is due (rules P5, P7, B2).
 
+After a long silence many hours have passed that are not loaded. They are loaded in runs, many hours at a time.
+
 Invariant: one replay offset divides the rows of an hour that is attached: below it they come from the schedule log, as
 far as the last checkpoint counted it, above it from the pending rows. A load may run while a checkpoint writes. If that
 checkpoint is counted before the load is attached, the load is done again. No other checkpoint begins meanwhile, so this
 happens once at most.
 
-     what is due ──▶ read the schedule log ──▶ number its subjects ──▶ order the rows ──▶ attach
-                     (worker thread)           (loop)                  (worker thread)    (loop)
+     what is due ──▶ read the schedule logs ──▶ number their subjects ──▶ order the rows ──▶ attach
+                     (worker thread)            (loop)                    (worker thread)    (loop)
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
 
 from delayd.delay.rows import Rows, hour_span, without
 from delayd.delay.timers.hours import Hours
-from delayd.delay.timers.loader import LoadedHour, load_hour, order_hour
+from delayd.delay.timers.loader import FilesOfHour, LoadedHour, LoadedRun, load_run, order_hour, order_run
 from delayd.delay.timers.wheel import PreparedRows
 from delayd.errors import Shortage
 from delayd.executor import Done, Priority
 from delayd.hours import hour_name, hour_of_ms
 from delayd.site import Site
+
+RUN_HOURS = 4_096  # Looked at together, when they have passed.
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +41,11 @@ class Loading:
         loaded: range,
         load_ahead_ms: int,
         replay_offset: Callable[[], int],
-        attached: Callable[[LoadedHour], None],
+        attached: Callable[[Sequence[LoadedHour]], None],
     ) -> None:
         self.until = loaded.stop - 1  # The last loaded hour; all from ``loaded.start`` to it are loaded.
         self.running = False
-        self.is_due = False  # Whether the next hour is to be loaded, though that may wait for something.
+        self.next_hours = range(0)  # What is being loaded, or is to be loaded, though that may wait for something.
         self._from = loaded.start
         self._site = site
         self._filed = hours.filed
@@ -53,7 +57,7 @@ class Loading:
         self._withheld = hours.withheld
         self._load_ahead_ms = load_ahead_ms
         self._replay_offset = replay_offset
-        self._attached = attached  # Called with each hour that is loaded, in full or in part.
+        self._attached = attached  # Called with the hours that have files, when they are loaded, in full or in part.
         self._short: Shortage | None = None
 
     def take(self, rows: Rows) -> None:
@@ -91,60 +95,88 @@ class Loading:
             if hour < before and not self._wheel.len_of(hour):
                 self._wheel.drop_hour(hour)
 
-    def step(self, filing_ms: int, waits: Callable[[int], bool]) -> None:
-        """Begin to load the next hour when it is due. New rows are filed in the hour of ``filing_ms`` or later.
+    def step(self, filing_ms: int, passed: int, put_off: Callable[[], Collection[int]]) -> None:
+        """Begin to load the next hours when they are due. New rows are filed in the hour of ``filing_ms`` or later, and
+        in no hour before ``passed``.
 
-        ``waits`` says whether an hour is loaded later: it is being mended, or rows of it are being claimed.
+        ``put_off`` names hours that are loaded later: they are being mended, or rows of them are being claimed.
         """
-        self.is_due = hour_of_ms(filing_ms + self._load_ahead_ms) > self.until
-        if self.is_due and not self.running and not waits(self.until + 1):
-            self._load_next()
-
-    def _load_next(self) -> None:
-        """Begin to load the hour behind the last loaded one."""
-        hour = self.until + 1
-        if hour in self._withheld:
-            self.until = hour
+        if self.running:
             return
+        first, stop = self.until + 1, hour_of_ms(filing_ms + self._load_ahead_ms) + 1
+        self.next_hours = range(first, min(stop, first + 1))
+        if first >= stop:
+            return
+        later = {hour for hour in put_off() if hour >= first}
+        if first in later:
+            return
+        if first in self._withheld:
+            self.until, self.next_hours = first, range(first + 1, min(stop, first + 2))
+            return
+        stop = min(stop, passed, first + RUN_HOURS, *later, *(hour for hour in self._withheld if hour > first))
         self.running = True
-        self._read(hour)
+        self._read(range(first, max(stop, first + 1)))
 
-    def _read(self, hour: int) -> None:
-        decided = self._earlier.of(hour)
-        files = (self._filed.get(hour), decided, self._beside.get(hour))
-        work = partial(load_hour, self._site.disk, self._site.folder, self._site.log_id, hour, *files)
+    def _read(self, hours: range) -> None:
+        self.next_hours = hours
+        filed = sorted({*self._filed.within(hours), *self._beside.within(hours)})
+        files = {hour: self._files(hour) for hour in filed}
+        work = partial(load_run, self._site, hours, files, self._pending.views(0))
         self._site.worker.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
 
-    def _number(self, replay_offset: int, done: Done[LoadedHour]) -> None:
-        """Give its subjects the numbers of this server."""
+    def _files(self, hour: int) -> FilesOfHour:
+        return FilesOfHour(self._filed.get(hour), self._earlier.of(hour), self._beside.get(hour))
+
+    def _number(self, replay_offset: int, done: Done[LoadedRun]) -> None:
+        """Give their subjects the numbers of this server."""
         try:
-            loaded = done.result()
+            run = done.result()
         except Shortage as error:
             # The file is not damaged; the process was short of something. The next tick tries again.
             if str(self._short) != str(error):
                 log.warning("load_put_off reason=%r", str(error))
             self._short, self.running = error, False
             return
-        self._short = None
+        self._short, self.next_hours = None, run.hours
         if self._replay_offset() != replay_offset:
-            self._read(loaded.hour)
+            self._read(run.hours)
             return
-        numbers = self._subjects.numbers(loaded.names)
-        decided, kept = self._earlier.of(loaded.hour), self._pending.kept
-        work = partial(order_hour, loaded, numbers, self._pending.views(0), decided)
+        numbers = [self._subjects.numbers(loaded.names) for loaded in run.loaded]
+        views, kept = self._pending.views(0), self._pending.kept
+        if len(run.hours) > 1:
+            order = partial(order_run, run, numbers, views, self._earlier.within(run.hours))
+            self._site.worker.submit(order, partial(self._attach_run, replay_offset, run), Priority.DUE)
+            return
+        (loaded,) = run.loaded
+        work = partial(order_hour, loaded, numbers[0], views, self._earlier.of(loaded.hour))
         self._site.worker.submit(work, partial(self._attach, replay_offset, loaded, kept), Priority.DUE)
 
     def _attach(self, replay_offset: int, loaded: LoadedHour, kept: int, done: Done[list[PreparedRows]]) -> None:
         """Put the rows into the wheel, with the rows that arrived while they were being ordered."""
         prepared, hour = done.result(), loaded.hour
         if self._replay_offset() != replay_offset:
-            self._read(hour)
+            self._read(self.next_hours)
             return
         self._wheel.add_hour(hour)
         for rows in prepared:
             self._wheel.add_hour(hour, rows)
         self._wheel.insert(without(self._pending.of_hour(hour, kept), self._earlier.of(hour)))
-        self.running = False
-        self.until = hour
         log.info("hour_loaded hour=%s rows=%d", hour_name(hour), self._wheel.len_of(hour))
+        self._end(hour, [loaded])
+
+    def _attach_run(self, replay_offset: int, run: LoadedRun, done: Done[Rows]) -> None:
+        """Put the rows of hours that have passed into the wheel; no other row of them has come meanwhile."""
+        rows = done.result()
+        if self._replay_offset() != replay_offset:
+            self._read(run.hours)
+            return
+        self._wheel.add_closed(rows)
+        first, last = run.hours[0], run.hours[-1]
+        log.info("hours_loaded first=%s last=%s rows=%d", hour_name(first), hour_name(last), len(rows))
+        self._end(last, run.loaded)
+
+    def _end(self, until: int, loaded: Sequence[LoadedHour]) -> None:
+        self.running = False
+        self.until = until
+        self.next_hours = range(0)
         self._attached(loaded)

@@ -55,12 +55,25 @@ class Wheel:
     def add_hour(self, hour: int, prepared: PreparedRows | None = None) -> None:
         """Load an hour. If it is loaded already, empty or in use, it takes the prepared rows in addition."""
         if hour not in self._hours:
-            self._hours[hour] = HourWheel(hour, self._tail_rows)
-            self._hours = dict(sorted(self._hours.items()))
+            self._put(HourWheel(hour, self._tail_rows), hour)
         if prepared is not None:
             hours = prepared.rows["hour"]
             assert not len(hours) or int(hours[0]) == hour == int(hours[-1]), "prepared rows are of the hour they join"
             self._hours[hour].attach(prepared)
+
+    def add_closed(self, rows: Rows) -> None:
+        """Load hours that have passed, with all of their rows: they come in the order of their hours, each hour a few
+        of them. Hours without rows are not loaded.
+        """
+        if not len(rows):
+            return
+        hours = rows["hour"]
+        bounds = np.flatnonzero(hours[1:] != hours[:-1]) + 1
+        for first, of_hour in zip([0, *bounds.tolist()], np.split(rows, bounds), strict=True):
+            hour = int(hours[first])
+            if hour not in self._hours:
+                self._put(HourWheel(hour, all_open=True), hour)
+            self._hours[hour].insert(of_hour)
 
     def drop_hour(self, hour: int) -> None:
         """Unload an hour, which must be empty."""
@@ -157,6 +170,12 @@ class Wheel:
     def closed_from_ms(self, hour: int) -> int:
         """Rows of a loaded hour that are due so long after its start, or later, have not begun to leave the wheel."""
         return self._hours[hour].closed_from_ms
+
+    def _put(self, wheel: HourWheel, hour: int) -> None:
+        is_last = not self._hours or hour > next(reversed(self._hours))
+        self._hours[hour] = wheel
+        if not is_last:
+            self._hours = dict(sorted(self._hours.items()))
 
     def rows_of(self, hour: int) -> Rows:
         """Copy all rows held of one hour, in no particular order, for listings."""
