@@ -45,7 +45,14 @@ def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: b
         return _code_of(walked)
     if walked.found >= ASKS_FROM:
         confirm(f"{walked.found:,} messages of {subject} {wording.cost}", yes)
-    with progress("messages", walked.found) as advance:
+    walked = walk_all(walk, wording, walked.found)
+    click.echo(f"{wording.done} {walked.done:,} messages of {subject}")
+    return _code_of(walked)
+
+
+def walk_all(walk: Walk, wording: Wording, found: int) -> Walked:
+    """Do it, with progress; stderr says how much is done if it is interrupted."""
+    with progress("messages", found) as advance:
         last = Walked()
 
         def told(so_far: Walked) -> None:
@@ -54,7 +61,7 @@ def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: b
             last = so_far
 
         try:
-            walked = walk(dry_run=False, progress=told)
+            return walk(dry_run=False, progress=told)
         except (KeyboardInterrupt, DelaydError) as error:
             servers = error.details.get("servers") if isinstance(error, DelaydError) else None
             if isinstance(servers, str):
@@ -62,8 +69,6 @@ def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: b
             rest = f"; to go on, say it again with --resume {last.resume}" if wording.goes_on and last.resume else ""
             click.echo(f"delayd: {last.done:,} messages are {wording.done} so far{rest}", err=True)
             raise
-    click.echo(f"{wording.done} {walked.done:,} messages of {subject}")
-    return _code_of(walked)
 
 
 def _code_of(walked: Walked) -> int:

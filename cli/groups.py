@@ -5,12 +5,15 @@ about one group.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NamedTuple
 
 import click
 
+from delayd.client.sending.producer import Producer
 from delayd.errors import BadArgument, DelaydError
 from delayd.net.connection import Connection
+from delayd.retry_subject import retry_subject
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.listings import GroupInfo, read_groups
@@ -18,6 +21,8 @@ from delayd.wire.positions import AtInstant, AtSequence, End, Position, position
 from delayd.wire.requests import RequestType, need_int
 
 from . import ask
+from .bulk import Walk, Wording, walk_all
+from .exits import NOT_BALANCED, OK
 from .listing import show as show_rows
 from .offers import offer_groups, offer_subjects
 from .options import (
@@ -33,6 +38,7 @@ from .options import (
 from .table import Cell, Column, Kind
 from .times import instant
 
+PENDING = "were dead letters, or were to come to it again"
 COSTS = "what it has not acknowledged is never delivered to it, and retention may remove it"
 AGAIN = "messages that it had acknowledged come to it again"
 NEVER = "it never gets the messages in between"
@@ -92,6 +98,15 @@ class Place(NamedTuple):
     info: GroupInfo
 
 
+class _Pending(NamedTuple):
+    """What a group has at the delay servers, and how it is ended."""
+
+    name: str  # The retry subject, under which they keep it.
+    walk: Walk
+    found: int
+    leaving: int  # So many messages they had not taken yet.
+
+
 @click.group(
     invoke_without_command=True,
     epilog=examples(
@@ -134,25 +149,48 @@ def show(subject: str, group: str, meta: str, form: str) -> None:
     show_rows(OF_ONE, rows, form)
 
 
-@groups.command(epilog=examples("delayd groups delete orders.cancel billing"))
+@groups.command(
+    epilog=examples(
+        "delayd groups delete orders.cancel billing", "delayd groups delete orders.cancel billing --keep-pending"
+    )
+)
 @subject_argument
 @group_argument
+@click.option(
+    "--keep-pending",
+    is_flag=True,
+    help="Leave its dead letters, and what is to come to it again, at the delay servers; they need not be reached.",
+)
 @meta_option
 @secret_option
 @secret_data_option
 @yes_option
-def delete(subject: str, group: str, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
+def delete(
+    subject: str, group: str, keep_pending: bool, meta: str, secret_file: str | None, data: str, yes: bool
+) -> int:
     """Delete a consumer group.
 
     The group never gets the messages that it has not acknowledged. Delete a group that nobody uses any more, because
     the server keeps messages for it beyond their retention. A consumer that names the group later makes a new one,
-    which begins at the earliest message that is kept. Nobody can reach the group's dead letters after that: redrive or
-    purge them before (`delayd dead`). The command needs the cluster's secret.
+    which begins at the earliest message that is kept. The command needs the cluster's secret.
+
+    The group's dead letters, and the messages that were to come to it again, end at the delay servers. The command
+    counts them before it asks, and says how many have ended. When a delay server does not answer the count, nothing is
+    deleted. When one fails later, stderr says how to end the rest.
+
+    Exit codes: 3 the group is deleted, but files of a delay server can't be read, so messages may be pending there.
     """
     secret = secret_of(secret_file, data)
-    confirm(f"{group} of {subject}: {COSTS}", yes)
-    ask.run(lambda: _say(meta, secret, RequestType.DELETE_GROUP, subject, group))
-    click.echo(f"group {group} of {subject} is deleted")
+    places = ask.run(lambda: _places(meta, subject, group))
+    with Producer(meta) as producer:
+        walks = [] if keep_pending else [_of_pending(producer, place) for place in places]
+        pending = sum(each.found for each in walks)
+        more = f"; {pending:,} messages that {PENDING} end" if pending else ""
+        confirm(f"{group} of {subject}: {COSTS}{more}", yes)
+        # The group goes first: from then on it gives nothing back any more.
+        ask.run(lambda: _say(meta, secret, RequestType.DELETE_GROUP, subject, group))
+        click.echo(f"group {group} of {subject} is deleted")
+        return _end_pending(walks)
 
 
 @groups.command(
@@ -230,6 +268,38 @@ def resume(subject: str, group: str, meta: str, secret_file: str | None, data: s
     secret = secret_of(secret_file, data)
     ask.run(lambda: _say(meta, secret, RequestType.PAUSE_GROUP, subject, group, paused=False))
     click.echo(f"group {group} of {subject} gets messages again")
+
+
+def _of_pending(producer: Producer, place: Place) -> _Pending:
+    name = retry_subject(place.server.log_id, place.info.group_id)
+    walk = partial(producer.cancel_where, name)
+    return _Pending(name, walk, walk().found, place.info.leaving)
+
+
+def _end_pending(walks: list[_Pending]) -> int:
+    """End what a deleted group has at the delay servers; the exit code."""
+    done = unread = 0
+    left = list(walks)
+    try:
+        while left:
+            walked = walk_all(left[0].walk, Wording("ended", ""), left[0].found)
+            done, unread = done + walked.done, unread + walked.unread
+            left.pop(0)
+    except (KeyboardInterrupt, DelaydError):
+        for each in left:
+            click.echo(f"delayd: to end the rest: delayd cancel '{each.name}' --where", err=True)
+        raise
+    if done:
+        click.echo(f"ended {done:,} messages that {PENDING}")
+    for each in walks:
+        if each.leaving:
+            told = f"{each.leaving:,} messages were on their way to a delay server; to end those that got there later"
+            click.echo(f"delayd: {told}: delayd cancel '{each.name}' --where", err=True)
+    if unread:
+        told = "files of hours could not be read, so messages of the group may be pending there; see `delayd status`"
+        click.echo(f"delayd: {told}", err=True)
+        return NOT_BALANCED
+    return OK
 
 
 async def _say(address: str, secret: Secret, word: RequestType, subject: str, group: str, **more: HeadValue) -> None:

@@ -28,8 +28,9 @@ class Open(Protocol):
         """The process that made it."""
 
     def end(self, until: float) -> None:
-        """Flush until the instant ``until`` on `monotonic_s`, log what could not be flushed, and end the client's thread
-        if it has one: a later use of the client raises AlreadyClosed.
+        """Flush until the instant ``until`` on `monotonic_s`, log what could not be flushed, and end the thread.
+
+        A client that is used later raises AlreadyClosed.
         """
 
 

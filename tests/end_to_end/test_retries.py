@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import delayd
+from cli import ask
+from cli.groups import groups_of
 from delayd import Backoff, Consumer, Producer
 from delayd.errors import StaleHandle
+from delayd.retry_subject import retry_subject
 from tests.end_to_end.cluster import Cluster, cluster, command
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -170,3 +173,38 @@ def test_dead_letters_are_listed_shown_sent_again_and_ended(servers: Cluster) ->
         wait_until(lambda: listed() == [{"subject": "dead", "group": "g", "dead": 2}], listed)
         assert "purged 2 messages" in command("dead", "purge", *words)
         assert listed() == []
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_deleted_group_takes_its_dead_letters_and_retries_along(servers: Cluster, keeps: bool) -> None:
+    meta, subject = servers.meta.address, f"deleted.{keeps}"
+    with Producer(meta) as producer:
+        producer.send_batch(subject, [b"1", b"2", b"3"], delay=timedelta(0))
+        retries = _give_back_and_reject(meta, subject, 3)
+        wait_until(lambda: producer.cancel_where(retries).found == 3)
+        words = ("--meta", meta, "--data", str(servers.data), "--yes")
+        told = command("groups", "delete", subject, "g", *words, *(["--keep-pending"] if keeps else []))
+        ended = "" if keeps else "ended 3 messages that were dead letters, or were to come to it again\n"
+        assert told == f"group g of {subject} is deleted\n{ended}"
+        assert producer.cancel_where(retries).found == (3 if keeps else 0)
+
+
+def _give_back_and_reject(meta: str, subject: str, count: int) -> str:
+    """Give the first message back for a day and reject the others; the subject under which they are kept."""
+    seen = 0
+    with Consumer(meta, subject, "g", prefetch=False) as consumer:
+        while seen < count:
+            for message in consumer.pull(count, wait=WAIT):
+                if seen:
+                    message.reject("no")
+                else:
+                    message.nack(timedelta(days=1))
+                seen += 1
+
+    async def found() -> str:
+        async with ask.meta(meta) as connection:
+            (server,) = await ask.known_servers(connection, "realtime")
+        (info,) = await groups_of(server, subject)
+        return retry_subject(server.log_id, info.group_id)
+
+    return ask.run(found)
