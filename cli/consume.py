@@ -37,6 +37,7 @@ _MS = timedelta(milliseconds=1)
         "delayd consume orders.cancel --group billing --follow --format json | jq .body",
         "delayd consume orders.cancel --group look --max 5 --no-ack",
         "delayd consume 'orders.>' --group billing --follow",
+        "delayd consume orders.cancel --group europe --tags-any eu --tags-any uk",
     )
 )
 @click.argument("subject", shell_complete=offer_subjects)
@@ -47,6 +48,10 @@ _MS = timedelta(milliseconds=1)
     shell_complete=offer_groups,
     help="Consumers of one group share the messages.",
 )
+@click.option(
+    "--tags-any", multiple=True, metavar="TAG", help="Messages with this tag or one of the others; may be given again."
+)
+@click.option("--tags-all", multiple=True, metavar="TAG", help="Messages with all of these tags; may be given again.")
 @click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
 @click.option("--wait", type=duration, default="5s", show_default=True, help="End when none came for so long.")
 @click.option("--follow", is_flag=True, help="Do not end; wait for more until Ctrl-C.")
@@ -70,6 +75,8 @@ _MS = timedelta(milliseconds=1)
 def consume(
     subject: str,
     group: str,
+    tags_any: tuple[str, ...],
+    tags_all: tuple[str, ...],
     most: int | None,
     wait: timedelta,
     follow: bool,
@@ -83,7 +90,7 @@ def consume(
     SUBJECT may be a pattern: * stands for one word between dots, > at the end for one or more.
 
     A new group begins with the earliest message that the server still keeps. Each message goes to one consumer of the
-    group.
+    group. Its first consumer says for good which tags it wants; a later one names the same tags, or none.
 
     Exit codes: 0 done, also when no message came; 4 the servers could not be reached.
     """
@@ -93,7 +100,14 @@ def consume(
     # by an answer or an error, so that "nothing came" is never said of a server that was not reached.
     prefetch = follow and most is None and not no_ack
     reach_ms = REACH_MS_MAX if follow else min(max(wait / _MS, REACH_MS_MIN), REACH_MS_MAX)
-    consumer = Consumer(meta, subject, group, lease=lease, prefetch=prefetch, timeout_ms=reach_ms)
+    consumer = Consumer(
+        *(meta, subject, group),
+        lease=lease,
+        prefetch=prefetch,
+        timeout_ms=reach_ms,
+        tags_any=tags_any,
+        tags_all=tags_all,
+    )
     with consumer, Interrupts() as interrupts:
         while most is None or taken < most:
             with interrupts.at_once():

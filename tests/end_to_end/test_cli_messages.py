@@ -101,6 +101,14 @@ def test_acknowledged_messages_do_not_come_again_and_others_do(servers: Up, subj
     assert _consumed(servers, subject, "--wait", "1500ms") == []
 
 
+def test_a_group_takes_the_messages_with_its_tags(servers: Up, subject: str) -> None:
+    for body, tags in (("1", ["eu", "large"]), ("2", ["eu"]), ("3", ["us", "large"]), ("4", ["uk", "large"])):
+        _run("send", subject, body, "--at", "now", *(f"--tag={tag}" for tag in tags), *_meta(servers))
+    wanted = ("--tags-any", "eu", "--tags-any", "uk", "--tags-all", "large")
+    found = _consumed(servers, subject, *wanted, "--max", "2", "--wait", "20s")
+    assert sorted(str(message["body"]) for message in found) == ["1", "4"]
+
+
 def test_a_pattern_takes_its_subjects_and_text_shows_which(servers: Up, subject: str) -> None:
     for word in ("eu", "us"):
         _run("send", f"{subject}.{word}", word, "--at", "now", *_meta(servers))
