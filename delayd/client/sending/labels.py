@@ -106,7 +106,7 @@ def label_of(
     if key is None:
         _need_key(flag)
     item = b"" if tags is None else _tags_item(tags)
-    ordering = 0 if ordering_key is None else ordering_hash(ordering_key)
+    ordering = 0 if ordering_key is None else _hash_of(ordering_key)
     if key is None:
         return Label(NO_KEY, 0, item, *expiry, ordering) if item or ordering or expiry != NEVER else None
     return Label(check_key(key), flag, item, *expiry, ordering)
@@ -190,13 +190,20 @@ def _keys_of(keys: Sequence[Key | None], count: int | None) -> list[bytes]:
     return packed
 
 
+def _hash_of(ordering_key: Key) -> int:
+    try:
+        return ordering_hash(check_key(ordering_key))
+    except BadKey as error:
+        raise BadKey(f"ordering_key: {error.message}") from error
+
+
 def _ordering_of(keys: Sequence[Key | None], count: int) -> list[int]:
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise BadKey(f"ordering_keys are a list with one key for each message, not {type(keys).__name__}")
     hashes: list[int] = []
     for row, key in enumerate(keys):
         try:
-            hashes.append(0 if key is None else ordering_hash(key))
+            hashes.append(0 if key is None else _hash_of(key))
         except BadKey as error:
             raise BadKey(f"row {row}: {error.message}") from error
     if len(hashes) != count:
