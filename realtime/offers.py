@@ -51,9 +51,9 @@ class Offers:
         return list(self._order.values())
 
     def holds(self, offer: Offer) -> bool:
-        """Whether this very offer is among them."""
+        """Whether this very offer is among them, and not another one of the same messages."""
         number = self._at.get(offer.consume_first)
-        return number is not None and self._order[number] == offer
+        return number is not None and self._order[number] is offer
 
     def append(self, offer: Offer, *, apart: bool = False) -> None:
         """Offer messages behind all others; they join the last offer if they continue it, unless ``apart``."""

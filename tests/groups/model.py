@@ -3,11 +3,14 @@
 A message is offered, held under a lease, in its pause, or acknowledged; then it is in here no more. All times are
 monotonic. The model knows nothing of logs, checkpoints, runs or ranges: each message and each handle is one entry.
 A message that comes again through its delay server is a new message. Its sequence counts from ``AGAIN`` on.
+
+A group that keeps an order has ordering keys; then a message may come only when all before it with its key are settled
+(rule Q8). What could not be read at some time holds up nobody, and may be held up: both are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from typing import NamedTuple
 
@@ -66,7 +69,9 @@ class Message(NamedTuple):
 class GroupModel:
     """One group."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, keys: Mapping[int, int], late: Set[int]) -> None:
+        self._keys = keys  # Of a group that keeps an order: by consume sequence; empty: it keeps none.
+        self._late = late  # Consume sequences that could not be read at some time.
         self.messages: dict[int, Message] = {}  # By consume sequence.
         self.fates: dict[Handle, tuple[Fate, int]] = {}  # With the consume sequence.
         self.end = first
@@ -74,7 +79,7 @@ class GroupModel:
 
     def copy(self) -> GroupModel:
         """The same group as it is now."""
-        made = GroupModel(self.end)
+        made = GroupModel(self.end, self._keys, self._late)
         made.messages, made.fates, made.end_again = self.messages.copy(), self.fates.copy(), self.end_again
         return made
 
@@ -103,13 +108,17 @@ class GroupModel:
             raise Wrong(f"message {sequence} came though it is {found.state.value}")
         if found.attempt != attempt:
             raise Wrong(f"message {sequence} came as attempt {attempt}, and this is attempt {found.attempt}")
+        if (before := self._before(sequence)) - self._late and sequence not in self._late:
+            raise Wrong(f"message {sequence} came, and {sorted(before)} before it with its key are not settled")
         if handle in self.fates:
             raise Wrong(f"handle {handle} was given out twice")
         self.messages[sequence] = Message(State.HELD, attempt, now_ms + lease_ms, lease_ms, handle)
         self.fates[handle] = (Fate.HELD, sequence)
 
-    def settle(self, word: Word, handle: Handle, now_ms: int) -> bool:
-        """A consumer acknowledges a message or gives it back; whether its handle is stale."""
+    def settle(self, word: Word, handle: Handle, now_ms: int, delay_ms: int = 0) -> bool:
+        """A consumer acknowledges a message or gives it back; whether its handle is stale. With ``delay_ms`` it is put
+        off for so long.
+        """
         fate, sequence = self.fates.get(handle, (None, 0))
         if fate is Fate.HELD:
             message = self.messages[sequence]
@@ -122,7 +131,7 @@ class GroupModel:
                 self.fates[handle] = (Fate.LEFT, sequence)
                 return False
             self.fates[handle] = (Fate.GIVEN_BACK, sequence)
-            self._give_back(sequence, message, word, now_ms)
+            self._give_back(sequence, message, word, now_ms, delay_ms)
             return False
         if fate is Fate.GIVEN_BACK:
             return word is Word.ACK
@@ -170,14 +179,23 @@ class GroupModel:
         """The messages that a pull may get now."""
         return [sequence for sequence, message in self.messages.items() if message.state is State.OFFERED]
 
+    def may_come(self) -> list[int]:
+        """Those of them that no other message holds up."""
+        return [sequence for sequence in self.offered() if not self._before(sequence)]
+
     def held(self) -> list[Handle]:
         """The handles that hold something."""
         return [message.handle for message in self.messages.values() if message.state is State.HELD]
 
-    def _give_back(self, sequence: int, message: Message, word: Word, now_ms: int) -> None:
+    def _before(self, sequence: int) -> set[int]:
+        """The messages before one with its key that are not settled."""
+        key = self._keys.get(sequence, 0)
+        return {each for each in self.messages if key and each < sequence and self._keys.get(each) == key}
+
+    def _give_back(self, sequence: int, message: Message, word: Word, now_ms: int, delay_ms: int) -> None:
         if word is Word.UNCOUNTED:
             self.messages[sequence] = Message(State.OFFERED, message.attempt)
             return
-        pause_ms = PAUSES_MS[min(message.attempt, len(PAUSES_MS) - 1)]
+        pause_ms = delay_ms or PAUSES_MS[min(message.attempt, len(PAUSES_MS) - 1)]
         state = State.PAUSED if pause_ms else State.OFFERED
         self.messages[sequence] = Message(state, message.attempt + 1, now_ms + pause_ms)

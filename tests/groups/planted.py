@@ -13,6 +13,7 @@ from realtime import given_out, pull_replay, pulls
 from realtime.acks import Handles
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
+from realtime.order import Order
 from realtime.pull_replay import PullReplay
 from realtime.pulls import Pulls
 from realtime.retries import Retries
@@ -24,7 +25,7 @@ from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_
 def walks_to_find(name: str, first: int, most: int) -> tuple[int | None, str]:
     """How many walks a planted bug takes to be found, and as what; None when so many do not find it."""
     with planted(name):
-        report = walks(first, most, wrong_max=1)
+        report = walks(first, most, wrong_max=1, ordered=name.startswith("Q8"))
     if not report.wrong:
         return None, ""
     ((_, told),) = report.wrong.items()
@@ -95,6 +96,10 @@ def _nacks_acknowledge(batch: Batch) -> list[PullEntry]:
     return [entry._replace(op=PullOp.ACK) if entry.op is PullOp.NACK else entry for entry in entries]
 
 
+def _forget_the_order(self: Group) -> GroupCopy:
+    return _copy(self)._replace(ordered=False)
+
+
 def _knows_no_life(self: Kept) -> list[Life]:
     return []
 
@@ -151,5 +156,37 @@ PLANTED: Bugs = {
     "Q3: retention looks at new messages only": [Patch(Group, "oldest", property(_nothing_is_older))],
     "Q1: a replay takes what was given back for acknowledged": [
         Patch(pull_replay, "decode_entries", _nacks_acknowledge)
+    ],
+    "Q8: an answer has several messages of one key": [
+        Patch(Order, "_add", changed(Order._add, "if queue[0] != sequence:", "if queue[0] in self._out:"))
+    ],
+    "Q8: what is given back lets the next one go": [
+        Patch(Order, "back", changed(Order.back, "self.put_off(first, end, attempt)", "self.settled(first, end)"))
+    ],
+    "Q8: what was gone by is not offered after a start": [
+        Patch(Group, "_pass_by", changed(Group._pass_by, "if to > self.next:", "if to > self.next and self.on_pause:"))
+    ],
+    "Q8: a group that is loaded again forgets what pauses": [
+        Patch(Group, "begin_order", changed(Group.begin_order, "[*held, *paused]", "held"))
+    ],
+    "Q8: a group that is loaded again takes what is held for settled": [
+        Patch(Group, "begin_order", changed(Group.begin_order, "[*held, *paused]", "paused"))
+    ],
+    "Q8: a checkpoint forgets that a group keeps an order": [Patch(Group, "copy", _forget_the_order)],
+    "Q8: a start does not hear that a group keeps an order": [
+        Patch(PullReplay, "_hear", changed(PullReplay._hear, "group.keep_order()", "pass"))
+    ],
+    "Q8: an acknowledgement serves nobody": [
+        Patch(
+            Pulls,
+            "acknowledge",
+            changed(Pulls.acknowledge, "op != PullOp.ACK or group.order is not None", "op != PullOp.ACK"),
+        )
+    ],
+    "Q8: a move leaves what was known of the order": [
+        Patch(Group, "move", changed(Group.move, "self._forget_order()", "pass"))
+    ],
+    "Q8: what is put off comes at once": [
+        Patch(Group, "_give_back", changed(Group._give_back, "entry.lease_ms or pause_after", "pause_after"))
     ],
 }

@@ -34,13 +34,13 @@ class Report:
         self.wrong |= other.wrong
 
 
-def walks(first: int, count: int, steps: int = STEPS, wrong_max: int = 10) -> Report:
-    """Walk from each of so many seeds, until too many went wrong."""
+def walks(first: int, count: int, steps: int = STEPS, wrong_max: int = 10, *, ordered: bool = False) -> Report:
+    """Walk from each of so many seeds, until too many went wrong; with groups that keep an order if ``ordered``."""
     report = Report()
     with _quiet(), small_slots():
         for seed in range(first, first + count):
             report.walks += 1
-            found, walk = walk_from(seed, steps)
+            found, walk = walk_from(seed, steps, ordered=ordered)
             report.counts += walk.counts
             if found is not None:
                 told = "\n".join(f"  {line}" for line in walk.trace[-TOLD:])
@@ -50,12 +50,12 @@ def walks(first: int, count: int, steps: int = STEPS, wrong_max: int = 10) -> Re
     return report
 
 
-def walk_from(seed: int, steps: int = STEPS) -> tuple[str | None, Walk]:
+def walk_from(seed: int, steps: int = STEPS, *, ordered: bool = False) -> tuple[str | None, Walk]:
     """One walk, and what went wrong in it."""
     random = Random(seed)
     # Whatever the servers draw is the same each time.
     with patch.object(secrets, "randbits", random.getrandbits):
-        walk = Walk(seed)
+        walk = Walk(seed, ordered=ordered)
         try:
             walk.run(steps)
         except Between:

@@ -15,6 +15,7 @@ RARE = (
     "Q3: retention looks at new messages only",
     "L5: a checkpoint forgets what is quarantined",
     "Q2: numbers of an earlier life are used again",
+    "Q8: a group that is loaded again forgets what pauses",
 )
 
 
@@ -24,6 +25,13 @@ def test_rule_Q5_groups_are_what_the_model_says_whatever_happens() -> None:
     # The walks come to what they are for.
     for kind in ("kill", "lose_power", "rot", "restore", "retain", "ends_with_removed_messages"):
         assert report.counts[kind] > WALKS // 10, kind
+
+
+def test_rule_Q8_ordered_groups_are_what_the_model_says_whatever_happens() -> None:
+    report = walks(0, WALKS // 2, ordered=True)
+    assert not report.wrong, "\n".join(report.wrong.values())
+    for kind in ("kill", "lose_power", "rot", "restore", "move"):
+        assert report.counts[kind] > WALKS // 20, kind
 
 
 @pytest.mark.parametrize("name", [name for name in PLANTED if name not in RARE])

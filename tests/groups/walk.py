@@ -7,6 +7,9 @@ server, and comes again. Retention removes what it may.
 
 Invariant: after a power loss the model goes back to the moment whose pull log the server found, so nothing that the
 server decides from then on is open.
+
+In an ordered walk the groups keep an order (rule Q8). Their answers wait for an fsync, so it is done before the model
+is compared, wherever a PULL may have been served.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ LATER: dict[Word, tuple[str, tuple[HeadValue, ...]]] = {
 }
 OFTEN = (Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED, Word.RETRY, Word.REJECT)
 CRASHES = tuple(PowerLoss)
+KEYS = (0, 1, 1, 2, 3)  # Ordering keys of the messages of ordered walks.
+PUT_OFF_MS = (0, 300, 6_000)
 
 Name = tuple[str, str]
 """Subject and group."""
@@ -87,8 +92,11 @@ class Moment(NamedTuple):
 class Walk:
     """One directory over several lives."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, ordered: bool = False) -> None:
         self.random = Random(seed)
+        self.ordered = ordered
+        self.keys = defaultdict[str, dict[int, int]](dict)  # By subject and consume sequence: ordering keys.
+        self.late = defaultdict[str, set[int]](set)  # By subject: what could not be read at some time.
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
         self.sync = StepExecutor()
@@ -116,6 +124,8 @@ class Walk:
         """Take steps, then see that all that was sent and not acknowledged comes, and nothing else."""
         # Some kinds happen often in one walk, and hardly ever in another: rare chains of steps come up sooner.
         weights = [weight * self.random.choice((0.2, 1, 1, 4)) for weight in KINDS.values()]
+        if self.ordered:
+            weights = [0 if kind in UNORDERED else weight for kind, weight in zip(KINDS, weights, strict=True)]
         for kind in self.random.choices(list(KINDS), weights, k=steps):
             self.counts[kind.__name__.strip("_")] += 1
             kind(self)
@@ -184,6 +194,10 @@ class Walk:
         kind, more = WORDS[word]
         ranges = _ranges(some)
         field, rest = LATER.get(word, ("handles", ()))
+        delay_ms = 0
+        if self.ordered and word is Word.RETRY:
+            word, delay_ms = Word.NACK, self.random.choice(PUT_OFF_MS)  # It keeps its place, and waits there.
+            rest = (delay_ms, "no")
         head: Head = {"subject": name[0], "group": name[1], field: [[*each, *rest] for each in ranges], **more}
         request_id = self.world.send(peer, kind, head)
         if request_id in peer.answers:
@@ -192,7 +206,7 @@ class Walk:
             if word not in LATER or not self.rotten:
                 raise Wrong(f"{word.value} was refused: {peer.errors[request_id]!r}")
             return  # Nobody can read what is to come again.
-        stale = {handle for handle in some if group.settle(word, handle, now_ms)}
+        stale = {handle for handle in some if group.settle(word, handle, now_ms, delay_ms)}
         self._tell(f"{name} {word.value} {some}, stale {stale}")
         if self.random.random() < synced:
             self.sync.run_all()
@@ -331,6 +345,7 @@ class Walk:
             self._flip(batch)
             self.rotten.add(batch.batch_id)
             self.unreadable.add(batch.batch_id)
+            self.late[batch.subject].update(range(batch.first, batch.first + len(batch.bodies)))
             self._tell(f"batch {batch.batch_id} rots: {batch.subject} from {batch.first} on")
 
     def _restore(self) -> None:
@@ -373,7 +388,9 @@ class Walk:
         first = self.ends[subject]
         batch_id = len(self.batches) + 1
         w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
-        data = dispatch_batch(batch_id, bodies, subject=subject, w=w, headers=headers)
+        ordering = self.random.choices(KEYS, k=len(bodies)) if self.ordered and not headers else []
+        self.keys[subject].update(enumerate(ordering, first))
+        data = dispatch_batch(batch_id, bodies, subject=subject, w=w, headers=headers, ordering=ordering)
         _, ((_, offset),) = self.world.dispatch(self.delay, self.session, data)
         self.batches.append(Sent(batch_id, offset, subject, first, bodies))
         self.ends[subject] = first + len(bodies)
@@ -411,7 +428,7 @@ class Walk:
         """Make a group by its first PULL, which asks for one message and waits for none."""
         subject = self.world.core._index.subject(name[0])
         first = self.world.core._index.first(subject)
-        self.groups[name] = GroupModel(first)
+        self.groups[name] = GroupModel(first, self.keys[name[0]], self.late[name[0]])
         self.groups[name].came(self.ends[name[0]])
         self._ask(Asked(self.peers[0], 0, name, 1, 0, False, LEASES_MS[0]), 0)
         self.sync.run_all()
@@ -420,6 +437,8 @@ class Walk:
     def _ask(self, asked: Asked, wait_ms: int) -> None:
         subject, group = asked.name
         head = pull_head(group, subject, asked.most, 1 << 20, wait_ms, asked.lease_ms, asked.ahead)
+        if self.ordered:
+            head["ordered"] = True
         self.asked.append(asked._replace(request_id=self.world.send(asked.peer, RequestType.PULL, head)))
 
     def _pass(self, ms: int) -> None:
@@ -498,6 +517,8 @@ class Walk:
     # Comparisons.
 
     def _compare(self) -> None:
+        if self.ordered and self.asked:
+            self.sync.run_all()
         self._collect()
         if self.world.failures:
             raise Wrong(f"the server stopped: {self.world.failures[0]!r}")
@@ -542,7 +563,7 @@ class Walk:
 
     def _readable(self, name: Name) -> list[int]:
         """Messages that are offered and that nothing keeps from being read."""
-        offered = self.groups[name].offered()
+        offered = self.groups[name].may_come()
         if not offered or not self.unreadable:
             return offered
         bad = {row for batch_id in self.unreadable for row in self._rows_for(name, self.batches[batch_id - 1])}
@@ -657,3 +678,6 @@ KINDS = {
     Walk._release: 1,
     Walk._drop: 0.3,
 }
+# What ordered walks leave out. A message that is put off keeps its place, so it does not leave; and when a batch is
+# dropped, a walk does not know which of its messages still wait for others, and are not given up.
+UNORDERED = (Walk._lose_what_leaves, Walk._drop)

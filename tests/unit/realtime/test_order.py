@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from delayd.errors import BadArgument, NotOrdered
+from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_rows, need_u64
 from realtime import parts
@@ -141,6 +142,41 @@ def test_what_an_operator_moves_back_comes_in_order_again() -> None:
     assert _pull(world, peer).bodies == [b"a2"]
     world.ask(peer, RequestType.MOVE_GROUP, {**NAMES, "to": "earliest"})
     assert _pull(world, peer).bodies == [b"a1", b"b1"]
+
+
+def _put_off(world: World, peer: SimPeer, pulled: Pulled) -> None:
+    retry: list[HeadValue] = [*_handle(pulled, 0), HOUR_MS, "failed"]
+    assert world.ask(peer, RequestType.RETRY, {**NAMES, "retries": [retry]})[0]["stale"] == []
+
+
+def test_what_is_put_off_after_a_move_does_not_come_when_an_earlier_pause_ends() -> None:
+    world, peer = _world(([b"a1", b"a2"], [1, 1])), SimPeer()
+    _put_off(world, peer, _pull(world, peer))
+    world.pass_time(HOUR_MS // 2)
+    world.ask(peer, RequestType.MOVE_GROUP, {**NAMES, "to": "earliest"})
+    _put_off(world, peer, _pull(world, peer))
+    world.pass_time(HOUR_MS // 2)
+    assert _pull(world, peer).bodies == []
+    world.pass_time(HOUR_MS // 2)
+    assert _pull(world, peer).bodies == [b"a1"]
+
+
+@pytest.mark.parametrize("word", [RequestType.ACK, RequestType.REJECT])
+def test_the_next_of_a_key_leaves_when_what_was_said_of_the_one_before_is_durable(word: RequestType) -> None:
+    world, peer, other, sync = _world(([b"a1", b"a2"], [1, 1])), SimPeer(), SimPeer(), StepExecutor()
+    pulled = _pull(world, peer)
+    world.core.stop(lambda: None)
+    world.core.close()
+    world.lock.release()
+    world = World(world.disk, world.state, world.clock.restarted(), pulls=sync, settings=world.settings)
+    rejects: list[HeadValue] = [[*_handle(pulled, 0), "broken", ""]]
+    said: Head = {"handles": [_handle(pulled, 0)]} if word == RequestType.ACK else {"rejects": rejects}
+    waiting = world.send(other, RequestType.PULL, {**pull_head(wait_ms=10_000), "ordered": True})
+    world.send(peer, word, {**NAMES, **said})
+    assert waiting not in other.answers
+    sync.run_all()
+    ((_, body),) = other.answers[waiting]
+    assert bodies_of(body) == [b"a2"]
 
 
 def test_messages_behind_many_of_one_key_are_found() -> None:
