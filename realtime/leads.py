@@ -106,20 +106,19 @@ class Leads:
 
     def _hand_over(self, group: Group) -> None:
         """Let the one lead that stands by longest, and serve it; the others stand by again."""
-        while group.standby:
-            first = next(iter(group.standby))
-            if not first.peer.is_open:
-                del group.standby[first]  # The end of its connection is about to be told.
-                continue
-            try:
-                self._lead(first, group)
-            except RetryLater:
-                self._set_due(self._clock.monotonic_ms() + RETRY_MS)
-                return
-            for waiting in [waiting for waiting in group.standby if waiting.peer is first.peer]:
-                del group.standby[waiting]
-                self._begin(waiting)
-            return  # The others ask again within half of the window, and look at this lead then.
+        # A connection that has ended takes its PULLs with it, as soon as its end is told.
+        first = next((waiting for waiting in group.standby if waiting.peer.is_open), None)
+        if first is None:
+            return
+        try:
+            self._lead(first, group)
+        except RetryLater:
+            self._set_due(self._clock.monotonic_ms() + RETRY_MS)
+            return
+        # The others ask again within half of the window, and look at this lead then.
+        for waiting in [waiting for waiting in group.standby if waiting.peer is first.peer]:
+            del group.standby[waiting]
+            self._begin(waiting)
 
     def _lead(self, waiting: Waiting, group: Group) -> None:
         self._lapse(group, waiting.incarnation, waiting.was)

@@ -80,6 +80,20 @@ def test_the_end_of_its_connection_hands_over_at_once() -> None:
     assert _stale(world, SimPeer(), pulled.handles, RequestType.NACK) == {Why.FENCED}
 
 
+def test_one_that_stands_by_ends_at_the_same_time_as_the_lead() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other, third = SimPeer(), SimPeer(), SimPeer()
+    _pull(world, lead)
+    _waits(world, other)
+    waiting = _waits(world, third)
+    other.close()  # Its connection has ended, and nobody has told the server yet.
+    _end(world, lead)
+    assert _got(third, waiting) == [b"0", b"1"]
+    world.core.disconnected(other)
+    world.pass_time(WINDOW_MS)
+    assert not world.core._pulls.groups[SUBJECT, GROUP].standby
+
+
 def test_a_lead_that_is_silent_for_its_window_is_replaced() -> None:
     world, _ = ready_world(*BODIES)
     lead, other = SimPeer(), SimPeer()
