@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -115,11 +116,11 @@ class Embedded:
         """An `AsyncProducer` of this directory, for the running loop."""
         return AsyncProducer(self.address, **settings)
 
-    def consumer(self, subject: str, group: str, **settings: Any) -> Consumer:
+    def consumer(self, subject: str | Sequence[str], group: str, **settings: Any) -> Consumer:
         """A `Consumer` of this directory; ``settings`` are its own."""
         return Consumer(self.address, subject, group, **settings)
 
-    def async_consumer(self, subject: str, group: str, **settings: Any) -> AsyncConsumer:
+    def async_consumer(self, subject: str | Sequence[str], group: str, **settings: Any) -> AsyncConsumer:
         """An `AsyncConsumer` of this directory, for the running loop."""
         return AsyncConsumer(self.address, subject, group, **settings)
 

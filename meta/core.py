@@ -149,6 +149,10 @@ class Meta:
                 "start them; or delayd server forget, if they are gone for good",
             )
 
+    def stood_still(self, ms: int) -> None:
+        """No server could register for so long."""
+        self._registry.stood_still(ms)
+
     @property
     def server_count(self) -> int:
         """Servers known, alive or not."""

@@ -84,6 +84,12 @@ class Registry:
         self._end_others_at(server)
         return True
 
+    def stood_still(self, ms: int) -> None:
+        """No server could register for so long: each lease ends so much later."""
+        for known in self._known.values():
+            known.seen_ms += ms
+            known.contended_ms += ms
+
     def holds(self, server: Registered) -> bool:
         """Whether the state has exactly this registration."""
         known = self._known.get((server.role, server.log_id))

@@ -147,6 +147,10 @@ class MetaService:
 
     # Calls of connections.
 
+    def look(self, moved_ms: int) -> None:
+        """The clock has been moved by so much, and nobody could say anything meanwhile."""
+        self._core.stood_still(moved_ms)
+
     def connected(self, connection: Connection) -> None:
         """Do nothing: a client that connects may ask at once."""
 

@@ -216,6 +216,11 @@ class Core:
         self._origins.disconnected(peer)
         self._pulls.disconnected(peer)
 
+    def stood_still(self, ms: int) -> None:
+        """No consumer could say anything for so long."""
+        self._pulls.leads.stood_still(ms)
+        self._groups.ephemeral.stood_still(ms)
+
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int:
         """When `wake` is next needed, monotonic; an answer of ``before_ms`` or later says only that it is not needed
         before.

@@ -35,6 +35,11 @@ class Ephemeral:
         if self.due_ms is None:
             self.due_ms = now_ms + LOOK_MS
 
+    def stood_still(self, ms: int) -> None:
+        """No consumer could come for so long: this does not count as time without one."""
+        for group in self._seen_ms:
+            self._seen_ms[group] += ms
+
     def forget(self, group: Group) -> None:
         """A group is gone."""
         self._seen_ms.pop(group, None)

@@ -78,6 +78,12 @@ class Leads:
         for lead in self.of_peer[peer].values():
             lead.heard_ms = now_ms
 
+    def stood_still(self, ms: int) -> None:
+        """No lead could say anything for so long: this does not count as silence."""
+        for leads in self.of_peer.values():
+            for lead in leads.values():
+                lead.heard_ms += ms
+
     def disconnected(self, peer: Peer) -> None:
         """The connection of a lead has ended: who stands by takes over."""
         for group, lead in self.of_peer.pop(peer, {}).items():

@@ -148,9 +148,11 @@ class RealtimeServer:
         """Stop: the error is a bug."""
         self._fail(error)
 
-    def look(self) -> None:
-        """Do what is due by now: the clock has been moved."""
-        self._on_timer()
+    def look(self, moved_ms: int) -> None:
+        """Do what is due by now: the clock has been moved by so much, and nobody could say anything meanwhile."""
+        if self._core is not None:
+            self._core.stood_still(moved_ms)
+            self._on_timer()
 
     def next_stop_ms(self) -> int | None:
         """The next instant, by the monotonic clock, at which a message may be offered again by itself."""

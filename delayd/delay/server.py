@@ -181,8 +181,8 @@ class DelayServer:
 
     # Time.
 
-    def look(self) -> None:
-        """Do what is due by now: the clock has been moved."""
+    def look(self, moved_ms: int) -> None:
+        """Do what is due by now: the clock has been moved by so much."""
         self._wake()
 
     def next_stop_ms(self) -> int | None:

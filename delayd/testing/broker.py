@@ -63,11 +63,10 @@ class InMemoryBroker(Embedded):
 
     # For the clock, on the servers' loop.
 
-    def look(self) -> None:
+    def look(self, moved_ms: int) -> None:
         """See Stepped of delayd.testing.broker_clock."""
-        delay, realtime = self._both
-        delay.look()
-        realtime.look()
+        for service in self._services:
+            service.look(moved_ms)  # type: ignore[attr-defined]
 
     def next_stop_ms(self) -> int | None:
         """See Stepped."""

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 class Stepped(Protocol):
     """The servers, for their clock; called on their loop."""
 
-    def look(self) -> None:
-        """Do what is due by now."""
+    def look(self, moved_ms: int) -> None:
+        """Do what is due by now: the clock has been moved by so much."""
 
     def next_stop_ms(self) -> int | None:
         """The next instant at which something may happen by itself; None when nothing is known of one."""
@@ -175,8 +175,9 @@ class BrokerClock:
                 next_ms = servers.next_stop_ms()
                 if next_ms is not None and next_ms > now_ms:
                     stop_ms = min(stop_ms, next_ms)
-            self.time.move(stop_ms - now_ms)
-            servers.look()
+            moved_ms = stop_ms - now_ms
+            self.time.move(moved_ms)
+            servers.look(moved_ms)
             await self._quiet(servers)
 
     async def _quiet(self, servers: Stepped) -> None:

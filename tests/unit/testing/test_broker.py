@@ -325,3 +325,25 @@ def test_clients_of_other_homes_keep_their_time(delayd_broker: InMemoryBroker, t
         delayd_broker.clock.advance(DAY)
         receipt = producer.send("a", b"", delay=timedelta(hours=1))
         assert receipt.deliver_at - datetime.now(UTC) < timedelta(hours=2)
+
+
+def test_a_move_of_the_clock_is_no_silence(delayd_broker: InMemoryBroker) -> None:
+    with (
+        delayd_broker.producer() as producer,
+        delayd_broker.consumer("a", "g", exclusive=True) as lead,
+        delayd_broker.consumer("a", "g", exclusive=True) as other,
+    ):
+        assert _pulled(lead) == []
+        for _ in range(3):
+            producer.send("a", b"1", delay=DAY)
+            delayd_broker.clock.advance(DAY)
+            assert _pulled(other) == [] and _pulled(lead) == [b"1"]
+
+
+def test_a_move_of_the_clock_ends_no_group_that_has_consumers(delayd_broker: InMemoryBroker) -> None:
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g", broadcast=True) as consumer:
+        for _ in range(3):
+            producer.send("a", b"1", delay=DAY)
+            assert _pulled(consumer) == []
+            delayd_broker.clock.advance(DAY)
+            assert _pulled(consumer) == [b"1"]
