@@ -83,13 +83,18 @@ class Groups:
 
     async def named(self, log_id: int) -> DelayGroup:
         """The group that holds a log; UnknownServer when meta does not know it either."""
+        self._meta.keep_fresh()
         self._take_news()
         if log_id not in self._groups:
             await self._meta.find_delay_servers()
             self._take_news()
         if log_id not in self._groups:
             raise UnknownServer(f"no delay server with the log {log_id:016x} is known to meta")
-        return self._groups[log_id]
+        group = self._groups[log_id]
+        if group.link.failing:
+            # It may have started again at another address.
+            self._meta.refresh_soon()
+        return group
 
     async def close(self) -> None:
         """End all connections."""
