@@ -21,6 +21,7 @@ from bench import (
     streams,
     worker,
     written,
+    years,
 )
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, UNDER_WAY
@@ -72,6 +73,7 @@ class Sizes:
     worked: int  # Messages that one worker handles.
     streams: int  # Messages that one group consumes.
     again: int  # Messages that come a second time.
+    years: int  # Messages of two years in memory.
     long_runs: int  # Cases that take long are run so often.
 
 
@@ -99,6 +101,7 @@ SIZES = {
         worked=500,
         streams=5_000,
         again=50,
+        years=1_000,
         long_runs=1,
     ),
     "quick": Sizes(
@@ -124,6 +127,7 @@ SIZES = {
         worked=20_000,
         streams=200_000,
         again=2_000,
+        years=100_000,
         long_runs=1,
     ),
     "full": Sizes(
@@ -149,6 +153,7 @@ SIZES = {
         worked=20_000,
         streams=400_000,
         again=5_000,
+        years=1_000_000,
         long_runs=3,
     ),
 }
@@ -169,6 +174,7 @@ def cases(size: str) -> list[Case]:
         *_worked(of),
         *_streams(of),
         *_again(of),
+        *_years(of),
     ]
 
 
@@ -201,6 +207,25 @@ def _again(of: Sizes) -> list[Case]:
             "again-nack",
             "how late messages come again after nack(delay=1 s)",
             {DELAYD: partial(again.after_nack, of.again)},
+        ),
+    ]
+
+
+def _years(of: Sizes) -> list[Case]:
+    return [
+        Case(
+            "years",
+            f"two years in memory with {of.years:,} messages, pulled, acknowledged and 1 % tried again",
+            {DELAYD: partial(years.years, of.years)},
+            runs=of.long_runs,
+            limit_s=120,
+        ),
+        Case(
+            "years-worked",
+            f"the same with {of.years // 200:,} messages and a worker, for which the clock stops at each of them",
+            {DELAYD: partial(years.worked, of.years // 200)},
+            runs=of.long_runs,
+            limit_s=120,
         ),
     ]
 

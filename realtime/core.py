@@ -217,7 +217,8 @@ class Core:
         self._pulls.disconnected(peer)
 
     def stood_still(self, ms: int) -> None:
-        """No consumer could say anything for so long."""
+        """No consumer could say anything, and no file could change, for so long."""
+        self._files.stood_still(ms)
         self._pulls.leads.stood_still(ms)
         self._groups.ephemeral.stood_still(ms)
 

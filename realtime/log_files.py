@@ -103,6 +103,11 @@ class LogFiles:
                 "after which what was in doubt may be delivered twice"
             )
 
+    def stood_still(self, ms: int) -> None:
+        """No file could change for so long: the next look comes so much later."""
+        self._look_ms += ms
+        self._set_due()
+
     def wake(self) -> None:
         """Look when it is time."""
         now_ms = self._clock.monotonic_ms()

@@ -49,6 +49,9 @@ class Watched(Protocol):
     def is_settled(self) -> bool:
         """Whether nothing that callers said is still on its way."""
 
+    def hurry(self) -> None:
+        """Send what they said now, though more of it may come soon."""
+
     @property
     def has_next(self) -> bool:
         """Whether a message is here that a caller who waits, or iterates, will take without asking for it."""

@@ -474,15 +474,22 @@ class DelayCore:
             self._checkpointer.step()
         self._begin_checkpoint()
 
+    def stood_still(self, ms: int) -> None:
+        """No file could change for so long."""
+        self._log_watch.stood_still(ms)
+        self._file_watch.stood_still(ms)
+        self._look_due_ms += ms
+
     def next_due_ms(self) -> int | None:
         """Instant by the judged clock at which a message is due next."""
         return self.dispatcher.next_due_ms()
 
-    def next_stop_ms(self) -> int:
-        """The same, or the end of the hours that are loaded, if that comes first."""
-        end_ms = hour_start_ms(self._loaded_until + 1)
-        due_ms = self.next_due_ms()
-        return end_ms if due_ms is None else min(due_ms, end_ms)
+    def next_stop_ms(self) -> int | None:
+        """The same, or the start of the first hour with messages that is not loaded, if that comes first."""
+        due_ms, hour = self.next_due_ms(), self._loading.next_hour
+        if hour is None:
+            return due_ms
+        return hour_start_ms(hour) if due_ms is None else min(due_ms, hour_start_ms(hour))
 
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""

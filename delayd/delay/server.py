@@ -182,8 +182,10 @@ class DelayServer:
     # Time.
 
     def look(self, moved_ms: int) -> None:
-        """Do what is due by now: the clock has been moved by so much."""
-        self._wake()
+        """Do what is due by now: the clock has been moved by so much, and nothing else could happen meanwhile."""
+        if self._core is not None:
+            self._core.stood_still(moved_ms)
+            self._wake()
 
     def next_stop_ms(self) -> int | None:
         """The next instant at which a message may be due, while nothing is due now; None while nothing is known."""

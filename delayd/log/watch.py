@@ -70,6 +70,10 @@ class LogWatch:
         if self._clock.monotonic_ms() >= self._due_ms:
             self.look()
 
+    def stood_still(self, ms: int) -> None:
+        """No file could change for so long: the next look comes so much later."""
+        self._due_ms += ms
+
     def look(self, told: Told | None = None) -> None:
         """Look now; with ``told`` removed files are written again, and it is called with whether all files are
         there.

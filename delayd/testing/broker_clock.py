@@ -313,6 +313,8 @@ class _Watcher:
         def tell() -> None:
             watched = self._watched
             at_work = bool(self._in_hand) or not watched.is_settled or (self.is_active and watched.has_next)
+            if at_work and not self._in_hand:
+                watched.hurry()
             loop.call_soon_threadsafe(_set, answer, at_work)
 
         try:

@@ -98,6 +98,7 @@ class ConsumerCore(Generic[Batch]):
         most = settings.max_in_flight
         self._in_flight = None if most is None else InFlight(most, self._lease_now)
         self._watcher = self._meta.clock.watcher(self)
+        self._hurrying: asyncio.Task[None] | None = None
 
     def check(self) -> None:
         """Raise AlreadyClosed after the close, or what failed while nobody waited; from any thread."""
@@ -115,6 +116,11 @@ class ConsumerCore(Generic[Batch]):
     def is_settled(self) -> bool:
         """See Watched."""
         return not self._giving_back and self._source.is_settled
+
+    def hurry(self) -> None:
+        """See Watched."""
+        if self._hurrying is None or self._hurrying.done():
+            self._hurrying = self._loop.create_task(self._source.flush())
 
     @property
     def has_next(self) -> bool:

@@ -87,6 +87,10 @@ class FileWatch:
             self._due_ms = self._clock.monotonic_ms() + LOOK_MS
             self.look()
 
+    def stood_still(self, ms: int) -> None:
+        """No file could change for so long: the next look comes so much later."""
+        self._due_ms += ms
+
     def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
         """Look at the next hours and at those that are set aside, by an operator's word."""
         self.look()

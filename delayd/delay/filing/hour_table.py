@@ -116,6 +116,12 @@ class HourTable:
         found: list[int] = known[bisect_left(known, hours.start) : bisect_left(known, hours.stop)].tolist()
         return found
 
+    def next_after(self, hour: int) -> int | None:
+        """The first known hour after this one."""
+        known = self.rows["hour"]
+        place = bisect_right(known, hour)
+        return int(known[place]) if place < len(known) else None
+
     def sealed(self) -> list[int]:
         """Hours that are sealed, rising."""
         return _hours(self.rows, SEALED, SEALED)

@@ -109,6 +109,11 @@ class PendingRows:
         """How many rows stand here; later rows are put behind them."""
         return self._kept
 
+    @property
+    def first_kept_hour(self) -> int | None:
+        """No kept row is of an earlier hour; None when none is kept."""
+        return self._hours[0] if self._kept else None
+
     def of_hour(self, hour: int, first: int = 0) -> Rows:
         """Copy those of the kept rows, from number ``first`` on, that are filed in one hour."""
         return rows_of_hour(self.views(first), hour)

@@ -60,6 +60,13 @@ class Loading:
         self._attached = attached  # Called with the hours that have files, when they are loaded, in full or in part.
         self._short: Shortage | None = None
 
+    @property
+    def next_hour(self) -> int | None:
+        """An hour that is not loaded, so that none between it and the loaded ones has rows; None when none has any."""
+        filed, kept = self._filed.next_after(self.until), self._pending.first_kept_hour
+        hours = [hour for hour in (filed, kept) if hour is not None]
+        return max(min(hours), self.until + 1) if hours else None
+
     def take(self, rows: Rows) -> None:
         """Take rows that have just become durable: those of loaded hours enter the wheel, the others are kept."""
         span = hour_span(rows)

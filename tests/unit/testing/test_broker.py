@@ -327,6 +327,40 @@ def test_clients_of_other_homes_keep_their_time(delayd_broker: InMemoryBroker, t
         assert receipt.deliver_at - datetime.now(UTC) < timedelta(hours=2)
 
 
+def test_the_clock_stops_only_where_something_is_due(
+    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = delayd_broker.clock
+    due = {clock.now + day * DAY for day in (100, 400, 700)}
+    seen: set[datetime] = set()
+    moves: list[int] = []
+    move = clock.time.move
+
+    def moved(ms: int) -> None:
+        moves.append(ms)
+        move(ms)
+
+    monkeypatch.setattr(clock.time, "move", moved)
+
+    async def scenario() -> None:
+        async def consume() -> None:
+            async for message in consumer:
+                seen.add(clock.now)
+                await message.ack()
+
+        async with delayd_broker.async_producer() as producer, delayd_broker.async_consumer("a", "g") as consumer:
+            for instant in due:
+                await producer.send("a", b"", deliver_at=instant)
+            task = asyncio.get_running_loop().create_task(consume())
+            await clock.advance_async(730 * DAY)
+            task.cancel()
+
+    asyncio.run(scenario())
+    assert seen == due
+    # And at the start of its hour, when it is loaded, at the start of its slot, and at the end.
+    assert len(moves) <= 3 * len(due) + 1
+
+
 def test_a_move_of_the_clock_is_no_silence(delayd_broker: InMemoryBroker) -> None:
     with (
         delayd_broker.producer() as producer,
