@@ -354,6 +354,7 @@ def _progress(info: GroupInfo) -> tuple[Cell, ...]:
 def _state(info: GroupInfo) -> str:
     states = [(info.paused, "paused"), (info.ephemeral, "ephemeral"), (info.ordered, "ordered")]
     states.append((info.exclusive, f"exclusive, {info.standbys} standing by"))
+    states.append((info.in_flight_max > 0, f"at most {info.in_flight_max} in flight"))
     states.append((bool(info.filter), f"tags: {info.filter}"))
     return "; ".join(name for is_so, name in states if is_so)
 

@@ -100,6 +100,7 @@ def _group_info(group: Group) -> GroupInfo:
         ordered=group.order is not None,
         exclusive=group.lead is not None,
         standbys=len(group.standby),
+        in_flight_max=group.in_flight_max,
         oldest_ms_ago=None,
     )
 

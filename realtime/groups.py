@@ -61,9 +61,9 @@ class Group:
     """One group of one subject."""
 
     __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "fenced", "filter", "given_back",
-                 "group_id", "held", "held_back", "known_from", "lapsed", "lead", "leaving", "name", "next",
-                 "oldest_at", "on_pause", "order", "parent", "paused", "quarantined", "ready", "redeliver", "settled",
-                 "standby", "subject", "subscriptions", "waiting")  # fmt: skip
+                 "group_id", "held", "held_back", "in_flight_max", "known_from", "lapsed", "lead", "leaving", "name",
+                 "next", "oldest_at", "on_pause", "order", "parent", "paused", "quarantined", "ready", "redeliver",
+                 "settled", "standby", "subject", "subscriptions", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -84,6 +84,7 @@ class Group:
         self.held_back = False  # Whether an operator lets nobody pull its messages.
         self.filter = OPEN  # Which messages it wants; a child has none, for what comes again has matched before.
         self.order: Order | None = None  # Of a group that gets the messages of each ordering key one after the other.
+        self.in_flight_max = 0  # How many messages its consumers may hold, as their newest request says; 0: any number.
         self.ephemeral = False  # Whether it ends when it has no consumers any more.
         self.oldest_at = (-1, 0)  # A consume sequence, and when it was handed over: the oldest that was asked for.
         self.waiting = Polls()
@@ -140,7 +141,15 @@ class Group:
     @property
     def has_messages(self) -> bool:
         """Whether a pull would get a message."""
-        return self.source.offers_any
+        return (not self.in_flight_max or self.room > 0) and self.source.offers_any
+
+    @property
+    def room(self) -> int:
+        """How many further messages consumers may hold; asked of the group that they name (rule Q10)."""
+        if not self.in_flight_max:
+            return U32_MAX
+        held = self.outstanding + (0 if self.child is None else self.child.outstanding)
+        return max(self.in_flight_max - held, 0)
 
     @property
     def front(self) -> Group:

@@ -22,7 +22,7 @@ from .consumers import need_group, need_subject
 from .group_records import GroupRecords
 from .index import Index, Subject
 from .peer import Peer
-from .positions import beginning_of, check_beginning
+from .positions import beginning_of, check_beginning, in_flight_max_of
 from .pulls import Pulls
 from .subscriptions import Subscription
 
@@ -53,8 +53,9 @@ class Joins:
         head = frame.head
         group_name = need_group(head)
         subjects, pattern = _asked_for(head)
-        beginning = beginning_of(head)
+        beginning, in_flight_max = beginning_of(head), in_flight_max_of(head)
         subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
+        subscription.bound(in_flight_max)
         if new:
             self._go_on_with(subscription)
         peer.answer(frame.request_id, {"subscription": subscription.number, "now_ms": self._clock.now_ms()})

@@ -234,8 +234,8 @@ class Pulls:
         self._log.when_durable(partial(answer, stale))
         to_serve: list[Group] = []
         for group, _ in wanted:
-            # What is acknowledged may have stood before other messages of its ordering key.
-            if op != PullOp.ACK or group.order is not None:
+            # What is acknowledged may have stood before other messages of its ordering key, or of the group.
+            if op != PullOp.ACK or group.order is not None or group.in_flight_max:
                 to_serve.append(group)
         if to_serve:
             self._serve(to_serve)
@@ -505,7 +505,7 @@ class Pulls:
         self._check_held(group)
         if not group.settled:
             group.begin_at(self.index.first(group.subject))
-        return self._parts.of(group, messages, size_bytes, parts_max)
+        return self._parts.of(group, min(messages, group.front.room), size_bytes, parts_max)
 
     def _pass_over(self, group: Group, part: Part) -> None:
         """Count messages as acknowledged that nobody gets (rule Q7): one append, so that a crash keeps both entries or

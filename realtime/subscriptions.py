@@ -38,8 +38,8 @@ PartsOf = Callable[[Group, int, int, int], list[Part]]
 class Subscription:
     """The groups of one name over many subjects; ``key`` tells it from all others."""
 
-    __slots__ = ("_queue", "beginning", "failures", "group_name", "key", "members", "names", "number", "pattern",
-                 "peers", "pending", "scanned", "waiting")  # fmt: skip
+    __slots__ = ("_queue", "beginning", "failures", "group_name", "in_flight_max", "key", "members", "names", "number",
+                 "pattern", "peers", "pending", "scanned", "waiting")  # fmt: skip
 
     ready = True  # A PULL may wait at once, before any of the groups is there.
     damage = None  # Subjects that can't be read keep nothing from the others.
@@ -50,6 +50,7 @@ class Subscription:
         self.number = number
         self.beginning = beginning  # Of the groups that it makes.
         self.group_name = group_name
+        self.in_flight_max = 0  # Of each of its groups.
         self.key = key_of(group_name, subjects, pattern)
         self.names = (pattern.text if pattern is not None else f"{len(subjects)} subjects", group_name)
         self.pattern = pattern
@@ -91,6 +92,15 @@ class Subscription:
         for group in groups:
             if not _gives(group):
                 self._queue.pop(group, None)
+
+    def bound(self, in_flight_max: int) -> None:
+        """Let each of its groups have so many messages in flight."""
+        if in_flight_max == self.in_flight_max:
+            return
+        self.in_flight_max = in_flight_max
+        for group in self.members:
+            group.in_flight_max = in_flight_max
+            self.offer(group)
 
     def leave(self, group: Group) -> None:
         """A group is gone."""
@@ -187,6 +197,7 @@ class Subscriptions:
                 return False
             self._members += 1
             subscription.members[group] = None
+            group.in_flight_max = subscription.in_flight_max
             group.subscriptions.append(subscription)
         return True
 

@@ -44,6 +44,7 @@ class GroupInfo(NamedTuple):
     ordered: bool  # It gets the messages of each ordering key one after the other.
     exclusive: bool  # One of its consumers leads, and gets all messages.
     standbys: int  # How many PULLs of others wait to take over.
+    in_flight_max: int  # How many messages its consumers may hold; 0: any number.
     oldest_ms_ago: int | None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
 
 
@@ -102,5 +103,6 @@ def _group(head: Head) -> GroupInfo:
         ordered=need_bool(head, "ordered"),
         exclusive=need_bool(head, "exclusive"),
         standbys=need_int(head, "standbys"),
+        in_flight_max=need_int(head, "in_flight_max"),
         oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
     )

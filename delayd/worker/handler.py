@@ -20,7 +20,15 @@ from typing import Any, Final, Literal
 
 from delayd.client.limits import need_timedelta, need_whole
 from delayd.client.pulling.message import MessageView
-from delayd.client.pulling.settings import BACKOFF, LEASE, ConsumerSettings
+from delayd.client.pulling.settings import (
+    BACKOFF,
+    LEASE,
+    ConsumerSettings,
+    Start,
+    exclusive_of,
+    start_of,
+    wanted_tags,
+)
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting
@@ -56,10 +64,25 @@ class HandlerSettings:
     pass_message: bool = False
     backoff: Backoff = BACKOFF
     ordered: bool = False
+    start: Start | None = None
+    tags_any: Sequence[str] = ()
+    tags_all: Sequence[str] = ()
+    exclusive: bool | timedelta = False
+    group_max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
         # Checks these as every consumer does.
-        ConsumerSettings(Subjects(self.subject), self.group, self.lease, backoff=self.backoff)
+        ConsumerSettings(
+            Subjects(self.subject),
+            self.group,
+            self.lease,
+            backoff=self.backoff,
+            start=start_of(self.start, from_now=False),
+            tags_any=wanted_tags("tags_any", self.tags_any),
+            tags_all=wanted_tags("tags_all", self.tags_all),
+            exclusive=exclusive_of(self.exclusive),
+            group_max_in_flight=self.group_max_in_flight,
+        )
         if need_whole("concurrency", self.concurrency, 1, BadSetting) > CONCURRENCY_MAX:
             raise BadSetting(f"concurrency is {self.concurrency} and may be at most {CONCURRENCY_MAX:,}")
         if self.max_attempts is not None:

@@ -76,4 +76,9 @@ def consumer_of(address: str, settings: HandlerSettings) -> AsyncConsumer:
         backoff=settings.backoff,
         auto_extend=settings.auto_extend,
         ordered=settings.ordered,
+        start=settings.start,
+        tags_any=settings.tags_any,
+        tags_all=settings.tags_all,
+        exclusive=settings.exclusive,
+        group_max_in_flight=settings.group_max_in_flight,
     )

@@ -19,7 +19,7 @@ import uvloop
 
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.pulling.settings import BACKOFF, LEASE
+from delayd.client.pulling.settings import BACKOFF, LEASE, Start
 from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting
 from delayd.log_limit import tell_left_out
@@ -102,6 +102,11 @@ class Worker:
         pass_message: bool = False,
         backoff: Backoff = BACKOFF,
         ordered: bool = False,
+        start: Start | None = None,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        exclusive: bool | timedelta = False,
+        group_max_in_flight: int | None = None,
     ) -> Callable[[Function], Function]:
         """Register a function, which runs in a thread, or a coroutine function, which runs on the event loop.
 
@@ -122,10 +127,10 @@ class Worker:
             pass_message: the second parameter gets the message, whatever its name is.
             backoff: how long a message waits that has failed; see `delayd.Backoff`.
             ordered: messages with one ordering key come one after the other (docs/consuming.md, In order).
+            start, tags_any, tags_all, exclusive, group_max_in_flight: as of a `delayd.Consumer`.
         """
-        settings = HandlerSettings(
-            subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff, ordered
-        )
+        own = (subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff)
+        settings = HandlerSettings(*own, ordered, start, tags_any, tags_all, exclusive, group_max_in_flight)
 
         def register(function: Function) -> Function:
             handler = Handler(function, settings)

@@ -147,6 +147,7 @@ REALTIME: dict[RequestType, Fields] = {
         "ordered": values.one_of(False, True),
         "exclusive_ms": values.one_of(0, 1_000, 60_000),
         "was": values.one_of(0, 1),
+        "in_flight_max": values.one_of(0, 1, 3),
     },
     RequestType.SUBSCRIBE: {
         "group": values.group,
@@ -155,6 +156,7 @@ REALTIME: dict[RequestType, Fields] = {
         "ephemeral": values.one_of(False, True),
         "tags_any": values.tags,
         "ordered": values.one_of(False, True),
+        "in_flight_max": values.one_of(0, 1, 3),
         "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
     },
     RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},

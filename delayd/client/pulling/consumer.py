@@ -87,6 +87,8 @@ class Consumer:
             connection ends, or is silent for 15 s, or for the time that is given here. Nothing is fetched ahead.
         max_in_flight: how many messages handlers may have at most that they have said nothing of. Then a pull and a
             ``for`` loop wait until one of these is settled, or its lease ends.
+        group_max_in_flight: how many messages all consumers of the group may hold together, of each subject; the
+            realtime server gives out no more. Say the same in each of them: what was said last counts.
     """
 
     def __init__(
@@ -110,17 +112,19 @@ class Consumer:
         ordered: bool = False,
         exclusive: bool | timedelta = False,
         max_in_flight: int | None = None,
+        group_max_in_flight: int | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
         alone = ephemeral or broadcast
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
         beginning = (start_of(start, from_now=alone), alone, *tags, ordered, exclusive_of(exclusive))
+        bounds = (max_in_flight, group_max_in_flight)
         prefetch = prefetch and not exclusive
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)
-        settings = self._settings = ConsumerSettings(what, group, *terms, *beginning, max_in_flight)
+        settings = self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds)
         self._own = OwnEngine("consumer", lambda: _Engine(meta, settings, lambda pulled: MessageBatch(pulled, self)))
         self._standing_engine = self._own.standing
 

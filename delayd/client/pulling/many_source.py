@@ -19,7 +19,7 @@ from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import AckLane, Handles, merge
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
-from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, pulled_in, terms_of, wanted_in
+from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, bound_of, pulled_in, terms_of, wanted_in
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
@@ -343,7 +343,7 @@ class _Server:
         pattern = self._subjects.pattern
         what: Head = {"subjects": [*self._names]} if pattern is None else {"pattern": pattern.text}
         beginning = beginning_of(self._settings, again=self._subscribed is not None)
-        head: Head = {"group": self._settings.group, **what, **beginning}
+        head: Head = {"group": self._settings.group, **what, **beginning, **bound_of(self._settings)}
         answer = await connection.request(RequestType.SUBSCRIBE, head, timeout_ms=ANSWER_MS_MAX)
         try:
             self._who["subscription"] = need_int(answer.head, "subscription")

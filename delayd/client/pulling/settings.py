@@ -16,6 +16,7 @@ from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadTags
 from delayd.tags import encode_tags
 from delayd.wire.positions import AtInstant, End, Position
+from delayd.wire.requests import U32_MAX
 
 LEASE = timedelta(seconds=60)
 EXCLUSIVE = timedelta(seconds=15)  # Three PINGs of an idle connection.
@@ -47,6 +48,7 @@ class ConsumerSettings:
     ordered: bool = False  # The group gets the messages of each ordering key one after the other.
     exclusive: timedelta | None = None  # How long the lead may be silent; None: consumers share the group.
     max_in_flight: int | None = None  # None: as many as the caller asks for.
+    group_max_in_flight: int | None = None  # Of all consumers of the group; None: as many as they ask for.
 
     def __post_init__(self) -> None:
         for name, value in (("subject", self.subject), ("group", self.group)):
@@ -63,6 +65,10 @@ class ConsumerSettings:
             need_whole("max_attempts", self.max_attempts, 1, BadSetting)
         if self.max_in_flight is not None:
             need_whole("max_in_flight", self.max_in_flight, 1, BadSetting)
+        if self.group_max_in_flight is not None:
+            need_whole("group_max_in_flight", self.group_max_in_flight, 1, BadSetting)
+            if self.group_max_in_flight > U32_MAX:
+                raise BadSetting(f"group_max_in_flight is {self.group_max_in_flight} and may be at most {U32_MAX}")
         if self.exclusive is not None:
             if not EXCLUSIVE_LEAST <= need_timedelta("exclusive", self.exclusive, BadSetting) <= EXCLUSIVE_MOST:
                 within = f"{EXCLUSIVE_LEAST} and {EXCLUSIVE_MOST}"
@@ -84,7 +90,7 @@ class ConsumerSettings:
     def most(self) -> int:
         """How many messages one fetch ahead may bring."""
         most = MESSAGES_MAX if self.max_messages is None else self.max_messages
-        return most if self.max_in_flight is None else min(most, self.max_in_flight)
+        return min([most, *[bound for bound in (self.max_in_flight, self.group_max_in_flight) if bound is not None]])
 
     def pulled(self, max_messages: int | None) -> int | None:
         """How many messages a pull may return; None when nobody has named a number."""

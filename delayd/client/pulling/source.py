@@ -159,7 +159,7 @@ class OneSource:
         self._looking: asyncio.Task[None] | None = None
         self._ended = False
         names: Head = {"subject": settings.subject, "group": settings.group}
-        terms = self._terms = terms_of(settings) | beginning_of(settings)
+        terms = self._terms = terms_of(settings) | beginning_of(settings) | bound_of(settings)
         self._lane = PullLane(names, terms, self._standing, self._connection, settings.timeout_ms, self._answered)
         namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
         self._names = names
@@ -304,6 +304,11 @@ def terms_of(settings: ConsumerSettings) -> Head:
     if settings.exclusive is not None:
         terms["exclusive_ms"] = settings.exclusive // _MS
     return terms
+
+
+def bound_of(settings: ConsumerSettings) -> Head:
+    """The field that says how many messages a group may have in flight, where it is bounded."""
+    return {} if settings.group_max_in_flight is None else {"in_flight_max": settings.group_max_in_flight}
 
 
 def beginning_of(settings: ConsumerSettings, *, again: bool = False) -> Head:

@@ -119,3 +119,36 @@ def test_each_message_is_handled_once(desk: Desk, kind: str) -> None:
     _serve(worker)
     assert sorted(seen) == [*range(200)]
     assert desk.is_empty(desk.consumer())
+
+
+@pytest.mark.parametrize("settings", [{"tags_any": ["new"]}, {"tags_any": ["new"], "exclusive": True}], ids=str)
+def test_a_handler_gets_what_its_group_wants(desk: Desk, settings: dict[str, Any]) -> None:
+    worker, seen = delayd.Worker(desk.address), list[bytes]()
+
+    @worker.on(desk.subject, group="g", **settings)
+    def handle(body: bytes) -> None:
+        seen.append(body)
+        worker.stop()
+
+    desk.send(b"old")
+    desk.send(b"new", tags=["new"])
+    _serve(worker)
+    assert seen == [b"new"]
+
+
+def test_a_group_works_on_no_more_messages_than_its_bound(desk: Desk) -> None:
+    worker, at_work, most, done = delayd.Worker(desk.address), 0, 0, 0
+
+    @worker.on(desk.subject, group="g", concurrency=8, group_max_in_flight=2)
+    async def handle(body: bytes) -> None:
+        nonlocal at_work, most, done
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.005)
+        at_work, done = at_work - 1, done + 1
+        if done == 20:
+            worker.stop()
+
+    desk.producer.send_batch(desk.subject, [b""] * 20, delay=AT_ONCE)
+    _serve(worker)
+    assert most <= 2

@@ -248,6 +248,7 @@ def test_groups_and_subjects_are_listed() -> None:
             "ordered": False,
             "exclusive": False,
             "standbys": 0,
+            "in_flight_max": 0,
             "oldest_ms_ago": None,
         }
     ]

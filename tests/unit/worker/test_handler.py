@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 import delayd
-from delayd.errors import BadArgument, BadBody, BadSetting, BadSubject, DelaydError
+from delayd.errors import BadArgument, BadBody, BadSetting, BadSubject, BadTags, DelaydError
 from delayd.worker.verdicts import Kind, verdict_of
 from tests.unit.client.world import World, on_loop
 from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
@@ -150,6 +150,11 @@ def test_a_handler_that_can_not_be_called_is_refused_when_it_is_registered(
         ({"backoff": 5}, BadSetting),
         ({"subject": "a b"}, BadSubject),
         ({"group": ""}, BadArgument),
+        ({"start": "yesterday"}, BadArgument),
+        ({"tags_any": "urgent"}, BadTags),
+        ({"exclusive": timedelta(0)}, BadSetting),
+        ({"exclusive": True, "subject": "a.*"}, BadSetting),
+        ({"group_max_in_flight": 0}, BadSetting),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused_by_name(settings: dict[str, Any], error: type[DelaydError]) -> None:
