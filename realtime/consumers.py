@@ -30,7 +30,7 @@ from .group_records import GroupRecords
 from .groups import Group
 from .peer import Peer
 from .polls import Waiting
-from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_beginning, in_flight_max_of
+from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_beginning
 from .pulls import HANDLES_MAX, Pulls
 from .retries import Retries, Wanted
 from .retry_requests import rejects_of, retries_of
@@ -73,7 +73,7 @@ class Consumers:
         max_messages = need_int(head, "max_messages", 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
-        in_flight_max = in_flight_max_of(head)
+        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
         beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
         window_ms = was = 0
         if "exclusive_ms" in head:

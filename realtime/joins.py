@@ -16,13 +16,13 @@ from delayd.log_limit import LogLimit
 from delayd.patterns import Pattern
 from delayd.wire.frame import Frame, Head
 from delayd.wire.positions import End
-from delayd.wire.requests import need_str, need_strs
+from delayd.wire.requests import need_str, need_strs, need_u32
 
 from .consumers import need_group, need_subject
 from .group_records import GroupRecords
 from .index import Index, Subject
 from .peer import Peer
-from .positions import beginning_of, check_beginning, in_flight_max_of
+from .positions import beginning_of, check_beginning
 from .pulls import Pulls
 from .subscriptions import Subscription
 
@@ -53,7 +53,8 @@ class Joins:
         head = frame.head
         group_name = need_group(head)
         subjects, pattern = _asked_for(head)
-        beginning, in_flight_max = beginning_of(head), in_flight_max_of(head)
+        beginning = beginning_of(head)
+        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
         subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
         subscription.bound(in_flight_max)
         if new:

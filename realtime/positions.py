@@ -7,7 +7,7 @@ from typing import NamedTuple
 from delayd.errors import BadArgument, NotOrdered, OtherFilter
 from delayd.wire.frame import Head
 from delayd.wire.positions import AtInstant, AtSequence, End, Position, read_position
-from delayd.wire.requests import need_bool, need_u32
+from delayd.wire.requests import need_bool
 
 from .filters import OPEN, Filter, filter_of
 from .groups import Group
@@ -39,15 +39,6 @@ def beginning_of(head: Head) -> Beginning:
     start = read_position(head, "start") if "start" in head else End.EARLIEST
     ephemeral, ordered = (name in head and need_bool(head, name) for name in ("ephemeral", "ordered"))
     return Beginning(start, ephemeral, filter_of(head), ordered)
-
-
-def in_flight_max_of(head: Head) -> int:
-    """How many messages a group may have in flight, in a PULL or SUBSCRIBE; 0 for any number.
-
-    Raises:
-        BadRequest: the field is malformed.
-    """
-    return need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
 
 
 def check_beginning(group: Group, beginning: Beginning) -> None:

@@ -505,7 +505,10 @@ class Pulls:
         self._check_held(group)
         if not group.settled:
             group.begin_at(self.index.first(group.subject))
-        return self._parts.of(group, min(messages, group.front.room), size_bytes, parts_max)
+        front = group.parent or group
+        if front.in_flight_max:
+            messages = min(messages, front.room)
+        return self._parts.of(group, messages, size_bytes, parts_max)
 
     def _pass_over(self, group: Group, part: Part) -> None:
         """Count messages as acknowledged that nobody gets (rule Q7): one append, so that a crash keeps both entries or

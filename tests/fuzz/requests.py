@@ -35,6 +35,11 @@ SHARE_OF_CUTS = 0.01
 SHARES: dict[int, float] = {RequestType.CHECKPOINT: SHARE_OF_CHECKPOINTS, RequestType.CUT: SHARE_OF_CUTS}
 SHARE_OF_TRUE_HANDLES = 0.8
 SHARE_OF_MANY = 0.2  # Of what may be of one subject or of many.
+# Most requests leave these out: consumers that want different things of one group refuse each other.
+OF_A_GROUP = frozenset(
+    {"start", "ephemeral", "tags_any", "tags_all", "ordered", "exclusive_ms", "was", "in_flight_max"}
+)
+SHARE_OF_TERMS = 0.15
 HANDLES_KEPT = 500
 HEADER = struct.Struct("<IBBHIII")
 # The field of rows in a request that is an acknowledgement, too, and what a row has behind its handle.
@@ -147,7 +152,7 @@ REALTIME: dict[RequestType, Fields] = {
         "ordered": values.one_of(False, True),
         "exclusive_ms": values.one_of(0, 1_000, 60_000),
         "was": values.one_of(0, 1),
-        "in_flight_max": values.one_of(0, 1, 3),
+        "in_flight_max": values.one_of(0, 0, 5),
     },
     RequestType.SUBSCRIBE: {
         "group": values.group,
@@ -156,7 +161,7 @@ REALTIME: dict[RequestType, Fields] = {
         "ephemeral": values.one_of(False, True),
         "tags_any": values.tags,
         "ordered": values.one_of(False, True),
-        "in_flight_max": values.one_of(0, 1, 3),
+        "in_flight_max": values.one_of(0, 0, 5),
         "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
     },
     RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},
@@ -315,7 +320,7 @@ class Requests:
                 for value in BOUNDARY:
                     yield kind, {**self._head(kind, None), name: value}, self._body(kind, None)
                 whole = self._head(kind, None)
-                del whole[name]
+                whole.pop(name, None)
                 yield kind, whole, self._body(kind, None)
 
     def swept(self, request_id: int, case: Case) -> bytes:
@@ -355,7 +360,11 @@ class Requests:
 
     def _head(self, kind: int, session: Session | None) -> dict[str, HeadValue]:
         fields = SPECS[self._role].get(RequestType(kind), {})
-        head = {name: make(self._random) for name, make in fields.items()}
+        head = {
+            name: make(self._random)
+            for name, make in fields.items()
+            if name not in OF_A_GROUP or self._random.random() < SHARE_OF_TERMS
+        }
         if (
             kind in (RequestType.ACK, RequestType.NACK, RequestType.EXTEND, *LATER)
             and self._given

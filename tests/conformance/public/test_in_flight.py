@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from tests.conformance.public.desk import AT_ONCE, NEXT, Desk
 
@@ -38,7 +39,7 @@ def test_another_group_has_no_such_bound(desk: Desk) -> None:
 
 def test_the_bound_holds_when_leases_end(desk: Desk) -> None:
     desk.send(b"1", b"2")
-    settings = {"group_max_in_flight": 1, "lease": timedelta(seconds=1)}
+    settings: dict[str, Any] = {"group_max_in_flight": 1, "lease": timedelta(seconds=1)}
     assert desk.one(desk.consumer(**settings)).attempt == 1
     other = desk.consumer(**settings)
     again = desk.one(other)
