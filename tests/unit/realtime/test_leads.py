@@ -8,6 +8,7 @@ import pytest
 
 from delayd.errors import BadArgument, ExclusiveConflict
 from delayd.testing.disk import Faults, MemoryDisk
+from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_rows, need_u64
 from delayd.wire.stale import Why, read_stale
@@ -92,6 +93,22 @@ def test_one_that_stands_by_ends_at_the_same_time_as_the_lead() -> None:
     world.core.disconnected(other)
     world.pass_time(WINDOW_MS)
     assert not world.core._pulls.groups[SUBJECT, GROUP].standby
+
+
+def test_who_takes_over_gets_messages_when_the_end_of_the_other_leases_is_durable() -> None:
+    sync = StepExecutor()
+    world, origin, other = World(pulls=sync), SimPeer(), SimPeer()
+    world.hello(origin, 1)
+    world.dispatch(origin, 1, dispatch_batch(1, BODIES[0]))
+    lead = SimPeer()
+    first = _waits(world, lead)
+    sync.run_all()
+    assert _got(lead, first) == [b"0", b"1"]
+    second = _waits(world, other)
+    _end(world, lead)
+    assert second not in other.answers
+    sync.run_all()
+    assert _got(other, second) == [b"0", b"1"]
 
 
 def test_a_lead_that_is_silent_for_its_window_is_replaced() -> None:
