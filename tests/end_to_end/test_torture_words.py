@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .torture_words import ATTEMPTS, GROUPS, LATE_MS, MESSAGES, WordLedger, torture
+from .torture_words import ATTEMPTS, GROUPS, KEYS, LATE_MS, MESSAGES, WordLedger, torture
 
 
 @pytest.fixture
@@ -22,10 +22,11 @@ def ledger() -> WordLedger:
 @pytest.mark.timeout(200)
 def test_two_rounds_of_every_word_break_no_promise(tmp_path: Path) -> None:
     lines: list[str] = []
-    everything, some = torture(tmp_path / "data", 2, 5, lines.append).values()
-    broken = [*everything.violations, *some.violations]
+    everything, some, ordered = torture(tmp_path / "data", 2, 5, lines.append).values()
+    broken = [*everything.violations, *some.violations, *ordered.violations]
     assert not broken, "\n".join([*lines, *broken])
     assert len(everything.fates) == 2 * MESSAGES and everything.handed > some.handed > 0
+    assert ordered.words["in order"]
 
 
 def test_what_is_as_it_should_be_is_no_violation(ledger: WordLedger) -> None:
@@ -68,7 +69,7 @@ def test_a_message_that_the_group_does_not_want_is_noticed_and_not_waited_for(le
 
 
 def test_groups_want_messages_by_whole_tags() -> None:
-    everything, some = GROUPS
+    everything, some, _ = GROUPS
     assert everything.wants(()) and some.wants(("eu", "large")) and some.wants(("uk", "large"))
     assert (
         not some.wants(())
@@ -85,6 +86,22 @@ def test_an_expiry_that_has_passed_or_changed_is_noticed(ledger: WordLedger) -> 
     ledger.hand(1, 2, 71, 500, now_ms=501 + LATE_MS)
     ledger.hand(1, 3, 71, None, now_ms=0)
     assert [what.split(" ", 1)[1][:14] for what in ledger.violations] == ["expired at 500", "expires at 500"]
+
+
+def test_a_message_that_passes_another_one_of_its_key_is_noticed() -> None:
+    ledger = WordLedger(ordered=True)
+    for number in range(2 * KEYS + 1):
+        ledger.sent(number)
+    ledger.hand(0, 1, 0, now_ms=0)
+    ledger.hand(1, 1, 1, now_ms=0)
+    ledger.hand(0, 2, 0, now_ms=0)
+    assert ledger.violations == []
+    ledger.hand(KEYS, 1, KEYS, now_ms=0)
+    assert ledger.violations == [f"{KEYS} comes, though the group has not done with [0] of its key"]
+    ledger.acked(0)
+    ledger.rejected(KEYS)
+    ledger.hand(2 * KEYS, 1, 2 * KEYS, now_ms=0)
+    assert len(ledger.violations) == 1
 
 
 def test_a_dead_letter_that_was_sent_again_does_not_expire(ledger: WordLedger) -> None:

@@ -1,14 +1,16 @@
 """Torture of what consumers say: ``python -m tests.end_to_end.torture_words --rounds N [--seed S]``.
 
 Consumers acknowledge, give back with and without a delay, reject, extend, stall past their leases and die, while the
-realtime and the delay server are killed and stopped. There are two groups: one takes all messages, the other those
-with some tags. Some messages expire. After each round everything comes to rest: each message that a group wants is
-acknowledged, expired, or a dead letter of the group. All dead letters are sent again then, and everything is
-acknowledged. At the end the books of the directory are audited. The exit code is 1 if any promise was broken.
+realtime and the delay server are killed and stopped. There are three groups: one takes all messages, one those with
+some tags, and one keeps an order. Some messages expire. After each round everything comes to rest: each message that a
+group wants is acknowledged, expired, or a dead letter of the group. All dead letters are sent again then, and
+everything is acknowledged. At the end the books of the directory are audited. The exit code is 1 if any promise was
+broken.
 
 Promises: no message comes after its acknowledgement or its rejection returned. No handler gets more attempts than
 there are. No attempt comes twice. Each life names the message's first one, and its expiry until it was a dead letter.
-No group gets a message that its tags do not want, or one that expired long ago. Nothing is lost.
+No group gets a message that its tags do not want, or one that expired long ago. The group that keeps an order gets no
+message of an ordering key while it has not done with another one. Nothing is lost.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from .cluster import Cluster, cluster, command
 
 SUBJECT = "words"
 ATTEMPTS = 4
+MANY = 1_000  # Of the group that keeps an order: there a message becomes a dead letter only when a handler rejects it.
 LEASE = timedelta(seconds=1.5)
 BACKOFF = delayd.Backoff(first=timedelta(seconds=0.05), most=timedelta(seconds=0.3))
 MESSAGES = 150  # A round.
@@ -47,13 +50,14 @@ CONSUMERS = 3  # Of each group.
 TTLS_S = (0.02, 0.3, 1.5, 3_600.0)  # The last one never ends in a torture.
 EXPIRES = 0.3  # Of all messages.
 LATE_MS = 20_000  # A message that was given out in time may come so late: its server, or this one, was stopped.
+KEYS = 40  # Ordering keys.
 TAGS = (("eu",), ("eu", "large"), ("uk", "large"), ("us", "large"), ("eu-large",), ())
 ROUND_S = 4.0  # Of trouble; then everything comes to rest.
 REST_S = 90.0  # Within which it must.
 TROUBLE = ("kill realtime", "kill delay", "kill both", "stop realtime", "stop delay", "none")
 MUST_HAPPEN = (
     *("ack", "back off", "delay", "at once", "reject", "extend", "stall", "lapse", "gathered", "too late"),
-    *("expired", "unwanted"),
+    *("expired", "unwanted", "in order"),
 )
 
 
@@ -63,6 +67,8 @@ class Group(NamedTuple):
     name: str
     tags_any: tuple[str, ...] = ()
     tags_all: tuple[str, ...] = ()
+    ordered: bool = False
+    attempts: int = ATTEMPTS
 
     def wants(self, tags: tuple[str, ...]) -> bool:
         """Whether a message with these tags is for this group."""
@@ -70,7 +76,7 @@ class Group(NamedTuple):
         return some and all(tag in tags for tag in self.tags_all)
 
 
-GROUPS = (Group("all"), Group("some", ("eu", "uk"), ("large",)))
+GROUPS = (Group("all"), Group("some", ("eu", "uk"), ("large",)), Group("ordered", ordered=True, attempts=MANY))
 
 
 @dataclass(slots=True)
@@ -86,6 +92,14 @@ class Fate:
     maybe: bool = False  # An acknowledgement or a rejection was sent, and nobody knows what became of it.
     dead: bool = False  # A rejection has returned.
     attempt: int = 0  # The last one that a handler got.
+    handed: bool = False  # A handler has got it.
+    may_die: bool = False  # It may have become a dead letter, which comes again out of order.
+
+    def holds_up(self, now_ms: int) -> bool:
+        """Whether a handler has got it, and the group has for sure not done with it."""
+        if not self.handed or self.acked or self.maybe or self.may_die:
+            return False
+        return self.expires_at_ms is None or self.expires_at_ms > now_ms
 
 
 @dataclass(slots=True)
@@ -96,6 +110,8 @@ class WordLedger:
     violations: list[str] = field(default_factory=list)
     words: Counter[str] = field(default_factory=Counter)
     handed: int = 0
+    ordered: bool = False
+    attempts: int = ATTEMPTS
 
     def sent(self, origin: int, expires_at_ms: int | None = None, *, wanted: bool = True) -> None:
         """A message was accepted; its number is that of the fate."""
@@ -107,19 +123,28 @@ class WordLedger:
         late = expires_at_ms is not None and expires_at_ms + LATE_MS < now_ms
         other = expires_at_ms != fate.expires_at_ms and not (expires_at_ms is None and fate.redriven)
         self.handed += 1
+        before = self._others_of_key(number) if self.ordered and not fate.may_die else []
+        self.words["in order"] += bool(before)
+        holding = [other for other in before if self.fates[other].holds_up(now_ms)]
         for wrong, what in (
             (fate.acked, "comes after it was acknowledged"),
             (fate.dead, "comes after it was rejected"),
-            (not 0 < attempt <= ATTEMPTS, f"comes as attempt {attempt} of {ATTEMPTS}"),
+            (not 0 < attempt <= self.attempts, f"comes as attempt {attempt} of {self.attempts}"),
             (attempt <= fate.attempt, f"comes as attempt {attempt} after attempt {fate.attempt}"),
             (origin != fate.origin, f"is message {fate.origin}, and this life names {origin}"),
             (not fate.wanted, "comes, and its group does not want its tags"),
             (late, f"expired at {expires_at_ms} and comes at {now_ms}"),
+            (holding, f"comes, though the group has not done with {holding[:3]} of its key"),
             (other, f"expires at {fate.expires_at_ms}, and this life names {expires_at_ms}"),
         ):
             if wrong:
                 self.violations.append(f"{number} {what}")
-        fate.maybe, fate.attempt = False, attempt
+        fate.maybe, fate.attempt, fate.handed = False, attempt, True
+
+    def _others_of_key(self, number: int) -> list[int]:
+        """Earlier messages of its ordering key that a handler has got."""
+        of_key = range(number % KEYS, len(self.fates), KEYS)
+        return [other for other in of_key if other != number and self.fates[other].handed]
 
     def acked(self, number: int) -> None:
         """An acknowledgement has returned."""
@@ -128,7 +153,7 @@ class WordLedger:
     def rejected(self, number: int) -> None:
         """A rejection has returned."""
         fate = self.fates[number]
-        fate.dead = fate.buried = True
+        fate.dead = fate.buried = fate.may_die = True
 
     def redriven(self) -> None:
         """Dead letters come again, as their first attempt, and do not expire any more."""
@@ -179,9 +204,10 @@ class Handler:
                 lease=LEASE,
                 tags_any=self._group.tags_any,
                 tags_all=self._group.tags_all,
+                ordered=self._group.ordered,
                 prefetch=prefetch,
                 timeout_ms=3_000,
-                max_attempts=ATTEMPTS,
+                max_attempts=self._group.attempts,
                 backoff=BACKOFF,
             )
             pulls = self._draw.randint(1, 30)
@@ -222,8 +248,9 @@ class Handler:
             elif word == "stall":
                 await asyncio.sleep(LEASE.total_seconds() * 1.3)
                 await self._ack(message, number)
-            elif word == "reject" or (message.attempt == ATTEMPTS and word != "lapse"):
-                self._ledger.fates[number].maybe = True
+            elif word == "reject" or (message.attempt >= ATTEMPTS and word != "lapse"):
+                fate = self._ledger.fates[number]
+                fate.maybe = fate.may_die = True
                 await message.reject("bad", error="rejected")
                 self._ledger.rejected(number)
             elif word == "delay":
@@ -260,8 +287,8 @@ _DIES = f"""
 import sys, time, delayd
 from datetime import timedelta
 lease = timedelta(seconds={LEASE.total_seconds()})
-_, meta, group = sys.argv  # It names no tags: those of the group hold.
-with delayd.Consumer(meta, {SUBJECT!r}, group, lease=lease, max_attempts={ATTEMPTS}) as consumer:
+_, meta, group, attempts = sys.argv  # It names no tags: those of the group hold.
+with delayd.Consumer(meta, {SUBJECT!r}, group, lease=lease, max_attempts=int(attempts)) as consumer:
     print("ready", flush=True)
     for message in consumer:
         time.sleep(0.05)
@@ -272,7 +299,7 @@ class Torture:
     """Rounds in one directory."""
 
     def __init__(self, servers: Cluster, seed: int, say: Callable[[str], None]) -> None:
-        self.ledgers = {group: WordLedger() for group in GROUPS}
+        self.ledgers = {group: WordLedger(ordered=group.ordered, attempts=group.attempts) for group in GROUPS}
         self._servers = servers
         self._draw = random.Random(f"{seed} words")
         self._say = say
@@ -304,10 +331,13 @@ class Torture:
                     return
 
     async def _make_groups(self) -> None:
-        """Pull from each group once: the first pull says which tags a group wants."""
+        """Pull from each group once: the first pull says what a group wants."""
         for group in GROUPS:
             consumer = AsyncConsumer(
-                *(self._servers.meta.address, SUBJECT, group.name), tags_any=group.tags_any, tags_all=group.tags_all
+                *(self._servers.meta.address, SUBJECT, group.name),
+                tags_any=group.tags_any,
+                tags_all=group.tags_all,
+                ordered=group.ordered,
             )
             async with consumer:
                 await consumer.pull(wait=timedelta(0))
@@ -319,7 +349,8 @@ class Torture:
             due = datetime.now(UTC) + timedelta(seconds=self._draw.uniform(0, ROUND_S))
             ttl = timedelta(seconds=self._draw.choice(TTLS_S)) if self._draw.random() < EXPIRES else None
             tags = TAGS[number % len(TAGS)]
-            receipt = await producer.send(SUBJECT, b"%d" % number, deliver_at=due, ttl=ttl, tags=tags)
+            key = b"%d" % (number % KEYS)
+            receipt = await producer.send(SUBJECT, b"%d" % number, deliver_at=due, ttl=ttl, tags=tags, ordering_key=key)
             return receipt.sequence, None if ttl is None else receipt.deliver_at_ms + ttl // timedelta(milliseconds=1)
 
         first = len(self.ledgers[GROUPS[0]].fates)
@@ -332,8 +363,9 @@ class Torture:
     async def _trouble(self, producer: AsyncProducer) -> str:
         """Send messages, and do something terrible to the servers and to a consumer meanwhile."""
         await self._send(producer)
+        group = self._draw.choice(GROUPS)
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _DIES, self._servers.meta.address, self._draw.choice(GROUPS).name),
+            *(sys.executable, "-c", _DIES, self._servers.meta.address, group.name, str(group.attempts)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
