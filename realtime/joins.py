@@ -7,10 +7,19 @@ wait for it. So nothing is remembered of subjects without a group, however many 
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from delayd.clock import Clock
-from delayd.errors import BadArgument, BadRequest, DelaydError, NotOrdered, OtherFilter, ServerStopped
+from delayd.errors import (
+    BadArgument,
+    BadRequest,
+    DelaydError,
+    ExclusiveConflict,
+    NotOrdered,
+    OtherFilter,
+    ServerStopped,
+)
 from delayd.limits import SUBSCRIBED_MAX
 from delayd.log_limit import LogLimit
 from delayd.patterns import Pattern
@@ -19,10 +28,12 @@ from delayd.wire.positions import End
 from delayd.wire.requests import need_str, need_strs, need_u32
 
 from .consumers import need_group, need_subject
+from .filters import OPEN
 from .group_records import GroupRecords
+from .groups import Group
 from .index import Index, Subject
 from .peer import Peer
-from .positions import beginning_of, check_beginning
+from .positions import Beginning, beginning_of, check_beginning
 from .pulls import Pulls
 from .subscriptions import Subscription
 
@@ -54,12 +65,28 @@ class Joins:
         group_name = need_group(head)
         subjects, pattern = _asked_for(head)
         beginning = beginning_of(head)
+        if beginning.ordered or beginning.filter is not OPEN or self._pulls.leads.of_peer:
+            for group in self._existing(group_name, subjects, pattern):
+                self._check(group, beginning)
         in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
         subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
         subscription.bound(in_flight_max)
         if new:
             self._go_on_with(subscription)
         peer.answer(frame.request_id, {"subscription": subscription.number, "now_ms": self._clock.now_ms()})
+
+    def _existing(self, group_name: str, subjects: Sequence[str], pattern: Pattern | None) -> Iterator[Group]:
+        """The groups of a subscription that exist already."""
+        groups = self._pulls.groups
+        if pattern is None:
+            for name in subjects:
+                group = groups.get((name, group_name))
+                if group is not None:
+                    yield group
+            return
+        for (name, of), group in groups.items():
+            if of == group_name and group.parent is None and pattern.matches(name):
+                yield group
 
     def came(self, subject: Subject) -> None:
         """A subject has its first message: the subscriptions whose pattern it matches take it, too."""
@@ -115,8 +142,8 @@ class Joins:
             self._make(subscription, name, new)
             return MAKE_WORK
         try:
-            check_beginning(group, subscription.beginning)
-        except (NotOrdered, OtherFilter) as error:
+            self._check(group, subscription.beginning)
+        except (ExclusiveConflict, NotOrdered, OtherFilter) as error:
             self._failed(subscription, name, error.message)
             return 1
         if group not in subscription.members and not self._pulls.join(subscription, group):
@@ -133,15 +160,20 @@ class Joins:
         except ServerStopped:
             raise
         except DelaydError as error:
+            subscription.failures += 1
             self._failed(subscription, name, error.message)
             return
         if not self._pulls.join(subscription, group):
             self._failed(subscription, name, "there is no room for more subjects in subscriptions")
 
+    def _check(self, group: Group, beginning: Beginning) -> None:
+        """Refuse who may not share a group, as it refuses a PULL of that group alone."""
+        self._pulls.leads.check_shared(group)
+        check_beginning(group, beginning)
+
     def _failed(self, subscription: Subscription, name: str, reason: str) -> None:
         at = (name, subscription.group_name, reason)
         limited.warning("subject_not_joined", "subject_not_joined subject=%s group=%s reason=%r", *at)
-        subscription.failures += 1
         self._lacks(subscription)
 
     def _lacks(self, subscription: Subscription) -> None:

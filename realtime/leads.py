@@ -58,12 +58,14 @@ class Leads:
         """
         lead = group.lead
         if not waiting.window_ms:
-            raise _conflict(group, "has an exclusive consumer; say exclusive, too, or name another group")
+            self.check_shared(group)
         if lead is not None and lead.peer is waiting.peer:
             lead.window_ms = waiting.window_ms
             return True
         if lead is None and group.waiting:
             raise _conflict(group, "is shared by consumers that wait; close them, or name another group")
+        if lead is None and group.subscriptions:
+            raise _conflict(group, "is shared by consumers of several subjects; close them, or name another group")
         if lead is None or (not group.standby and self._is_silent(lead)):
             self._lead(waiting, group)
             return True
@@ -71,6 +73,11 @@ class Leads:
         self._standing[group] = None
         self._look_at(lead)
         return False
+
+    def check_shared(self, group: Group) -> None:
+        """Refuse who would share a group that somebody leads, with ExclusiveConflict."""
+        if group.lead is not None or group.standby:
+            raise _conflict(group, "has an exclusive consumer; say exclusive, too, or name another group")
 
     def heard(self, peer: Peer) -> None:
         """The connection of a lead has sent something."""

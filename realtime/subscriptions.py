@@ -13,10 +13,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 
-from delayd.errors import BadArgument, DelaydError, Rebuilding, ServerStopped, SlowDown
+from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
 from delayd.patterns import Pattern
 from delayd.wire.requests import U32_MAX
 
+from .filters import OPEN
 from .groups import Group
 from .parts import PARTS_MAX, Part
 from .peer import Peer
@@ -67,6 +68,20 @@ class Subscription:
         # Subjects up to this name were compared with the pattern; None: all were.
         self.scanned = "" if self.pattern is not None else None
         self.failures = 0  # Groups that could not be made.
+
+    def agree(self, beginning: Beginning) -> None:
+        """Another consumer has it: who names tags or an order says it for those who name none.
+
+        Raises:
+            OtherFilter: its consumers want other tags.
+        """
+        own, wanted = self.beginning, beginning.filter
+        if OPEN not in (own.filter, wanted) and own.filter != wanted:
+            names = f"group {self.group_name} of {self.names[0]}"
+            what = f"the consumers of {names} want the tags {own.filter}, and not {wanted}"
+            raise OtherFilter(f"{what}; name the same ones, or another group")
+        found = own.filter if wanted is OPEN else wanted
+        self.beginning = own._replace(filter=found, ordered=own.ordered or beginning.ordered)
 
     @property
     def has_messages(self) -> bool:
@@ -176,6 +191,7 @@ class Subscriptions:
 
         Raises:
             SlowDown: there is no room for one more.
+            OtherFilter: its other consumers want other tags.
         """
         key = key_of(group_name, subjects, pattern)
         of_peer = self._of_peer.get(peer, {})
@@ -186,6 +202,8 @@ class Subscriptions:
         if found is None:
             found = self._by_key[key] = Subscription(next(self._numbers), group_name, subjects, pattern, beginning)
             self._names += len(subjects)
+        else:
+            found.agree(beginning)
         found.peers[peer] = None
         self._of_peer.setdefault(peer, {})[found.number] = found
         return found, new
