@@ -23,6 +23,7 @@ from tests.worlds.files import read_schedule_log
 Told = tuple[int, int, int, int]
 """An outcome's hour, target, offset there and batch id; of a row that ended before: hour, NO_TARGET, why and when."""
 NO_TARGET = 0
+EXPIRED = -1  # Why a row ended that no request has ended.
 
 
 class DelayBooks:
@@ -83,8 +84,9 @@ def _decode(group: CommitGroup) -> list[tuple[int, Told]]:
     for sequence, part_of in zip(rows.sequences.tolist(), rows.part_of.tolist(), strict=True):
         part = rows.parts[part_of]
         outcome = Outcome(part["outcome"])
-        if outcome == Outcome.CANCELLED:
-            found.append((sequence, (hours[0], NO_TARGET, int(part["reason"]), int(part["claimed_at_ms"]))))
+        if outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
+            why = EXPIRED if outcome == Outcome.EXPIRED else int(part["reason"])
+            found.append((sequence, (hours[0], NO_TARGET, why, int(part["claimed_at_ms"]))))
             continue
         assert outcome == Outcome.DISPATCHED, f"sequence {sequence} is {outcome.name}"
         told = (hours[0], int(part["target_log_id"]), int(part["target_offset"]), int(part["batch_id"]))

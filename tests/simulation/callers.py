@@ -27,7 +27,7 @@ from delayd.wire.ending import (
     encode_asked_keys,
     read_asked_keys,
 )
-from tests.simulation.books import NO_TARGET
+from tests.simulation.books import EXPIRED, NO_TARGET
 from tests.worlds.key_books import KeyBooks, Name
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Callers:
         self._asked: set[int] = set()  # Rows that somebody wanted cancelled by their receipts.
         self._asked_names: set[Name] = set()  # Names of which somebody wanted the newest row cancelled.
         self._dispatched: dict[int, tuple[int, int]] = {}  # Target and offset, as answers named them.
+        self._expired: set[int] = set()  # Rows that were answered EXPIRED.
         self._led: set[tuple[int, int]] = set()  # From the row of a receipt to the one that an answer told of.
         self._named: set[tuple[Name, int]] = set()  # Rows that answers told of under a name.
 
@@ -116,6 +117,8 @@ class Callers:
         }
         wrong = {row: place for row, place in self._dispatched.items() if held.get(row) != place}
         assert not wrong, f"answered DISPATCHED, and not there: {wrong}"
+        unexpired = self._expired - cluster.world.expired().keys()
+        assert not unexpired, f"answered EXPIRED, and without that outcome: {sorted(unexpired)}"
         for asked, told in self._led:
             assert told in outside.followers(asked), f"the receipt of {asked} was answered with {told}"
         told_of = cluster.world.told()
@@ -165,7 +168,10 @@ class Callers:
             if state == MessageState.UNKNOWN and gone:
                 continue
             _, target, reason, _ = told_of[row]
-            wanted = MessageState.DISPATCHED if target != NO_TARGET else STATE_OF_REASON[Reason(reason)]
+            if target != NO_TARGET:
+                wanted = MessageState.DISPATCHED
+            else:
+                wanted = MessageState.EXPIRED if reason == EXPIRED else STATE_OF_REASON[Reason(reason)]
             assert (sequence, state) == (row, wanted), (
                 f"row {row} is {wanted.name}, and {MessageState(state).name} of row {sequence} is answered"
             )
@@ -198,6 +204,8 @@ class Callers:
         what = f"{question} is answered {state.name} of row {sequence}"
         if state is MessageState.DISPATCHED:
             self._dispatched[sequence] = int(row["target_log_id"]), int(row["target_offset"])
+        elif state is MessageState.EXPIRED:
+            self._expired.add(sequence)
         elif state in ENDED:
             outside.cancelled.add(sequence)
         elif state is MessageState.PENDING and wish is Wish.GET:

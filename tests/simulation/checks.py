@@ -45,6 +45,7 @@ class Checks:
         self._waiting()
         if cluster.delay_up and not any(side.disk.crashed for side in cluster.sides):
             self._outcomes()
+            self._expired()
             self._seals()
 
     def drain(self) -> None:
@@ -99,6 +100,7 @@ class Checks:
         self.read_logs()
         world = self._cluster.world
         world.check_books()
+        self._expired()
         self._cluster.callers.check()
         self._quarantine()
         self._nobody_else()
@@ -126,6 +128,8 @@ class Checks:
             for kept in self._cluster.world.outside.targets[side.log_id].log
             for books in groups[side.log_id, kept.subject]
             for body in books.owed(kept.bodies, removed=kept.offset < side.leaving_below)
+            # A group passes over what expires in its file.
+            if body not in self._cluster.world.outside.expiries
         }
 
     def _unacknowledged(self) -> list[str]:
@@ -164,6 +168,7 @@ class Checks:
         for kept in side.removed.values():
             if kept.subject == books.subject:
                 lost = books.owed(kept.bodies, removed=True) | ((set(kept.bodies) & books.bodies) - tried)
+                lost -= self._cluster.world.outside.expiries.keys()
                 assert not lost, f"removed before anybody acknowledged it: {sorted(lost)}"
 
     def _outcomes(self) -> None:
@@ -177,6 +182,23 @@ class Checks:
         for sequence, told in self._cluster.world.outcomes().items():
             assert held.get(sequence) == told, (
                 f"the dispatch log has {sequence} at {told}, it is at {held.get(sequence)}"
+            )
+
+    def _expired(self) -> None:
+        """A row is EXPIRED only if it was accepted with an expiry, was claimed then or later, and is nowhere (S8)."""
+        world = self._cluster.world
+        expired = world.expired()
+        if not expired:
+            return
+        body_of = {sequence: body for sequence, _, _, body in world.newest_rows()}
+        held = {row for target in world.outside.targets.values() for kept in target.log for row in kept.sequences}
+        for sequence, claimed_at_ms in expired.items():
+            body = body_of.get(sequence, b"")
+            expires_ms = world.outside.expiries.get(body)
+            assert sequence not in held, f"{body!r} is EXPIRED and delivered"
+            # The answer to a send may be under way: then nobody knows its sequences yet.
+            assert not body or (expires_ms is not None and expires_ms <= claimed_at_ms), (
+                f"{body!r} is EXPIRED, claimed at {claimed_at_ms}; it expires at {expires_ms}"
             )
 
     def _quarantine(self) -> None:
@@ -202,6 +224,8 @@ class Checks:
         """All that was given was acknowledged by who had it: the servers say that nothing is left (rule Q1)."""
         for books in self._cluster.books:
             untried = books.given.keys() - books.tried
+            # When the lease of a message ends after its expiry, the group passes over it.
+            untried = {row for row in untried if books.given[row] not in self._cluster.world.outside.expiries}
             assert not untried, f"acknowledged by nobody of {books.group}: consume sequences {sorted(untried)[:5]}"
 
     def _seals(self) -> None:

@@ -85,6 +85,8 @@ class CopyScenarios(Parts):
         cluster = self.cluster
         self._all_work()
         side = self.steps.side()
+        # Damage is mended once: in the copy, and then it would stay in the newest directory.
+        side.damages.mend(side.disk)
         disk = side.disk.copied()
         kept = (disk, side.state.after_crash(disk))
         self._send_to_all()

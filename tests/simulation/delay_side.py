@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from delayd.batch import Buffer, ColumnId, parse
+from delayd.batch import Batch, Buffer, ColumnId, parse
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.quarantine import Kind
@@ -23,7 +23,7 @@ from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from delayd.wire.slots import SLOTS, SlotOwners
-from tests.simulation.books import NO_TARGET, DelayBooks, Told
+from tests.simulation.books import EXPIRED, NO_TARGET, DelayBooks, Told
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
@@ -118,7 +118,13 @@ class DelayLife(World):
 
     def cancelled(self) -> dict[int, int]:
         """See World: also of hours that were removed since."""
-        return {sequence: told[0] for sequence, told in self.told().items() if told[1] == NO_TARGET}
+        ended = {sequence: told for sequence, told in self.told().items() if told[1] == NO_TARGET}
+        return {sequence: told[0] for sequence, told in ended.items() if told[2] != EXPIRED}
+
+    def expired(self) -> dict[int, int]:
+        """See World: also of hours that were removed since."""
+        ended = {sequence: told for sequence, told in self.told().items() if told[1] == NO_TARGET}
+        return {sequence: told[3] for sequence, told in ended.items() if told[2] == EXPIRED}
 
     def told(self) -> dict[int, Told]:
         """What became of each row that ever had an outcome."""
@@ -178,18 +184,19 @@ class DelayLife(World):
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
         def opened(line: Line) -> None:
-            connected(_Watched(line, self.clock, self._cluster.wall, self.dispatched))
+            connected(_Watched(line, self, self._cluster.wall))
 
         self.network.dial(host, opened, lost, self)
 
 
 class _Watched:
-    """A connection on which nothing may leave early."""
+    """A connection on which nothing may leave early, or when it has expired."""
 
-    def __init__(self, line: Line, clock: SimClock, wall: WallBound, dispatched: set[object]) -> None:
-        self._dispatched = dispatched
+    def __init__(self, line: Line, life: DelayLife, wall: WallBound) -> None:
+        self._dispatched = life.dispatched
+        self._expiries = life.outside.expiries
+        self._clock = life.clock
         self._line = line
-        self._clock = clock
         self._wall = wall
 
     def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
@@ -204,7 +211,21 @@ class _Watched:
                 assert latest_ms <= now_ms, (
                     f"a row due at {latest_ms} leaves at {now_ms}, {latest_ms - now_ms} ms early"
                 )
+                if self._expiries:
+                    self._look_at_expiries(batch)
         self._line.call(frame_type, head, body, on_answer)
+
+    def _look_at_expiries(self, batch: Batch) -> None:
+        """Rows leave before they expire, and with the expiry that they were sent with (rule S8)."""
+        known = batch.int64s(ColumnId.EXPIRES_AT_MS) if ColumnId.EXPIRES_AT_MS in batch.offsets else [0] * batch.count
+        claimed_at_ms = batch.dispatch.claimed_at_ms
+        for start, end, expires_ms in zip(*batch.region(ColumnId.BODY_END), known, strict=True):
+            body = bytes(batch.heap[start:end])
+            sent_ms = self._expiries.get(body, 0)
+            assert expires_ms == sent_ms, f"{body!r} expires at {sent_ms}, and leaves to expire at {expires_ms}"
+            assert not 0 < sent_ms <= claimed_at_ms or not self._clock.confirmed, (
+                f"{body!r} expires at {sent_ms}, and leaves at {claimed_at_ms}"
+            )
 
     def close(self) -> None:
         self._line.close()

@@ -29,6 +29,7 @@ from tests.worlds.delay import FOLDER
 OPERATORS = 2
 WORDS = 6
 GROUP, DOOMED = "group", "doomed"
+DECIDED = ([Outcome.IN_DOUBT], [Outcome.CANCELLED], [Outcome.EXPIRED])
 
 
 class Word(NamedTuple):
@@ -183,7 +184,7 @@ class OperatorEpilogues(Epilogues):
             if due_ms <= now_ms
             and hour_of_ms(due_ms) >= hour_of_ms(now_ms) - 1
             and accepted.base_sequence + index not in there
-            and told.get(accepted.base_sequence + index) not in ([Outcome.IN_DOUBT], [Outcome.CANCELLED])
+            and told.get(accepted.base_sequence + index) not in DECIDED
         }
 
     # A realtime server.
@@ -236,7 +237,7 @@ class OperatorEpilogues(Epilogues):
         never = {body for offset in sure for body in given_up[offset]} - books.bodies
         side.disk.faults.fail_reads.clear()
         consumers = [each for each in cluster.consumers if each.books is books]
-        may_lack = {body for bodies in given_up.values() for body in bodies}
+        may_lack = {body for bodies in given_up.values() for body in bodies} | cluster.world.outside.expiries.keys()
 
         def owed() -> set[bytes]:
             """What the group must yet be given: retention may have decided on some before there was a group."""

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from tests.simulation.planted_delay import IN_DELAY
+from tests.simulation.planted_expiry import IN_EXPIRY
 from tests.simulation.planted_keys import IN_KEYS
 from tests.simulation.planted_realtime import IN_REALTIME
 from tests.simulation.run import STEPS, Run
 from tests.worlds.patches import Bugs
 
-PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME, **IN_KEYS}
+PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME, **IN_KEYS, **IN_EXPIRY}
 
 
 MANY_CALLERS = ("callers_meet", "send_keyed", "move_by_key")
@@ -148,7 +149,8 @@ def seeds_to_catch(name: str, seeds_max: int, first: int = 0, steps: int = STEPS
     with planted(name):
         for count in range(1, seeds_max + 1):
             try:
-                Run(first + count - 1, steps, FAVOURED.get(name, ()), keyed=name in IN_KEYS).run()
+                favoured = FAVOURED.get(name, ())
+                Run(first + count - 1, steps, favoured, keyed=name in IN_KEYS, expiring=name in IN_EXPIRY).run()
             except AssertionError as error:
                 if isinstance(error.__cause__, BROKEN):
                     raise

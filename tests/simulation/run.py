@@ -31,6 +31,7 @@ MIXED_STEPS = 0.3  # In the others threads go on while they can, and bytes are c
 FAVOURED, FAVOURED_TIMES = 3, 8  # Each run has some kinds of steps that happen more often: no two runs are alike.
 EPILOGUE_SHARE = 0.25  # Of the runs.
 KEYED_OF_FOUR = 2  # So many of four seeds have callers who use keys: batches with keys take another path than others.
+EXPIRING_EVERY, EXPIRING = 8, (1, 7)  # In these of so many seeds messages expire; callers use keys in the first one.
 TRACE_LINES = 400
 
 
@@ -38,9 +39,18 @@ class Run:
     """One seed; `run` raises AssertionError with the trace when a promise is broken."""
 
     def __init__(
-        self, seed: int, steps: int = STEPS, favoured: Sequence[str] = (), *, keyed: bool | None = None
+        self,
+        seed: int,
+        steps: int = STEPS,
+        favoured: Sequence[str] = (),
+        *,
+        keyed: bool | None = None,
+        expiring: bool | None = None,
     ) -> None:
-        """``keyed``: whether callers use keys and move messages; when nobody says so, the seed does."""
+        """``keyed``: whether callers use keys and move messages; ``expiring``: whether messages expire.
+
+        When nobody says so, the seed does.
+        """
         self.seed = seed
         self.keyed = seed % 4 < KEYED_OF_FOUR if keyed is None else keyed
         self.counts: Counter[str] = Counter()
@@ -49,7 +59,8 @@ class Run:
         self._count = steps
         self.cluster = Cluster(self._random, self.tell)
         self._begun_ms = self.cluster.machine.boottime_ms
-        self._steps = Steps(self.cluster, self._random, self.tell)
+        expiring = seed % EXPIRING_EVERY in EXPIRING if expiring is None else expiring
+        self._steps = Steps(self.cluster, self._random, self.tell, Random(seed) if expiring else None)
         parts = (self.cluster, self._steps, self._random, self.tell)
         self._epilogues = OperatorEpilogues(*parts)
         self._scenarios = (

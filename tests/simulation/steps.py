@@ -15,6 +15,7 @@ from tests.simulation.realtime_side import RealtimeSide
 from tests.worlds.delay import Wanted
 
 DAY_MS = 24 * HOUR_MS
+KEPT_MS = (0, 1, 400, 3_000, HOUR_MS)  # For so long after it is due a message is worth something; 0: for ever.
 Kinds = list[tuple[int, Callable[[], None]]]
 """Steps with their weights."""
 
@@ -22,7 +23,11 @@ Kinds = list[tuple[int, Callable[[], None]]]
 class Steps:
     """The steps of one run."""
 
-    def __init__(self, cluster: Cluster, random: Random, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, random: Random, tell: Callable[[str], None], expiries: Random | None = None
+    ) -> None:
+        """``expiries`` draws when messages expire, apart from all else; without it none does."""
+        self._expiries = expiries
         self._cluster = cluster
         self._random = random
         self._tell = tell
@@ -82,7 +87,11 @@ class Steps:
     def send_rows(self, ahead_ms: tuple[int, ...], subjects: list[bytes] | None = None, more_bytes: int = 0) -> None:
         """Send messages so far ahead, whose bodies may be long; from then on every one of them counts."""
         rows = [self.message(ahead_ms, subjects, more_bytes) for _ in range(self._random.choice((1, 1, 3, 6)))]
-        self._cluster.world.send(rows)
+        expires = None
+        if self._expiries is not None and self._expiries.random() < 0.5:
+            kept_ms = self._expiries.choices(KEPT_MS, k=len(rows))
+            expires = [row[0] + kept if kept else 0 for row, kept in zip(rows, kept_ms, strict=True)]
+        self._cluster.world.send(rows, expires=expires)
 
     def message(self, ahead_ms: tuple[int, ...], subjects: list[bytes] | None = None, more_bytes: int = 0) -> Wanted:
         """A message that is due so far ahead."""

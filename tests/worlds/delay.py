@@ -116,14 +116,21 @@ class World:
     # The producer.
 
     def send(
-        self, wanted: Iterable[Wanted], keys: Sequence[bytes] | None = None, flags: Sequence[int] | None = None
+        self,
+        wanted: Iterable[Wanted],
+        keys: Sequence[bytes] | None = None,
+        flags: Sequence[int] | None = None,
+        expires: Sequence[int] | None = None,
     ) -> int:
-        """Send messages as one batch; its number."""
+        """Send messages as one batch; its number. ``expires``: instants, 0 for a message that never expires."""
         outside = self.outside
         outside.last_number += 1
         rows = list(wanted)
         low_water = min(outside.unanswered, default=outside.last_number)
-        data = encode_wanted(rows, ProducerPart(PRODUCER_ID, outside.last_number, low_water), keys, flags)
+        part = ProducerPart(PRODUCER_ID, outside.last_number, low_water)
+        data = encode_wanted(rows, part, keys, flags, expires)
+        if expires is not None:
+            outside.expiries.update((row[2], instant) for row, instant in zip(rows, expires, strict=True) if instant)
         outside.unanswered[outside.last_number] = Sent(outside.last_number, data, rows, keyed=keys is not None)
         self.send_again(outside.last_number)
         return outside.last_number
@@ -358,7 +365,7 @@ class World:
         raise AssertionError(f"never accepted: {self.outside.refused[-3:]}")
 
     def missing(self) -> set[bytes]:
-        """Bodies of accepted messages that no target has, and that are not cancelled."""
+        """Bodies of accepted messages that no target has, and that are neither cancelled nor expired."""
         wanted = {
             body: sequence for sequence, _, _, body in self.newest_rows() if sequence not in self.outside.cancelled
         }
@@ -366,6 +373,9 @@ class World:
             for kept in target.log:
                 for body in kept.bodies:
                     wanted.pop(body, None)
+        if not self.outside.expiries.keys().isdisjoint(wanted):
+            over = self.expired()
+            wanted = {body: sequence for body, sequence in wanted.items() if sequence not in over}
         # What nobody wanted cancelled has no business to be: only where it can tell anything are the files read.
         if not self._cancel_asked().isdisjoint(wanted.values()):
             gone = self.cancelled()
@@ -495,10 +505,11 @@ class World:
                     held[sequence] = (kept.part.hour, log_id, kept.offset, kept.part.batch_id)
         deleted = self.deleted()
         asked = self._cancel_asked()
-        gone = self._rows_of_deleted_hours(deleted) & asked
+        may_expire = {sequence for sequence, _, _, body in self.newest_rows() if body in self.outside.expiries}
+        gone = self._rows_of_deleted_hours(deleted) & (asked | may_expire)
         for hour, rows in deleted.items():
             counted = sum(row[0] == hour for row in held.values())
-            # Of a deleted hour nothing says which of its rows were cancelled.
+            # Of a deleted hour nothing says which of its rows were cancelled, or expired.
             assert counted <= rows <= counted + len(gone), f"the seal of hour {hour} counts {rows} rows"
         told, held = ({s: row for s, row in rows.items() if row[0] not in deleted} for rows in (self.outcomes(), held))
         assert told == held, f"dispatch logs and targets differ: {_difference(told, held)}"
@@ -550,6 +561,10 @@ class World:
     def cancelled(self) -> dict[int, int]:
         """See `delay_files.cancelled_outcomes`."""
         return cancelled_outcomes(self.disk, self.core.identity.log_id)
+
+    def expired(self) -> dict[int, int]:
+        """By sequence: when the rows were claimed that the dispatch logs call EXPIRED; here nobody sends an expiry."""
+        return {}
 
     def _cancel_asked(self) -> set[int]:
         """The rows that may have ended before they were due: somebody wanted to cancel them, or they were moved."""

@@ -60,6 +60,7 @@ class Outside:
     # By sequence: sequence, due instant and filing instant of the row that took its place; and instants asked for.
     moved_rows: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     moves_asked: dict[int, set[int]] = field(default_factory=dict)
+    expiries: dict[bytes, int] = field(default_factory=dict)  # By body: from when on a message is worth nothing.
     late: list[Cable] = field(default_factory=list)  # Connections of earlier lives with requests that may yet arrive.
 
     def copy(self) -> Outside:
@@ -72,6 +73,7 @@ class Outside:
         twin.cancel_asked, twin.cancelled = set(self.cancel_asked), set(self.cancelled)
         twin.moved_rows = dict(self.moved_rows)
         twin.moves_asked = {sequence: set(instants) for sequence, instants in self.moves_asked.items()}
+        twin.expiries = dict(self.expiries)
         for cable in self.late:
             other = Cable(targets[cable.target.log_id], nobody)
             other.up.extend(cable.up)
@@ -144,7 +146,11 @@ def small_slots() -> Iterator[None]:
 
 
 def encode_wanted(
-    rows: Sequence[Wanted], part: ProducerPart, keys: Sequence[bytes] | None = None, flags: Sequence[int] | None = None
+    rows: Sequence[Wanted],
+    part: ProducerPart,
+    keys: Sequence[bytes] | None = None,
+    flags: Sequence[int] | None = None,
+    expires: Sequence[int] | None = None,
 ) -> bytes:
     """A PRODUCER batch of these messages."""
     subjects = sorted({subject for _, subject, _ in rows})
@@ -155,6 +161,7 @@ def encode_wanted(
         subject_of=[subjects.index(subject) for _, subject, _ in rows] if len(subjects) > 1 else None,
         keys=keys,
         flags=flags,
+        expires=expires,
         part=part,
     )
 
