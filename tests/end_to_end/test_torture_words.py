@@ -32,10 +32,29 @@ def test_two_rounds_of_every_word_break_no_promise(tmp_path: Path) -> None:
 def test_what_is_as_it_should_be_is_no_violation(ledger: WordLedger) -> None:
     ledger.hand(0, 2, 70, now_ms=0)
     ledger.rejected(0)
-    ledger.redriven()
+    with ledger.redriving():
+        pass
     ledger.hand(0, 1, 70, now_ms=0)
     ledger.acked(0)
     assert ledger.violations == []
+
+
+@pytest.mark.parametrize("returns_within", [True, False])
+def test_what_is_rejected_while_dead_letters_are_sent_again_may_come_with_them(
+    ledger: WordLedger, returns_within: bool
+) -> None:
+    with ledger.redriving():
+        ledger.rejecting(0)
+        if returns_within:
+            ledger.rejected(0)
+    if not returns_within:
+        ledger.rejected(0)
+    ledger.hand(0, 1, 70, now_ms=0)
+    assert ledger.violations == []
+    ledger.rejecting(0)
+    ledger.rejected(0)
+    ledger.hand(0, 2, 70, now_ms=0)
+    assert ledger.violations == ["0 comes after it was rejected"]
 
 
 def test_a_message_that_comes_after_it_was_acknowledged_or_rejected_is_noticed(ledger: WordLedger) -> None:
@@ -107,7 +126,8 @@ def test_a_message_that_passes_another_one_of_its_key_is_noticed() -> None:
 def test_a_dead_letter_that_was_sent_again_does_not_expire(ledger: WordLedger) -> None:
     ledger.sent(71, 500)
     ledger.rejected(1)
-    ledger.redriven()
+    with ledger.redriving():
+        pass
     assert 1 in ledger.left(501)
     ledger.hand(1, 1, 71, None, now_ms=501 + LATE_MS)
     assert ledger.violations == []

@@ -25,8 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -93,6 +93,7 @@ class Fate:
     dead: bool = False  # A rejection has returned.
     attempt: int = 0  # The last one that a handler got.
     handed: bool = False  # A handler has got it.
+    rejected_in: int = 0  # How often dead letters had been sent again when a handler rejected it.
     may_die: bool = False  # It may have become a dead letter, which comes again out of order.
 
     def holds_up(self, now_ms: int) -> bool:
@@ -112,6 +113,8 @@ class WordLedger:
     handed: int = 0
     ordered: bool = False
     attempts: int = ATTEMPTS
+    _redriving: bool = False
+    _redrives: int = 0
 
     def sent(self, origin: int, expires_at_ms: int | None = None, *, wanted: bool = True) -> None:
         """A message was accepted; its number is that of the fate."""
@@ -150,15 +153,27 @@ class WordLedger:
         """An acknowledgement has returned."""
         self.fates[number].acked = True
 
+    def rejecting(self, number: int) -> None:
+        """A rejection is sent."""
+        fate = self.fates[number]
+        fate.maybe, fate.rejected_in = True, self._redrives
+
     def rejected(self, number: int) -> None:
         """A rejection has returned."""
         fate = self.fates[number]
-        fate.dead = fate.buried = fate.may_die = True
+        fate.buried = fate.may_die = True
+        # If dead letters were sent again meanwhile, it may have come in time to be among them.
+        fate.dead = fate.rejected_in == self._redrives and not self._redriving
 
-    def redriven(self) -> None:
-        """Dead letters come again, as their first attempt, and do not expire any more."""
+    @contextmanager
+    def redriving(self) -> Iterator[None]:
+        """Within it dead letters are sent again: as their first attempt, and they do not expire any more."""
         for fate in self.fates:
             fate.dead, fate.attempt, fate.redriven = False, 0, True
+        self._redriving = True
+        yield
+        self._redriving = False
+        self._redrives += 1
 
     def at_rest(self, dead: int, now_ms: int) -> bool:
         """Whether that many dead letters are all that is not acknowledged or expired."""
@@ -430,8 +445,8 @@ class Torture:
 
     def _redrive(self) -> None:
         for group, ledger in self.ledgers.items():
-            ledger.redriven()
-            command("dead", "redrive", SUBJECT, group.name, "--meta", self._servers.meta.address, "--yes")
+            with ledger.redriving():
+                command("dead", "redrive", SUBJECT, group.name, "--meta", self._servers.meta.address, "--yes")
 
 
 def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> dict[Group, WordLedger]:
