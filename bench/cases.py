@@ -222,8 +222,8 @@ def _years(of: Sizes) -> list[Case]:
         ),
         Case(
             "years-worked",
-            f"the same with {of.years // 200:,} messages and a worker, for which the clock stops at each of them",
-            {DELAYD: partial(years.worked, of.years // 200)},
+            f"the same with {of.years // 500:,} messages and a worker, for which the clock stops at each of them",
+            {DELAYD: partial(years.worked, of.years // 500)},
             runs=of.long_runs,
             limit_s=120,
         ),
