@@ -21,6 +21,7 @@ from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, SlowDown
 from delayd.gather import row_bytes
 from delayd.life import DEAD_KEPT_MS, cut_text
+from delayd.limits import ORDERED_WAIT_MS_MAX
 from delayd.log.control import RetryAccepted, RetryDecided
 from delayd.log.pull import PullOp
 from delayd.log.retry import Decision, RetryRow, encode_rows
@@ -42,7 +43,6 @@ from .stored import StoredBatches
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
-PUT_OFF_MS_MAX = 86_400_000  # For so long a message of an ordered group waits here at most.
 UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATCH_ROWS small ones 64 MiB of rows.
 
 limited = LogLimit(logging.getLogger(__name__))
@@ -196,9 +196,9 @@ class Retries:
 
     def _put_off(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages of an ordered group wait here: each keeps its place before the others of its key (rule Q8)."""
-        if any(each.delay_ms > PUT_OFF_MS_MAX for each in wanted):
+        if any(each.delay_ms > ORDERED_WAIT_MS_MAX for each in wanted):
             what = f"group {group.name} of {group.subject.name} is ordered, so a message waits in its place"
-            raise BadArgument(f"{what}, and for {PUT_OFF_MS_MAX // 3_600_000} hours at most; name a shorter delay")
+            raise BadArgument(f"{what}, and for {ORDERED_WAIT_MS_MAX // 3_600_000} hours at most; name a shorter delay")
         rows = [PutOff((each.incarnation, each.first, each.end - each.first), each.delay_ms) for each in wanted]
         self._pulls.put_off(group, rows, answer)
 

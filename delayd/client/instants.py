@@ -210,12 +210,12 @@ def _integer(value: int) -> int:
         raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not {kind}") from None
 
 
-def instant_ms(value: datetime) -> int:
+def instant_ms(value: datetime, name: str = "deliver_at") -> int:
     """Convert a datetime to ms since the epoch, rounded up; BadArgument or NaiveDatetime if it can't be."""
     if not isinstance(value, datetime):
-        raise BadArgument(f"deliver_at must be a datetime, not {type(value).__name__}")
+        raise BadArgument(f"{name} must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
-        raise NaiveDatetime(f"deliver_at {value.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
+        raise NaiveDatetime(f"{name} {value.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
     # Rounded up, because a message must not be delivered up to a millisecond early.
     return -((_EPOCH - value) // _MS)
 

@@ -122,6 +122,13 @@ def need_ms(name: str, value: float, least: float, most: float) -> None:
         raise BadSetting(f"{name} is {value} and must lie within {least:g} and {most:g}")
 
 
+def need_bool(name: str, value: bool) -> bool:
+    """Raise BadSetting unless this is True or False."""
+    if not isinstance(value, bool):
+        raise BadSetting(f"{name} is True or False, not {type(value).__name__}")
+    return value
+
+
 def need_whole(name: str, value: int, least: int, error: type[CallerError] = BadArgument) -> int:
     """Check a whole number of at least ``least`` that a caller gave; ``error`` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -80,6 +80,7 @@ class HandlerSettings:
             start=start_of(self.start, from_now=False),
             tags_any=wanted_tags("tags_any", self.tags_any),
             tags_all=wanted_tags("tags_all", self.tags_all),
+            ordered=self.ordered,
             exclusive=exclusive_of(self.exclusive),
             group_max_in_flight=self.group_max_in_flight,
         )

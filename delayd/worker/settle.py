@@ -32,8 +32,9 @@ class Settler:
             await self._give(lambda: message.ack(wait=False))
         elif verdict.kind is Kind.REJECT:
             await self._give(lambda: message.reject(verdict.reason, error=verdict.error, wait=False))
-        else:
-            await self._give(lambda: message.nack(verdict.delay, error=verdict.error, wait=False))
+        elif not await self._give(lambda: message.nack(verdict.delay, error=verdict.error, wait=False)):
+            # No message of this group may wait for so long.
+            await self._give(lambda: message.nack(error=verdict.error, wait=False))
 
     async def close(self, left: Sequence[AsyncMessage]) -> None:
         """Give back, uncounted, messages whose handlers have not ended; wait until all is durable, and disconnect."""
@@ -43,16 +44,18 @@ class Settler:
         except DelaydError as error:
             self._log(error)
 
-    async def _give(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # A call raises what earlier ones have failed with, once, and has done nothing then.
-        while True:
+    async def _give(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Whether this is on its way."""
+        # The first call may raise what earlier ones have failed with, all of it at once, and has done nothing then.
+        for _ in range(2):
             try:
                 await settle()
-                return
+                return True
             except AlreadyClosed:
-                return  # The worker stopped without this message, and gave it back.
+                return True  # The worker stopped without this message, and gave it back.
             except DelaydError as error:
                 self._log(error)
+        return False
 
     def _log(self, error: DelaydError) -> None:
         names = (self._settings.label, self._settings.group)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from delayd.client.limits import need_timedelta
+from delayd.client.pulling.words import DELAY_MAX
 from delayd.errors import BadArgument, BadBody
 
 ERROR_CHARACTERS_MAX = 2_000  # Of an exception's text; it travels with the message.
@@ -23,8 +24,10 @@ class Retry(Exception):
     """
 
     def __init__(self, after: timedelta | None = None, *, error: str = "") -> None:
-        if after is not None and need_timedelta("after", after) < timedelta(0):
-            raise BadArgument(f"after is {after} and must not be negative")
+        if after is not None and not timedelta(0) <= need_timedelta("after", after) <= DELAY_MAX:
+            raise BadArgument(f"after is {after} and must lie within 0 and {DELAY_MAX.days} days")
+        if not isinstance(error, str):
+            raise BadArgument(f"error is text, not {type(error).__name__}")
         self.after = after
         self.error = error
         super().__init__(error or ("again by its back-off" if after is None else f"again after {after}"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from delayd.client.link import unreadable
@@ -75,8 +76,27 @@ class OneLater:
         self._field = field
 
     def merged(self, handles: Handles) -> Handles:
-        """See Naming."""
-        return handles
+        """See Naming. What was said first of a message counts, for a request names none twice."""
+        rows = sorted(handles, key=lambda row: row[:2])
+        if all(row[0] != after[0] or row[1] + row[2] <= after[1] for row, after in pairwise(rows)):
+            return handles
+        said: set[tuple[int, int]] = set()
+        kept: Handles = []
+        for incarnation, first, count, *words in handles:
+            for sequence in range(first, first + count):
+                if (incarnation, sequence) not in said:
+                    said.add((incarnation, sequence))
+                    last = kept[-1] if kept else None
+                    if (
+                        last is not None
+                        and last[0] == incarnation
+                        and last[1] + last[2] == sequence
+                        and last[3:] == words
+                    ):
+                        last[2] += 1
+                    else:
+                        kept.append([incarnation, sequence, 1, *words])
+        return kept
 
     def head(self, handles: Handles) -> Head:
         """See Naming."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from delayd.client.engine import OwnLoopEngine
 from delayd.client.instants import monotonic_s
-from delayd.client.limits import need_meta, need_timedelta
+from delayd.client.limits import need_bool, need_meta, need_timedelta
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.lives import word_back, words_back
@@ -110,11 +110,11 @@ class AsyncConsumer:
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        alone = ephemeral or broadcast
+        alone = ephemeral or need_bool("broadcast", broadcast)
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
         beginning = (start_of(start, from_now=alone), alone, *tags, ordered, exclusive_of(exclusive))
         bounds = (max_in_flight, group_max_in_flight)
-        prefetch = prefetch and not exclusive
+        prefetch = need_bool("prefetch", prefetch) and not exclusive
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)

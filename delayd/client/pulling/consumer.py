@@ -17,7 +17,7 @@ from typing import Self
 from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.engine import OwnEngine
 from delayd.client.instants import monotonic_s
-from delayd.client.limits import need_meta, need_timedelta
+from delayd.client.limits import need_bool, need_meta, need_timedelta
 from delayd.client.loop_thread import Inbox, LoopThread, Work
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
@@ -116,11 +116,11 @@ class Consumer:
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        alone = ephemeral or broadcast
+        alone = ephemeral or need_bool("broadcast", broadcast)
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
         beginning = (start_of(start, from_now=alone), alone, *tags, ordered, exclusive_of(exclusive))
         bounds = (max_in_flight, group_max_in_flight)
-        prefetch = prefetch and not exclusive
+        prefetch = need_bool("prefetch", prefetch) and not exclusive
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         if broadcast:
             group = group_of_its_own(group)

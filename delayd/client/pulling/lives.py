@@ -9,6 +9,8 @@ from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart, comes_again, life_of
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.words import Word, later, rejected
+from delayd.errors import BadArgument
+from delayd.limits import ORDERED_WAIT_MS_MAX
 
 
 def over(attempt: int, most: int) -> str:
@@ -20,7 +22,12 @@ def word_back(settings: ConsumerSettings, attempt: int, delay: timedelta | None,
     """What a message that is given back after that attempt is to become."""
     word = later(delay, error, settings.backoff, attempt)
     most = settings.max_attempts
-    return word if most is None or attempt < most else rejected(over(attempt, most), error)
+    if most is not None and attempt >= most:
+        return rejected(over(attempt, most), error)
+    if settings.ordered and word.delay_ms > ORDERED_WAIT_MS_MAX:
+        # Here, because a server refuses all words of a request, those of other messages too.
+        raise BadArgument(f"delay is {delay}; a message of an ordered group comes again after 24 hours at most")
+    return word
 
 
 def words_back(

@@ -9,11 +9,21 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from delayd.client.instants import instant_ms
-from delayd.client.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, check_group, need_ms, need_timedelta, need_whole
+from delayd.client.limits import (
+    TIMEOUT_MS_MAX,
+    TIMEOUT_MS_MIN,
+    check_group,
+    need_bool,
+    need_ms,
+    need_timedelta,
+    need_whole,
+)
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Backoff
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadTags
+from delayd.hours import INSTANT_MS_MAX
+from delayd.limits import ORDERED_WAIT_MS_MAX, TAGS_MAX
 from delayd.tags import encode_tags
 from delayd.wire.positions import AtInstant, End, Position
 from delayd.wire.requests import U32_MAX
@@ -57,6 +67,8 @@ class ConsumerSettings:
                     f"say which {name} is consumed, such as Consumer(subject='mail.send', group='mailer')"
                 )
         check_group(self.group)
+        for name in ("ephemeral", "ordered"):
+            need_bool(name, getattr(self, name))
         if need_timedelta("lease", self.lease, BadSetting) < timedelta(seconds=0.1):
             raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
         if self.max_messages is not None:
@@ -77,6 +89,11 @@ class ConsumerSettings:
                 raise BadSetting("an exclusive consumer takes one subject; make one for each")
         if not isinstance(self.backoff, Backoff):
             raise BadSetting(f"backoff must be a delayd.Backoff, not {type(self.backoff).__name__}")
+        if self.ordered and self.backoff.most > timedelta(milliseconds=ORDERED_WAIT_MS_MAX):
+            what = (
+                f"the back-off waits for up to {self.backoff.most}, and messages of an ordered group wait for 24 hours"
+            )
+            raise BadSetting(f"{what} at most; name a shorter one, such as Backoff(most=timedelta(hours=1))")
         if self.auto_extend is not None and need_timedelta("auto_extend", self.auto_extend, BadSetting) < self.lease:
             raise BadSetting(f"auto_extend is {self.auto_extend} and must be at least the lease, {self.lease}")
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
@@ -111,7 +128,10 @@ def start_of(start: Start | None, *, from_now: bool) -> Position:
         BadArgument, NaiveDatetime: there is no such start.
     """
     if isinstance(start, datetime):
-        return AtInstant(instant_ms(start))
+        at_ms = instant_ms(start, "start")
+        if not 0 <= at_ms <= INSTANT_MS_MAX:
+            raise BadArgument(f"start is {start.isoformat()} and must lie within the years 1970 to 9999")
+        return AtInstant(at_ms)
     if start is None:
         return End.LATEST if from_now else End.EARLIEST
     for end in End:
@@ -134,6 +154,15 @@ def wanted_tags(name: str, tags: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
         raise BadTags(f"{name} is a list of texts, not {type(tags).__name__}")
-    listed = tuple(dict.fromkeys(tags))
-    encode_tags(listed)
-    return listed
+    listed = list(tags)
+    for tag in listed:
+        if not isinstance(tag, str):
+            raise BadTags(f"{name}: a tag is {type(tag).__name__} and no text")
+    found = tuple(dict.fromkeys(listed))
+    if len(found) > TAGS_MAX:
+        raise BadTags(f"{name} has {len(found)} tags; it may have {TAGS_MAX}")
+    try:
+        encode_tags(found)
+    except BadTags as error:
+        raise BadTags(f"{name}: {error.message}") from error
+    return found

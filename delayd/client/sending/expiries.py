@@ -91,7 +91,7 @@ def expiry_column(at_ms: Int64s, ttl_ms: Int64s, due_ms: Int64s) -> Int64s:
 
 def _length(ttl: timedelta) -> int:
     if not timedelta(0) < need_timedelta("ttl", ttl, BadArgument) <= HORIZON_MS * _MS:
-        raise BadExpiry(f"ttl is {ttl} and must lie within 0 and {HORIZON_MS // 86_400_000} days")
+        raise BadExpiry(f"ttl is {ttl} and must be more than 0 and at most {HORIZON_MS // 86_400_000} days")
     return -(-ttl // _MS)
 
 

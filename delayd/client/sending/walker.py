@@ -64,8 +64,8 @@ def window_of(subject: str, due_from: datetime | None, due_before: datetime | No
     check_subject(subject)
     if tag is not None:
         encode_tags([tag])
-    from_ms = 0 if due_from is None else instant_ms(due_from)
-    to_ms = INSTANT_MS_MAX if due_before is None else instant_ms(due_before)
+    from_ms = 0 if due_from is None else instant_ms(due_from, "due_from")
+    to_ms = INSTANT_MS_MAX if due_before is None else instant_ms(due_before, "due_before")
     if from_ms >= to_ms:
         raise BadArgument("due_before is not later than due_from, so no message is due in between")
     return Window(subject.encode(), max(0, from_ms), min(to_ms, INSTANT_MS_MAX), tag=tag or "")

@@ -89,6 +89,19 @@ CONSUMERS: list[tuple[type[errors.DelaydError], dict[str, Any]]] = [
     (errors.BadSetting, {"auto_extend": timedelta(seconds=1)}),
     (errors.BadSetting, {"max_in_flight": 0}),
     (errors.BadArgument, {"start": "yesterday"}),
+    (errors.NaiveDatetime, {"start": NAIVE}),
+    (errors.BadArgument, {"start": datetime.min.replace(tzinfo=UTC)}),
+    (errors.BadSetting, {"ordered": "no"}),
+    (errors.BadSetting, {"prefetch": "no"}),
+    (errors.BadSetting, {"ephemeral": 1}),
+    (errors.BadSetting, {"broadcast": "no"}),
+    (errors.BadSetting, {"exclusive": 5}),
+    (errors.BadSetting, {"exclusive": timedelta(0)}),
+    (errors.BadSetting, {"exclusive": True, "subject": ["a", "b"]}),
+    (errors.BadSetting, {"ordered": True, "backoff": delayd.Backoff(most=timedelta(days=2))}),
+    (errors.BadTags, {"tags_any": "eu"}),
+    (errors.BadTags, {"tags_all": [["eu"]]}),
+    (errors.BadTags, {"tags_all": [str(number) for number in range(17)]}),
 ]
 
 
@@ -96,14 +109,18 @@ CONSUMERS: list[tuple[type[errors.DelaydError], dict[str, Any]]] = [
 def test_a_consumer_that_is_wrong_is_refused_by_name(desk: Desk, case: int) -> None:
     error, wrong = CONSUMERS[case]
     arguments: dict[str, Any] = {"subject": desk.subject, "group": "g"} | wrong
-    with pytest.raises(error):
-        delayd.Consumer(desk.address, **arguments)
+    for kind in (delayd.Consumer, delayd.AsyncConsumer):
+        with pytest.raises(error) as raised:
+            kind(desk.address, **arguments)
+        # The argument at fault is the first of those that are not as usual.
+        assert next(iter(wrong)) in raised.value.message or "subject" in wrong or "group" in wrong
 
 
 WORDS: dict[str, Callable[[delayd.Message], None]] = {
     "negative": lambda message: message.nack(timedelta(seconds=-1)),
     "too long": lambda message: message.nack(timedelta(days=4_000)),
     "no lease": lambda message: message.extend(timedelta(0)),
+    "too long in order": lambda message: message.nack(timedelta(days=2)),
     "no reason": lambda message: message.reject(5),  # type: ignore[arg-type]
     "no error": lambda message: message.nack(LATER, error=5),  # type: ignore[arg-type]
 }
@@ -112,7 +129,7 @@ WORDS: dict[str, Callable[[delayd.Message], None]] = {
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_that_is_wrong_is_refused_and_the_message_stays_held(desk: Desk, word: str) -> None:
     desk.send(b"1")
-    message = desk.one(desk.consumer())
+    message = desk.one(desk.consumer(ordered=True))
     with pytest.raises(errors.BadArgument):
         WORDS[word](message)
     message.ack()

@@ -54,6 +54,19 @@ def test_a_message_that_is_given_back_comes_again_whole(desk: Desk, word: str) -
     assert desk.is_empty(consumer)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_said_twice_of_one_message_stops_no_other_word(desk: Desk, ordered: bool) -> None:
+    desk.send(b"1", b"2", b"3", b"4")
+    consumer = desk.consumer(ordered=ordered)
+    messages = desk.take(consumer, 4)
+    for message in (messages[0], messages[0], messages[1]):
+        message.nack(NEXT, wait=False)
+    for message in (messages[2], messages[2], messages[3]):
+        message.reject("no such order", wait=False)
+    consumer.flush()
+    assert {message.body for message in desk.take(consumer, 2)} == {b"1", b"2"}
+
+
 @pytest.mark.parametrize("attempts", [2, 5])
 def test_attempts_are_counted(desk: Desk, attempts: int) -> None:
     desk.send(b"1")

@@ -83,6 +83,22 @@ def test_a_handler_that_fails_gets_the_message_again(desk: Desk, kind: str, fail
     assert desk.is_empty(desk.consumer())
 
 
+@pytest.mark.parametrize("days", [2, 4_000])
+def test_a_handler_that_asks_for_too_long_a_wait_gets_the_message_by_its_back_off(desk: Desk, days: int) -> None:
+    worker, attempts = delayd.Worker(desk.address), list[int]()
+
+    def handle(found: Any, message: Any) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            raise delayd.Retry(after=timedelta(days=days))
+        worker.stop()
+
+    worker.on(desk.subject, group="g", ordered=True, backoff=QUICK)(_handler("function", handle))
+    desk.send(b"1")
+    _serve(worker)
+    assert attempts == [1, 2]
+
+
 @each_kind
 @pytest.mark.parametrize("failure", ["reject", "attempts over"])
 def test_a_message_that_is_given_up_does_not_come_again(desk: Desk, kind: str, failure: str) -> None:
