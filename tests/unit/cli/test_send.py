@@ -33,7 +33,7 @@ def _send(*arguments: str, stdin: bytes = b"") -> Ran:
         (["s", "b", "--in", "900d"], "horizon"),
         (["s", "b", "--at", "2099-01-01T00:00:00Z"], "horizon"),
         (["s", "b", "--in", "1s", "--ttl", "1m", "--expires-at", "2027-01-01T00:00:00Z"], "say once when it expires"),
-        (["s", "b", "--in", "1s", "--ttl", "0s"], "must lie within 0 and 732 days"),
+        (["s", "b", "--in", "1s", "--ttl", "0s"], "must be more than 0 and at most 732 days"),
         (["s", "b", "--in", "1s", "--ttl", "soon"], "'soon' is no duration"),
         (["s", "b", "--at", "2026-01-01T00:00:00Z", "--expires-at", "2026-01-01T00:00:00Z"], "can't expire at"),
         (["bad subject", "b", "--in", "1s"], "is not 1 to 255 characters of [A-Za-z0-9._%/-]"),
