@@ -18,6 +18,7 @@ from realtime.pull_replay import PullReplay
 from realtime.pulls import Pulls
 from realtime.retries import Retries
 from tests.groups.run import walks
+from tests.groups.walk import Kind
 from tests.worlds.patches import Bugs, Patch, changed
 from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
 
@@ -25,7 +26,7 @@ from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_
 def walks_to_find(name: str, first: int, most: int) -> tuple[int | None, str]:
     """How many walks a planted bug takes to be found, and as what; None when so many do not find it."""
     with planted(name):
-        report = walks(first, most, wrong_max=1, ordered=name.startswith("Q8"))
+        report = walks(first, most, wrong_max=1, kind=KINDS.get(name.partition(":")[0], Kind.PLAIN))
     if not report.wrong:
         return None, ""
     ((_, told),) = report.wrong.items()
@@ -103,6 +104,8 @@ def _forget_the_order(self: Group) -> GroupCopy:
 def _knows_no_life(self: Kept) -> list[Life]:
     return []
 
+
+KINDS = {"Q8": Kind.ORDERED, "Q10": Kind.BOUNDED}  # Of the walks that find a bug of these rules; the others are plain.
 
 _lease_all = Pulls.lease_all
 _copy, _apply = Group.copy, Group.apply
@@ -188,5 +191,14 @@ PLANTED: Bugs = {
     ],
     "Q8: what is put off comes at once": [
         Patch(Group, "_give_back", changed(Group._give_back, "entry.lease_ms or pause_after", "pause_after"))
+    ],
+    "Q10: what came again does not count": [
+        Patch(Group, "room", changed(vars(Group)["room"].fget, "self.child.outstanding", "0"))
+    ],
+    "Q10: an answer has more messages than there is room for": [
+        Patch(Pulls, "_parts_of", changed(Pulls._parts_of, "if front.in_flight_max:", "if False:"))
+    ],
+    "Q10: an acknowledgement serves nobody": [
+        Patch(Pulls, "acknowledge", changed(Pulls.acknowledge, " or group.in_flight_max", ""))
     ],
 }

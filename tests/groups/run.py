@@ -13,7 +13,7 @@ from random import Random
 from unittest.mock import patch
 
 from delayd.errors import DelaydError
-from tests.groups.walk import STEPS, Between, Walk
+from tests.groups.walk import STEPS, Between, Kind, Walk
 from tests.worlds.delay import small_slots
 
 TOLD = 40  # The last lines of a trace.
@@ -34,13 +34,13 @@ class Report:
         self.wrong |= other.wrong
 
 
-def walks(first: int, count: int, steps: int = STEPS, wrong_max: int = 10, *, ordered: bool = False) -> Report:
-    """Walk from each of so many seeds, until too many went wrong; with groups that keep an order if ``ordered``."""
+def walks(first: int, count: int, steps: int = STEPS, wrong_max: int = 10, kind: Kind = Kind.PLAIN) -> Report:
+    """Walk from each of so many seeds, until too many went wrong."""
     report = Report()
     with _quiet(), small_slots():
         for seed in range(first, first + count):
             report.walks += 1
-            found, walk = walk_from(seed, steps, ordered=ordered)
+            found, walk = walk_from(seed, steps, kind)
             report.counts += walk.counts
             if found is not None:
                 told = "\n".join(f"  {line}" for line in walk.trace[-TOLD:])
@@ -50,12 +50,12 @@ def walks(first: int, count: int, steps: int = STEPS, wrong_max: int = 10, *, or
     return report
 
 
-def walk_from(seed: int, steps: int = STEPS, *, ordered: bool = False) -> tuple[str | None, Walk]:
+def walk_from(seed: int, steps: int = STEPS, kind: Kind = Kind.PLAIN) -> tuple[str | None, Walk]:
     """One walk, and what went wrong in it."""
     random = Random(seed)
     # Whatever the servers draw is the same each time.
     with patch.object(secrets, "randbits", random.getrandbits):
-        walk = Walk(seed, ordered=ordered)
+        walk = Walk(seed, kind)
         try:
             walk.run(steps)
         except Between:

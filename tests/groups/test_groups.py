@@ -6,6 +6,7 @@ import pytest
 
 from tests.groups.planted import PLANTED, walks_to_find
 from tests.groups.run import walks
+from tests.groups.walk import Kind
 
 WALKS = 300
 FOUND_WITHIN = 150
@@ -16,6 +17,7 @@ RARE = (
     "L5: a checkpoint forgets what is quarantined",
     "Q2: numbers of an earlier life are used again",
     "Q8: a group that is loaded again forgets what pauses",
+    "Q10: what came again does not count",
 )
 
 
@@ -28,10 +30,17 @@ def test_rule_Q5_groups_are_what_the_model_says_whatever_happens() -> None:
 
 
 def test_rule_Q8_ordered_groups_are_what_the_model_says_whatever_happens() -> None:
-    report = walks(0, WALKS // 2, ordered=True)
+    report = walks(0, WALKS // 2, kind=Kind.ORDERED)
     assert not report.wrong, "\n".join(report.wrong.values())
     for kind in ("kill", "lose_power", "rot", "restore", "move"):
         assert report.counts[kind] > WALKS // 20, kind
+
+
+def test_rule_Q10_bounded_groups_hold_no_more_than_they_may_whatever_happens() -> None:
+    report = walks(0, WALKS // 3, kind=Kind.BOUNDED)
+    assert not report.wrong, "\n".join(report.wrong.values())
+    for kind in ("kill", "lose_power", "come_again", "move"):
+        assert report.counts[kind] > WALKS // 30, kind
 
 
 @pytest.mark.parametrize("name", [name for name in PLANTED if name not in RARE])

@@ -9,13 +9,15 @@ Invariant: after a power loss the model goes back to the moment whose pull log t
 server decides from then on is open.
 
 In an ordered walk the groups keep an order (rule Q8). Their answers wait for an fsync, so it is done before the model
-is compared, wherever a PULL may have been served.
+is compared, wherever a PULL may have been served. In a bounded walk the consumers of each group hold no more messages
+together than a number that each PULL names (rule Q10).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from enum import Enum
 from itertools import pairwise
 from random import Random
 from typing import NamedTuple
@@ -55,9 +57,18 @@ OFTEN = (Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED, Word.RETRY, Word.REJECT)
 CRASHES = tuple(PowerLoss)
 KEYS = (0, 1, 1, 2, 3)  # Ordering keys of the messages of ordered walks.
 PUT_OFF_MS = (0, 300, 6_000)
+BOUNDS = (1, 2, 3, 5)  # How many messages a group of a bounded walk may have in flight.
 
 Name = tuple[str, str]
 """Subject and group."""
+
+
+class Kind(Enum):
+    """What the groups of a walk are like."""
+
+    PLAIN = "plain"
+    ORDERED = "ordered"
+    BOUNDED = "bounded"
 
 
 class Sent(NamedTuple):
@@ -92,9 +103,12 @@ class Moment(NamedTuple):
 class Walk:
     """One directory over several lives."""
 
-    def __init__(self, seed: int, *, ordered: bool = False) -> None:
+    def __init__(self, seed: int, kind: Kind = Kind.PLAIN) -> None:
         self.random = Random(seed)
-        self.ordered = ordered
+        self.ordered = kind is Kind.ORDERED
+        bounds = BOUNDS if kind is Kind.BOUNDED else (0,)
+        self.bounds = {name: Random(seed).choice(bounds) for name in GROUPS}  # 0: any number.
+        self.left_out = LEFT_OUT[kind]
         self.keys = defaultdict[str, dict[int, int]](dict)  # By subject and consume sequence: ordering keys.
         self.late = defaultdict[str, set[int]](set)  # By subject: what could not be read at some time.
         self.counts: Counter[str] = Counter()
@@ -124,11 +138,10 @@ class Walk:
         """Take steps, then see that all that was sent and not acknowledged comes, and nothing else."""
         # Some kinds happen often in one walk, and hardly ever in another: rare chains of steps come up sooner.
         weights = [weight * self.random.choice((0.2, 1, 1, 4)) for weight in KINDS.values()]
-        if self.ordered:
-            weights = [0 if kind in UNORDERED else weight for kind, weight in zip(KINDS, weights, strict=True)]
-        for kind in self.random.choices(list(KINDS), weights, k=steps):
-            self.counts[kind.__name__.strip("_")] += 1
-            kind(self)
+        weights = [0 if step in self.left_out else weight for step, weight in zip(KINDS, weights, strict=True)]
+        for step in self.random.choices(list(KINDS), weights, k=steps):
+            self.counts[step.__name__.strip("_")] += 1
+            step(self)
             self._compare()
         self._end()
 
@@ -439,6 +452,8 @@ class Walk:
         head = pull_head(group, subject, asked.most, 1 << 20, wait_ms, asked.lease_ms, asked.ahead)
         if self.ordered:
             head["ordered"] = True
+        if bound := self.bounds[asked.name]:
+            head["in_flight_max"] = bound
         self.asked.append(asked._replace(request_id=self.world.send(asked.peer, RequestType.PULL, head)))
 
     def _pass(self, ms: int) -> None:
@@ -558,11 +573,15 @@ class Walk:
                 group.gave((incarnation, pull_first + row), sequence + again, attempt, now_ms, asked.lease_ms)
                 if found != self._body(subject.decode(), sequence):
                     raise Wrong(f"another message came as {sequence}")
+        if (bound := self.bounds[asked.name]) and len(group.held()) > bound:
+            raise Wrong(f"{len(group.held())} messages are in flight, and at most {bound} may be")
         if sum(part[2] for part in parts) > asked.most:
             raise Wrong(f"more than {asked.most} messages came")
 
     def _readable(self, name: Name) -> list[int]:
-        """Messages that are offered and that nothing keeps from being read."""
+        """Messages that are offered and that nothing keeps from being read, while there is room for one in flight."""
+        if (bound := self.bounds[name]) and len(self.groups[name].held()) >= bound:
+            return []
         offered = self.groups[name].may_come()
         if not offered or not self.unreadable:
             return offered
@@ -678,6 +697,7 @@ KINDS = {
     Walk._release: 1,
     Walk._drop: 0.3,
 }
-# What ordered walks leave out. A message that is put off keeps its place, so it does not leave; and when a batch is
-# dropped, a walk does not know which of its messages still wait for others, and are not given up.
-UNORDERED = (Walk._lose_what_leaves, Walk._drop)
+# What some walks leave out. A message of an ordered group that is put off keeps its place, so it does not leave. When a
+# batch is dropped, such a walk does not know which of its messages still wait for others, and a bounded one not whether
+# each group has met it; those messages are not given up.
+LEFT_OUT = {Kind.PLAIN: (), Kind.ORDERED: (Walk._lose_what_leaves, Walk._drop), Kind.BOUNDED: (Walk._drop,)}
