@@ -5,7 +5,6 @@ Promises: what was answered holds after the next start. A group is there with th
 both are gone, and then nothing of theirs is sent again (rules Q2, Q5).
 """
 
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +14,7 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.requests import RequestType
-from tests.crash.harness import look_of, ways
+from tests.crash.realtime_deaths import check_each_next
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 
@@ -120,17 +119,4 @@ def test_rule_Q5_a_group_is_what_it_was_told_to_be_whichever_disk_operation_it_d
     assert len(told.answered) == 7
     for crash_at in range(1, len(whole.operations) + 1):
         disk, state, clock, told = live(Faults(crash_at=crash_at))
-        seen: set[object] = set()
-        for way in ways(seeds=2):
-            found = way.die(disk)
-            look = look_of(found)
-            if look in seen:
-                continue
-            seen.add(look)
-            machine = deepcopy(clock.machine)
-            machine.reboot(0)
-            later = SimClock(machine=machine, previous=clock.restart_evidence())
-            try:
-                check(World(found, state.after_crash(found), later, settings=SETTINGS), told)
-            except (AssertionError, LookupError) as error:
-                raise AssertionError(f"died at {crash_at}, {disk.operations[-1]}, {way}: {error!r}") from error
+        check_each_next(disk, state, clock, SETTINGS, check, told)

@@ -4,7 +4,6 @@ Promises: after the next start the group keeps its order. What was answered as s
 be settled comes, and nothing comes again of a key once a later message of it was given.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +14,7 @@ from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_rows, need_u64
-from tests.crash.harness import look_of, ways
+from tests.crash.realtime_deaths import check_each_next
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 
@@ -153,17 +152,4 @@ def test_rule_Q8_a_group_keeps_its_order_whichever_disk_operation_it_dies_at() -
     assert told.answered == {b"a1", b"b1", b"b2", b"c1"}
     for crash_at in range(1, len(whole.operations) + 1):
         disk, state, clock, told = live(Faults(crash_at=crash_at))
-        seen: set[object] = set()
-        for way in ways(seeds=2):
-            found = way.die(disk)
-            look = look_of(found)
-            if look in seen:
-                continue
-            seen.add(look)
-            machine = deepcopy(clock.machine)
-            machine.reboot(0)
-            later = SimClock(machine=machine, previous=clock.restart_evidence())
-            try:
-                check(World(found, state.after_crash(found), later, settings=SETTINGS), deepcopy(told))
-            except (AssertionError, LookupError) as error:
-                raise AssertionError(f"died at {crash_at}, {disk.operations[-1]}, {way}: {error!r}") from error
+        check_each_next(disk, state, clock, SETTINGS, check, told)

@@ -5,7 +5,7 @@ acknowledged never comes back; what was not does; the epoch that was heard count
 """
 
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -17,7 +17,8 @@ from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
-from tests.crash.harness import Way, look_of, ways
+from tests.crash.harness import Way, look_of
+from tests.crash.realtime_deaths import check_each_next, rebooted
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
@@ -161,18 +162,7 @@ def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_keeps_its_promises_whichever_disk_operation_it_dies_at_and_however(part: int) -> None:
     for crash_at in range(1 + part, OPERATIONS + 1, PARTS):
         disk, state, clock, promises = live(Faults(crash_at=crash_at))
-        seen: set[object] = set()
-        for way in ways(seeds=2):
-            found = way.die(disk)
-            look = look_of(found)
-            if look in seen:
-                continue
-            seen.add(look)
-            world = World(found, state.after_crash(found), rebooted(clock), settings=SETTINGS)
-            try:
-                check(world, deepcopy(promises))
-            except (AssertionError, LookupError) as error:
-                raise AssertionError(f"died at {crash_at}, {disk.operations[-1]}, {way}: {error!r}") from error
+        check_each_next(disk, state, clock, SETTINGS, check, promises)
 
 
 @pytest.mark.parametrize("way", [Way(None), Way(PowerLoss.ALL_LOST), Way(PowerLoss.REORDERED)], ids=str)
@@ -194,10 +184,3 @@ def test_it_keeps_its_promises_when_it_dies_again_while_it_recovers(way: Way) ->
             if look not in seen:
                 seen.add(look)
                 check(World(second, second_state, rebooted(clock), settings=SETTINGS), deepcopy(promises))
-
-
-def rebooted(clock: SimClock) -> SimClock:
-    """The clock of the next life, on a machine that it has for itself: others go on from the same death."""
-    machine = replace(clock.machine)
-    machine.reboot(0)
-    return SimClock(machine=machine, previous=clock.restart_evidence())

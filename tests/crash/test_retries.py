@@ -5,7 +5,6 @@ a new message. What a RETRY or REJECT was answered for comes from the delay serv
 """
 
 from collections import Counter
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +16,7 @@ from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
-from tests.crash.harness import look_of, ways
+from tests.crash.realtime_deaths import check_each_next
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 
@@ -163,18 +162,4 @@ def test_rule_Q2_nothing_is_lost_or_doubled_whichever_disk_operation_it_dies_at(
     assert len(promises.left) == 4 and len(promises.delay.handed_over) == 5
     for crash_at in range(1, len(whole.operations) + 1):
         disk, state, clock, promises = live(Faults(crash_at=crash_at))
-        seen: set[object] = set()
-        for way in ways(seeds=2):
-            found = way.die(disk)
-            look = look_of(found)
-            if look in seen:
-                continue
-            seen.add(look)
-            machine = deepcopy(clock.machine)
-            machine.reboot(0)
-            later = SimClock(machine=machine, previous=clock.restart_evidence())
-            try:
-                world = World(found, state.after_crash(found), later, settings=SETTINGS)
-                check(world, deepcopy(promises))
-            except (AssertionError, LookupError) as error:
-                raise AssertionError(f"died at {crash_at}, {disk.operations[-1]}, {way}: {error!r}") from error
+        check_each_next(disk, state, clock, SETTINGS, check, promises)
