@@ -66,11 +66,14 @@ class Joins:
         subjects, pattern = _asked_for(head)
         beginning = beginning_of(head)
         if beginning.ordered or beginning.filter is not OPEN or self._pulls.leads.of_peer:
-            for group in self._existing(group_name, subjects, pattern):
+            for group in islice(self._existing(group_name, subjects, pattern), SUBSCRIBED_MAX):
                 self._check(group, beginning)
         in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
         subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
-        subscription.bound(in_flight_max)
+        if subscription.in_flight_max != in_flight_max:
+            subscription.in_flight_max = in_flight_max
+            subscription.look_again()  # Each of its groups hears of it.
+            new = True
         if new:
             self._go_on_with(subscription)
         peer.answer(frame.request_id, {"subscription": subscription.number, "now_ms": self._clock.now_ms()})
@@ -148,6 +151,9 @@ class Joins:
             return 1
         if group not in subscription.members and not self._pulls.join(subscription, group):
             self._failed(subscription, name, "there is no room for more subjects in subscriptions")
+        elif group.in_flight_max != subscription.in_flight_max:
+            group.in_flight_max = subscription.in_flight_max
+            self._pulls.serve(group)
         return 1
 
     def _make(self, subscription: Subscription, name: str, new: bool) -> None:

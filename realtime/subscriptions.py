@@ -108,15 +108,6 @@ class Subscription:
             if not _gives(group):
                 self._queue.pop(group, None)
 
-    def bound(self, in_flight_max: int) -> None:
-        """Let each of its groups have so many messages in flight."""
-        if in_flight_max == self.in_flight_max:
-            return
-        self.in_flight_max = in_flight_max
-        for group in self.members:
-            group.in_flight_max = in_flight_max
-            self.offer(group)
-
     def leave(self, group: Group) -> None:
         """A group is gone."""
         self.members.pop(group, None)
