@@ -22,6 +22,7 @@ from delayd.client.instants import ServerClock, instant_ms, utc, wall_ms
 from delayd.client.limits import need_timedelta
 from delayd.client.loop_thread import LoopThread
 from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
+from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.testing.broker_machine import MovedTime
 from delayd.wire.frame import Head
 
@@ -34,6 +35,7 @@ FOLLOW_S = 0.005  # How often frozen time is looked at.
 PATIENCE_S = 5.0  # Handlers that do nothing for so long are not waited for.
 STUCK_S = 60.0  # Messages that go round for so long at one instant will do so for ever.
 FREEZER = "freezegun.api"
+LATEST_MS = INSTANT_MS_MAX - 3 * 365 * 86_400_000
 
 _MS = timedelta(milliseconds=1)
 
@@ -65,8 +67,8 @@ class BrokerClock:
     """
 
     def __init__(self, start: datetime | None, *, tick: bool) -> None:
-        start_ms = (_frozen_ms() or wall_ms()) if start is None else instant_ms(start)
-        self.time = MovedTime(start_ms, tick=tick)
+        start_ms = (_frozen_ms() or wall_ms()) if start is None else instant_ms(start, "start")
+        self.time = MovedTime(_within(start_ms), tick=tick)
         self._thread: LoopThread | None = None
         self._servers: Stepped | None = None
         self._watchers: set[_Watcher] = set()
@@ -85,7 +87,7 @@ class BrokerClock:
         were due.
 
         Raises:
-            BadArgument: no timedelta, or a negative one.
+            BadArgument: no timedelta, a negative one, or one that ends behind the year 9996.
             WrongLoop: the caller runs on an event loop, which could not serve its consumers meanwhile; use
                 `advance_async` there.
             TimeoutError: messages go round at one instant without an end.
@@ -157,11 +159,11 @@ class BrokerClock:
 
     async def _go_by(self, ms: int) -> None:
         async with self._moving:
-            await self._step_to(self.time.now_ms + ms)
+            await self._step_to(_within(self.time.now_ms + ms))
 
     async def _go_to(self, target_ms: int) -> None:
         async with self._moving:
-            await self._step_to(target_ms)
+            await self._step_to(_within(target_ms))
 
     async def _step_to(self, target_ms: int) -> None:
         servers = self._servers
@@ -219,7 +221,7 @@ class BrokerClock:
                 await self._go_to(frozen_ms)
 
     def _ahead(self, instant: datetime) -> int:
-        target_ms = instant_ms(instant)
+        target_ms = instant_ms(instant, "instant")
         if target_ms < self.time.now_ms:
             raise BadArgument(f"the clock shows {self.now.isoformat()} and never goes back, so not to {instant}")
         return target_ms
@@ -275,6 +277,7 @@ class _Watcher:
         self._closed = closed
         self._waiting = 0
         self._in_hand: set[tuple[int, ...]] = set()
+        self._asked: asyncio.Future[bool] | None = None  # Its loop has not answered yet.
 
     def begin(self) -> None:
         """The clock begins to move."""
@@ -306,7 +309,12 @@ class _Watcher:
         self._closed(self)
 
     async def ask(self) -> bool:
-        """Whether something is at work here, as the consumer's own loop sees it."""
+        """Whether something is at work here, as the consumer's own loop sees it.
+
+        A loop that does not run serves nobody, and one that a handler blocks is not waited for again and again.
+        """
+        if not self._watched.loop.is_running() or not (self._asked is None or self._asked.done()):
+            return False
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         loop = answer.get_loop()
 
@@ -323,7 +331,9 @@ class _Watcher:
         except RuntimeError:
             self.close()  # Its loop has ended.
             return False
-        return await answer
+        self._asked = answer
+        await asyncio.wait([answer], timeout=PATIENCE_S)
+        return answer.done() and answer.result()
 
 
 async def _run(coroutine: Coroutine[object, object, None]) -> None:
@@ -352,10 +362,17 @@ def _keys(handles: Handles) -> list[tuple[int, ...]]:
 
 
 def _length_ms(by: timedelta) -> int:
-    ms = -(-need_timedelta("by", by) // _MS)
-    if ms < 0:
-        raise BadArgument(f"the clock can't go back by {-by}")
-    return ms
+    if need_timedelta("by", by) < timedelta(0):
+        raise BadArgument(f"by is {by}, and the clock never goes back")
+    ms, rest = divmod(by, _MS)
+    return ms + bool(rest)
+
+
+def _within(at_ms: int) -> int:
+    """An instant at which servers can work, with all that may be due two years later."""
+    if not INSTANT_MS_MIN <= at_ms <= LATEST_MS:
+        raise BadArgument("the clock goes from 2001-09-09 to the end of the year 9996, and this instant lies outside")
+    return at_ms
 
 
 def _frozen_ms() -> int | None:

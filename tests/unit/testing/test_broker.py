@@ -223,6 +223,33 @@ def test_a_handler_that_does_nothing_is_not_waited_for_for_ever(
     assert "clock_goes_on" in caplog.text
 
 
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_consumer_whose_loop_does_nothing_is_not_waited_for(
+    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, blocked: bool
+) -> None:
+    monkeypatch.setattr(broker_clock, "PATIENCE_S", 0.1)
+    loop, hold = asyncio.new_event_loop(), threading.Event()
+
+    async def made() -> delayd.AsyncConsumer:
+        consumer = delayd_broker.async_consumer("a", "g", prefetch=False)
+        assert not len(await consumer.pull(wait=AT_ONCE))
+        return consumer
+
+    consumer = loop.run_until_complete(made())
+
+    async def block() -> None:
+        hold.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(block()) if blocked else None)
+    thread.start()
+    wait_until(lambda: loop.is_running() or not blocked, lambda: "the loop does not run")
+    delayd_broker.clock.advance(DAY)
+    hold.set()
+    thread.join()
+    loop.run_until_complete(consumer.close())
+    loop.close()
+
+
 def test_messages_that_go_round_at_one_instant_are_told(
     delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +311,10 @@ def test_a_clock_that_ticks_goes_on_by_itself() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda clock: clock.advance(-DAY), delayd.BadArgument, "can't go back by 1 day"),
+        (lambda clock: clock.advance(-DAY), delayd.BadArgument, "never goes back"),
+        (lambda clock: clock.advance(timedelta.min), delayd.BadArgument, "never goes back"),
+        (lambda clock: clock.advance(timedelta.max), delayd.BadArgument, "9996"),
+        (lambda clock: clock.move_to(datetime.max.replace(tzinfo=UTC)), delayd.BadArgument, "9996"),
         (lambda clock: clock.advance(5), delayd.BadArgument, "timedelta"),
         (lambda clock: clock.move_to(clock.now - MS), delayd.BadArgument, "never goes back"),
         (lambda clock: clock.move_to((START + 5_000 * DAY).replace(tzinfo=None)), delayd.NaiveDatetime, "no time zone"),
@@ -297,6 +327,12 @@ def test_a_wrong_move_is_refused(
     with pytest.raises(error, match=text):
         call(delayd_broker.clock)
     assert delayd_broker.clock.now == before
+
+
+@pytest.mark.parametrize("start", [START.replace(year=2001), START.replace(year=9998)])
+def test_a_clock_that_no_server_could_have_is_refused(start: datetime) -> None:
+    with pytest.raises(delayd.BadArgument):
+        InMemoryBroker(start=start)
 
 
 def test_a_move_that_would_stop_its_own_loop_says_what_to_call(delayd_broker: InMemoryBroker) -> None:
