@@ -408,6 +408,14 @@ class Core:
         )
         peer.answer(frame.request_id, head)
 
+    @property
+    def words(self) -> int:
+        """How many messages consumers have got, and have said something of; but for leases that a client extends by
+        itself.
+        """
+        counted = {**self._pulls.counters, **self.retries.counters, "extended": 0}
+        return sum(counted.values())
+
     # Checkpoints and the stop.
 
     def _pull_marks(self) -> tuple[int, int, int]:

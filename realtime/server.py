@@ -159,6 +159,11 @@ class RealtimeServer:
         return None if self._core is None else self._core.next_offer_ms()
 
     @property
+    def words(self) -> int:
+        """How many messages consumers have got, and have said something of."""
+        return 0 if self._core is None else self._core.words
+
+    @property
     def is_settled(self) -> bool:
         """Whether the delay servers have taken all that is to come again later."""
         return self._core is None or not self._core.retries.origins()

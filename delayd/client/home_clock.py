@@ -47,7 +47,7 @@ class Watched(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that callers said is still on its way."""
+        """Whether nothing that callers said is still on its way, and the server knows who waits."""
 
     def hurry(self) -> None:
         """Send what they said now, though more of it may come soon."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from delayd.client.home_clock import set_clock
 from delayd.embedded import Embedded
+from delayd.errors import AlreadyClosed
 from delayd.net import inside
 from delayd.testing.broker_clock import BrokerClock
 from delayd.testing.broker_machine import BrokerMachine
@@ -87,7 +88,14 @@ class InMemoryBroker(Embedded):
         _, realtime = self._both
         return written + done, left + unread + (not realtime.is_settled)
 
+    def words(self) -> int:
+        """See Stepped."""
+        delay, realtime = self._both
+        return delay.words + realtime.words
+
     @property
     def _both(self) -> tuple[DelayServer, RealtimeServer]:
+        if not self._services:
+            raise AlreadyClosed(f"{self!r} was closed while its clock moved")
         _, realtime, delay = self._services
         return delay, realtime  # type: ignore[return-value]

@@ -115,7 +115,9 @@ class ConsumerCore(Generic[Batch]):
     @property
     def is_settled(self) -> bool:
         """See Watched."""
-        return not self._giving_back and self._source.is_settled
+        # What a caller waits for was asked for when the question is on its way.
+        asks = not self._waiters or not self._source.under_way or self._source.is_asking
+        return asks and not self._giving_back and self._source.is_settled
 
     def hurry(self) -> None:
         """See Watched."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -220,6 +221,63 @@ def test_a_handler_that_does_nothing_is_not_waited_for_for_ever(
             task.cancel()
 
     asyncio.run(scenario())
+    assert "clock_goes_on" in caplog.text
+
+
+def test_a_consumer_that_was_begun_just_before_is_served_on_the_way(delayd_broker: InMemoryBroker) -> None:
+    begun, seen = delayd_broker.clock.now, list[timedelta]()
+
+    async def take() -> None:
+        await asyncio.sleep(0)
+        # Its beginning takes some milliseconds, in which the servers' thread goes on.
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 50_000)
+        async with delayd_broker.async_consumer("a", "g") as consumer:
+            async for message in consumer:
+                seen.append(delayd_broker.clock.now - begun)
+                await message.ack()
+
+    async def scenario() -> None:
+        async with delayd_broker.async_producer() as producer:
+            for days in (0, 1, 2):
+                await producer.send("a", b"", delay=days * DAY)
+            task = asyncio.get_running_loop().create_task(take())
+            await delayd_broker.clock.advance_async(3 * DAY)
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(scenario())
+    assert seen == [AT_ONCE, DAY, 2 * DAY]
+
+
+def test_questions_of_others_are_no_work_of_a_handler(
+    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_clock, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(broker_clock, "STUCK_S", 5.0)
+    done, hold = threading.Event(), threading.Event()
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+        receipt = producer.send("b", b"", delay=100 * DAY)
+        producer.send("a", b"", delay=DAY)
+
+        def ask() -> None:
+            while not done.is_set():
+                producer.get("b", receipt=receipt)
+
+        def take() -> None:
+            consumer.pull(1, wait=timedelta(minutes=1))
+            hold.wait()
+
+        threads = [threading.Thread(target=work) for work in (ask, take)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: any(watcher._waiting for watcher in delayd_broker.clock._watchers), "the consumer waits")
+        try:
+            delayd_broker.clock.advance(DAY)
+        finally:
+            done.set()
+            hold.set()
+            for thread in threads:
+                thread.join()
     assert "clock_goes_on" in caplog.text
 
 
