@@ -79,6 +79,15 @@ def test_a_life_of_another_message_is_noticed(ledger: WordLedger) -> None:
     assert ledger.violations == ["0 is message 70, and this life names 71"]
 
 
+def test_a_message_may_come_before_its_receipt(ledger: WordLedger) -> None:
+    ledger.sent(None)
+    ledger.hand(1, 1, 71, now_ms=0)
+    ledger.accepted(1, 71)
+    assert ledger.violations == []
+    ledger.accepted(1, 72)
+    assert ledger.violations == ["1 is message 72, and a life named 71"]
+
+
 def test_a_message_that_the_group_does_not_want_is_noticed_and_not_waited_for(ledger: WordLedger) -> None:
     ledger.acked(0)
     ledger.sent(71, wanted=False)

@@ -83,7 +83,7 @@ GROUPS = (Group("all"), Group("some", ("eu", "uk"), ("large",)), Group("ordered"
 class Fate:
     """What is known of one message."""
 
-    origin: int  # The sequence of its receipt.
+    origin: int | None  # The sequence of its receipt; None: nobody has told it yet.
     expires_at_ms: int | None = None
     wanted: bool = True  # By the group.
     redriven: bool = False  # It may have been a dead letter, which does not expire.
@@ -116,9 +116,16 @@ class WordLedger:
     _redriving: bool = False
     _redrives: int = 0
 
-    def sent(self, origin: int, expires_at_ms: int | None = None, *, wanted: bool = True) -> None:
-        """A message was accepted; its number is that of the fate."""
+    def sent(self, origin: int | None, expires_at_ms: int | None = None, *, wanted: bool = True) -> None:
+        """A message is sent, or was accepted; its number is that of the fate."""
         self.fates.append(Fate(origin, expires_at_ms, wanted))
+
+    def accepted(self, number: int, origin: int) -> None:
+        """The receipt of a message has come; it may have been handed out before."""
+        fate = self.fates[number]
+        if fate.origin not in (None, origin):
+            self.violations.append(f"{number} is message {origin}, and a life named {fate.origin}")
+        fate.origin = origin
 
     def hand(self, number: int, attempt: int, origin: int, expires_at_ms: int | None = None, *, now_ms: int) -> None:
         """A handler gets a message."""
@@ -134,7 +141,7 @@ class WordLedger:
             (fate.dead, "comes after it was rejected"),
             (not 0 < attempt <= self.attempts, f"comes as attempt {attempt} of {self.attempts}"),
             (attempt <= fate.attempt, f"comes as attempt {attempt} after attempt {fate.attempt}"),
-            (origin != fate.origin, f"is message {fate.origin}, and this life names {origin}"),
+            (fate.origin not in (None, origin), f"is message {fate.origin}, and this life names {origin}"),
             (not fate.wanted, "comes, and its group does not want its tags"),
             (late, f"expired at {expires_at_ms} and comes at {now_ms}"),
             (holding, f"comes, though the group has not done with {holding[:3]} of its key"),
@@ -142,6 +149,7 @@ class WordLedger:
         ):
             if wrong:
                 self.violations.append(f"{number} {what}")
+        fate.origin = origin
         fate.maybe, fate.attempt, fate.handed = False, attempt, True
 
     def _others_of_key(self, number: int) -> list[int]:
@@ -360,20 +368,27 @@ class Torture:
     async def _send(self, producer: AsyncProducer) -> None:
         """Send the messages of a round: due within it, some with an expiry, each with the tags of its turn."""
 
-        async def send(number: int) -> tuple[int, int | None]:
-            due = datetime.now(UTC) + timedelta(seconds=self._draw.uniform(0, ROUND_S))
-            ttl = timedelta(seconds=self._draw.choice(TTLS_S)) if self._draw.random() < EXPIRES else None
+        async def send(number: int) -> None:
+            due_ms = _now_ms() + int(self._draw.uniform(0, ROUND_S) * 1_000)
+            ttl_s = self._draw.choice(TTLS_S) if self._draw.random() < EXPIRES else None
             tags = TAGS[number % len(TAGS)]
-            key = b"%d" % (number % KEYS)
-            receipt = await producer.send(SUBJECT, b"%d" % number, deliver_at=due, ttl=ttl, tags=tags, ordering_key=key)
-            return receipt.sequence, None if ttl is None else receipt.deliver_at_ms + ttl // timedelta(milliseconds=1)
+            for group, ledger in self.ledgers.items():
+                expires_at_ms = None if ttl_s is None else due_ms + int(ttl_s * 1_000)
+                ledger.sent(None, expires_at_ms, wanted=group.wants(tags))
+            receipt = await producer.send(
+                SUBJECT,
+                b"%d" % number,
+                deliver_at=datetime.fromtimestamp(due_ms / 1_000, UTC),
+                ttl=None if ttl_s is None else timedelta(seconds=ttl_s),
+                tags=tags,
+                ordering_key=b"%d" % (number % KEYS),
+            )
+            for ledger in self.ledgers.values():
+                ledger.accepted(number, receipt.sequence)
 
         first = len(self.ledgers[GROUPS[0]].fates)
-        numbers = range(first, first + MESSAGES)
-        receipts = await asyncio.gather(*(send(number) for number in numbers))
-        for number, (sequence, expires_at_ms) in zip(numbers, receipts, strict=True):
-            for group, ledger in self.ledgers.items():
-                ledger.sent(sequence, expires_at_ms, wanted=group.wants(TAGS[number % len(TAGS)]))
+        # They run in order up to their first wait, so each has the fate of its number.
+        await asyncio.gather(*(send(number) for number in range(first, first + MESSAGES)))
 
     async def _trouble(self, producer: AsyncProducer) -> str:
         """Send messages, and do something terrible to the servers and to a consumer meanwhile."""
