@@ -410,11 +410,11 @@ class Core:
 
     @property
     def words(self) -> int:
-        """How many messages consumers have got, and have said something of; but for leases that a client extends by
-        itself.
+        """How many messages have come, and were given to consumers, and had something said of them; but for leases that
+        a client extends by itself.
         """
         counted = {**self._pulls.counters, **self.retries.counters, "extended": 0}
-        return sum(counted.values())
+        return sum(counted.values()) + self.counters["messages"]
 
     # Checkpoints and the stop.
 

@@ -160,7 +160,7 @@ class RealtimeServer:
 
     @property
     def words(self) -> int:
-        """How many messages consumers have got, and have said something of."""
+        """How many messages have come, and were given to consumers, and had something said of them."""
         return 0 if self._core is None else self._core.words
 
     @property

@@ -55,7 +55,7 @@ class Stepped(Protocol):
         """How much work was done so far, and whether some is left: 0, or more."""
 
     def words(self) -> int:
-        """How much of it producers and consumers asked for: servers and idle connections do something, too."""
+        """How much of it was about messages: servers and idle connections do something, too."""
 
 
 class BrokerClock:

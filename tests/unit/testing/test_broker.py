@@ -475,3 +475,15 @@ def test_a_move_of_the_clock_ends_no_group_that_has_consumers(delayd_broker: InM
             assert _pulled(consumer) == []
             delayd_broker.clock.advance(DAY)
             assert _pulled(consumer) == [b"1"]
+
+
+def test_a_long_hand_over_is_waited_for(delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Shorter than the hand-over, and longer than any one step of it.
+    monkeypatch.setattr(broker_clock, "PATIENCE_S", 1.0)
+    count = 8_000
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+        begin_ms = round(delayd_broker.clock.now.timestamp() * 1_000)
+        due_ms = [begin_ms + (number + 1) * 7_200_000 for number in range(count)]
+        producer.send_batch("a", [b""] * count, deliver_at_ms=due_ms)
+        delayd_broker.clock.advance(730 * DAY)
+        assert len(_pulled(consumer)) == count
