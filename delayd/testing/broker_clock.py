@@ -218,11 +218,17 @@ class BrokerClock:
 
     async def _follow(self) -> None:
         """Follow a frozen time that a test moves."""
+        refused_ms = 0
         while True:
             await asyncio.sleep(FOLLOW_S)
             frozen_ms = _frozen_ms()
-            if frozen_ms is not None and frozen_ms > self.time.now_ms:
+            if frozen_ms is None or frozen_ms <= self.time.now_ms or frozen_ms == refused_ms:
+                continue
+            try:
                 await self._go_to(frozen_ms)
+            except (BadArgument, TimeoutError) as error:
+                refused_ms = frozen_ms
+                log.warning("clock_stays at=%s frozen_ms=%d reason=%r", self.now.isoformat(), frozen_ms, str(error))
 
     def _ahead(self, instant: datetime) -> int:
         target_ms = instant_ms(instant, "instant")

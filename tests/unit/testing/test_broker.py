@@ -348,6 +348,16 @@ def test_a_broker_that_nobody_calls_follows_frozen_time() -> None:
         wait_until(lambda: broker.clock.now == datetime(2027, 6, 1, tzinfo=UTC))
 
 
+def test_a_frozen_time_that_no_server_can_name_is_not_followed_and_later_ones_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with freeze_time("2027-03-01", real_asyncio=True, ignore=["tests.waiting"]) as frozen, InMemoryBroker() as broker:
+        frozen.move_to("9998-01-01")
+        wait_until(lambda: "clock_stays" in caplog.text)
+        frozen.move_to("2027-06-01")
+        wait_until(lambda: broker.clock.now == datetime(2027, 6, 1, tzinfo=UTC))
+
+
 def test_each_broker_has_a_time_and_messages_of_its_own() -> None:
     with InMemoryBroker(start=START) as one, InMemoryBroker(start=START) as other:
         one.clock.advance(DAY)
