@@ -31,6 +31,8 @@ _HOMES: dict[str, str] = {
     "MessageBatch": "delayd.client.pulling.consumer",
     "MessageInfo": "delayd.client.sending.message_asker",
     "MessageState": "delayd.wire.ending",
+    "PendingMessage": "delayd.client.sending.pending",
+    "PendingPage": "delayd.client.sending.pending",
     "Producer": "delayd.client.sending.producer",
     "Receipt": "delayd.client.sending.receipt",
     "Reject": "delayd.worker.verdicts",
@@ -64,6 +66,8 @@ __all__ = [
     "MessageBatch",
     "MessageInfo",
     "MessageState",
+    "PendingMessage",
+    "PendingPage",
     "Producer",
     "Receipt",
     "Reject",
@@ -93,6 +97,8 @@ if TYPE_CHECKING:
     from delayd.client.pulling.words import Backoff as Backoff
     from delayd.client.sending.async_producer import AsyncProducer as AsyncProducer
     from delayd.client.sending.message_asker import MessageInfo as MessageInfo
+    from delayd.client.sending.pending import PendingMessage as PendingMessage
+    from delayd.client.sending.pending import PendingPage as PendingPage
     from delayd.client.sending.producer import Producer as Producer
     from delayd.client.sending.receipt import BatchFailed as BatchFailed
     from delayd.client.sending.receipt import BatchReceipt as BatchReceipt

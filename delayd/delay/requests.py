@@ -299,7 +299,7 @@ class Requests:
         self._check_log_id(frame)
 
         def found(piece: Piece) -> None:
-            peer.answer(frame.request_id, self._head(**piece.to_head()), [piece.rows.tobytes()])
+            peer.answer(frame.request_id, self._head(**piece.to_head()), piece.to_body())
 
         self._core.endings.find(read_window(frame.head), found)
 

@@ -1,21 +1,22 @@
 """Finding: the pending messages of a subject and a window of due instants, a piece at a time (docs/protocol.md, FIND).
 
 Invariant: pieces rise by filing hour and, within an hour, by sequence; the place where a piece ends is where the next
-one begins.
+one begins. The batch of a piece, if one was asked for, has the piece's rows in the same order.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Buffer
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId, parse
 from delayd.errors import BadArgument, BadRequest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.tags import encode_tags
-from delayd.validate import check_subject
+from delayd.validate import check_batch, check_subject
 from delayd.wire.ending import Asked
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import need_instant, need_int, need_str, need_u32, need_u64
@@ -23,6 +24,14 @@ from delayd.wire.requests import need_instant, need_int, need_str, need_u32, nee
 ROWS_MAX = 65_536  # Of one piece.
 FOUND = np.dtype([("sequence", "<u8"), ("deliver_at_ms", "<i8"), ("accepted_at_ms", "<i8")])
 FoundRows = NDArray[np.void]  # Its dtype is FOUND.
+
+
+class Content(IntEnum):
+    """What a piece has beside its rows: nothing; keys, tags and sizes; or headers and bodies, too."""
+
+    NONE = 0
+    LABELS = 1
+    WHOLE = 2
 
 
 class Place(NamedTuple):
@@ -45,6 +54,7 @@ class Window(NamedTuple):
     until_sequence: int = 0
     rows_max: int = ROWS_MAX
     tag: str = ""  # Only messages with this tag; "": with any, or none.
+    content: Content = Content.NONE
 
     def to_head(self, log_id: int) -> dict[str, HeadValue]:
         """As the head of FIND."""
@@ -58,6 +68,7 @@ class Window(NamedTuple):
             "until_sequence": self.until_sequence,
             "limit": self.rows_max,
             "tag": self.tag,
+            "content": self.content,
         }
 
 
@@ -67,6 +78,8 @@ class Piece(NamedTuple):
     ``accepted_at_ms`` of a row is an instant of its filing hour, which is all that a request about it needs.
     ``in_flight`` counts rows that a target may hold at this moment; they are not among the rows.
     ``unread`` counts the hours of which something could not be read: rows of them may be missing.
+    ``batch`` is a SCHEDULE batch of the rows, when their content was asked for and there are any. With
+    `Content.LABELS` its bodies are left out: their lengths are in the column BODY_LEFT_OUT.
     """
 
     rows: FoundRows
@@ -74,16 +87,23 @@ class Piece(NamedTuple):
     unread: int
     until_sequence: int
     place: Place | None
+    batch: Batch | None = None
 
     def to_head(self) -> dict[str, HeadValue]:
         """As the head of the answer."""
         place: HeadValue = None if self.place is None else list(self.place)
         return {
+            "rows": len(self.rows),
             "in_flight": self.in_flight,
             "unread": self.unread,
             "until_sequence": self.until_sequence,
             "next": place,
         }
+
+    def to_body(self) -> list[Buffer]:
+        """As the body of the answer: the rows, and behind them the batch."""
+        rows: Buffer = self.rows.tobytes()
+        return [rows] if self.batch is None else [rows, self.batch.buffer]
 
     def asked(self) -> Asked:
         """The rows as a request names them."""
@@ -103,16 +123,23 @@ def read_window(head: Head) -> Window:
     tag = need_str(head, "tag")
     if tag:
         encode_tags([tag])
-    return Window(subject, from_ms, to_ms, place, until, limit, tag)
+    content = Content(need_int(head, "content", 0, max(Content)))
+    return Window(subject, from_ms, to_ms, place, until, limit, tag, content)
 
 
 def read_piece(head: Head, body: Buffer) -> Piece:
-    """Read the answer to FIND; BadRequest when it is none."""
-    if len(body) % FOUND.itemsize:
-        raise BadRequest(f"a body of {len(body)} bytes is not made of rows", field="body")
-    rows = np.frombuffer(body, FOUND)
+    """Read the answer to FIND.
+
+    Raises:
+        BadRequest, BatchMalformed, CallerError: it is none, or its batch is not one of its rows.
+    """
+    count = need_int(head, "rows", 0, ROWS_MAX)
+    view = memoryview(body)
+    if len(view) < count * FOUND.itemsize:
+        raise BadRequest(f"a body of {len(view)} bytes has no {count} rows", field="body")
+    rows = np.frombuffer(view, FOUND, count)
     for name in ("deliver_at_ms", "accepted_at_ms"):
-        if len(rows) and not 0 <= int(rows[name].min()) <= int(rows[name].max()) <= INSTANT_MS_MAX:
+        if count and not 0 <= int(rows[name].min()) <= int(rows[name].max()) <= INSTANT_MS_MAX:
             raise BadRequest(f"{name} has an instant that no message has", field=name)
     match head.get("next"):
         case None:
@@ -121,4 +148,19 @@ def read_piece(head: Head, body: Buffer) -> Piece:
             place = Place(hour, sequence)
         case _:
             raise BadRequest("next is no hour and sequence", field="next")
-    return Piece(rows, need_int(head, "in_flight"), need_int(head, "unread"), need_u64(head, "until_sequence"), place)
+    rest = view[count * FOUND.itemsize :]
+    batch = _batch_of(rows, rest) if rest else None
+    in_flight, unread = need_int(head, "in_flight"), need_int(head, "unread")
+    return Piece(rows, in_flight, unread, need_u64(head, "until_sequence"), place, batch)
+
+
+def _batch_of(rows: FoundRows, rest: memoryview) -> Batch:
+    batch = parse(rest)
+    batch.verify()
+    check_batch(batch)
+    if batch.kind is not BatchKind.SCHEDULE or batch.count != len(rows) or batch.total_bytes != len(rest):
+        raise BadRequest("what follows the rows is not one SCHEDULE batch of them", field="body")
+    for column in (ColumnId.SEQUENCE, ColumnId.DELIVER_AT_MS):
+        if not bool((batch.column(column) == rows[column.name.lower()]).all()):
+            raise BadRequest("the batch has other messages than the rows", field="body")
+    return batch

@@ -112,6 +112,7 @@ DELAY: dict[RequestType, Fields] = {
         "until_sequence": values.u64,
         "limit": values.small,
         "tag": values.text,
+        "content": values.one_of(0, 1, 2),
     },
     RequestType.RELEASE_SLOTS: {"slots": values.slots},
     RequestType.QUOTAS: {"after": values.text, "prefix": values.text},

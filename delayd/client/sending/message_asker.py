@@ -23,11 +23,11 @@ from delayd.client.sending.groups import Groups
 from delayd.client.sending.joined import Joined, Row
 from delayd.client.sending.key_owners import OWNER_LOST, KeyOwners
 from delayd.client.sending.labels import Key, check_key, check_keys
-from delayd.client.sending.receipt import BatchReceipt, Receipt
-from delayd.client.sending.rescheduled import RescheduledBatch
+from delayd.client.sending.receipt import BatchReceipt, Receipt, ReceiptColumns
 from delayd.errors import (
     BadArgument,
     BadRequest,
+    CallerError,
     ConnectionLost,
     DelaydError,
     RequestTimedOut,
@@ -149,7 +149,7 @@ def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> A
 
 
 def asked_of_batch(
-    subject: str, receipt: BatchReceipt | RescheduledBatch | None, keys: Sequence[Key] | None = None
+    subject: str, receipt: BatchReceipt | ReceiptColumns | None, keys: Sequence[Key] | None = None
 ) -> AskedRows:
     """Check the arguments of a question about many messages; raises as `asked_of`."""
     name = check_subject(subject)
@@ -157,8 +157,9 @@ def asked_of_batch(
         packed = check_keys(keys)
         return AskedRows(None, AskedKeys(name, packed), len(packed))
     _need_one_of(receipt is None, keys is None, "keys")
-    if not isinstance(receipt, BatchReceipt | RescheduledBatch):
-        raise BadArgument(f"receipt is what send_batch or reschedule_batch returned, not {type(receipt).__name__}")
+    if not isinstance(receipt, BatchReceipt | ReceiptColumns):
+        what = "what send_batch or reschedule_batch returned, or a page of pending messages"
+        raise BadArgument(f"receipt is {what}, not {type(receipt).__name__}")
     asked = Asked(receipt.sequences, receipt.deliver_at_ms, receipt.accepted_at_ms)
     return AskedRows(receipt.log_ids, asked, len(receipt))
 
@@ -213,7 +214,11 @@ class MessageAsker:
 
     async def get(self, rows: AskedRows) -> AnswerRows:
         """Ask what became of messages; one answer a row, in order."""
-        return (await self._ask_all(RequestType.GET, rows))[1]
+        return (await self.locate(rows))[1]
+
+    async def locate(self, rows: AskedRows) -> tuple[NDArray[np.uint64], AnswerRows]:
+        """As `get`, with the server that each message is at."""
+        return await self._ask_all(RequestType.GET, rows)
 
     async def reschedule(self, rows: AskedRows, instants: NewInstants) -> tuple[NDArray[np.uint64], AnswerRows]:
         """Move messages to other instants; the server of each, and one answer a row, in order, once those that are
@@ -239,7 +244,7 @@ class MessageAsker:
                 if need_u64(answer.head, "log_id") != log_id:
                     raise BadRequest("it is another log's")
                 return read_piece(answer.head, answer.body)
-            except BadRequest as error:
+            except CallerError as error:
                 raise unreadable(connection, error) from error
 
         return await self._until(deadline, ask)

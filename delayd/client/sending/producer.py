@@ -34,9 +34,10 @@ from delayd.client.sending.expiries import ExpireAt, Ttls
 from delayd.client.sending.gathering import ROW_BYTES, row_bytes
 from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
 from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
+from delayd.client.sending.pending import BlockingPages, PendingPage
 from delayd.client.sending.place_asker import spread_of
 from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
-from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
+from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptColumns
 from delayd.client.sending.rescheduled import (
     Rescheduled,
     RescheduledBatch,
@@ -300,7 +301,7 @@ class Producer:
         return engine.thread.call(engine.core.messages.cancel_one(one))
 
     def cancel_batch(
-        self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
+        self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None
     ) -> NDArray[np.uint8]:
         """End many messages; see `cancel`.
 
@@ -360,7 +361,7 @@ class Producer:
         self,
         subject: str,
         *,
-        receipt: BatchReceipt | RescheduledBatch | None = None,
+        receipt: BatchReceipt | ReceiptColumns | None = None,
         keys: Sequence[Key] | None = None,
         delay: Delays | None = None,
         deliver_at: DeliverAt | None = None,
@@ -395,7 +396,7 @@ class Producer:
         return engine.thread.call(engine.core.messages.get_one(one))
 
     def get_batch(
-        self, subject: str, *, receipt: BatchReceipt | RescheduledBatch | None = None, keys: Sequence[Key] | None = None
+        self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None
     ) -> AnswerRows:
         """Ask what became of many messages; see `get`.
 
@@ -411,6 +412,49 @@ class Producer:
         rows = asked_of_batch(subject, receipt, keys)
         engine = self._standing_engine()
         return engine.thread.call(engine.core.messages.get(rows))
+
+    def pending(
+        self,
+        subject: str,
+        *,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        key: Key | None = None,
+        tag: str | None = None,
+        contents: bool = False,
+    ) -> BlockingPages[PendingPage]:
+        """List the pending messages of a subject, a page at a time.
+
+        Pages are read from the running delay servers, one server after another, by rising hour of the due instant and,
+        within an hour, in the order in which the messages were accepted. A page has up to 65,536 messages, or fewer
+        when they are large. Messages that are sent while you read may be missing; one that is pending from the first
+        page to the last, and is not moved meanwhile, is on one page.
+
+        Example::
+
+            pages = producer.pending("orders.cancel", tag="vip")
+            for page in pages:
+                for message in page:
+                    print(message.receipt.token, message.deliver_at, message.key, message.size)
+            print(pages.found, "are pending,", pages.in_flight, "are being handed over")
+
+        Args:
+            subject: the one that the messages were sent to.
+            due_from: when the first of them is due; None: the earliest.
+            due_before: the messages are due before this; None: all later ones.
+            key: only the message that is pending with this key.
+            tag: only messages that were sent with this tag; None: all.
+            contents: also read headers and bodies.
+
+        Raises:
+            CallerError: an argument is wrong.
+            RetryLater, ConnectionLost, RequestTimedOut: while pages are read, a server gave no answer within the
+                timeout. Ask for the next page again to go on.
+        """
+        window = window_of(subject, due_from, due_before, tag)
+        one = None if key is None else asked_of(subject, None, key)
+        engine = self._standing_engine()
+        return BlockingPages(engine.core.walker.pages(window, one, whole=contents), engine.thread)
 
     def cancel_where(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from functools import partial
@@ -216,6 +217,32 @@ class Verdicts(NamedTuple):
         if bool((columns.other_at_ms < 0).any()) or bool((columns.other_at_ms > INSTANT_MS_MAX).any()):
             raise BatchMalformed("a decision names an instant that no message has")
         return columns
+
+
+@dataclass(frozen=True, eq=False)
+class ReceiptColumns:
+    """Receipts of many messages as columns, which `cancel_batch`, `get_batch` and `reschedule_batch` take.
+
+    Fields:
+        log_ids: uint64[n], the log_id of the delay server that holds each message.
+        sequences: uint64[n], the number of each message; 0 where nothing is known of it.
+        deliver_at_ms: int64[n], when it is due, in milliseconds since the epoch.
+        accepted_at_ms: int64[n], when it was accepted or moved, or another instant of the hour in which it is filed.
+    """
+
+    log_ids: NDArray[np.uint64]
+    sequences: NDArray[np.uint64]
+    deliver_at_ms: Int64s
+    accepted_at_ms: Int64s
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def receipts(self) -> Iterator[Receipt]:
+        """The receipt of each message."""
+        columns = (self.log_ids, self.sequences, self.deliver_at_ms, self.accepted_at_ms)
+        for log_id, sequence, due_ms, accepted_ms in zip(*(column.tolist() for column in columns), strict=True):
+            yield Receipt(LogId(log_id), sequence, due_ms, accepted_ms, due_ms <= accepted_ms, False)
 
 
 class ReceiptPart(NamedTuple):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
 from delayd.client.instants import utc
-from delayd.client.sending.receipt import Receipt
+from delayd.client.sending.receipt import Receipt, ReceiptColumns
 from delayd.log_id import LogId
 from delayd.wire.ending import AnswerRows, RescheduleAnswer
 
@@ -38,28 +37,17 @@ class Rescheduled:
         return f"{self.answer.name.lower()}{due}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RescheduledBatch:
+@dataclass(frozen=True, eq=False)
+class RescheduledBatch(ReceiptColumns):
     """The answers to the wish to move many messages: columns with one item for each, in the order of the request.
 
     `cancel_batch`, `get_batch` and `reschedule_batch` take it as they take the receipt of a `send_batch`.
 
-    Fields:
+    Fields, beside those of `ReceiptColumns`, which are of the messages as they stand now:
         answers: uint8[n], a `RescheduleAnswer` each.
-        log_ids: uint64[n], the log_id of the delay server that answered.
-        sequences: uint64[n], the number of each message as it stands now; 0 where nothing is known of it.
-        deliver_at_ms: int64[n], when it is due.
-        accepted_at_ms: int64[n], when it was accepted, or moved.
     """
 
     answers: NDArray[np.uint8]
-    log_ids: NDArray[np.uint64]
-    sequences: NDArray[np.uint64]
-    deliver_at_ms: Int64s
-    accepted_at_ms: Int64s
-
-    def __len__(self) -> int:
-        return len(self.answers)
 
 
 def rescheduled_of(log_id: int, answer: np.void) -> Rescheduled:
@@ -74,5 +62,5 @@ def rescheduled_of(log_id: int, answer: np.void) -> Rescheduled:
 
 def rescheduled_batch_of(log_ids: NDArray[np.uint64], answers: AnswerRows) -> RescheduledBatch:
     """Many answers as a caller reads them."""
-    columns = (answers[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms"))
-    return RescheduledBatch(answers["answer"].copy(), log_ids, *columns)
+    sequences, due_ms, accepted_ms = (answers[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms"))
+    return RescheduledBatch(log_ids, sequences, due_ms, accepted_ms, answers["answer"].copy())

@@ -10,19 +10,21 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from delayd.client.instants import instant_ms
 from delayd.client.limits import check_subject, need_timedelta
-from delayd.client.sending.message_asker import AskedRows, MessageAsker, NewInstants
+from delayd.client.sending.message_asker import AskedOne, AskedRows, MessageAsker, NewInstants
+from delayd.client.sending.pending import WHOLE_ROWS_FIRST, Pages, PendingPage, page_of
 from delayd.errors import BadArgument, DelaydError
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.log_id import LogId
 from delayd.tags import encode_tags
 from delayd.wire.ending import CancelAnswer, RescheduleAnswer
-from delayd.wire.finding import Piece, Place, Window
+from delayd.wire.finding import Content, Piece, Place, Window
 
 _MS = timedelta(milliseconds=1)
 _PAIR = "[0-9a-f]{16}-[0-9]{1,19}"
@@ -99,6 +101,12 @@ class Walker:
 
     def __init__(self, messages: MessageAsker) -> None:
         self._messages = messages
+
+    def pages(self, window: Window, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
+        """The pending messages of a window, or the one with a key; ``whole``: with headers and bodies."""
+        content, rows_max = (Content.WHOLE, WHOLE_ROWS_FIRST) if whole else (Content.LABELS, window.rows_max)
+        asked = window._replace(content=content, rows_max=rows_max)
+        return Pages(self._messages, asked, None if key is None else key.rows(), partial(page_of, whole=whole))
 
     async def cancel(self, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
         """Cancel what is pending in a window, or only count it."""

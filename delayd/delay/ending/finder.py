@@ -2,6 +2,9 @@
 
      loop: rows in memory, and how far   worker: those of the window,    loop: which of them are
      files count, in one moment       ─▶ and rows of schedule logs    ─▶ pending now, in parts  ─▶ answer
+                                                                              │
+                                         worker: what these rows hold    ◀────┘
+                                         (contents.py), if the walk asks ─────────────────────────▶ answer
 
 The loop lists arrays of rows and never looks into them, however many rows wait. It asks about LOOK_ROWS found rows a
 turn.
@@ -15,7 +18,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
 from delayd.delay.ending.claims import Claims, Place
+from delayd.delay.ending.contents import LOCATED, Contents, LocatedRows, read_contents, runs_of_batches
 from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
@@ -33,10 +36,10 @@ from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, Shortage, SlowDown
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.location import ROW_BITS, ROW_MASK, SCHEDULE_BIT, Locations, pack_locations
+from delayd.location import ROW_MASK, SCHEDULE_BIT, Locations, pack_locations
 from delayd.site import Site
 from delayd.tags import may_have_tags, rows_with_tags
-from delayd.wire.finding import FOUND, FoundRows, Piece, Window
+from delayd.wire.finding import FOUND, Content, FoundRows, Piece, Window
 from delayd.wire.finding import Place as WalkPlace
 
 log = logging.getLogger(__name__)
@@ -47,11 +50,6 @@ REMEMBERED_ROWS_MAX = 2 << 20  # 33 bytes each.
 LOOK_ROWS = 8_192  # The loop asks about so many found rows in 1 to 2 ms.
 SCAN_ROWS = 65_536  # After so many rows in memory the worker gives way.
 SHORT_ROWS = 4_096
-
-# ``in_wheel``: the row stood in the wheel when the piece began.
-_OWN = [("location", "<u8"), ("in_wheel", "?")]
-LOCATED = np.dtype([*((name, FOUND[name]) for name in FOUND.names or ()), *_OWN])
-LocatedRows = NDArray[np.void]  # Its dtype is LOCATED.
 
 Answer = Callable[[Piece], None]
 
@@ -128,7 +126,7 @@ class _Looking:
     snapshot: _Snapshot
     answer: Answer
     read: _Read
-    pending: list[FoundRows]
+    pending: list[LocatedRows]
     in_flight: int = 0
 
 
@@ -285,14 +283,33 @@ class Finder:
     def _look(self, looking: _Looking, next_first: int, done: Done[_Ordered]) -> None:
         ordered = done.result()
         pending, in_flight = self._states(looking.snapshot, ordered)
-        looking.pending.append(_found_rows(ordered.rows.compress(pending)))
+        looking.pending.append(ordered.rows.compress(pending))
         looking.in_flight += int(np.count_nonzero(in_flight))
         if next_first < len(looking.read.rows):
             self._look_from(looking, next_first)
             return
+        rows, chosen = np.concatenate(looking.pending), looking.snapshot.chosen
+        content = chosen.window.content
+        if not len(rows) or content is Content.NONE:
+            self._answer(looking, Contents(rows))
+            return
+        work = partial(read_contents, rows, chosen.window, self._sources.reader(), self._site.worker)
+        self._site.worker.submit(work, lambda done: self._read_whole(looking, done), Priority.NORMAL)
+
+    def _read_whole(self, looking: _Looking, done: Done[Contents]) -> None:
+        try:
+            contents = done.result()
+        except BaseException:
+            self._under_way -= 1
+            raise
+        self._answer(looking, contents)
+
+    def _answer(self, looking: _Looking, contents: Contents) -> None:
         self._under_way -= 1
         read, until = looking.read, looking.snapshot.chosen.until_sequence
-        looking.answer(Piece(np.concatenate(looking.pending), looking.in_flight, read.unread, until, read.place))
+        unread, place = read.unread + contents.unread, contents.place or read.place
+        rows = _found_rows(contents.rows)
+        looking.answer(Piece(rows, looking.in_flight, unread, until, place, contents.batch))
 
     def _states(self, snapshot: _Snapshot, ordered: _Ordered) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which rows are pending now, and which may be at a target."""
@@ -358,14 +375,11 @@ def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
 
 def _tagged(rows: LocatedRows, tag: str, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
     """The rows that have a tag, and the number of batches that could not be read."""
-    hours, batches = rows["accepted_at_ms"] // HOUR_MS, rows["location"] >> np.uint64(ROW_BITS)
-    # Of the message log a location names the batch alone, of schedule logs together with the hour.
+    hours = rows["accepted_at_ms"] // HOUR_MS
     logs = np.where(rows["location"] < np.uint64(SCHEDULE_BIT), 0, hours)
     order = np.lexsort((rows["location"], logs))
-    logs, batches = logs.take(order), batches.take(order)
-    ends = np.flatnonzero((batches[1:] != batches[:-1]) | (logs[1:] != logs[:-1])) + 1
     kept, unread = np.zeros(len(rows), np.bool_), 0
-    for low, high in pairwise([0, *ends.tolist(), len(rows)] if len(rows) else []):
+    for low, high in runs_of_batches(rows.take(order)):
         own = order[low:high]
         try:
             batch = reader.batch(int(hours[own[0]]), int(rows["location"][own[0]]))

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from delayd.batch import ProducerPart, parse
-from delayd.delay.ending import finder
+from delayd.client.sending.pending import page_of
+from delayd.delay.ending import contents, finder
 from delayd.delay.ending.claims import Claims
 from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.stored import Stored
-from delayd.errors import SlowDown
+from delayd.errors import CallerError, SlowDown
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.wire.ending import CancelAnswer, MessageState
-from delayd.wire.finding import Piece, Place, Window
+from delayd.wire.finding import Content, Piece, Place, Window, read_piece
 from tests.batches import messages
 from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, World, wanted
@@ -294,6 +295,97 @@ def test_a_file_that_can_t_be_read_for_its_tags_is_counted() -> None:
     assert piece.unread == 1 and not len(piece.rows)
     (piece,) = walk(world, all_of())
     assert len(piece.rows) == 1, "its instant is not damaged"
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 300, 4 << 20])
+@pytest.mark.parametrize("content", [Content.LABELS, Content.WHOLE])
+def test_a_piece_has_what_its_messages_hold(
+    content: Content, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "CONTENT_BYTES_MAX", piece_bytes)
+    world = World(load_ahead_ms=1_000)
+    sent: dict[int, tuple[bytes, str, tuple[str, ...]]] = {}
+
+    def send(due_ms: int, rows: int, *, labels: bool) -> None:
+        first = world.core.intake.next_sequence
+        bodies = [b"x" * row + b"of %d" % (first + row) for row in range(rows)]
+        keys = [b"k%d" % (first + row) if labels and row % 3 else b"" for row in range(rows)]
+        tags = [["eu"] if labels and row % 2 else [] for row in range(rows)]
+        data = messages(
+            bodies,
+            due=[START_MS + due_ms + row for row in range(rows)],
+            keys=keys if labels else None,
+            tags=tags if labels else None,
+            subjects=[SUBJECT],
+            part=ProducerPart(1, first, 0),
+        )
+        world.core.send(parse(data), _ignore)
+        world.settle()
+        for row in range(rows):
+            sent[first + row] = (bodies[row], keys[row].decode(), tuple(tags[row]))
+
+    for due_ms in (5_000, HOUR_MS, 40 * HOUR_MS):
+        send(due_ms, 1, labels=True)
+        send(due_ms, 20, labels=False)
+    world.checkpoint()
+    for due_ms in (6_000, 40 * HOUR_MS + 7):
+        send(due_ms, 12, labels=True)
+    for again in (world, world.after_crash()):
+        again.settle()
+        pieces = walk(again, all_of()._replace(content=content))
+        told = {sequence: row for piece in pieces for sequence, row in rows_of(piece)}
+        assert sum(len(piece.rows) for piece in pieces) == len(told) == len(sent)
+        for sequence, (body, key, tags) in sent.items():
+            told_body = body if content is Content.WHOLE else b""
+            assert told[sequence] == (told_body, len(body), key, tags)
+        assert len(pieces) > 10 or piece_bytes > 300
+
+
+def rows_of(piece: Piece) -> Iterator[tuple[int, tuple[bytes, int, str, tuple[str, ...]]]]:
+    """Body, size, key and tags of each message of a piece, as a client reads the answer."""
+    head = {**piece.to_head()}
+    read = read_piece(head, b"".join(piece.to_body()))
+    page = page_of(7, read, whole=True)
+    for message in page:
+        assert message.body is not None
+        yield message.receipt.sequence, (message.body, message.size, message.key or "", message.tags)
+
+
+def test_what_can_t_be_read_for_its_content_is_counted_and_the_rest_is_found() -> None:
+    world = World(load_ahead_ms=1_000)
+    for hours in (20, 30):
+        world.send(wanted(3, hours * HOUR_MS, f"h{hours}"))
+    world.settle()
+    world.checkpoint()
+    path = schedule_path(FOLDER, hour_of_ms(START_MS + 20 * HOUR_MS))
+    whole = content(world.disk, path)
+    at = whole.rindex(b"h20")  # A body.
+    put(world.disk, path, whole[:at] + b"H" + whole[at + 1 :])
+    pieces = walk(world, all_of()._replace(content=Content.WHOLE))
+    assert sum(piece.unread for piece in pieces) == 1
+    assert len(sequences(pieces)) == 3
+
+
+@pytest.mark.parametrize("change", ["another sequence", "fewer rows", "cut", "another kind"])
+def test_a_client_takes_no_batch_of_other_messages(change: str) -> None:
+    world = World(load_ahead_ms=1_000)
+    world.send(wanted(3, 20 * HOUR_MS, "a"))
+    world.settle()
+    (piece,) = walk(world, all_of()._replace(content=Content.WHOLE))
+    assert piece.batch is not None
+    body = b"".join(piece.to_body())
+    head = {**piece.to_head()}
+    if change == "another sequence":
+        body = bytes([body[0] ^ 1]) + body[1:]
+    elif change == "fewer rows":
+        head["rows"] = 2
+        body = body[:48] + body[72:]
+    elif change == "cut":
+        body = body[:-8]
+    else:
+        body = body[:72] + messages([b"1", b"2", b"3"], subjects=[SUBJECT], part=ProducerPart(1, 1, 0))
+    with pytest.raises(CallerError):
+        read_piece(head, body)
 
 
 def _ignore(*_: object) -> None:
