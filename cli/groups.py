@@ -39,7 +39,10 @@ from .table import Cell, Column, Kind
 from .times import instant
 
 PENDING = "were dead letters, or were to come to it again"
-COSTS = "what it has not acknowledged is never delivered to it, and retention may remove it"
+COSTS = (
+    "what it has not acknowledged is never delivered to it, and retention may remove it; consumers that still run make "
+    "a new group of this name at once, which begins at the earliest message that is kept"
+)
 AGAIN = "messages that it had acknowledged come to it again"
 NEVER = "it never gets the messages in between"
 PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
@@ -172,7 +175,8 @@ def delete(
 
     The group never gets the messages that it has not acknowledged. Delete a group that nobody uses any more, because
     the server keeps messages for it beyond their retention. A consumer that names the group later makes a new one,
-    which begins at the earliest message that is kept. The command needs the cluster's secret.
+    which begins at the earliest message that is kept. A consumer that runs does so at once: stop the group's consumers
+    before. The command needs the cluster's secret.
 
     The group's dead letters, and the messages that were to come to it again, end at the delay servers. The command
     counts them before it asks, and says how many have ended. When a delay server does not answer the count, nothing is

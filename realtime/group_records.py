@@ -48,7 +48,7 @@ class GroupRecords:
     """Creates and deletes groups; belongs to the loop."""
 
     def __init__(self, pulls: Pulls, index: Index, stored: StoredBatches, pull_log: PullCommit, clock: Clock) -> None:
-        self.on_deleted: Callable[[Group], None] = lambda group: None
+        self.on_deleted: list[Callable[[Group], None]] = []  # Called while the group is still as it was.
         self.roster = pulls.roster
         self.changes = Changes(())
         self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
@@ -141,7 +141,8 @@ class GroupRecords:
         self._log.when_durable(done)
 
     def _forget(self, group: Group) -> None:
-        self.on_deleted(group)
+        for heard in self.on_deleted:
+            heard(group)
         self.ephemeral.forget(group)
         self._pulls.forget(group)
         self.changes.forget(group)

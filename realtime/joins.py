@@ -58,6 +58,7 @@ class Joins:
         self._busy: OrderedDict[Subscription, None] = OrderedDict()  # Those with something to do in the next turns.
         self._lacking: dict[Subscription, None] = {}  # Those of which a group could not be made.
         self._retry_at_ms = 0
+        groups.on_deleted.append(self._deleted)
 
     def subscribe(self, peer: Peer, frame: Frame) -> None:
         """Answer a SUBSCRIBE; its groups join in the next turns."""
@@ -96,6 +97,16 @@ class Joins:
         for subscription in self._pulls.subscriptions:
             if subscription.pattern is not None and subscription.pattern.matches(subject.name):
                 subscription.pending.append((subject.name, True))
+                self._go_on_with(subscription)
+
+    def _deleted(self, group: Group) -> None:
+        """A group is deleted: the subscriptions that have it make it anew, as a consumer of its subject alone does with
+        its next PULL.
+        """
+        for subscription in group.subscriptions:
+            # A pattern makes no group before a subject's first message, and `came` tells of that.
+            if subscription.pattern is None or group.subject.end:
+                subscription.pending.append((group.subject.name, False))
                 self._go_on_with(subscription)
 
     def wake(self) -> None:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from delayd.batch import Buffer
 from delayd.clock import Clock
-from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
+from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import PullEntry, PullOp
 from delayd.log.retry import Decision
 from delayd.log_limit import LogLimit
@@ -297,10 +297,11 @@ class Pulls:
             self._set_deadline(waiting)
 
     def forget(self, group: Group) -> None:
-        """Forget a group that was deleted; the PULLs that wait for its messages are answered with an error."""
-        gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
+        """Forget a group that was deleted. The PULLs that wait for its messages are answered without any, so their
+        consumers ask again, and the first of them makes the group anew.
+        """
         for waiting in [*group.waiting, *group.standby]:
-            self._end(waiting).answer_error(waiting.request_id, gone)
+            self._answer_empty(waiting)
         self.leads.forget(group)
         self.roster.strike(group)
         self.subscriptions.strike(group)

@@ -103,7 +103,7 @@ class Retries:
         self._accepted: set[tuple[int, int]] = set()  # Accepted, and that is not durable yet.
         self._refusals: dict[tuple[int, int], str] = {}
         self._count = 0
-        groups.on_deleted = self._forget
+        groups.on_deleted.append(self._forget)
 
     def begin(self) -> None:
         """Go on with the decisions that a start has found."""

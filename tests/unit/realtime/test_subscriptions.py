@@ -322,23 +322,34 @@ def test_rule_Q2_what_comes_again_is_of_the_subject_that_it_was_sent_to() -> Non
     assert taker.settle(head)["stale"] == [] and group.child is not None and not group.child.outstanding
 
 
-def test_a_group_that_is_deleted_leaves_and_the_others_go_on() -> None:
+@pytest.mark.parametrize("what", [["a", "b"], ">"])
+def test_a_group_that_is_deleted_is_made_anew_as_that_of_a_new_consumer(what: str | Sequence[str]) -> None:
     feed = Feed()
-    taker = Taker(feed, ["a", "b"])
+    feed.put("a", b"a")
+    taker = Taker(feed, what)
+    head, bodies = taker.pull()
+    assert bodies == [b"a"] and taker.settle(head)["stale"] == []
     asked = taker.ask()
     feed.world.ask(SimPeer(), RequestType.DELETE_GROUP, {"subject": "a", "group": GROUP})
-    feed.put("a", b"a")
     assert asked not in taker.peer.answers
+    feed.settle()
+    # As with a consumer of this subject alone, the new group begins at the earliest message that is kept.
+    assert taker.answer(asked)[1] == [b"a"]
     feed.put("b", b"b")
-    assert taker.answer(asked)[1] == [b"b"]
+    feed.settle()
+    assert taker.pull()[1] == [b"b"]
 
 
-def test_messages_of_a_group_that_was_deleted_go_to_nobody() -> None:
+def test_a_pattern_makes_no_group_of_a_subject_without_messages_again() -> None:
     feed = Feed()
-    taker = Taker(feed, ["a", "b"])
-    feed.put("a", b"a")
+    taker, alone = Taker(feed, ">"), SimPeer()
+    feed.world.pull(alone, GROUP, "a")
     feed.world.ask(SimPeer(), RequestType.DELETE_GROUP, {"subject": "a", "group": GROUP})
-    assert taker.pull()[1] == []
+    feed.settle()
+    assert ("a", GROUP) not in feed.world.core._pulls.groups
+    feed.put("a", b"a")
+    feed.settle()
+    assert taker.pull()[1] == [b"a"]
 
 
 def test_a_group_in_a_subscription_makes_no_room_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
