@@ -33,6 +33,7 @@ class ServerLink:
         self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
         self.clock = clock_of(host).server_clock(f"{host}:{port}")
         self.failing = False  # The last try to connect failed.
+        self.heard_at = 0.0  # When the server last answered anything, on the loop's clock.
         self._address = (host, port)
         self._connection: Connection | None = None
         self._attempt: asyncio.Task[Connection] | None = None
@@ -52,6 +53,11 @@ class ServerLink:
         connection = self._connection
         return connection if connection is not None and connection.is_open else None
 
+    @property
+    def connecting(self) -> bool:
+        """Whether a try to connect is under way."""
+        return self._attempt is not None
+
     def move(self, host: str, port: int) -> None:
         """Use a new address of the server; requests under way stay on their connection."""
         if (host, port) != self._address:
@@ -70,11 +76,24 @@ class ServerLink:
         standing = self.standing
         if standing is not None:
             return standing
+        # If one caller gives up, the try must go on for the others.
+        return await asyncio.shield(self.knock())
+
+    def knock(self) -> asyncio.Task[Connection]:
+        """The try to connect that is under way; one begins if there is none. Only while no connection stands."""
         if self._attempt is None:
             self._attempt = self._loop.create_task(self._connect())
             self._attempt.add_done_callback(self._attempted)
-        # If one caller gives up, the try must go on for the others.
-        return await asyncio.shield(self._attempt)
+        return self._attempt
+
+    def hear(self, asked_us: int, head: Head) -> None:
+        """Take the clock of an answer; ``asked_us``: when its request left."""
+        self.heard()
+        self.clock.hear(asked_us, monotonic_us(), head)
+
+    def heard(self) -> None:
+        """Note that the server has answered, whatever it said."""
+        self.heard_at = self._loop.time()
 
     async def disconnect(self) -> None:
         """End the connection, so that the server forgets the requests on it; the next use opens another."""
@@ -121,7 +140,7 @@ class ServerLink:
     async def _greet(self, connection: Connection) -> None:
         asked_us = monotonic_us()
         answer = await connection.request(RequestType.STATUS, {}, timeout_ms=GREETING_MS_MAX)
-        self._hear(asked_us, answer.head)
+        self.hear(asked_us, answer.head)
         cluster_id = need_u64(answer.head, "cluster_id") if "cluster_id" in answer.head else 0
         if self.cluster_id and cluster_id and cluster_id != self.cluster_id:
             raise ServerUnavailable(
@@ -135,9 +154,6 @@ class ServerLink:
             raise ServerUnavailable(
                 f"{self.address} is another server now: its log is {log_id:016x} instead of {self.log_id:016x}"
             )
-
-    def _hear(self, asked_us: int, head: Head) -> None:
-        self.clock.hear(asked_us, monotonic_us(), head)
 
     def _failed(self) -> None:
         if not self.failing:
@@ -158,7 +174,7 @@ class ServerLink:
             asked_us = monotonic_us()
             try:
                 answer = await connection.request(RequestType.PING, {}, timeout_ms=ALIVE_MS_MAX)
-                self._hear(asked_us, answer.head)
+                self.hear(asked_us, answer.head)
             except DelaydError as error:
                 if connection.is_open:
                     log.warning("server_silent address=%s code=%s", self.address, error.code)

@@ -1,25 +1,69 @@
 """The delay servers that a producer may send to, and which of them gets the next batch.
 
 Invariant: a batch is bound to one server group, and is unbound only while none of its bytes may have left (rule I3).
+
+With several servers, a batch goes to one whose connection stands. Connections to the others are made in the background,
+again and again while batches are sent, so nobody waits for a server that is away, and one that is back is used at once.
+Of the servers that can be reached, these are left out as long as another one is left:
+
+1. One that refused a batch by name: its disk is full, it is fenced, starting, stopping. It gets a batch again after a
+   while that grows from 25 ms to 2 s; a refused batch moves on at once, so such a try costs one round trip.
+2. One that has answered nothing for SILENT_S since it was asked: it hangs. An answer, also to a PING, ends that.
+
+An example with servers A and B. A's disk fills up: it refuses batch 7, which goes to B in the same turn of the loop, as
+do batches 8 to 20. Batch 21 goes to A again after 25 ms, is refused, and moves to B. When the disk of A has space
+again, A gets a batch at most 2 s later and takes it, and from then on every second one.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.errors import NoDelayServer, UnknownServer
+from delayd.client.retry import Backoff
+from delayd.errors import DelaydError, NoDelayServer, UnknownServer
+from delayd.net.connection import Connection
+
+SILENT_S = 1.0  # Far above a slow fsync; what is under way at a server that hangs may not move, so little should be.
 
 
 class DelayGroup:
     """One delay server group, named by its log."""
 
-    __slots__ = ("alive", "in_flight", "link", "log_id")
+    __slots__ = ("_asked_at", "_backoff", "_left_out_until", "alive", "in_flight", "link", "log_id")
 
     def __init__(self, server: ServerAddress) -> None:
         self.log_id = server.log_id
         self.link = ServerLink(server.host, server.port, server.log_id)
         self.alive = server.alive
         self.in_flight = 0
+        self._asked_at = 0.0  # When it was first asked for something since it last answered.
+        self._left_out_until = 0.0
+        self._backoff = Backoff()
+
+    def asked(self, now: float) -> None:
+        """A batch leaves to it."""
+        if self._asked_at <= self.link.heard_at:
+            self._asked_at = now
+
+    def refused(self, now: float) -> None:
+        """It refused a batch by name, for a reason of its own."""
+        # Batches that were under way together are refused together, and count once.
+        if now >= self._left_out_until:
+            self._left_out_until = now + self._backoff.next_ms() / 1000
+
+    def accepted(self) -> None:
+        """It took a batch."""
+        if self._left_out_until:
+            self._left_out_until = 0.0
+            self._backoff.reset()
+
+    def is_left_out(self, now: float) -> bool:
+        """Whether batches had better go elsewhere."""
+        silent = self._asked_at > self.link.heard_at and now - self._asked_at > SILENT_S
+        return silent or now < self._left_out_until
 
 
 class Groups:
@@ -30,6 +74,7 @@ class Groups:
         self._groups: dict[int, DelayGroup] = {}
         self._turn = 0
         self._heard: dict[int, ServerAddress] = {}
+        self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -45,40 +90,81 @@ class Groups:
         self._take_news()
         return next(iter(self._groups)) if len(self._groups) == 1 else None
 
-    def choose(self) -> DelayGroup | None:
-        """Choose a group for a new batch: one that is alive and reachable as far as is known, with the fewest batches
-        under way; equal ones in turn.
+    def choose(self, refusers: Collection[int] = ()) -> DelayGroup | None:
+        """Choose a group for a batch: the only one; of several one that can be reached and takes batches as far as is
+        known, with the fewest batches under way; equal ones in turn.
 
-        None while no group is known.
+        ``refusers``: the logs of groups that have refused this batch for its own sake; they come last.
+
+        None while no group is known, and while none of several can be reached.
         """
         self._take_news()
-        if not self._groups:
-            return None
         groups = list(self._groups.values())
-        if len(groups) == 1:
-            return groups[0]
+        if len(groups) < 2:
+            return groups[0] if groups else None
         self._turn = (self._turn + 1) % len(groups)
-        in_turn = groups[self._turn :] + groups[: self._turn]
+        standing: list[DelayGroup] = []
+        for group in groups[self._turn :] + groups[: self._turn]:
+            if group.link.standing is not None:
+                standing.append(group)
+            elif group.log_id in self._heard and not group.link.connecting:
+                group.link.knock().add_done_callback(self._knocked)
+        now = self._loop.time()
         # If meta calls all of them dead it may only have lost contact; the servers themselves know better.
-        return min(in_turn, key=lambda group: (group.link.failing, not group.alive, group.in_flight))
+        return min(
+            standing,
+            key=lambda group: (
+                group.log_id in refusers,
+                group.is_left_out(now),
+                not group.alive,
+                group.in_flight,
+            ),
+            default=None,
+        )
+
+    def another_takes(self, refusers: Collection[int] = ()) -> bool:
+        """Whether a group that can be reached is neither left out nor one of the refusers."""
+        now = self._loop.time()
+        return any(
+            group.link.standing is not None and group.log_id not in refusers and not group.is_left_out(now)
+            for group in self._groups.values()
+        )
+
+    def another_may_come(self, refusers: Collection[int]) -> bool:
+        """Whether a group that is no refuser is just being connected to for the first time."""
+        return any(
+            group.link.standing is None and not group.link.failing and group.log_id not in refusers
+            for group in self._groups.values()
+        )
 
     async def find(self) -> DelayGroup:
-        """As `choose`, after meta was asked.
+        """As `choose`, after meta was asked if it has not named any, and after the first one was reached.
 
         Raises:
             NoDelayServer: meta knows none.
+            ServerUnavailable: there are several, and none can be reached.
             DelaydError: meta can't be reached or refuses.
         """
-        self._meta.keep_fresh()
-        await self._meta.find_delay_servers()
+        if self.choose() is None and not self._groups:
+            await self._ask()
         group = self.choose()
+        if group is None and self._groups:
+            group = await self._reach()
         if group is None:
             raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
         return group
 
     async def all(self) -> list[int]:
-        """The log of each group, after meta was asked; raises as `find`."""
-        await self.find()
+        """The log of each group, after meta was asked.
+
+        Raises:
+            NoDelayServer: meta knows none.
+            DelaydError: meta can't be reached or refuses.
+        """
+        await self._ask()
+        self._take_news()
+        if not self._groups:
+            raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
         return sorted(self._groups)
 
     async def named(self, log_id: int) -> DelayGroup:
@@ -100,6 +186,34 @@ class Groups:
         """End all connections."""
         for group in self._groups.values():
             await group.link.close()
+
+    async def _ask(self) -> None:
+        self._meta.keep_fresh()
+        await self._meta.find_delay_servers()
+
+    async def _reach(self) -> DelayGroup | None:
+        """As `choose`, when one of several groups was reached; ServerUnavailable when none of them can be."""
+        tries = {self._loop.create_task(group.link.connection()) for group in self._groups.values()}
+        failure: DelaydError | None = None
+        try:
+            while tries:
+                done, tries = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+                if (group := self.choose()) is not None:
+                    return group
+                errors = [each.exception() for each in done if not each.cancelled()]
+                failure = next((error for error in errors if isinstance(error, DelaydError)), failure)
+        finally:
+            # The tries of the links themselves go on.
+            for each in tries:
+                each.cancel()
+        if failure is not None:
+            raise failure
+        return None
+
+    def _knocked(self, attempt: asyncio.Task[Connection]) -> None:
+        """Take the end of a try in the background: when it failed, meta may know where the server is now."""
+        if not attempt.cancelled() and attempt.exception() is not None:
+            self._meta.refresh_soon()
 
     def _take_news(self) -> None:
         if self._meta.delay_servers is self._heard:

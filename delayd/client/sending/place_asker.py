@@ -21,7 +21,7 @@ from delayd.client.meta import MetaView
 from delayd.client.retry import Backoff, spread_ms
 from delayd.client.sending.arguments import Columns, Single
 from delayd.client.sending.groups import DelayGroup, Groups
-from delayd.errors import BadArgument, BadRequest, ConnectionLost, RequestTimedOut, RetryLater
+from delayd.errors import BadArgument, BadRequest, ConnectionLost, RequestTimedOut, RetryLater, ServerUnavailable
 from delayd.wire.frame import Head
 from delayd.wire.quotas import encode_instants, read_instants
 from delayd.wire.requests import RequestType
@@ -69,6 +69,7 @@ class PlaceAsker:
         loop, backoff = asyncio.get_running_loop(), Backoff()
         deadline = loop.time() + self._timeout_s
         while True:
+            group: DelayGroup | None = None
             try:
                 async with asyncio.timeout(max(0.0, deadline - loop.time())):
                     group = self._groups.choose() or await self._groups.find()
@@ -80,6 +81,10 @@ class PlaceAsker:
                     "no delay server chose an instant in time; nothing was sent", sent=False
                 ) from None
             except (RetryLater, ConnectionLost, RequestTimedOut) as error:
+                if group is not None and not isinstance(error, ServerUnavailable):
+                    group.refused(loop.time())
+                    if self._groups.another_takes():
+                        continue
                 self._meta.refresh_soon()
                 hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
                 wait_s = max(hint_ms, backoff.next_ms()) / 1000
@@ -97,9 +102,10 @@ class PlaceAsker:
             left_ms = max(0.0, deadline - asyncio.get_running_loop().time()) * 1000
             connection = await group.link.connection()
             asked_us = monotonic_us()
+            group.asked(asyncio.get_running_loop().time())
             answer = await connection.request(RequestType.PLACES, head, [encode_instants(own)], timeout_ms=left_ms)
             try:
-                group.link.clock.hear(asked_us, monotonic_us(), answer.head)
+                group.link.hear(asked_us, answer.head)
                 found = read_instants(answer.body)
                 if len(found) != len(own) or (found < own).any():
                     raise BadRequest("its instants are not those of the messages that were asked for")

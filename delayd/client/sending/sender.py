@@ -1,9 +1,12 @@
 """Sender: it numbers batches, binds them to a server, sends them, and repeats them until their outcome is known.
 
      gathered ──▶ bound ──▶ sent ──▶ ACCEPTED, REFUSED
-                   ▲          ├─ try later: again, same number, same group
-                   └──────────┤  nothing left: another number, perhaps another group
+                   ▲          ├─ nothing left, or refused by name and another server serves: another number, at once
+                   └──────────┤  refused by name by all that serve: another number, after a while
                               └─ lost after it left: again, same number, same group ──limit──▶ OutcomeUnknown
+
+Which server gets a batch, and which are left out for a while, `groups` says. A batch with keys goes to their owner only
+(rule I4): it waits for that server, and the error after the time limit names it.
 
 Invariant (rules I1, I3): a number names one batch, byte for byte, and once its bytes may have left it goes to one group
 only. Numbers below the low-water mark in a batch are never sent again.
@@ -37,9 +40,11 @@ from delayd.errors import (
     ClockInDoubt,
     DelaydError,
     Detail,
+    HourFull,
     InternalError,
     NotOwner,
     OutcomeUnknown,
+    QuotaReached,
     RequestFailed,
     RetryLater,
     SendHandle,
@@ -48,6 +53,7 @@ from delayd.errors import (
 )
 from delayd.log.ended import ENDED_BYTES
 from delayd.log_id import LogId
+from delayd.names import Names, slots_of_names
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import (
@@ -63,6 +69,7 @@ from delayd.wire.requests import (
     need_str,
     need_u64,
 )
+from delayd.wire.slots import slot_set, slots_text
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +88,28 @@ class Refusal(NamedTuple):
     rows: list[int]
 
 
+NO_REFUSERS: frozenset[int] = frozenset()
+FULL_THERE = (QuotaReached, HourFull)
+"""Refusals of messages that another server may have room for."""
+
+
 class Parcel:
     """Rows, and the state of their way to a server."""
 
-    __slots__ = ("_backoff", "data", "deadline", "ended", "failure", "group", "may_be_kept", "number", "rows")
+    __slots__ = (
+        "_backoff",
+        "data",
+        "deadline",
+        "ended",
+        "failure",
+        "group",
+        "keyed",
+        "may_be_kept",
+        "number",
+        "owner",
+        "refusers",
+        "rows",
+    )
 
     def __init__(self, rows: UnsentRows, deadline: float) -> None:
         self.rows = rows
@@ -95,6 +120,11 @@ class Parcel:
         self.may_be_kept = False  # Bytes left and no outcome came: from now on it belongs to this group.
         # Why the last try brought no outcome; None before the first try has failed.
         self.failure: DelaydError | None = None
+        # With several servers, rows with keys go to the owner of the keys only.
+        self.keyed = False
+        self.owner: DelayGroup | None = None
+        # The logs of the servers that refused it for what it is: its subject's quota or its hour is full there.
+        self.refusers: frozenset[int] = NO_REFUSERS
         self.ended: Ended | None = None
         self._backoff: Backoff | None = None
 
@@ -180,8 +210,9 @@ class Sender:
         if left_s <= 0:
             self._end(parcel, self.given_up(parcel))
             return
-        group = parcel.group or self.groups.choose()
-        if parcel.group is None and len(self.groups) > 1 and (keyed := parcel.rows.keyed_rows()).rows:
+        group = parcel.group
+        if group is None and len(self.groups) > 1 and (keyed := parcel.rows.keyed_rows()).rows:
+            parcel.keyed = True
             log_ids = self.owners.known(keyed.subjects, keyed.keys)
             if log_ids is None:
                 self._later(self._find_owners(parcel, keyed, left_s))
@@ -189,7 +220,9 @@ class Sender:
             if (log_ids != log_ids[0]).any():
                 self._part(parcel, keyed, log_ids)
                 return
-            group = self.groups.known(int(log_ids[0]))
+            group = parcel.owner = self.groups.known(int(log_ids[0]))
+        elif group is None:
+            group = self.groups.choose(parcel.refusers)
         connection = None if group is None else group.link.standing
         if group is None or connection is None:
             self._later(self._connect(parcel, group, left_s))
@@ -256,12 +289,14 @@ class Sender:
                 self._bind(parcel, group)
         except ClockInDoubt as error:
             # Nothing has left, and another server's clock may be confirmed.
+            group.refused(self._loop.time())
             self._unbind(parcel)
             self._heard(parcel, error)
         except Exception:
             log.exception("bug batch=%d rows=%d", parcel.number, parcel.rows.count)
             self._fail_by_bug(parcel)
         else:
+            group.asked(self._loop.time())
             answered = partial(self._answered, parcel, group, connection, monotonic_us())
             connection.call(RequestType.SEND, {}, parcel.data, answered, left_s * 1000, now=True)
 
@@ -278,10 +313,12 @@ class Sender:
         self, parcel: Parcel, group: DelayGroup, connection: Connection, asked_us: int, answer: Frame | DelaydError
     ) -> None:
         if isinstance(answer, DelaydError):
+            if not isinstance(answer, RequestFailed):
+                group.link.heard()
             self._heard(parcel, answer)
             return
         try:
-            group.link.clock.hear(asked_us, monotonic_us(), answer.head)
+            group.link.hear(asked_us, answer.head)
             _check_log(answer.head, group.log_id)
             results = need_maps(answer.head, "results")
             if len(results) != 1:
@@ -312,7 +349,7 @@ class Sender:
             if not parcel.may_be_kept:
                 self._unbind(parcel)
             self._meta.refresh_soon()
-            return parcel.backoff.next_ms()
+            return 0.0 if self._moves(parcel) and self.groups.another_takes() else parcel.backoff.next_ms()
         if isinstance(outcome, InternalError):
             # The server failed in the middle of the work, perhaps after the append.
             parcel.failure, parcel.may_be_kept = outcome, True
@@ -322,6 +359,12 @@ class Sender:
                 return None
             outcome = outcome.error
             self.owners.heard(outcome)
+        if isinstance(outcome, FULL_THERE):
+            wait_ms = self._elsewhere_after_ms(parcel, parcel.group)
+            if wait_ms is not None:
+                parcel.failure = outcome
+                self._unbind(parcel)
+            return wait_ms
         if not isinstance(outcome, RetryLater):
             return None
         if isinstance(outcome, NotOwner):
@@ -329,18 +372,40 @@ class Sender:
             parcel.may_be_kept = False
             self._unbind(parcel)
         parcel.failure = outcome
+        if self._moves(parcel):
+            if parcel.group is not None:
+                parcel.group.refused(self._loop.time())
+            self._unbind(parcel)
+            if self.groups.another_takes():
+                return 0.0
         return spread_ms(outcome.retry_after_ms)
+
+    def _moves(self, parcel: Parcel) -> bool:
+        """Whether a parcel that was refused may go to another server (rules I3, I4)."""
+        return len(self.groups) > 1 and not parcel.may_be_kept and not parcel.keyed
+
+    def _elsewhere_after_ms(self, parcel: Parcel, refuser: DelayGroup | None) -> float | None:
+        """After how long rows that are too many at one server are tried at another; None when no other is left."""
+        if refuser is None or not self._moves(parcel):
+            return None
+        parcel.refusers |= {refuser.log_id}
+        if self.groups.another_takes(parcel.refusers):
+            return 0.0
+        return parcel.backoff.next_ms() if self.groups.another_may_come(parcel.refusers) else None
 
     def _end(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
         """Tell the rows of a parcel their outcome."""
         assert parcel.ended is not None, "it is being carried"
+        group = parcel.group
         self._unbind(parcel, unknown=isinstance(outcome, OutcomeUnknown))
         split: Split = []
         try:
             if isinstance(outcome, Accepted):
+                if group is not None:
+                    group.accepted()
                 parcel.rows.accept(outcome)
             elif isinstance(outcome, Refusal):
-                split = self._refused(parcel, outcome)
+                split = self._refused(parcel, group, outcome)
             else:
                 parcel.rows.fail(outcome)
         except Exception:
@@ -356,20 +421,24 @@ class Sender:
         parcel.rows.fail(InternalError("this client met a bug of its own while it sent a batch; its log says more"))
         parcel.ended(parcel, [])
 
-    def _refused(self, parcel: Parcel, refusal: Refusal) -> Split:
+    def _refused(self, parcel: Parcel, group: DelayGroup | None, refusal: Refusal) -> Split:
         named = sorted(set(refusal.rows))
         if len(named) in (0, parcel.rows.count):
             parcel.rows.fail(refusal.error)
             return []
         refused, others = parcel.rows.split(named)
         split = [(Parcel(others, parcel.deadline), 0.0)]
+        wait_ms: float | None = None
         if isinstance(refusal.error, RetryLater):
-            again = Parcel(refused, parcel.deadline)
-            again.failure = refusal.error
-            wait_s = min(spread_ms(refusal.error.retry_after_ms) / 1000, parcel.deadline - self._loop.time())
-            split.append((again, max(wait_s, 0.0)))
-        else:
+            wait_ms = spread_ms(refusal.error.retry_after_ms)
+        elif isinstance(refusal.error, FULL_THERE):
+            wait_ms = self._elsewhere_after_ms(parcel, group)
+        if wait_ms is None:
             refused.fail(refusal.error)
+        else:
+            again = Parcel(refused, parcel.deadline)
+            again.failure, again.refusers = refusal.error, parcel.refusers
+            split.append((again, max(min(wait_ms / 1000, parcel.deadline - self._loop.time()), 0.0)))
         return split
 
     def given_up(self, parcel: Parcel) -> DelaydError:
@@ -377,7 +446,7 @@ class Sender:
         failure = parcel.failure or ServerUnavailable("no delay server was reached in time; nothing was sent")
         group = parcel.group
         if not parcel.may_be_kept or group is None:
-            return failure
+            return failure if parcel.owner is None else self._at_owner(parcel, parcel.owner, failure)
         handle = SendHandle(LogId(group.log_id), self._own_id(), parcel.number)
         unknown = OutcomeUnknown(
             f"batch {parcel.number} was sent to {group.link.address} and no outcome came in time"
@@ -386,6 +455,19 @@ class Sender:
         )
         unknown.__cause__ = failure
         return unknown
+
+    def _at_owner(self, parcel: Parcel, owner: DelayGroup, failure: DelaydError) -> DelaydError:
+        """The error for rows that only the owner of their keys may take, and that it did not take in time."""
+        keyed = parcel.rows.keyed_rows()
+        slots = slots_text(slot_set(slots_of_names(Names.of_lists(keyed.subjects, keyed.keys))))
+        what = (
+            f"{failure.message}; only the delay server at {owner.link.address} may take messages with these keys:"
+            f" `delayd status` says what it waits for; or give their slots to another server, with"
+            f" `delayd slots move {slots} --to LOG_ID`, and `--lost` if this one is gone for good"
+        )
+        named = error_by_code(failure.code, what, failure.retry_after_ms, failure.details)
+        named.__cause__ = failure
+        return named
 
     def _unbind(self, parcel: Parcel, *, unknown: bool = False) -> None:
         if parcel.group is None:
