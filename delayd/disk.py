@@ -18,9 +18,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
-from delayd.errors import SHORTAGES, DirectoryInUse, DiskFull, NotWritable, Shortage, SyncFailed, read_error
+from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed, read_error
+from delayd.open_files import OpenFile, OpenFiles
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,7 +39,11 @@ _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class File(Protocol):
-    """One open file. Not for two threads at a time, except that reads may overlap anything."""
+    """One open file. Not for two threads at a time, except that reads may overlap anything.
+
+    The disk may have closed its descriptor for other files. Then each call opens it anew, and raises Shortage, or
+    DamagedData when its name leads to no file or to another one; nothing was written then.
+    """
 
     def pread(self, size: int, position: int) -> bytes:
         """Read ``size`` bytes at ``position``; short only at the end of the file."""
@@ -56,6 +62,9 @@ class File(Protocol):
 
     def size(self) -> int:
         """Length now, in bytes."""
+
+    def keep_open(self, kept: bool) -> None:
+        """Keep the descriptor, so that a removed file can still be read, or let it go while other files are used."""
 
     def close(self) -> None:
         """Give the descriptor back; a second close does nothing. Sync first (rule L4)."""
@@ -154,6 +163,10 @@ class NamedReads:
         except OSError as error:
             raise self._named(error, 0) from error
 
+    def keep_open(self, kept: bool) -> None:
+        """See File."""
+        self._file.keep_open(kept)
+
     def close(self) -> None:
         """See File."""
         self._file.close()
@@ -222,6 +235,7 @@ class RealDisk:
         self._watches: dict[int, int] = {}  # Device number to a descriptor on that file system.
         self._durable_folders: set[str] = set()
         self._latch = SyncLatch()
+        self._files = OpenFiles()
         # Folders with a watch; a checkpoint opens thousands of files in few folders.
         self._watched_folders: set[str] = set()
         self._finalizer = weakref.finalize(self, _close_all, self._watches)
@@ -232,7 +246,7 @@ class RealDisk:
         return self._reports
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Open close-on-exec; for writing, NotWritable when this user may not, Shortage without a descriptor."""
+        """Open close-on-exec; Shortage without a descriptor, NotWritable when this user may not write."""
         flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT | os.O_EXCL
@@ -242,13 +256,8 @@ class RealDisk:
                 if folder not in self._watched_folders:
                     self._watch(folder)
                     self._watched_folders.add(folder)
-                try:
-                    return RealFile(path, os.open(path, flags, FILE_MODE), self._latch)
-                except OSError as error:
-                    if error.errno in SHORTAGES:
-                        raise Shortage(path, error.errno) from error
-                    raise
-        return RealFile(path, os.open(path, flags), self._latch)
+                return RealFile(self._files, self._files.open(path, flags, FILE_MODE), self._latch)
+        return RealFile(self._files, self._files.open(path, flags, FILE_MODE), self._latch)
 
     def make_folder(self, path: str, *, durable: bool = True) -> None:
         """Cost: nothing for a folder that this object has made durable before, otherwise one sync for each new
@@ -272,8 +281,8 @@ class RealDisk:
             self._durable_folders.add(path)
 
     def sync_folder(self, path: str) -> None:
-        """Sync the folder's own descriptor."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Sync the folder's own descriptor; Shortage when none can be had, and then nothing was synced."""
+        descriptor = self._files.descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with self._latch.folders:
                 self._latch.check(path)
@@ -287,7 +296,7 @@ class RealDisk:
     def list_folder(self, path: str) -> list[str]:
         """Sorted, because the system's order is arbitrary."""
         try:
-            return sorted(os.listdir(path))
+            return sorted(self._files.with_room(path, partial(os.listdir, path)))
         except FileNotFoundError:
             return []
         except NotADirectoryError:
@@ -340,7 +349,7 @@ class RealDisk:
     def lock(self, path: str, role: str = "delayd") -> Lock:
         """Flock on a close-on-exec descriptor, so that no child process keeps the lock."""
         with _named_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            descriptor = self._files.descriptor(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise NotWritable(path, "it is no file")
@@ -365,71 +374,98 @@ class RealDisk:
     def _watch(self, folder: str) -> int:
         device = os.stat(folder).st_dev
         if device not in self._watches:
-            self._watches[device] = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            self._watches[device] = self._files.descriptor(folder, os.O_RDONLY | os.O_CLOEXEC)
         return self._watches[device]
 
 
 class RealFile:
-    """A descriptor."""
+    """A file whose descriptor `OpenFiles` may close and open anew between two calls."""
 
-    __slots__ = ("_descriptor", "_latch", "_path")
+    __slots__ = ("_file", "_files", "_latch")
 
-    def __init__(self, path: str, descriptor: int, latch: SyncLatch) -> None:
-        self._path = path
-        self._descriptor = descriptor
+    def __init__(self, files: OpenFiles, file: OpenFile, latch: SyncLatch) -> None:
+        self._files = files
+        self._file = file
         self._latch = latch
 
     def pread(self, size: int, position: int) -> bytes:
         """Read again after a short read, because the kernel reads at most 2 GB a call."""
-        data = os.pread(self._descriptor, size, position)
-        while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), position + len(data))):
-            data += more
-        return data
+        descriptor = self._files.take(self._file)
+        try:
+            data = os.pread(descriptor, size, position)
+            while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), position + len(data))):
+                data += more
+            return data
+        finally:
+            self._files.give(self._file)
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
         """Read again after a short read, as `pread` does."""
-        count = 0
-        while count < len(buffer) and (more := os.preadv(self._descriptor, [buffer[count:]], position + count)):
-            count += more
-        return count
+        descriptor = self._files.take(self._file)
+        try:
+            count = 0
+            while count < len(buffer) and (more := os.preadv(descriptor, [buffer[count:]], position + count)):
+                count += more
+            return count
+        finally:
+            self._files.give(self._file)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write in calls of at most 1,024 buffers; the GIL is released in each."""
-        with _named_errors(self._path):
+        with _named_errors(self._file.path), self._changing() as descriptor:
             for start in range(0, len(buffers), BUFFERS_MAX):
                 part = buffers[start : start + BUFFERS_MAX]
-                position += self._write_all(part, position)
+                position += self._write_all(descriptor, part, position)
 
     def sync(self) -> None:
         """Fdatasync; it also makes the length durable."""
-        self._latch.check(self._path)
+        path = self._file.path
+        self._latch.check(path)
+        descriptor = self._files.take(self._file)
         try:
-            os.fdatasync(self._descriptor)
+            os.fdatasync(descriptor)
+            self._file.unsynced = False
         except OSError as error:
-            raise self._latch.failed(self._path, error) from error
+            raise self._latch.failed(path, error) from error
+        finally:
+            self._files.give(self._file)
 
     def truncate(self, size: int) -> None:
         """See the port."""
-        with _named_errors(self._path):
-            os.ftruncate(self._descriptor, size)
+        with _named_errors(self._file.path), self._changing() as descriptor:
+            os.ftruncate(descriptor, size)
 
     def size(self) -> int:
         """See the port."""
-        return os.fstat(self._descriptor).st_size
+        return self._files.size(self._file)
+
+    def keep_open(self, kept: bool) -> None:
+        """See the port."""
+        self._files.take(self._file)
+        self._file.kept = kept
+        self._files.give(self._file)
 
     def close(self) -> None:
         """See the port."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._files.close(self._file)
 
-    def _write_all(self, buffers: Sequence[Buffer], position: int) -> int:
+    @contextmanager
+    def _changing(self) -> Iterator[int]:
+        """The descriptor for a change; it stays open from now on until a sync (rule L4)."""
+        descriptor = self._files.take(self._file)
+        self._file.unsynced = True
+        try:
+            yield descriptor
+        finally:
+            self._files.give(self._file)
+
+    def _write_all(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> int:
         total = sum([_size(buffer) for buffer in buffers])
-        written = os.pwritev(self._descriptor, buffers, position)
+        written = os.pwritev(descriptor, buffers, position)
         while written < total:
-            count = os.pwritev(self._descriptor, _rest(buffers, written), position + written)
+            count = os.pwritev(descriptor, _rest(buffers, written), position + written)
             if count == 0:
-                raise OSError(errno.EIO, "a write made no progress", self._path)
+                raise OSError(errno.EIO, "a write made no progress", self._file.path)
             written += count
         return total
 

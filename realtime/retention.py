@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from delayd.disk import Disk
-from delayd.errors import RetryLater
+from delayd.errors import RetryLater, Shortage
 from delayd.executor import Done, Executor
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, remove_segments, segment_bases
 from delayd.log.log import Log
@@ -125,4 +125,7 @@ def _consume_end(index: Index, subject: Subject) -> tuple[ConsumePlace, int, int
 
 
 def _removed(done: Done[int]) -> None:
-    log.info("old_removed bytes_or_files=%d", done.result())
+    try:
+        log.info("old_removed bytes_or_files=%d", done.result())
+    except Shortage as error:
+        log.warning("old_not_removed reason=%r", error.message)  # The next removal takes it along.

@@ -3,6 +3,7 @@
 One thread appends and flushes; any thread reads the durable part.
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from delayd.disk import Disk, list_named
-from delayd.errors import DamagedData, DataError, read_error
+from delayd.errors import DamagedData, DataError, Shortage, read_error
 from delayd.log.group import CommitGroup, GroupHeader, NewGroup
 from delayd.log.segment import (
     FileHeader,
@@ -23,6 +24,8 @@ from delayd.log.segment import (
     lost_segment,
     open_segment,
 )
+
+log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20  # Small enough that retention frees space often, large enough that rolls are rare.
 NAME_DIGITS = 20
@@ -57,6 +60,10 @@ class Log:
         self.recovered = recovered
         self._segments = segments  # Replaced and never changed, because other threads read it.
         self._replaced: list[Segment] = []  # Closed with the log, because other threads may still be reading them.
+        self._detached: list[Segment] = []  # To be removed; used by the thread that removes.
+        self._short = False  # Whether the last roll found no descriptor.
+        # Somebody may remove the file that is appended to. Its descriptor then has what no checkpoint has yet.
+        segments[-1].file.keep_open(True)
 
     @property
     def start(self) -> int:
@@ -85,7 +92,7 @@ class Log:
 
     def append(self, groups: Sequence[NewGroup], now_ms: int) -> list[int]:
         """Write groups at the end, in one segment, not durable yet; return their offsets. Rolls first when the segment
-        is full.
+        is full and the process can open another file.
 
         Raises:
             DiskFull, OSError: nothing was appended.
@@ -93,7 +100,15 @@ class Log:
         """
         last = self._segments[-1]
         if last.end - last.base_offset >= self.place.segment_bytes:
-            self._roll(last, now_ms)
+            try:
+                self._roll(last, now_ms)
+            except Shortage as error:
+                # The open file takes more all the same; the next append tries to roll again.
+                if not self._short:
+                    log.warning("roll_put_off path=%s reason=%r", last.path, error.message)
+                self._short = True
+            else:
+                self._short = False
         return self._segments[-1].append(groups)
 
     def flush(self) -> None:
@@ -164,18 +179,24 @@ class Log:
     def remove(self, detached: Sequence[Segment], give_way: Callable[[], None] = lambda: None) -> int:
         """Close and remove detached segments, durably; return the bytes freed. ``give_way`` is called behind each of
         them.
+
+        Raises:
+            Shortage: the next call removes what is left.
         """
         freed = 0
-        for segment in detached:
-            freed += segment.file.size()
+        self._detached += detached
+        while self._detached:
+            segment = self._detached[0]
             segment.close()
             try:
                 self.disk.remove(segment.path)
+                freed += segment.position(segment.end)
             except FileNotFoundError:
-                pass  # Somebody else has removed it already.
+                pass  # It was removed before.
             # The segments are removed one by one: two removals that become durable in the other order would leave a
             # gap.
             self.disk.sync_folder(self.place.folder)
+            del self._detached[0]
             give_way()
         return freed
 
@@ -276,7 +297,10 @@ class Log:
     def _roll(self, last: Segment, now_ms: int) -> None:
         last.flush()
         header = FileHeader(self.place.kind, self.place.log_id, last.end, 0, now_ms, last.crc32c)
-        self._segments = [*self._segments, _create(self.disk, self.place, header)]
+        new = _create(self.disk, self.place, header)
+        new.file.keep_open(True)
+        self._segments = [*self._segments, new]
+        last.file.keep_open(False)
 
 
 def _base_offset(segment: Segment) -> int:

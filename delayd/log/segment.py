@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from delayd.batch import Buffer
 from delayd.disk import Disk, File, open_named
-from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, SyncFailed, read_error
+from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, Shortage, SyncFailed, read_error
 from delayd.log.group import (
     BATCHES_MAX,
     HEADER,
@@ -34,6 +34,7 @@ from delayd.log.group import (
     verify_chain,
     verify_group,
 )
+from delayd.open_files import REMOVED, REPLACED
 
 FILE_MAGIC = b"delaydlg"
 FILE_VERSION = 1
@@ -127,11 +128,15 @@ class Segment:
         if self.lost is not None:
             return self.lost
         if (found := self.disk.file_id(self.path)) is None:
-            return DamagedData(self.path, 0, "the file was removed under the running server")
+            return DamagedData(self.path, 0, REMOVED)
         if found != self._file_id:
-            return DamagedData(self.path, 0, "another file was put in its place under the running server")
+            return DamagedData(self.path, 0, REPLACED)
         valid = self.position(self.durable)
-        if (size := self.file.size()) < valid:
+        try:
+            size = self.file.size()
+        except DamagedData as error:
+            return error
+        if size < valid:
             return DamagedData(self.path, size, f"{valid - size} bytes were cut off the running server's")
         return None
 
@@ -139,6 +144,7 @@ class Segment:
         """Write groups at the end, not durable yet; return their offsets.
 
         Raises:
+            Shortage, DamagedData: the file can't be opened anew, or is gone; nothing was written.
             DiskFull, OSError: nothing was appended; bytes that were written are cut off again, durably.
             ServerStopped: they could not be cut off.
         """
@@ -155,6 +161,8 @@ class Segment:
             end += len(header) + sum(sizes)
         try:
             self.file.pwritev(buffers, position)
+        except (Shortage, DamagedData):
+            raise  # There is nothing to cut back.
         except (OSError, DataError) as error:
             self._cut_back(error)
             raise
@@ -406,6 +414,9 @@ class LostFile:
         """Return 0: no byte of the file counts."""
         return 0
 
+    def keep_open(self, kept: bool) -> None:
+        """Do nothing: no file is open."""
+
     def close(self) -> None:
         """Do nothing: no file is open."""
 
@@ -469,18 +480,18 @@ class GroupScan(Iterator[CommitGroup]):
 
 
 def create_segment(disk: Disk, path: str, header: FileHeader) -> Segment:
-    """Create a file with its header, both durable (rule L4); nothing is left of it when the disk is full."""
+    """Create a file with its header, both durable (rule L4); nothing is left of it after DiskFull or Shortage."""
     folder = path.rpartition("/")[0]
     file = open_named(disk, path, write=True, create=True)
     try:
         file.pwritev([header.encode()], 0)
+        file.sync()
+        disk.sync_folder(folder)
     except (OSError, DataError):
         file.close()
         disk.remove(path)
         disk.sync_folder(folder)
         raise
-    file.sync()
-    disk.sync_folder(folder)
     return Segment(disk, path, file, header)
 
 

@@ -1,7 +1,8 @@
 """Log watch: it notices files of a log that someone removes, replaces or cuts under a running server, and tries files
 again that a start left out (rule L10).
 
-An open descriptor reads a removed file to its end, so nothing is lost until this process ends. New groups go to another
+An open descriptor reads a removed file to its end, so nothing is lost until this process ends. A server keeps the file
+open that it appends to, and the ones that it used last (`delayd.open_files`). New groups go to another
 file, and the server is told, so that it can write elsewhere what the file held.
 """
 
@@ -136,8 +137,12 @@ class LogWatch:
             self._on_files.lift(name)
 
 
-def write_again(segments: Iterable[Segment]) -> None:
-    """Write removed files again from their open descriptors while these exist: nothing else holds their contents."""
+def write_again(segments: Iterable[Segment]) -> bool:
+    """Write removed files again from their open descriptors while these exist: nothing else holds their contents.
+
+    Returns False when a later try may do what could not be done now.
+    """
+    done = True
     for segment in segments:
         if segment.lost is not None or segment.disk.exists(segment.path):
             continue
@@ -146,6 +151,9 @@ def write_again(segments: Iterable[Segment]) -> None:
             log.critical("file_written_again path=%s", segment.path)
         except DataError as error:
             log.critical("file_not_written_again path=%s reason=%r", segment.path, str(error))
+            # Without a descriptor nothing has the bytes any more.
+            done &= isinstance(error, DamagedData)
+    return done
 
 
 def _tell(told: Told, damaged: dict[str, Found]) -> None:

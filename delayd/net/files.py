@@ -7,8 +7,9 @@ import resource
 
 CONNECTIONS_MAX = 4096  # Connections of one server; the budget bounds what all of them make it hold.
 CONNECTIONS_MIN = 16
-FILES_KEPT_MIN = 640  # 512 that a checkpoint holds open, and those of segments, the state and the process itself.
-# As many descriptors are left for files as for connections: a checkpoint holds 512 open, and each 256 MiB of log one.
+# 512 that a checkpoint holds open, 96 others that were used last, and those of the state and the process itself.
+FILES_KEPT_MIN = 640
+# As many descriptors are left for files as for connections, and then they are never short.
 FILES_MIN = 2 * CONNECTIONS_MAX
 
 

@@ -393,6 +393,9 @@ class MemoryFile:
         self._check(writing=False)
         return len(self._inode.cached)
 
+    def keep_open(self, kept: bool) -> None:
+        """A file in memory takes no descriptor."""
+
     def close(self) -> None:
         """Noted when it could write and the file is dirty."""
         if not self._closed and self._writable and self._inode.pending:

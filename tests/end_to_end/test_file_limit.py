@@ -1,23 +1,29 @@
 """Files and connections: a server takes what its user may have, and says so when that is too little."""
 
+import os
 import re
 import resource
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+import delayd
 from delayd.log_limit import LINES_A_MINUTE
 from delayd.net.files import FILES_MIN, connections_for
 from delayd.wire.frame import encode_frame
 from delayd.wire.requests import RequestType
+from tests.end_to_end.cluster import cluster
 from tests.waiting import wait_until
 
 STOP_DEADLINE_S = 30.0
 LOW = 700  # Files: a checkpoint and the logs need most of them.
+VERY_LOW = 200  # Files for a server with endings in more hours than that.
+HOURS = 300
 
 
 @pytest.mark.parametrize("hard", [1_000, FILES_MIN])
@@ -57,6 +63,35 @@ def test_rule_B1_idle_connections_at_a_low_limit_never_end_a_server(tmp_path: Pa
     assert process.returncode == 0
     assert f"connections_max={connections_for(LOW)}" in log
     assert log.count("connection_refused") <= 3 * LINES_A_MINUTE
+
+
+def test_messages_that_are_cancelled_in_more_hours_than_files_may_be_open_stop_nothing(tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers:
+        _allow_files(servers.delay.pid, VERY_LOW)
+        now_ms = time.time_ns() // 1_000_000
+        with delayd.Producer(servers.meta.address) as producer:
+            due = [now_ms + (number + 2) * 3_600_000 for number in range(HOURS)]
+            receipt = producer.send_batch("s", [b"far"] * HOURS, due)
+            assert (producer.cancel_batch("s", receipt=receipt) == delayd.CancelAnswer.CANCELLED).all()
+            wait_until(lambda: len(list(tmp_path.glob("delay/dispatch/*/*.log"))) == HOURS, "each hour has its outcome")
+            assert _files_of(servers.delay.pid) < VERY_LOW
+            servers.send("before")
+            assert servers.consumed(1) == ["before"]
+            servers.delay.kill()
+            servers.delay.start()
+            _allow_files(servers.delay.pid, VERY_LOW)
+            assert (producer.cancel_batch("s", receipt=receipt) == delayd.CancelAnswer.CANCELLED).all()
+        servers.send("after")
+        assert servers.consumed(1) == ["after"]
+        assert "full" not in servers.delay.log
+
+
+def _allow_files(pid: int, files: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (files, files))
+
+
+def _files_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def _answers(port: int) -> bool:

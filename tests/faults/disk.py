@@ -94,5 +94,8 @@ class _ReadFaultFile:
     def size(self) -> int:
         return self._file.size()
 
+    def keep_open(self, kept: bool) -> None:
+        self._file.keep_open(kept)
+
     def close(self) -> None:
         self._file.close()

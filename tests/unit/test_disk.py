@@ -323,6 +323,11 @@ def test_rule_L10_a_file_that_no_descriptor_is_left_for_is_a_shortage_and_no_bug
         with pytest.raises(Shortage, match="open files"):
             for number in range(highest + 2):
                 held.append(disk.open(str(tmp_path / f"{number}"), create=True))
+                held[-1].pwritev([b"not synced, so its descriptor is needed"], 0)
+        with pytest.raises(Shortage, match="open files"):
+            disk.sync_folder(str(tmp_path))
+        with pytest.raises(Shortage, match="open files"):
+            disk.list_folder(str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for file in held:

@@ -260,8 +260,7 @@ class OutcomeLog:
             damage = segment.look()
             if damage is None:
                 continue
-            write_again([segment])
-            if not self._disk.exists(segment.path):
+            if not write_again([segment]):
                 continue  # There was no space to write it again; the next look tries again.
             self._close(hour)
             try:
@@ -286,9 +285,7 @@ class OutcomeLog:
         flushed = Flushed({}, set(), {})
         for hour, parts in by_hour.items():
             try:
-                segment = self._open(hour, now_ms, flushed.damaged)
-                groups = _groups(hour, parts, self._epoch, now_ms)
-                segment.append(groups)
+                segment = self._append(hour, _groups(hour, parts, self._epoch, now_ms), now_ms, flushed.damaged)
             except (DiskFull, Shortage):
                 flushed.full.add(hour)
                 continue
@@ -349,6 +346,18 @@ class OutcomeLog:
             sequences, _, hashes = join_columns(parts)
             wanted = sequences >= np.uint64(self._filed_below)
             self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
+
+    def _append(self, hour: int, groups: list[NewGroup], now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
+        """Append to an hour's file, or to one beside it; new damage is put into ``damaged``."""
+        segment = self._open(hour, now_ms, damaged)
+        try:
+            segment.append(groups)
+        except DamagedData:
+            # Its descriptor was closed for other files, and somebody has removed or replaced the file since.
+            self._close(hour)
+            segment = self._open(hour, now_ms, damaged)
+            segment.append(groups)
+        return segment
 
     def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
         """The open file of an hour; a file beside it when its own is damaged. New damage is put into ``damaged``."""

@@ -294,34 +294,36 @@ class Retention:
         """
         try:
             published = read_checkpoint(self._disk, self._folder, self._log_id) or {}
-        except DamagedData as error:
-            # The next checkpoint writes a slot anew. Until then readers can't be told, so nothing is removed.
+            table = published.get("hours", b"")
+            assert isinstance(table, bytes), "this server wrote the table"
+            self._executor.give_way()
+            told = {int(row["hour"]) for row in decode_hours(table) if row["flags"] & REMOVED}
+            gone = [hour for hour in files if hour in told]
+            for hour in gone:
+                self._remove(schedule_path(self._folder, hour))
+                self._remove(dispatch_path(self._folder, hour))
+            marked = {
+                hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
+            }
+            if gone or marked:
+                removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour), given_up_key(hour))]
+                self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
+        except (DamagedData, DiskFull, Shortage) as error:
+            # A damaged slot is written anew by the next checkpoint; until then readers can't be told, so nothing is
+            # removed. The next sweep finds the same hours, some of them without files.
             log.warning("hours_not_deleted reason=%r", str(error))
             return [], {}
-        table = published.get("hours", b"")
-        assert isinstance(table, bytes), "this server wrote the table"
-        self._executor.give_way()
-        told = {int(row["hour"]) for row in decode_hours(table) if row["flags"] & REMOVED}
-        gone = [hour for hour in files if hour in told]
-        for hour in gone:
-            for path in (schedule_path(self._folder, hour), dispatch_path(self._folder, hour)):
-                if self._disk.exists(path):
-                    self._disk.remove(path)
-                    self._disk.sync_folder(path.rpartition("/")[0])
-                # Each sync may take long, and the coming hour may wait to be loaded (rule B2).
-                self._executor.give_way()
-        marked = {
-            hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
-        }
-        if gone or marked:
-            removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour), given_up_key(hour))]
-            try:
-                self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
-            except DiskFull as error:
-                # The next sweep finds the same hours, some of them without files.
-                log.warning("hours_not_deleted reason=%r", str(error))
-                return [], {}
         return gone, marked
+
+    def _remove(self, path: str) -> None:
+        folder = path.rpartition("/")[0]
+        if self._disk.exists(path):
+            self._disk.remove(path)
+        # An earlier sweep may have removed the file and found no descriptor for this sync.
+        if self._disk.exists(folder):
+            self._disk.sync_folder(folder)
+        # Each sync may take long, and the coming hour may wait to be loaded (rule B2).
+        self._executor.give_way()
 
     def _deleted(self, done: Done[tuple[list[int], dict[int, HourFile]]]) -> None:
         self._deleting = False
@@ -381,7 +383,10 @@ class SegmentRetention:
 
 
 def _removed(done: Done[int]) -> None:
-    log.info("segments_removed bytes=%d", done.result())
+    try:
+        log.info("segments_removed bytes=%d", done.result())
+    except Shortage as error:
+        log.warning("segments_not_removed reason=%r", error.message)  # The next removal takes them along.
 
 
 def _sealed(file: HourFile, facts: SealFacts) -> HourFile:

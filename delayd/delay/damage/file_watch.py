@@ -23,10 +23,10 @@ from delayd.executor import Done, Priority
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
+from delayd.open_files import REMOVED
 from delayd.site import Site
 
 LOOK_MS = 30_000
-GONE = "the file was removed under the running server"
 HOURS_A_LOOK = 1_024  # Two files each, some microseconds: the hours of two years are looked at within ten minutes.
 
 
@@ -164,7 +164,7 @@ def _look_at(
     try:
         file = open_named(disk, path)
     except FileNotFoundError:
-        return DamagedData(path, 0, GONE), None
+        return DamagedData(path, 0, REMOVED), None
     except DamagedData as error:
         return error, None
     try:
@@ -177,7 +177,7 @@ def _look_at(
         if which is None or which != seen:
             _check_header(disk, path, kind, log_id, hour)
     except FileNotFoundError:
-        return DamagedData(path, 0, GONE), None
+        return DamagedData(path, 0, REMOVED), None
     except UnfinishedFile:
         return DamagedData(path, 0, "the checksum of the file header differs"), None
     except DamagedData as error:

@@ -272,6 +272,7 @@ def open_run(disk: Disk, folder: str, log_id: int, seed: int, name: RunName) -> 
             raise DamagedData(path, HEADER_AT, "it is another run than the one that the state names")
         if found.header.seed != seed:
             raise DamagedData(path, HEADER_AT, "its keys are hashed with another seed")
+        file.keep_open(True)  # Runs are few, and a removed one is still read.
         return Run(found)
     except UnfinishedFile:
         file.close()
