@@ -381,11 +381,12 @@ class RealDisk:
 class RealFile:
     """A file whose descriptor `OpenFiles` may close and open anew between two calls."""
 
-    __slots__ = ("_file", "_files", "_latch")
+    __slots__ = ("_file", "_files", "_latch", "_path")
 
     def __init__(self, files: OpenFiles, file: OpenFile, latch: SyncLatch) -> None:
         self._files = files
         self._file = file
+        self._path = file.path
         self._latch = latch
 
     def pread(self, size: int, position: int) -> bytes:
@@ -412,27 +413,26 @@ class RealFile:
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write in calls of at most 1,024 buffers; the GIL is released in each."""
-        with _named_errors(self._file.path), self._changing() as descriptor:
+        with _named_errors(self._path), self._changing() as descriptor:
             for start in range(0, len(buffers), BUFFERS_MAX):
                 part = buffers[start : start + BUFFERS_MAX]
                 position += self._write_all(descriptor, part, position)
 
     def sync(self) -> None:
         """Fdatasync; it also makes the length durable."""
-        path = self._file.path
-        self._latch.check(path)
+        self._latch.check(self._path)
         descriptor = self._files.take(self._file)
         try:
             os.fdatasync(descriptor)
             self._file.unsynced = False
         except OSError as error:
-            raise self._latch.failed(path, error) from error
+            raise self._latch.failed(self._path, error) from error
         finally:
             self._files.give(self._file)
 
     def truncate(self, size: int) -> None:
         """See the port."""
-        with _named_errors(self._file.path), self._changing() as descriptor:
+        with _named_errors(self._path), self._changing() as descriptor:
             os.ftruncate(descriptor, size)
 
     def size(self) -> int:
@@ -465,7 +465,7 @@ class RealFile:
         while written < total:
             count = os.pwritev(descriptor, _rest(buffers, written), position + written)
             if count == 0:
-                raise OSError(errno.EIO, "a write made no progress", self._file.path)
+                raise OSError(errno.EIO, "a write made no progress", self._path)
             written += count
         return total
 
