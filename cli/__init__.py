@@ -6,6 +6,7 @@ A map. A command lives in the file of its name; `main` gathers them.
     options, exits, times   options that commands share, exit codes, instants and durations as people write them
 Messages
     send, consume, message   send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
+    pending             what is pending, asked of the running servers
     which, bulk         messages by receipts or keys, and all of a window
     work, app           run a worker, and find the one that was named; `worker_processes`: several of them, and
                         `sources`: the files that start them again when they change
@@ -13,6 +14,7 @@ Servers
     up, supervisor, child, serve, lines   start one server or all of them, and show what they write
     ask, states         ask servers, and put what they answer together
     status, top, servers, subjects, groups, clock   what serves, who has what, how far consumers are
+    dead                messages that no handler could work on
     server, route, slots, target, quarantine, quotas   an operator's word
 Files
     log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
@@ -20,7 +22,6 @@ Files
     find                messages by what they say
     forecast, quota_of  what falls due in each period ahead, and the quota that it is held against
     trace               one message through all logs
-    dead                messages that no handler could work on
     backup              copies of servers, and putting them back
     audit, seals, export, progress   the books, the seals, and tables for other engines
 What is shown

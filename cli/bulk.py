@@ -76,9 +76,12 @@ def _code_of(walked: Walked) -> int:
         click.echo(f"delayd: {walked.ended:,} were handed over or ended meanwhile", err=True)
     if walked.in_flight:
         click.echo(f"delayd: {walked.in_flight:,} are being handed over: say it again", err=True)
-    if walked.unread:
-        click.echo(
-            "delayd: files of hours could not be read, so messages may be missing; see `delayd status`", err=True
-        )
-        return NOT_BALANCED
-    return TRY_LATER if walked.in_flight else OK
+    return told_unread(walked.unread) or (TRY_LATER if walked.in_flight else OK)
+
+
+def told_unread(unread: int) -> int:
+    """The exit code of a walk that met so many files which can't be read; stderr says so."""
+    if not unread:
+        return OK
+    click.echo("delayd: files of hours could not be read, so messages may be missing; see `delayd status`", err=True)
+    return NOT_BALANCED

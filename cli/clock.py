@@ -54,7 +54,7 @@ async def _clocks(address: str, role: str | None, secret: Secret | None) -> list
     for server in servers:
         if not server.alive:
             place = f"{server.role} server at {server.host}:{server.port}"
-            click.echo(f"delayd: the clock of the {place} is missing: {server.silence}", err=True)
+            click.echo(f"delayd: the clock of the {place} is missing: {ask.silence(server)}", err=True)
     return [await _clock(server, secret) for server in servers if server.alive]
 
 

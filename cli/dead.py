@@ -6,37 +6,20 @@ Dead letters). So it is found, ended and moved as every pending message.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
 
 import click
 
-from delayd.client.sending.producer import Producer
-from delayd.disk import RealDisk
-from delayd.errors import BadArgument
-from delayd.headers import Headers, decode_headers
-from delayd.life import ATTEMPT, DEAD_AT_MS, DEAD_KEPT_MS, DEAD_TAG, ERROR, ORIGIN, REASON
-from delayd.reading.find import Finder, Search
-from delayd.reading.matching import Wanted
-from delayd.retry_subject import retry_subject
+from delayd.client.admin.admin import Admin
+from delayd.client.admin.letters import Letter
+from delayd.client.instants import instant_ms
 
-from . import ask
-from .bulk import Wording, in_bulk, moment
-from .find import in_processes, shown_body
-from .groups import groups_of
-from .hour_schedule import LeftOut
+from .bulk import Wording, in_bulk, moment, told_unread
+from .find import shown_body
+from .groups import tell_missing
 from .listing import show
 from .offers import offer_groups, offer_subjects
-from .options import (
-    data_option,
-    examples,
-    format_option,
-    limit_option,
-    meta_option,
-    subject_option,
-    yes_option,
-)
+from .options import examples, format_option, limit_option, meta_option, subject_option, yes_option
 from .table import Cell, Column, Kind
 from .times import check_order, instant
 
@@ -49,9 +32,9 @@ LETTERS = (
     Column("error"),
     Column("origin_sequence", Kind.NAME, spare=True),
     Column("delay_log_id", detail=True),
+    Column("receipt", detail=True),
     Column("body"),
 )
-KEPT = timedelta(milliseconds=DEAD_KEPT_MS)
 
 from_option = click.option(
     "--from", "from_ms", type=instant, metavar="INSTANT", help="Dead since this or later, such as -2h or ISO 8601."
@@ -61,18 +44,10 @@ to_option = click.option(
 )
 
 
-class DeadGroup(NamedTuple):
-    """A group of consumers, and the subject under which its dead letters are kept."""
-
-    subject: str
-    group: str
-    kept_as: str
-
-
 @click.group(
     epilog=examples(
         "delayd dead list",
-        "delayd dead show orders.cancel billing --data /var/lib/delayd",
+        "delayd dead show orders.cancel billing",
         "delayd dead redrive orders.cancel billing --dry-run",
     )
 )
@@ -86,20 +61,16 @@ def dead() -> None:
 @format_option
 def list_(meta: str, subject: str | None, form: str) -> None:
     """Count the dead letters of each group that has any."""
-    found: list[tuple[Cell, ...]] = []
-    with Producer(meta) as producer:
-        for each in _groups(meta, subject, None):
-            walked = producer.cancel_where(each.kept_as, tag=DEAD_TAG, dry_run=True)
-            if walked.found:
-                found.append((each.subject, each.group, walked.found))
-    show(COLUMNS, found, form)
+    with Admin(meta) as admin:
+        listed = admin.dead_groups(subject)
+    tell_missing(listed)
+    show(COLUMNS, list(listed), form)
 
 
-@dead.command("show", epilog=examples("delayd dead show orders.cancel billing --data /var/lib/delayd --from -24h"))
+@dead.command("show", epilog=examples("delayd dead show orders.cancel billing --from -24h"))
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("group", shell_complete=offer_groups)
 @meta_option
-@data_option
 @from_option
 @to_option
 @click.option("--reason", metavar="TEXT", help="Only those whose reason has this text.")
@@ -109,7 +80,6 @@ def show_(
     subject: str,
     group: str,
     meta: str,
-    data: str,
     from_ms: int | None,
     to_ms: int | None,
     reason: str | None,
@@ -118,28 +88,16 @@ def show_(
 ) -> int:
     """Show the dead letters of a group: since when, why, what went wrong last, and the body.
 
-    The letters are read from the files of the delay servers in --data, which may be running.
+    The letters are asked of the running delay servers.
 
-    Exit codes: 3 something is damaged; stderr names it, and everything else is shown.
+    Exit codes: 3 files of a delay server can't be read, so letters may be missing; everything else is shown.
     """
     check_order(from_ms, to_ms)
-    (one,) = _groups(meta, subject, group)
-    wanted = Wanted(_due(from_ms), _due(to_ms), one.kept_as.encode(), None, None, (DEAD_TAG,), None, ())
-    finder, left_out = Finder(RealDisk(), data, Search(wanted, False), in_processes), LeftOut()
-    letters: list[tuple[Cell, ...]] = []
-    for found in finder.found():
-        for error in found.damage:
-            left_out.add(error)
-        for row in found.rows:
-            life = decode_headers(row.headers)
-            why = _text(life, REASON)
-            if reason is None or reason in why:
-                body = shown_body(row.body, "text", form)
-                at_ms, attempts = int(_text(life, DEAD_AT_MS) or 0), int(_text(life, ATTEMPT) or 0)
-                told = (why, _text(life, ERROR) or None, int(_text(life, ORIGIN) or 0))
-                letters.append((row.sequence, at_ms, attempts, *told, f"{row.log_id:016x}", body))
-    show(LETTERS, letters, form, limit)
-    return left_out.end()
+    with Admin(meta) as admin:
+        pages = admin.dead_letters(subject, group, since=moment(from_ms), before=moment(to_ms))
+        letters = (letter for page in pages for letter in page if reason is None or reason in letter.reason)
+        show(LETTERS, (_row(letter, form) for letter in letters), form, limit)
+        return told_unread(pages.unread)
 
 
 @dead.command(
@@ -160,11 +118,8 @@ def redrive(
     Letters that die while it runs are left.
     """
     check_order(from_ms, to_ms)
-    (one,) = _groups(meta, subject, group)
-    with Producer(meta) as producer:
-        since, before = moment(_due(from_ms)), moment(_due(to_ms))
-        move = partial(producer.reschedule_where, one.kept_as, shift=-KEPT, tag=DEAD_TAG)
-        walk = partial(move, due_from=since, due_before=before)
+    with Admin(meta) as admin:
+        walk = partial(admin.redrive, subject, group, since=moment(from_ms), before=moment(to_ms))
         wording = Wording("sent again", f"come to the group {group} again.")
         return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
 
@@ -180,38 +135,14 @@ def redrive(
 def purge(subject: str, group: str, meta: str, from_ms: int | None, to_ms: int | None, dry_run: bool, yes: bool) -> int:
     """End dead letters for good: nobody gets them any more."""
     check_order(from_ms, to_ms)
-    (one,) = _groups(meta, subject, group)
-    with Producer(meta) as producer:
-        since, before = moment(_due(from_ms)), moment(_due(to_ms))
-        walk = partial(producer.cancel_where, one.kept_as, tag=DEAD_TAG, due_from=since, due_before=before)
+    with Admin(meta) as admin:
+        walk = partial(admin.purge, subject, group, since=moment(from_ms), before=moment(to_ms))
         wording = Wording("purged", "are gone for good then.")
         return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
 
 
-def _groups(meta: str, subject: str | None, group: str | None) -> list[DeadGroup]:
-    """The groups of a subject, or of all, with the subjects of their dead letters; one, when its name is given."""
-
-    async def found() -> list[DeadGroup]:
-        async with ask.meta(meta) as connection:
-            servers = await ask.known_servers(connection, "realtime")
-        return [
-            DeadGroup(info.subject, info.group, retry_subject(server.log_id, info.group_id))
-            for server in servers
-            for info in await groups_of(server, subject)
-            if group is None or info.group == group
-        ]
-
-    groups = sorted(ask.run(found))
-    if group is not None and len(groups) != 1:
-        raise BadArgument(f"there is no group {group} of {subject}, or its server is away; see `delayd groups`")
-    return groups
-
-
-def _due(died_ms: int | None) -> int | None:
-    """When a letter that died at an instant is due."""
-    return None if died_ms is None else died_ms + DEAD_KEPT_MS
-
-
-def _text(headers: Headers, name: str) -> str:
-    value = headers.get(name, "")
-    return value if isinstance(value, str) else ""
+def _row(letter: Letter, form: str) -> tuple[Cell, ...]:
+    receipt = letter.receipt
+    dead_at_ms = None if letter.dead_at is None else instant_ms(letter.dead_at)
+    told = (dead_at_ms, letter.attempts, letter.reason, letter.error or None, letter.origin)
+    return (receipt.sequence, *told, f"{receipt.log_id:016x}", receipt.token, shown_body(letter.body, "text", form))

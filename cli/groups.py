@@ -4,31 +4,40 @@ about one group.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import click
 
+from delayd.client.admin.admin import Admin
+from delayd.client.admin.groups import (
+    GroupAt,
+    Listing,
+    delete_group,
+    find_group,
+    list_groups,
+    move_group,
+    one_place,
+    pause_group,
+)
+from delayd.client.admin.letters import Letter
 from delayd.client.sending.producer import Producer
-from delayd.errors import BadArgument, DelaydError
-from delayd.net.connection import Connection
-from delayd.retry_subject import retry_subject
+from delayd.errors import DelaydError
 from delayd.secret import Secret
-from delayd.wire.frame import Head, HeadValue
-from delayd.wire.listings import GroupInfo, read_groups
-from delayd.wire.positions import AtInstant, AtSequence, End, Position, position_value
-from delayd.wire.requests import RequestType, need_int
+from delayd.wire.listings import GroupInfo
+from delayd.wire.positions import AtInstant, AtSequence, End, Position
 
 from . import ask
-from .bulk import Walk, Wording, walk_all
+from .bulk import Walk, Wording, told_unread, walk_all
 from .exits import NOT_BALANCED, OK
+from .find import shown_body
 from .listing import show as show_rows
 from .offers import offer_groups, offer_subjects
 from .options import (
     confirm,
     examples,
     format_option,
+    limit_option,
     meta_option,
     secret_data_option,
     secret_of,
@@ -45,8 +54,6 @@ COSTS = (
 )
 AGAIN = "messages that it had acknowledged come to it again"
 NEVER = "it never gets the messages in between"
-PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
-AGED_PAGE = 100  # The same with the age of their oldest message, which may cost some reads for each.
 PROGRESS = (
     Column("waiting", Kind.NUMBER),
     Column("outstanding", Kind.NUMBER),
@@ -74,6 +81,19 @@ OF_ONE = (
     Column("state"),
 )
 
+RETRIES = (
+    Column("sequence", Kind.NAME),
+    Column("comes_at_ms", Kind.INSTANT),
+    Column("attempts", Kind.NUMBER),
+    Column("error"),
+    Column("origin_sequence", Kind.NAME, spare=True),
+    Column("delay_log_id", detail=True),
+    Column("receipt", detail=True),
+    Column("body"),
+)
+
+T = TypeVar("T")
+
 subject_argument = click.argument("subject", shell_complete=offer_subjects)
 group_argument = click.argument("group", shell_complete=offer_groups)
 
@@ -92,13 +112,6 @@ class Where(click.ParamType[Position]):
             if text == end.value:
                 return end
         return AtSequence(int(text)) if text.isdecimal() else AtInstant(instant(text))
-
-
-class Place(NamedTuple):
-    """A realtime server, and a group as it is there."""
-
-    server: ask.Known
-    info: GroupInfo
 
 
 class _Pending(NamedTuple):
@@ -134,7 +147,9 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
     When a server can't be asked, its groups are missing, and stderr says so.
     """
     if context.invoked_subcommand is None:
-        show_rows(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
+        listed = ask.run(lambda: list_groups(meta, subject))
+        tell_missing(listed)
+        show_rows(COLUMNS, [_row(place) for place in listed], form)
 
 
 @groups.command(epilog=examples("delayd groups show orders.cancel billing"))
@@ -148,8 +163,28 @@ def show(subject: str, group: str, meta: str, form: str) -> None:
     `next` is the sequence of the message that the group is given next, `end` that behind the subject's last message,
     `oldest unacked` the group's first message that is not acknowledged.
     """
-    rows = [_of_one(place) for place in ask.run(lambda: _places(meta, subject, group))]
-    show_rows(OF_ONE, rows, form)
+    show_rows(OF_ONE, [_of_one(place) for place in _places(meta, subject, group)], form)
+
+
+@groups.command(epilog=examples("delayd groups retries orders.cancel billing"))
+@subject_argument
+@group_argument
+@meta_option
+@limit_option
+@format_option
+def retries(subject: str, group: str, meta: str, limit: int, form: str) -> int:
+    """Show the messages that a group gave back and that wait to come to it again, the next one first.
+
+    They are asked of the running delay servers, hour by hour of the instant at which they come. `delayd cancel` and
+    `delayd reschedule` take `receipt` with the subject under which the group's messages are kept, `--format json` has
+    both.
+
+    Exit codes: 3 files of a delay server can't be read, so messages may be missing; everything else is shown.
+    """
+    with Admin(meta) as admin:
+        pages = admin.retries(subject, group)
+        show_rows(RETRIES, (_retry(letter, form) for page in pages for letter in page), form, limit)
+        return told_unread(pages.unread)
 
 
 @groups.command(
@@ -185,14 +220,14 @@ def delete(
     Exit codes: 3 the group is deleted, but files of a delay server can't be read, so messages may be pending there.
     """
     secret = secret_of(secret_file, data)
-    places = ask.run(lambda: _places(meta, subject, group))
+    places = _places(meta, subject, group)
     with Producer(meta) as producer:
         walks = [] if keep_pending else [_of_pending(producer, place) for place in places]
         pending = sum(each.found for each in walks)
         more = f"; {pending:,} messages that {PENDING} end" if pending else ""
         confirm(f"{group} of {subject}: {COSTS}{more}", yes)
         # The group goes first: from then on it gives nothing back any more.
-        ask.run(lambda: _say(meta, secret, RequestType.DELETE_GROUP, subject, group))
+        ask.run(lambda: _delete(places, secret))
         click.echo(f"group {group} of {subject} is deleted")
         return _end_pending(walks)
 
@@ -229,18 +264,15 @@ def rewind(
     on. Retries and dead letters stay as they are. The command needs the cluster's secret.
     """
     secret = secret_of(secret_file, data)
-    (place, *more) = ask.run(lambda: _places(meta, subject, group))
-    if more:
-        where = ", ".join(f"{each.server.host}:{each.server.port}" for each in (place, *more))
-        raise BadArgument(f"{group} of {subject} is at several realtime servers, {where}; delete those that are empty")
-    found = ask.run(lambda: _move(place, secret, to, dry_run=True))
-    before, then, dropped = (need_int(found, name) for name in ("before", "next", "dropped"))
+    place = one_place(_places(meta, subject, group))
+    found = ask.run(lambda: move_group(place, secret, to, dry_run=True))
+    before, then, dropped = found
     click.echo(f"group {group} of {subject} goes from message {before} to {then}, and lets {dropped} go that it holds")
     if dry_run:
         return
     confirm(f"{group} of {subject}: {AGAIN if then < before else NEVER}", yes)
     # The place that was shown, not where the words lead by now.
-    ask.run(lambda: _move(place, secret, AtSequence(then), dry_run=False))
+    ask.run(lambda: move_group(place, secret, AtSequence(then), dry_run=False))
     click.echo(f"group {group} of {subject} goes on at message {then}")
 
 
@@ -257,7 +289,8 @@ def pause(subject: str, group: str, meta: str, secret_file: str | None, data: st
     secret.
     """
     secret = secret_of(secret_file, data)
-    ask.run(lambda: _say(meta, secret, RequestType.PAUSE_GROUP, subject, group, paused=True))
+    places = _places(meta, subject, group)
+    ask.run(lambda: _pause(places, secret, paused=True))
     click.echo(f"group {group} of {subject} is paused")
 
 
@@ -270,14 +303,14 @@ def pause(subject: str, group: str, meta: str, secret_file: str | None, data: st
 def resume(subject: str, group: str, meta: str, secret_file: str | None, data: str) -> None:
     """Give the consumers of a paused group messages again. The command needs the cluster's secret."""
     secret = secret_of(secret_file, data)
-    ask.run(lambda: _say(meta, secret, RequestType.PAUSE_GROUP, subject, group, paused=False))
+    places = _places(meta, subject, group)
+    ask.run(lambda: _pause(places, secret, paused=False))
     click.echo(f"group {group} of {subject} gets messages again")
 
 
-def _of_pending(producer: Producer, place: Place) -> _Pending:
-    name = retry_subject(place.server.log_id, place.info.group_id)
-    walk = partial(producer.cancel_where, name)
-    return _Pending(name, walk, walk().found, place.info.leaving)
+def _of_pending(producer: Producer, place: GroupAt) -> _Pending:
+    walk = partial(producer.cancel_where, place.kept_as)
+    return _Pending(place.kept_as, walk, walk().found, place.info.leaving)
 
 
 def _end_pending(walks: list[_Pending]) -> int:
@@ -306,49 +339,45 @@ def _end_pending(walks: list[_Pending]) -> int:
     return OK
 
 
-async def _say(address: str, secret: Secret, word: RequestType, subject: str, group: str, **more: HeadValue) -> None:
-    """Say a word to each realtime server that has the group."""
-    for place in await _places(address, subject, group):
-        async with ask.reached(place.server) as connection:
-            await ask.prove(connection, secret)
-            await ask.ask(connection, word, {"subject": subject, "group": group, **more})
+def _places(meta: str, subject: str, group: str) -> Listing[GroupAt]:
+    """Where a group is; stderr names the servers that can't be asked."""
+    places = ask.run(lambda: find_group(meta, subject, group))
+    tell_missing(places)
+    return places
 
 
-async def _move(place: Place, secret: Secret, to: Position, *, dry_run: bool) -> Head:
-    names: Head = {"subject": place.info.subject, "group": place.info.group}
-    async with ask.reached(place.server) as connection:
-        await ask.prove(connection, secret)
-        head = {**names, "to": position_value(to), "dry_run": dry_run}
-        return await ask.ask(connection, RequestType.MOVE_GROUP, head)
+def tell_missing(listed: Listing[T]) -> None:
+    """Name the servers whose groups are missing, on stderr."""
+    for sentence in listed.missing:
+        click.echo(f"delayd: {sentence}", err=True)
 
 
-async def _places(address: str, subject: str, group: str) -> list[Place]:
-    """Where a group is; BadArgument when no server that lives has it."""
-    async with ask.meta(address) as connection:
-        servers = await ask.known_servers(connection, "realtime")
-    found = [Place(server, info) for server in servers for info in await groups_of(server, subject, ages=True)]
-    found = [place for place in found if place.info.group == group]
-    if not found:
-        raise BadArgument(f"no realtime server that lives has a group {group} of {subject}; see `delayd groups`")
-    return found
+async def _pause(places: Listing[GroupAt], secret: Secret, *, paused: bool) -> None:
+    for place in places:
+        await pause_group(place, secret, paused=paused)
 
 
-async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
-    async with ask.meta(address) as connection:
-        servers = await ask.known_servers(connection, "realtime")
-    found = [info for server in servers for info in await groups_of(server, subject, ages=True)]
-    return [_row(info) for info in sorted(found, key=lambda info: (info.subject, info.group))]
+async def _delete(places: Listing[GroupAt], secret: Secret) -> None:
+    for place in places:
+        await delete_group(place, secret)
 
 
-def _row(info: GroupInfo) -> tuple[Cell, ...]:
+def _row(group: GroupAt) -> tuple[Cell, ...]:
+    info = group.info
     place = (info.oldest_ms_ago, info.next, info.end, _state(info))
     return (info.subject, info.group, *_progress(info), info.leaving, *place)
 
 
-def _of_one(place: Place) -> tuple[Cell, ...]:
+def _retry(letter: Letter, form: str) -> tuple[Cell, ...]:
+    receipt = letter.receipt
+    told = (letter.attempts, letter.error or None, letter.origin, f"{receipt.log_id:016x}", receipt.token)
+    return (receipt.sequence, receipt.deliver_at_ms, *told, shown_body(letter.body, "text", form))
+
+
+def _of_one(place: GroupAt) -> tuple[Cell, ...]:
     info = place.info
     where = (info.oldest_unacked, info.oldest_ms_ago, info.next, info.end, _state(info))
-    return (f"{place.server.host}:{place.server.port}", *_progress(info), info.leaving, *where)
+    return (place.server.address, *_progress(info), info.leaving, *where)
 
 
 def _progress(info: GroupInfo) -> tuple[Cell, ...]:
@@ -361,33 +390,3 @@ def _state(info: GroupInfo) -> str:
     states.append((info.in_flight_max > 0, f"at most {info.in_flight_max} in flight"))
     states.append((bool(info.filter), f"tags: {info.filter}"))
     return "; ".join(name for is_so, name in states if is_so)
-
-
-async def groups_of(server: ask.Known, subject: str | None, *, ages: bool = False) -> list[GroupInfo]:
-    """The groups of a realtime server, with the ages of their oldest messages if asked; stderr says when they can't be
-    had.
-    """
-    found: list[GroupInfo] = []
-    place = f"{server.host}:{server.port}"
-    if not server.alive:
-        click.echo(f"delayd: groups of {place} are missing: {server.silence}", err=True)
-        return found
-    try:
-        async with ask.reached(server) as connection:
-            async for page in _pages(connection, subject, ages):
-                found.extend(page)
-    except DelaydError as error:
-        click.echo(f"delayd: groups of {place} are missing: {error.message}", err=True)
-    return found
-
-
-async def _pages(connection: Connection, subject: str | None, ages: bool) -> AsyncIterator[list[GroupInfo]]:
-    after: list[HeadValue] = ["", ""]
-    asked: Head = {"subject": subject, "limit": AGED_PAGE if ages else PAGE, "ages": ages}
-    more = True
-    while more:
-        page, more = read_groups(await ask.ask(connection, RequestType.GROUPS, {**asked, "after": after}))
-        yield page
-        more = more and bool(page)
-        if page:
-            after = [page[-1].subject, page[-1].group]

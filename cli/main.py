@@ -48,6 +48,7 @@ PLACES = {
     "get": Place("message", "get", "Show what became of messages."),
     "cancel": Place("message", "cancel", "End messages that are pending."),
     "reschedule": Place("message", "reschedule", "Move messages that are pending to another instant."),
+    "pending": Place("pending", "pending", "List the pending messages of a subject."),
     "status": Place("status", "status", "Show which servers serve, what waits for whom, and what servers refuse."),
     "top": Place("top", "top", "Watch rates, pending messages and the lag of groups."),
     "servers": Place("servers", "servers", "List the servers that meta knows."),

@@ -6,6 +6,7 @@ Invariant: a quota that is not known is said to be unknown, and never taken for 
 
 from collections.abc import Sequence
 
+from delayd.client.admin.quotas import quotas_of
 from delayd.client.limits import check_subject
 from delayd.errors import DamagedData, DelaydError, ServerUnavailable
 from delayd.log.quota import NO_LIMITS, Limits
@@ -14,7 +15,7 @@ from delayd.reading.stored_quota import server_runs, stored_quota
 
 from . import ask
 from .hour_schedule import Listing
-from .quotas import limits_sentence, quotas_of
+from .quotas import limits_sentence
 
 
 def quota_of(subject: str, listing: Listing, meta: str) -> tuple[Limits, str]:

@@ -1,16 +1,16 @@
 """``delayd subjects set`` and ``delayd subjects show``: quotas of subjects at the delay servers (docs/quotas.md)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import click
 
+from delayd.client.admin.quotas import list_quotas, set_quota
 from delayd.client.limits import check_subject
-from delayd.errors import BadArgument, DelaydError, NoDelayServer
-from delayd.net.connection import Connection
+from delayd.errors import BadArgument
 from delayd.secret import Secret
 from delayd.wire.frame import Head
 from delayd.wire.meta import read_subject_page
-from delayd.wire.quotas import LIMITS, QuotaInfo, read_quotas
+from delayd.wire.quotas import LIMITS, QuotaInfo
 from delayd.wire.requests import INT_MAX, RequestType
 
 from . import ask
@@ -76,19 +76,15 @@ def set_(
 
 
 async def _set(address: str, secret: Secret, subject: str, limits: dict[str, int | None]) -> int:
-    failed = 0
     if not await _is_known(address, subject):
         # A quota may come before the first message; but the name may also be mistyped.
         click.echo(f"delayd: nobody has sent to {subject} yet; a quota holds from its first message on", err=True)
-    for server in await _delay_servers(address):
-        try:
-            await ask.decide(server, RequestType.SET_QUOTA, {"subject": subject, **limits}, secret)
-        except DelaydError as error:
-            failed += 1
-            click.echo(f"delayd: the quota is not set at {server.log_id:016x}: {error.message}", err=True)
-        else:
-            click.echo(f"{server.log_id:016x}: {limits_sentence(subject, list(limits.values()))}")
-    return TRY_LATER if failed else OK
+    set_at = await set_quota(address, subject, limits, secret)
+    for sentence in set_at.missing:
+        click.echo(f"delayd: {sentence}", err=True)
+    for server in set_at:
+        click.echo(f"{server.log_id:016x}: {limits_sentence(subject, list(limits.values()))}")
+    return TRY_LATER if set_at.missing else OK
 
 
 @click.command("show", epilog=examples("delayd subjects show", "delayd subjects show --prefix mails --format json"))
@@ -101,40 +97,17 @@ def show(prefix: str, meta: str, form: str) -> int:
     `highest` is the number of messages that are due in the fullest second to come, at `highest at`. A server that is
     still counting after a start has the state `counting`, and no numbers.
     """
-    rows, failed = ask.run(lambda: _rows(meta, prefix))
-    show_rows(COLUMNS, rows, form)
-    return TRY_LATER if failed else OK
-
-
-async def _rows(address: str, prefix: str) -> tuple[list[tuple[Cell, ...]], int]:
-    rows: list[tuple[Cell, ...]] = []
-    failed = 0
-    for server in await _delay_servers(address):
-        try:
-            async with ask.reached(server) as connection:
-                rows += [_row(server.log_id, info) async for info in quotas_of(connection, prefix)]
-        except DelaydError as error:
-            failed += 1
-            click.echo(f"delayd: quotas of {server.host}:{server.port} are missing: {error.message}", err=True)
-    return sorted(rows, key=lambda row: (str(row[0]), str(row[1]))), failed
+    listed = ask.run(lambda: list_quotas(meta, prefix))
+    for sentence in listed.missing:
+        click.echo(f"delayd: {sentence}", err=True)
+    show_rows(COLUMNS, [_row(each.server.log_id, each.info) for each in listed], form)
+    return TRY_LATER if listed.missing else OK
 
 
 def limits_sentence(subject: str, limits: Sequence[int | None]) -> str:
     """What a subject may have."""
     text = ", ".join(f"{name} {limit}" for name, limit in zip(LIMITS, limits, strict=True) if limit is not None)
     return f"{subject} {f'may have {text}' if text else 'has no quota'}"
-
-
-async def quotas_of(connection: Connection, prefix: str) -> AsyncIterator[QuotaInfo]:
-    """The quotas that a delay server has for subjects with this prefix, and how much of them is used."""
-    after, more = "", True
-    while more:
-        head = {"after": after, "prefix": prefix}
-        page, more = read_quotas(await ask.ask(connection, RequestType.QUOTAS, head))
-        for info in page:
-            yield info
-        more = more and bool(page)
-        after = page[-1].subject if page else after
 
 
 def _row(log_id: int, info: QuotaInfo) -> tuple[Cell, ...]:
@@ -158,11 +131,3 @@ async def _is_known(address: str, subject: str) -> bool:
         head: Head = {"prefix": subject, "after": "", "limit": 1}
         subjects, _ = read_subject_page(await ask.ask(connection, RequestType.META_SUBJECTS, head))
     return any(name == subject for name, _ in subjects)
-
-
-async def _delay_servers(address: str) -> list[ask.Known]:
-    async with ask.meta(address) as connection:
-        servers = await ask.known_servers(connection, "delay")
-    if not servers:
-        raise NoDelayServer("meta knows no delay server; start one with `delayd up`")
-    return servers

@@ -108,7 +108,7 @@ async def ask_all(address: str) -> list[Seen]:
 
 async def _ask(known: ask.Known) -> Seen:
     address = f"{known.host}:{known.port}"
-    fault = known.silence
+    fault = ask.silence(known)
     if known.alive:
         try:
             async with ask.reached(known) as connection:

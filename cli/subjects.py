@@ -109,7 +109,7 @@ async def _routes(connection: Connection, prefix: str, limit: int) -> list[tuple
 async def _kept(server: ask.Known, prefix: str) -> list[SubjectInfo]:
     kept: list[SubjectInfo] = []
     if not server.alive:
-        click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {server.silence}", err=True)
+        click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {ask.silence(server)}", err=True)
         return kept
     try:
         async with ask.reached(server) as connection:

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import click
 
+from delayd.client.admin.groups import groups_at
 from delayd.wire.listings import GroupInfo
 
 from . import ask
-from .groups import groups_of
+from .groups import tell_missing
 from .options import examples, meta_option
 from .status import Seen, ask_all
 from .table import Cell, Column, Kind, Table, width_of
@@ -129,8 +130,10 @@ async def _ask(meta: str) -> Look:
     seen = await ask_all(meta)
     async with ask.meta(meta) as connection:
         servers = [server for server in await ask.known_servers(connection, "realtime") if server.alive]
-    found = await asyncio.gather(*(groups_of(server, None) for server in servers))
-    return Look(seen, [(server.log_id, info) for server, own in zip(servers, found, strict=True) for info in own])
+    found = await asyncio.gather(*(groups_at(server, None) for server in servers))
+    for listed in found:
+        tell_missing(listed)
+    return Look(seen, [(place.server.log_id, place.info) for listed in found for place in listed])
 
 
 def _server_row(before: Seen | None, now: Seen) -> tuple[Cell, ...]:

@@ -45,7 +45,7 @@ def _whom(meta: str) -> str:
         return f"a delay server: the meta server at {meta} knows none; start one with `delayd delay`"
     places = ", ".join(f"{server.host}:{server.port}" for server in servers)
     if not any(server.alive for server in servers):
-        return f"the delay server at {places}: {servers[0].silence}"
+        return f"the delay server at {places}: {ask.silence(servers[0])}"
     return f"the delay server at {places}, which is alive and has not answered; see `delayd status`"
 
 

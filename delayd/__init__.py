@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 # Each name that delayd offers, and the module that it lives in. Type checkers read the same names from imports
 # under TYPE_CHECKING.
 _HOMES: dict[str, str] = {
+    "Admin": "delayd.client.admin.admin",
+    "AsyncAdmin": "delayd.client.admin.async_admin",
     "AsyncConsumer": "delayd.client.pulling.async_consumer",
     "AsyncMessage": "delayd.client.pulling.async_consumer",
     "AsyncMessageBatch": "delayd.client.pulling.async_consumer",
@@ -50,6 +52,8 @@ _HOMES: dict[str, str] = {
 }
 
 __all__ = [
+    "Admin",
+    "AsyncAdmin",
     "AsyncConsumer",
     "AsyncMessage",
     "AsyncMessageBatch",
@@ -88,6 +92,8 @@ __all__ = [
 __all__ += errors.__all__
 
 if TYPE_CHECKING:
+    from delayd.client.admin.admin import Admin as Admin
+    from delayd.client.admin.async_admin import AsyncAdmin as AsyncAdmin
     from delayd.client.pulling.async_consumer import AsyncConsumer as AsyncConsumer
     from delayd.client.pulling.async_consumer import AsyncMessage as AsyncMessage
     from delayd.client.pulling.async_consumer import AsyncMessageBatch as AsyncMessageBatch

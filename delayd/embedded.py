@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from delayd.client.admin.admin import Admin
 from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.instants import monotonic_s
 from delayd.client.loop_thread import LoopThread
@@ -124,6 +125,10 @@ class Embedded:
         """An `AsyncConsumer` of this directory, for the running loop."""
         return AsyncConsumer(self.address, subject, group, **settings)
 
+    def admin(self) -> Admin:
+        """An `Admin` of this directory, which may also decide what needs the secret."""
+        return Admin(self.address, secret=self._secret)
+
     def worker(self, **settings: Any) -> Worker:
         """A `Worker` for this directory; ``settings`` are its own."""
         return Worker(self.address, **settings)
@@ -176,7 +181,10 @@ class Embedded:
                 places["meta"] = f"{self._host}:{self._meta_port}"
             names = set() if config is MetaConfig else {each.name for each in fields(config)}
             own = {name: value for name, value in settings.items() if name in names}
-            service: Service = server(config(**places, **own), self._fail, self._machine)
+            made = config(**places, **own)
+            if config is MetaConfig:
+                self._secret = self._machine.secret(made)
+            service: Service = server(made, self._fail, self._machine)
             try:
                 service.open()
             except BaseException:

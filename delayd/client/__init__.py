@@ -5,6 +5,7 @@ both forms share one core, which lives on one event loop of one process.
 
     sending             producers
     pulling             consumers
+    admin               what operators ask of running servers, and decide
 Both
     limits, instants    check what the caller said, and know what time it is at a server
     home_clock          the clocks of one home of messages: this machine's, or one that a test moves

@@ -16,13 +16,14 @@ from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
 from tests.end_to_end.up_process import up
 
-GUIDE = Path(__file__).parents[2] / "docs" / "clients.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text() for name in ("admin.md", "clients.md"))
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
 DEADLINE_S = 60.0
 
 
-def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
-    assert len(EXAMPLES) >= 9  # The page still has its examples where this test looks for them.
+def test_the_examples_of_the_pages_run(tmp_path: Path) -> None:
+    assert len(EXAMPLES) >= 11  # The pages still have their examples where this test looks for them.
     with up(tmp_path, "--port", "0") as running:
         meta = running.meta
         for example in EXAMPLES:

@@ -10,10 +10,9 @@ import pytest
 
 import delayd
 from cli import ask
-from cli.groups import groups_of
 from delayd import Backoff, Consumer, Producer
+from delayd.client.admin.groups import groups_at
 from delayd.errors import StaleHandle
-from delayd.retry_subject import retry_subject
 from tests.end_to_end.cluster import Cluster, cluster, command
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -139,7 +138,7 @@ def test_consumers_of_many_subjects_get_what_comes_again(servers: Cluster, kind:
 
 
 def test_dead_letters_are_listed_shown_sent_again_and_ended(servers: Cluster) -> None:
-    meta, data = servers.meta.address, str(servers.data)
+    meta = servers.meta.address
     with Producer(meta) as producer, Consumer(meta, "dead", "g", prefetch=False) as consumer:
         producer.send_batch("dead", [b"42", b"43", b"44"], delay=timedelta(0))
         left = 3
@@ -154,11 +153,11 @@ def test_dead_letters_are_listed_shown_sent_again_and_ended(servers: Cluster) ->
 
         wait_until(lambda: listed() == [{"subject": "dead", "group": "g", "dead": 3}], listed)
         words = ("dead", "g", "--meta", meta)
-        shown = json.loads(command("dead", "show", *words, "--data", data, "--format", "json"))
+        shown = json.loads(command("dead", "show", *words, "--format", "json"))
         assert sorted((row["body"], row["reason"], row["error"], row["attempts"]) for row in shown) == [
             (body, f"no order {body}", "KeyError", 1) for body in ("42", "43", "44")
         ]
-        some = json.loads(command("dead", "show", *words, "--data", data, "--reason", "43", "--format", "json"))
+        some = json.loads(command("dead", "show", *words, "--reason", "43", "--format", "json"))
         assert [row["body"] for row in some] == ["43"]
         assert "3 messages" in command("dead", "redrive", *words, "--dry-run")
         assert "0 messages" in command("dead", "redrive", *words, "--to", "-1h")
@@ -182,6 +181,8 @@ def test_a_deleted_group_takes_its_dead_letters_and_retries_along(servers: Clust
         producer.send_batch(subject, [b"1", b"2", b"3"], delay=timedelta(0))
         retries = _give_back_and_reject(meta, subject, 3)
         wait_until(lambda: producer.cancel_where(retries).found == 3)
+        waiting = json.loads(command("groups", "retries", subject, "g", "--meta", meta, "--format", "json"))
+        assert waiting and all(row["attempts"] == 1 for row in waiting)
         words = ("--meta", meta, "--data", str(servers.data), "--yes")
         told = command("groups", "delete", subject, "g", *words, *(["--keep-pending"] if keeps else []))
         ended = "" if keeps else "ended 3 messages that were dead letters, or were to come to it again\n"
@@ -204,7 +205,7 @@ def _give_back_and_reject(meta: str, subject: str, count: int) -> str:
     async def found() -> str:
         async with ask.meta(meta) as connection:
             (server,) = await ask.known_servers(connection, "realtime")
-        (info,) = await groups_of(server, subject)
-        return retry_subject(server.log_id, info.group_id)
+        (place,) = await groups_at(server, subject)
+        return place.kept_as
 
     return ask.run(found)

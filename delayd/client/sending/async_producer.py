@@ -410,7 +410,7 @@ class AsyncProducer:
         """
         window = window_of(subject, due_from, due_before, tag)
         one = None if key is None else asked_of(subject, None, key)
-        return self._own.on_this_loop().core.walker.pages(window, one, whole=contents)
+        return self._own.on_this_loop().core.walker.pending(window, one, whole=contents)
 
     async def cancel_where(
         self,

@@ -6,7 +6,7 @@ last one, and is not moved, is on one page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -27,7 +27,7 @@ from delayd.wire.finding import ROWS_MAX, Content, Piece, Place, Window
 WHOLE_ROWS_MIN = 64  # So many messages with their bodies are asked for at least.
 WHOLE_ROWS_FIRST = 4_096  # And so many first: a piece full of messages of 1 KB.
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 PageOf = Callable[[int, Piece], T]  # Makes a page of a server's log_id, and its piece of the walk.
 
 
@@ -123,7 +123,10 @@ class Pages(Generic[T]):
         unread: see `PendingPage`, so far.
     """
 
-    def __init__(self, messages: MessageAsker, window: Window, key: AskedRows | None, page_of: PageOf[T]) -> None:
+    def __init__(
+        self, messages: MessageAsker, window: Window, page_of: PageOf[T], key: AskedRows | None = None
+    ) -> None:
+        """``window`` says what the pages are to have; ``key`` chooses one message."""
         self.found = self.in_flight = self.unread = 0
         self._messages = messages
         self._window = window
@@ -147,11 +150,12 @@ class Pages(Generic[T]):
             self._window = self._window._replace(place=place, until_sequence=until, rows_max=rows_max)
             if piece.place is None:
                 self._servers.pop()
-            self.found += len(piece.rows)
             self.in_flight += piece.in_flight
             self.unread += piece.unread
-            if len(piece.rows):
-                return self._page_of(log_id, piece)
+            page = self._page_of(log_id, piece)
+            self.found += len(page)
+            if len(page):
+                return page
 
     async def next(self) -> T | None:
         """The next page; None when there is none left."""

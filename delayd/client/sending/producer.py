@@ -454,7 +454,7 @@ class Producer:
         window = window_of(subject, due_from, due_before, tag)
         one = None if key is None else asked_of(subject, None, key)
         engine = self._standing_engine()
-        return BlockingPages(engine.core.walker.pages(window, one, whole=contents), engine.thread)
+        return BlockingPages(engine.core.walker.pending(window, one, whole=contents), engine.thread)
 
     def cancel_where(
         self,

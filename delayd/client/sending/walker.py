@@ -8,23 +8,25 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sized
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from delayd.client.instants import instant_ms
 from delayd.client.limits import check_subject, need_timedelta
 from delayd.client.sending.message_asker import AskedOne, AskedRows, MessageAsker, NewInstants
-from delayd.client.sending.pending import WHOLE_ROWS_FIRST, Pages, PendingPage, page_of
+from delayd.client.sending.pending import WHOLE_ROWS_FIRST, PageOf, Pages, PendingPage, page_of
 from delayd.errors import BadArgument, DelaydError
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.log_id import LogId
 from delayd.tags import encode_tags
 from delayd.wire.ending import CancelAnswer, RescheduleAnswer
 from delayd.wire.finding import Content, Piece, Place, Window
+
+Page = TypeVar("Page", bound=Sized)
 
 _MS = timedelta(milliseconds=1)
 _PAIR = "[0-9a-f]{16}-[0-9]{1,19}"
@@ -102,11 +104,17 @@ class Walker:
     def __init__(self, messages: MessageAsker) -> None:
         self._messages = messages
 
-    def pages(self, window: Window, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
+    def pending(self, window: Window, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
         """The pending messages of a window, or the one with a key; ``whole``: with headers and bodies."""
-        content, rows_max = (Content.WHOLE, WHOLE_ROWS_FIRST) if whole else (Content.LABELS, window.rows_max)
-        asked = window._replace(content=content, rows_max=rows_max)
-        return Pages(self._messages, asked, None if key is None else key.rows(), partial(page_of, whole=whole))
+        content = Content.WHOLE if whole else Content.LABELS
+        return self.pages(window, content, partial(page_of, whole=whole), None if key is None else key.rows())
+
+    def pages(
+        self, window: Window, content: Content, page_of: PageOf[Page], key: AskedRows | None = None
+    ) -> Pages[Page]:
+        """Pages of what a window has."""
+        rows_max = WHOLE_ROWS_FIRST if content is Content.WHOLE else window.rows_max
+        return Pages(self._messages, window._replace(content=content, rows_max=rows_max), page_of, key)
 
     async def cancel(self, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
         """Cancel what is pending in a window, or only count it."""
