@@ -23,6 +23,7 @@ It passes through the folders
     books               its outcome is recorded, and its hour is sealed and deleted (S1 to S4)
     quotas              it counts for the quota of its subject (docs/quotas.md)
     ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
+    reply               the one way out of a request: what it holds is given back, then it is answered
     stopping            the last steps of a stop
     standing            what the server says of itself: figures, what waits for an operator, what it refuses
     settled             the instant before which everything that fell due has an outcome (S7)

@@ -290,6 +290,8 @@ class DelayCore:
             held=self._held,
             quarantine=self.quarantine,
             quotas=self.quotas,
+            endings=self.endings,
+            owed=self._owed,
         )
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)

@@ -447,7 +447,10 @@ class Intake:
             decided = self.decider.close(group)
             self._to_decide = self.decider.waiting
         if not (group.stored or self._controls or self._tick or decided.record):
-            self._committing = False
+            self._committing = self._to_decide
+            if self._to_decide:
+                # A turn of the loop decides so many requests only, and none of these had anything to log.
+                self._executor.submit(_nothing, self._decide_on)
             return
         most = BATCHES_MAX - 1  # A record of decisions may stand before them.
         controls, self._controls = self._controls[:most], self._controls[most:]
@@ -460,6 +463,11 @@ class Intake:
         self._executor.submit(
             partial(_write, self._log, groups, group.appended_at_ms), partial(self._committed, commit)
         )
+
+    def _decide_on(self, done: Done[None]) -> None:
+        done.result()
+        self._committing = False
+        self._commit()
 
     def _open_group(self, sequence: int) -> OpenGroup:
         """Take what is queued, as far as it fits a group; ``sequence`` is that of the first row."""
@@ -549,6 +557,10 @@ class Intake:
     def resume(self) -> None:
         """Try again what could not be appended to a full disk, once there is space."""
         self._commit()
+
+
+def _nothing() -> None:
+    """Another turn of the loop goes on after it."""
 
 
 def _write(log: Log, groups: list[NewGroup], now_ms: int) -> Written:

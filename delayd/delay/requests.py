@@ -5,7 +5,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from delayd.batch import HEADER, Batch, BatchKind, Buffer, Int64s, parse
 from delayd.clock import JudgedClock
@@ -38,6 +38,8 @@ _WISHES = {RequestType.CANCEL: Wish.CANCEL, RequestType.GET: Wish.GET, RequestTy
 Soon = Callable[[Callable[[], None]], object]
 # Takes a piece that begins at a batch's number, and returns the number at which the next piece begins.
 Take = Callable[[int], int]
+Answer = tuple[Head, Sequence[Buffer]]  # Head and body.
+T = TypeVar("T")
 
 
 class Peer(Protocol):
@@ -137,15 +139,9 @@ class Requests:
     def _decide_target(self, peer: Peer, frame: Frame) -> None:
         """Carry out an operator's decision about a target; the answer goes out when it is durable."""
 
-        def done(told: DelaydError | str) -> None:
-            if isinstance(told, DelaydError):
-                peer.answer_error(frame.request_id, told)
-            else:
-                peer.answer(frame.request_id, self._head(message=told))
-
         targets = self._core.targets
         decide = targets.lose if frame.type == RequestType.TARGET_LOST else targets.accept
-        decide(need_u64(frame.head, "log_id"), done)
+        decide(need_u64(frame.head, "log_id"), _tell(peer, frame, lambda told: (self._head(message=told), ())))
 
     def _list_quotas(self, peer: Peer, frame: Frame) -> None:
         after, prefix = need_str(frame.head, "after"), need_str(frame.head, "prefix")
@@ -157,13 +153,8 @@ class Requests:
         subject = need_str(frame.head, "subject").encode()
         check_subject(subject)
 
-        def done(error: DelaydError | None) -> None:
-            if error is not None:
-                peer.answer_error(frame.request_id, error)
-            else:
-                peer.answer(frame.request_id, self._head())
-
-        self._core.set_quota(subject, Limits(*limits_of(frame.head)), done)
+        limits = Limits(*limits_of(frame.head))
+        self._core.set_quota(subject, limits, _tell(peer, frame, lambda done: (self._head(), ())))
 
     def _choose_places(self, peer: Peer, frame: Frame) -> None:
         """Answer with the least loaded instants for messages that a caller is about to send."""
@@ -171,13 +162,10 @@ class Requests:
         check_subject(subject)
         due_ms = read_instants(frame.body)
 
-        def answered(what: Int64s | DelaydError) -> None:
-            if isinstance(what, DelaydError):
-                peer.answer_error(frame.request_id, what)
-            else:
-                peer.answer(frame.request_id, self._head(), [encode_instants(what)])
+        def chosen(instants: Int64s) -> Answer:
+            return self._head(), [encode_instants(instants)]
 
-        self._core.places(subject, due_ms, need_int(frame.head, "spread_ms"), answered)
+        self._core.places(subject, due_ms, need_int(frame.head, "spread_ms"), _tell(peer, frame, chosen))
 
     def _send(self, peer: Peer, frame: Frame) -> None:
         places = places_of(frame.body)
@@ -265,24 +253,19 @@ class Requests:
     def _release_slots(self, peer: Peer, frame: Frame) -> None:
         """Give up slots of keys, by an operator's word; the answer has their versions."""
 
-        def released(what: SlotOwners | DelaydError) -> None:
-            if isinstance(what, DelaydError):
-                peer.answer_error(frame.request_id, what)
-            else:
-                peer.answer(frame.request_id, self._head(versions=versions_bytes(what.versions)))
+        def released(owners: SlotOwners) -> Answer:
+            return self._head(versions=versions_bytes(owners.versions)), ()
 
-        self._core.endings.owned_slots.release(need_slots(frame.head, "slots"), released)
+        self._core.endings.owned_slots.release(need_slots(frame.head, "slots"), _tell(peer, frame, released))
 
     def _ask_rows(self, peer: Peer, frame: Frame) -> None:
         """Cancel or move messages, or say what became of them: one answer a row, in the order of the request."""
         self._check_log_id(frame)
 
-        def answered(what: AnswerRows | DelaydError) -> None:
-            if isinstance(what, DelaydError):
-                peer.answer_error(frame.request_id, what)
-            else:
-                peer.answer(frame.request_id, self._head(retry_after_ms=RETRY_AFTER_MS_DEFAULT), [what.tobytes()])
+        def told(rows: AnswerRows) -> Answer:
+            return self._head(retry_after_ms=RETRY_AFTER_MS_DEFAULT), [rows.tobytes()]
 
+        answered = _tell(peer, frame, told)
         names = read_asked_keys(frame.body)
         if names is not None:
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
@@ -298,10 +281,10 @@ class Requests:
         """List pending messages, a piece at a time."""
         self._check_log_id(frame)
 
-        def found(piece: Piece) -> None:
-            peer.answer(frame.request_id, self._head(**piece.to_head()), piece.to_body())
+        def found(piece: Piece) -> Answer:
+            return self._head(**piece.to_head()), piece.to_body()
 
-        self._core.endings.find(read_window(frame.head), found)
+        self._core.endings.find(read_window(frame.head), _tell(peer, frame, found))
 
     def _check_log_id(self, frame: Frame) -> None:
         """A receipt names the log that has its messages; no other server knows them."""
@@ -329,6 +312,18 @@ class Requests:
         if self._clock.in_boot_doubt:
             head["clock_in_doubt"] = True
         return head
+
+
+def _tell(peer: Peer, frame: Frame, answer: Callable[[T], Answer]) -> Callable[[T | DelaydError], None]:
+    """What a part of the core calls when it has done what a request wants, or with the error by which it is refused."""
+
+    def told(what: T | DelaydError) -> None:
+        if isinstance(what, DelaydError):
+            peer.answer_error(frame.request_id, what)
+        else:
+            peer.answer(frame.request_id, *answer(what))
+
+    return told
 
 
 def split(body: Buffer) -> list[Batch | BatchMalformed]:

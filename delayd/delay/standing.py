@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from delayd.clock import Clock
 from delayd.delay.damage.held import HeldRows
+from delayd.delay.ending.endings import Endings
+from delayd.delay.ending.owed import Owed
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.handoff import lateness
 from delayd.delay.handoff.dispatcher import Dispatcher
@@ -37,6 +39,8 @@ class Standing:
     held: HeldRows
     quarantine: Quarantine
     quotas: Quotas
+    endings: Endings
+    owed: Owed
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
@@ -61,6 +65,9 @@ class Standing:
             "subjects_bytes": self.hours.subjects.held_bytes,
             "producers": len(self.producers),
             "producers_bytes": self.producers.held_bytes,
+            "queued_bytes": self.intake.queued_bytes,
+            "owed_rows": len(self.owed),
+            **self.endings.held(),
             **lateness.figures(link.sender.lateness for link in links),
         }
 

@@ -16,6 +16,7 @@ from delayd.wire.ending import Asked, MessageState
 from delayd.wire.finding import Piece, Place, Window
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, wanted
+from tests.worlds.pieces import hear
 
 HOUR_MS = 3_600_000
 SHIFT_MS = HOUR_MS + 7
@@ -48,7 +49,7 @@ def walk(world: World, subject: bytes, until: int, bound: Callable[[int], None],
     place: Place | None = Place()
     while place is not None:
         told: list[Piece] = []
-        world.core.endings.find(Window(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), told.append)
+        world.core.endings.find(Window(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), hear(told))
         world.settle()
         (piece,) = told
         place, until = piece.place, piece.until_sequence

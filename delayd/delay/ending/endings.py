@@ -94,6 +94,15 @@ class Endings:
         self._fence.check()
         self._keyed_requests.ask(wish, names, answer, wanted_at_ms)
 
+    def held(self) -> dict[str, int]:
+        """What requests that are not answered hold, for STATUS; everything is 0 when each of them is answered."""
+        return {
+            "asked_rows": self.requests.rows_under_way,
+            "asked_copies": self.requests.copies_under_way,
+            "key_look_ups": len(self.taken_names),
+            "find_pieces": len(self._finder),
+        }
+
     def noted_hours(self) -> set[int]:
         """Hours of which the commit that is under way has claimed rows for their load."""
         return self._claims.noted_hours()

@@ -31,9 +31,10 @@ from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.filing.sources import Sources
 from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
 from delayd.delay.timers.hours import Hours
-from delayd.errors import DamagedData, DataError, Shortage, SlowDown
+from delayd.errors import DamagedData, DataError, DelaydError, Shortage, SlowDown
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.location import ROW_MASK, SCHEDULE_BIT, Locations, pack_locations
@@ -51,7 +52,7 @@ LOOK_ROWS = 8_192  # The loop asks about so many found rows in 1 to 2 ms.
 SCAN_ROWS = 65_536  # After so many rows in memory the worker gives way.
 SHORT_ROWS = 4_096
 
-Answer = Callable[[Piece], None]
+Answer = Callable[[Piece | DelaydError], None]
 
 
 class _File(NamedTuple):
@@ -124,7 +125,7 @@ class _Looking:
     """A piece whose rows the loop asks about, part by part."""
 
     snapshot: _Snapshot
-    answer: Answer
+    reply: Reply[Piece]
     read: _Read
     pending: list[LocatedRows]
     in_flight: int = 0
@@ -157,6 +158,9 @@ class Finder:
         self._under_way = 0
         self._remembered: _Remembered | None = None  # For the worker thread alone.
 
+    def __len__(self) -> int:
+        return self._under_way
+
     def find(self, window: Window, answer: Answer) -> None:
         """Call ``answer`` with the next piece of a walk.
 
@@ -164,9 +168,16 @@ class Finder:
         """
         if self._under_way >= PIECES_UNDER_WAY_MAX:
             raise SlowDown("this server looks for as many messages as it can at a time; ask again later")
-        snapshot = self._snapshot(window)
-        self._under_way += 1
-        self._site.worker.submit(partial(self._read, snapshot), partial(self._found, snapshot, answer), Priority.NORMAL)
+        reply: Reply[Piece] = Reply(answer)
+        with reply.begins():
+            self._under_way += 1
+            reply.holds(self._ended)
+            snapshot = self._snapshot(window)
+            done = partial(self._found, snapshot, reply)
+            self._site.worker.submit(partial(self._read, snapshot), done, Priority.NORMAL)
+
+    def _ended(self) -> None:
+        self._under_way -= 1
 
     def _snapshot(self, window: Window) -> _Snapshot:
         subjects, wheel = self._hours.subjects, self._hours.wheel
@@ -267,13 +278,9 @@ class Finder:
             self._remembered = _Remembered(walk, found)
         return found
 
-    def _found(self, snapshot: _Snapshot, answer: Answer, done: Done[_Read]) -> None:
-        try:
-            read = done.result()
-        except BaseException:
-            self._under_way -= 1
-            raise
-        self._look_from(_Looking(snapshot, answer, read, []), 0)
+    def _found(self, snapshot: _Snapshot, reply: Reply[Piece], done: Done[_Read]) -> None:
+        with reply.goes_on():
+            self._look_from(_Looking(snapshot, reply, done.result(), []), 0)
 
     def _look_from(self, looking: _Looking, first: int) -> None:
         """Ask about the rows from number ``first`` on, when the loop has turned."""
@@ -281,35 +288,31 @@ class Finder:
         self._site.worker.submit(work, partial(self._look, looking, first + LOOK_ROWS), Priority.DUE)
 
     def _look(self, looking: _Looking, next_first: int, done: Done[_Ordered]) -> None:
-        ordered = done.result()
-        pending, in_flight = self._states(looking.snapshot, ordered)
-        looking.pending.append(ordered.rows.compress(pending))
-        looking.in_flight += int(np.count_nonzero(in_flight))
-        if next_first < len(looking.read.rows):
-            self._look_from(looking, next_first)
-            return
-        rows, chosen = np.concatenate(looking.pending), looking.snapshot.chosen
-        content = chosen.window.content
-        if not len(rows) or content is Content.NONE:
-            self._answer(looking, Contents(rows))
-            return
-        work = partial(read_contents, rows, chosen.window, self._sources.reader(), self._site.worker)
-        self._site.worker.submit(work, lambda done: self._read_whole(looking, done), Priority.NORMAL)
+        with looking.reply.goes_on():
+            ordered = done.result()
+            pending, in_flight = self._states(looking.snapshot, ordered)
+            looking.pending.append(ordered.rows.compress(pending))
+            looking.in_flight += int(np.count_nonzero(in_flight))
+            if next_first < len(looking.read.rows):
+                self._look_from(looking, next_first)
+                return
+            rows, chosen = np.concatenate(looking.pending), looking.snapshot.chosen
+            content = chosen.window.content
+            if not len(rows) or content is Content.NONE:
+                self._answer(looking, Contents(rows))
+                return
+            work = partial(read_contents, rows, chosen.window, self._sources.reader(), self._site.worker)
+            self._site.worker.submit(work, lambda done: self._read_whole(looking, done), Priority.NORMAL)
 
     def _read_whole(self, looking: _Looking, done: Done[Contents]) -> None:
-        try:
-            contents = done.result()
-        except BaseException:
-            self._under_way -= 1
-            raise
-        self._answer(looking, contents)
+        with looking.reply.goes_on():
+            self._answer(looking, done.result())
 
     def _answer(self, looking: _Looking, contents: Contents) -> None:
-        self._under_way -= 1
         read, until = looking.read, looking.snapshot.chosen.until_sequence
         unread, place = read.unread + contents.unread, contents.place or read.place
         rows = _found_rows(contents.rows)
-        looking.answer(Piece(rows, looking.in_flight, unread, until, place, contents.batch))
+        looking.reply.end(Piece(rows, looking.in_flight, unread, until, place, contents.batch))
 
     def _states(self, snapshot: _Snapshot, ordered: _Ordered) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which rows are pending now, and which may be at a target."""

@@ -17,7 +17,8 @@ from delayd.delay.ending.taken_names import Named, TakenNames, Watch
 from delayd.delay.keys.entries import Asked, Found
 from delayd.delay.keys.index import View
 from delayd.delay.keys.owned_slots import OwnedSlots
-from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
+from delayd.delay.reply import Reply
+from delayd.errors import DamagedData, DelaydError
 from delayd.executor import Done, Executor, Priority
 from delayd.names import Names, slots_of_names
 from delayd.wire.ending import AnswerRows
@@ -39,11 +40,17 @@ class KeyedRequests:
         Raises:
             SlowDown, Stopping, and as `MessageRequests.move`: nothing of it is done.
         """
+        reply: Reply[AnswerRows] = Reply(answer)
+        with reply.begins():
+            self._requests.begin(reply, batch.count, wanted_at_ms)
+            self._look_up(wish, batch, wanted_at_ms, reply)
+
+    def _look_up(self, wish: Wish, batch: Batch, wanted_at_ms: Int64s | None, reply: Reply[AnswerRows]) -> None:
         self._taken.check()
-        self._requests.begin(batch.count, wanted_at_ms)
         watch, view = self._taken.begin()
+        reply.holds(partial(self._taken.end, watch))
         work = partial(_find, view, batch)
-        self._worker.submit(work, partial(self._found, wish, batch, wanted_at_ms, watch, answer), Priority.DUE)
+        self._worker.submit(work, partial(self._found, wish, batch, wanted_at_ms, watch, reply), Priority.DUE)
 
     def _found(
         self,
@@ -51,43 +58,36 @@ class KeyedRequests:
         batch: Batch,
         wanted_at_ms: Int64s | None,
         watch: Watch,
-        answer: Answer,
+        reply: Reply[AnswerRows],
         done: Done[tuple[Asked, Found]],
     ) -> None:
-        try:
-            names, found = done.result()
-        except (DamagedData, Shortage) as error:
-            if isinstance(error, DamagedData):
+        with reply.goes_on():
+            try:
+                names, found = done.result()
+            except DamagedData as error:
                 self._taken.damaged(error)
-            self._taken.end(watch)
-            self._requests.give_up(batch.count)
-            answer(SlowDown(f"keys can't be looked up now: {error}"))
-            return
-        slots = slots_of_names(names.names)
-        if not self._owned.are_served(slots):
-            self._taken.end(watch)
-            self._requests.give_up(batch.count)
-            self._owned.admit(slots, partial(self._admitted, wish, batch, wanted_at_ms, answer))
-            return
-        named = Named(self._taken, watch, names, found)
-
-        def answered(what: AnswerRows | DelaydError) -> None:
-            named.end()
-            answer(what)
-
-        self._requests.ask_named(wish, named, wanted_at_ms, answered)
+                raise
+            slots = slots_of_names(names.names)
+            if self._owned.are_served(slots):
+                self._requests.ask_named(wish, Named(self._taken, watch, names, found), wanted_at_ms, reply)
+            else:
+                # What the look-up found may be old when meta has answered: then the names are looked up anew.
+                self._taken.end(watch)
+                self._owned.admit(slots, partial(self._admitted, wish, batch, wanted_at_ms, reply))
 
     def _admitted(
-        self, wish: Wish, batch: Batch, wanted_at_ms: Int64s | None, answer: Answer, error: DelaydError | None
+        self,
+        wish: Wish,
+        batch: Batch,
+        wanted_at_ms: Int64s | None,
+        reply: Reply[AnswerRows],
+        error: DelaydError | None,
     ) -> None:
         """Meta has said who owns the keys (rule I4)."""
-        if error is not None:
-            answer(error)
-            return
-        try:
-            self.ask(wish, batch, answer, wanted_at_ms)
-        except DelaydError as refused:
-            answer(refused)
+        with reply.goes_on():
+            if error is not None:
+                raise error
+            self._look_up(wish, batch, wanted_at_ms, reply)
 
 
 def _find(view: View, batch: Batch) -> tuple[Asked, Found]:

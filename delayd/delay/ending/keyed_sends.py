@@ -268,7 +268,9 @@ class KeyedSends:
         if len(wanted):
             states, claimable = self._requests.states(wanted, *_known(wanted, looked_up))
             pending[held] = (claimable != NOT_CLAIMABLE).take(at)
-            in_flight[held] = (states["state"] == MessageState.IN_FLIGHT).take(at)
+            # A row that is cancelled with this commit has left its key already, though nobody may be told so yet.
+            unsure = (states["state"] == MessageState.IN_FLIGHT) & ~self._requests.is_cancelled_now(wanted)
+            in_flight[held] = unsure.take(at)
         # By row, in this order: how its name stands, and which row it meets.
         n = len(order)
         place = np.arange(n)
@@ -325,7 +327,9 @@ class _CommitRows(NamedTuple):
 
 
 class Deciding:
-    """The one decider of a delay server: keyed sends of a commit first, then requests about messages."""
+    """The one decider of a delay server: keyed sends of a commit first, then requests about messages. Before both come
+    the cancels by key that have waited for such sends long enough.
+    """
 
     def __init__(self, sends: KeyedSends, requests: MessageRequests) -> None:
         self._sends = sends
@@ -338,6 +342,7 @@ class Deciding:
 
     def close(self, group: OpenGroup) -> Decided:
         """Decide what waits."""
+        self._requests.open(group)
         ended = self._sends.close(group)
         decided = self._requests.close(group, ended)
         keyed = [entry for entry in group.stored if ColumnId.KEY_END in entry.batch.offsets]

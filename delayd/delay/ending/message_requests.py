@@ -33,10 +33,11 @@ from delayd.delay.ending.lookup import STATE_OF_REASON, HourPlace, LookedUp, Loo
 from delayd.delay.ending.moving import COPY_ROWS, Copied, ToMove, copy_rows
 from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.taken_names import Named
-from delayd.delay.ending.wanted import Indices, Pile, Wanted, wanted_of
+from delayd.delay.ending.wanted import Indices, Pile, Wanted, wanted_newest, wanted_of
 from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
 from delayd.delay.filing.sources import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
+from delayd.delay.reply import Reply
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
 from delayd.executor import Done, Priority
 from delayd.log.control import Ended, encode_known
@@ -45,7 +46,8 @@ from delayd.log.ended import ENDED, NO_ENDED, EndedRows
 from delayd.site import Site
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
 
-COMMIT_ROWS_MAX = 131_072  # One turn of the loop claims so many rows.
+COMMIT_ROWS_MAX = 131_072  # One turn of the loop decides about so many rows that are to be cancelled, or moved.
+REQUEST_ROWS = 1_024  # A request takes as long as so many rows besides its own, some 100 us.
 ROWS_UNDER_WAY_MAX = 1 << 20  # Rows of requests that are not answered: some 100 bytes each.
 ROWS_OWED_MAX = 1 << 21  # Rows whose outcomes are not written: while a disk is slow, callers wait.
 
@@ -60,6 +62,7 @@ _MOVE_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]
 _MOVE_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = RescheduleAnswer.CANCELLED
 
 STEPS_MAX = 100  # Moves that one request follows; then it is told how far it came, and to ask again from there.
+WAITS_MAX = 8  # So many commits does a request by key wait for rows that take its keys.
 LOOKS_MAX = 4  # So often does a request look anew for rows that went to another place meanwhile.
 TRIES_MAX = 8  # So often are rows copied anew because one of them could not be claimed any more.
 COPIES_MAX = 8  # Copies of rows under way: 5 MB each.
@@ -85,8 +88,8 @@ class Wish(Enum):
 class _Request:
     wish: Wish
     asked: Asked  # Its rows; of a moved message the newest row that is known so far.
-    answer: Answer
-    rows: int  # That count as under way.
+    reply: Reply[AnswerRows]
+    told: NDArray[np.bool_]  # Which rows of the request this server has followed: what stands in `asked` is true.
     wanted: Wanted = field(init=False)
     order: Indices = field(init=False)  # For each row of the request, its place in ``wanted``.
     # Which wanted rows were nowhere when they were looked up. Of another row, an outcome may have been written since.
@@ -95,8 +98,14 @@ class _Request:
     places: Places | None = None  # Where the rows are, as long as nothing else has happened since.
     steps: int = 0  # Moves that were followed.
     looks: int = 0  # Times that rows were looked for anew.
+    waits: int = 0  # Commits that had a row which took a name of the request.
     move: _Move | None = None
     named: Named | None = None  # The names of a request by key.
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it has waited long enough for rows that take its keys, and can be decided before them."""
+        return self.waits == WAITS_MAX and self.wish is Wish.CANCEL
 
 
 @dataclass(slots=True)
@@ -107,18 +116,41 @@ class _Move:
     done: NDArray[np.bool_]  # Rows of the request that were moved, or can't be read now.
     unread: NDArray[np.bool_]  # The latter.
     copied: Copied | None = None
+    has_copy: bool = False  # Whether a copy is being made or waits for its commit.
     tries: int = 0
 
 
-@dataclass(slots=True)
 class _Commit:
     """The decisions of one group commit, and the answers that wait for it."""
 
-    rows: EndedRows  # By rising sequence.
-    decided_at_ms: int
-    answers: list[tuple[_Request, AnswerRows]]
-    moved: list[Batch] = field(default_factory=list)
-    moves: list[_Moved] = field(default_factory=list)
+    def __init__(self, group: OpenGroup) -> None:
+        self.decided_at_ms = group.appended_at_ms
+        self.next_sequence = group.next_sequence  # Of the next row that is moved.
+        self.rows: EndedRows = NO_ENDED  # All of them by rising sequence, once the commit is closed.
+        self.parts: list[EndedRows] = []
+        self.ended, self.moved_now = Pile(), Pile()
+        self.answers: list[tuple[_Request, AnswerRows]] = []
+        self.moved: list[Batch] = []
+        self.moves: list[_Moved] = []
+        self._moved_rows, self._moved_bytes = 0, 0
+
+    def has_room(self, batch: Batch) -> bool:
+        """Whether a batch of moved rows fits; the first one does."""
+        rows, size_bytes = self._moved_rows + batch.count, self._moved_bytes + batch.total_bytes
+        return not self.moved or (rows <= MOVED_ROWS_MAX and size_bytes <= MOVED_BYTES_MAX)
+
+    def add(self, ended: EndedRows) -> None:
+        """Take rows that end with it; they rise in sequence."""
+        self.parts.append(ended)
+        self.ended.add(ended["sequence"].copy())
+
+    def add_moved(self, batch: Batch, ended: EndedRows) -> None:
+        """Take the batch of rows that are moved by it."""
+        self.moved.append(batch)
+        self.moved_now.add(ended["sequence"].copy())
+        self.next_sequence += batch.count
+        self._moved_rows += batch.count
+        self._moved_bytes += batch.total_bytes
 
 
 class _Moved(NamedTuple):
@@ -158,6 +190,7 @@ class MessageRequests:
         self._worker = site.worker
         self._lookup = Lookup(site.disk, site.folder, site.log_id, site.worker)
         self._queue: deque[_Request] = deque()
+        self._overdue: deque[_Request] = deque()  # Requests that come before the keyed sends of the next commit.
         self._rows = 0  # Of all requests that are not answered.
         self._commit: _Commit | None = None
         self._durable: list[_Commit] = []
@@ -168,7 +201,17 @@ class MessageRequests:
     @property
     def waiting(self) -> bool:
         """Whether a group commit has something to decide."""
-        return bool(self._queue)
+        return bool(self._queue or self._overdue)
+
+    @property
+    def rows_under_way(self) -> int:
+        """The rows of all requests that are not answered."""
+        return self._rows
+
+    @property
+    def copies_under_way(self) -> int:
+        """Copies of rows that are being made, or wait for their commit."""
+        return self._copies
 
     def ask(self, wish: Wish, asked: Asked, answer: Answer) -> None:
         """Take a request; ``answer`` is called with one answer a row, in its order, or with an error.
@@ -176,7 +219,7 @@ class MessageRequests:
         Raises:
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        self._take(_Request(wish, asked, answer, len(asked.sequences)))
+        self._take(_new_request(wish, asked, Reply(answer)))
 
     def move(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
         """Take a request that moves rows to other instants; each row is answered by itself.
@@ -185,56 +228,49 @@ class MessageRequests:
             PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve: an instant is refused, as that of a send is.
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        count = len(asked.sequences)
-        marks = np.zeros((2, count), np.bool_)
-        move = _Move(wanted_at_ms, marks[0], marks[1])
-        request = _Request(Wish.MOVE, asked, answer, count, move=move)
-        if not _agree(asked, wanted_at_ms):
-            raise _different_instants()
+        request = _new_request(Wish.MOVE, asked, Reply(answer), wanted_at_ms)
+        _check_agree(asked, wanted_at_ms)
         self._intake.check_move(wanted_at_ms)
         self._take(request)
 
-    def begin(self, rows: int, wanted_at_ms: Int64s | None) -> None:
-        """Count the rows of a request by key, whose names are looked up first; raises as `move` and `ask`."""
+    def begin(self, reply: Reply[AnswerRows], rows: int, wanted_at_ms: Int64s | None) -> None:
+        """Take room for a request by key, whose names are looked up first; raises as `move` and `ask`."""
         if wanted_at_ms is not None:
             self._intake.check_move(wanted_at_ms)
-        self._count(rows)
+        self._take_room(reply, rows)
 
-    def give_up(self, rows: int) -> None:
-        """Names that were counted could not be looked up."""
-        self._rows -= rows
-
-    def ask_named(self, wish: Wish, named: Named, wanted_at_ms: Int64s | None, answer: Answer) -> None:
-        """Take a request by key that `begin` has counted."""
+    def ask_named(self, wish: Wish, named: Named, wanted_at_ms: Int64s | None, reply: Reply[AnswerRows]) -> None:
+        """Take a request by key that `begin` has taken room for."""
         asked = named.rows()
-        request = _Request(wish, asked, answer, len(asked.sequences), named=named)
+        request = _new_request(wish, asked, reply, wanted_at_ms, named)
         if wanted_at_ms is not None:
-            marks = np.zeros((2, request.rows), np.bool_)
-            request.move = _Move(wanted_at_ms, marks[0], marks[1])
-            if not _agree(asked, wanted_at_ms):
-                self.give_up(request.rows)
-                answer(_different_instants())
-                return
+            _check_agree(asked, wanted_at_ms)
         self._look(request)
 
     def _take(self, request: _Request) -> None:
-        # A request that can't be read counts nowhere.
-        request.wanted, request.order = wanted_of(request.asked)
-        self._count(request.rows)
-        self._look(request)
+        with request.reply.begins():
+            wanted_of(request.asked)  # A request that can't be read takes no room.
+            self._take_room(request.reply, len(request.told))
+            self._look(request)
 
-    def _count(self, rows: int) -> None:
+    def _take_room(self, reply: Reply[AnswerRows], rows: int) -> None:
         if self._intake.closed:
             raise Stopping("this server is stopping; ask again when it is back")
         if self._rows + rows > ROWS_UNDER_WAY_MAX or len(self._owed) > ROWS_OWED_MAX:
             raise SlowDown("this server has as many requests about messages as it can answer now; ask again later")
         self._rows += rows
+        reply.holds(partial(self._give_room_back, rows))
+
+    def _give_room_back(self, rows: int) -> None:
+        self._rows -= rows
 
     def _look(self, request: _Request) -> None:
         """Look for the rows of a request, in memory and then in files; then it is ready."""
         if request.steps == 0:
-            request.asked = self._leads.follow(request.asked)
-        request.wanted, request.order = wanted, _ = wanted_of(request.asked)
+            followed = self._leads.follow(request.asked)
+            request.told |= followed.sequences != request.asked.sequences
+            request.asked = followed
+        request.wanted, request.order = wanted, _ = wanted_newest(request.asked, request.told)
         request.looked_up = None
         places, unknown = self.look(wanted)
         request.nowhere = unknown & (places == Place.NOWHERE)
@@ -274,8 +310,9 @@ class MessageRequests:
         return places
 
     def _looked_up(self, request: _Request, done: Done[LookedUp]) -> None:
-        request.looked_up = done.result()
-        self._ready(request)
+        with request.reply.goes_on():
+            request.looked_up = done.result()
+            self._ready(request)
 
     def _ready(self, request: _Request) -> None:
         if self._renew(request) or self._follow(request):
@@ -289,7 +326,14 @@ class MessageRequests:
             self._to_copy.append(request)
             self._copy_next()
             return
-        self._queue.append(request)
+        self._decide(request)
+
+    def _decide(self, request: _Request) -> None:
+        """Have a request decided with the next group commit."""
+        if self._intake.closed:
+            # The last checkpoint may be under way, and nothing is logged behind it.
+            raise Stopping("this server is stopping; ask again when it is back")
+        (self._overdue if request.is_overdue else self._queue).append(request)
         self._intake.decide()
 
     def _lost(self, request: _Request, states: AnswerRows) -> bool:
@@ -318,6 +362,7 @@ class MessageRequests:
         if not newer.any():
             return False
         request.steps += 1
+        request.told |= newer
         request.asked = Asked._make(np.where(newer, *columns) for columns in zip(newest, asked, strict=True))
         self._look(request)
         return True
@@ -351,6 +396,7 @@ class MessageRequests:
             np.where(leads, others[0].take(request.order), asked.deliver_at_ms),
             np.where(leads, others[1].take(request.order), asked.accepted_at_ms),
         )
+        request.told |= leads
         self._leads.note(asked, request.asked, leads)
         self._look(request)
         return True
@@ -360,14 +406,20 @@ class MessageRequests:
     def _copy_next(self) -> None:
         while self._to_copy and self._copies < COPIES_MAX:
             request = self._to_copy.popleft()
-            moves = self._to_move(request)
-            if not len(moves.rows):
-                self._queue.append(request)
-                self._intake.decide()
-                continue
-            self._copies += 1
-            work = partial(copy_rows, self._sources.reader(), self._worker, moves)
-            self._worker.submit(work, partial(self._copied, request), Priority.DUE)
+            with request.reply.goes_on():
+                self._copy(request)
+
+    def _copy(self, request: _Request) -> None:
+        moves = self._to_move(request)
+        if not len(moves.rows):
+            self._decide(request)
+            return
+        assert request.move is not None, "it moves rows"
+        self._copies += 1
+        request.move.has_copy = True
+        request.reply.holds(partial(self._give_up_copy, request))
+        work = partial(copy_rows, self._sources.reader(), self._worker, moves)
+        self._worker.submit(work, partial(self._copied, request), Priority.DUE)
 
     def _to_move(self, request: _Request) -> ToMove:
         """The rows that can be claimed now and are due at another instant than they should be."""
@@ -389,105 +441,127 @@ class MessageRequests:
         )
 
     def _copied(self, request: _Request, done: Done[Copied]) -> None:
-        move, copied = request.move, done.result()
-        assert move is not None, "it moves rows"
-        unread = np.isin(request.order, copied.unread)
-        move.done |= unread
-        move.unread |= unread
-        if copied.batch is not None:
-            move.copied = copied
-        else:
-            self._copies -= 1
-        self._queue.append(request)
-        self._intake.decide()
-        self._copy_next()
+        with request.reply.goes_on():
+            move, copied = request.move, done.result()
+            assert move is not None, "it moves rows"
+            unread = np.isin(request.order, copied.unread)
+            move.done |= unread
+            move.unread |= unread
+            if copied.batch is not None:
+                move.copied = copied
+            else:
+                self._give_up_copy(request)
+            self._decide(request)
 
     def _give_up_copy(self, request: _Request) -> None:
-        if request.move is not None and request.move.copied is not None:
-            request.move.copied = None
+        if request.move is not None and request.move.has_copy:
+            request.move.copied, request.move.has_copy = None, False
             self._copies -= 1
             self._copy_next()
 
     # The group commit.
 
-    def close(self, group: OpenGroup, by_sends: EndedRows = NO_ENDED) -> Decided:
-        """Decide what waits, in the order of arrival; ``by_sends``: the rows that keyed sends of the commit have
-        ended.
+    def open(self, group: OpenGroup) -> None:
+        """Begin the decisions of a commit, with the cancels by key that have waited long enough: they are about the row
+        that has the key before the keyed sends of the commit are decided about.
+
+        Each commit may have a row that takes a busy key, and such a cancel would wait for ever.
         """
         assert self._commit is None, "one commit is under way at a time"
-        appended_at_ms = group.appended_at_ms
-        commit = _Commit(np.zeros(0, ENDED), appended_at_ms, [])
-        parts: list[EndedRows] = []
-        ended_now, moved_now = Pile(), Pile()
+        self._commit = _Commit(group)
+        # One that goes on with a row which took its key meanwhile comes back into this queue, and is decided, too.
+        self._overdue = self._decide_all(self._commit, self._overdue)
+
+    def is_cancelled_now(self, wanted: Wanted) -> NDArray[np.bool_]:
+        """Which rows the commit that is being closed has cancelled so far."""
+        assert self._commit is not None, "a commit is being closed"
+        return self._commit.ended.has(wanted)
+
+    def close(self, group: OpenGroup, by_sends: EndedRows = NO_ENDED) -> Decided:
+        """Decide what is left; ``by_sends``: the rows that keyed sends of the commit have ended."""
+        if self._commit is None:
+            self.open(group)
+        commit = self._commit
+        assert commit is not None, "it is open"
         if len(by_sends):
-            parts.append(by_sends)
-            ended_now.add(by_sends["sequence"].copy())
-        rows, moved_rows, moved_bytes = 0, 0, 0
-        while self._queue and rows < COMMIT_ROWS_MAX:
-            request = self._queue.popleft()
-            copied = request.move.copied if request.move is not None else None
-            batch = copied.batch if copied is not None else None
-            if batch is not None and moved_rows:
-                full = moved_rows + batch.count > MOVED_ROWS_MAX or moved_bytes + batch.total_bytes > MOVED_BYTES_MAX
-            else:
-                full = False
-            if full or bool(moved_now.has(request.wanted).any()):
-                # It follows the rows that are moved now, once they are durable.
-                self._queue.appendleft(request)
-                break
-            if request.named is not None and request.named.closing():
-                # The row that takes the name now is the newest one when the commit is durable.
-                self._queue.appendleft(request)
-                break
-            if self._renew(request) or self._follow(request):
-                self._give_up_copy(request)
-                continue
-            rows += len(request.wanted)
-            if parts:
-                request.places = None  # Its rows may just have been claimed.
-            states, claimable = self._states(request)
-            # Rows that an earlier request of this commit has claimed are answered when they are durable.
-            again = ended_now.has(request.wanted)
-            states["state"][again] = MessageState.CANCELLED
-            states["decided_at_ms"][again] = appended_at_ms
-            claimable[again] = NOT_CLAIMABLE
-            if self._lost(request, states):
-                self._give_up_copy(request)
-                continue
-            if request.move is not None:
-                ended = self._move(request, claimable, group.next_sequence + moved_rows, commit)
-                if ended is None:
-                    continue
-                if batch is not None and len(ended):
-                    moved_rows, moved_bytes = moved_rows + batch.count, moved_bytes + batch.total_bytes
-                    parts.append(ended)
-                    ended_now.add(ended["sequence"].copy())
-                    moved_now.add(ended["sequence"].copy())
-                else:
-                    commit.answers.append((request, states))
-                continue
-            chosen = np.flatnonzero(claimable != NOT_CLAIMABLE)
-            if len(chosen):
-                self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))
-                parts.append(_ended(request.wanted.take(chosen), Reason.CANCELLED, appended_at_ms))
-                ended_now.add(parts[-1]["sequence"].copy())
-                states["state"][chosen] = MessageState.CANCELLED
-                states["decided_at_ms"][chosen] = appended_at_ms
-            commit.answers.append((request, states))
-        if not parts:
+            commit.add(by_sends)
+        waiting, self._queue = self._queue, deque()
+        self._queue = self._decide_all(commit, waiting) + self._queue
+        if not commit.parts:
+            self._commit = None
             for request, states in commit.answers:
                 self._answer(request, states)
             return NOTHING_DECIDED
-        joined = np.concatenate(parts)
+        joined = np.concatenate(commit.parts)
         commit.rows = joined.take(np.argsort(joined["sequence"], kind="stable"))
-        self._commit = commit
         cuts = range(0, len(commit.rows), ROWS_MAX)
         record = encode_known([Ended(commit.rows[begin : begin + ROWS_MAX].tobytes()) for begin in cuts])
         return Decided(record, with_rows=bool(commit.moved or len(by_sends)), moved=commit.moved)
 
-    def _move(self, request: _Request, claimable: Places, sequence: int, commit: _Commit) -> EndedRows | None:
-        """Claim the rows that were copied, and end them as moved; no rows when there are none to be moved, None when
-        some have to be copied first.
+    def _decide_all(self, commit: _Commit, waiting: deque[_Request]) -> deque[_Request]:
+        """Decide requests in the order of their arrival; those that are left are returned. A request that has to wait
+        for the next commit holds up no other one.
+        """
+        later: deque[_Request] = deque()
+        rows = 0
+        while waiting and rows < COMMIT_ROWS_MAX:
+            request = waiting.popleft()
+            rows += REQUEST_ROWS + len(request.wanted)
+            if self._waits(request, commit):
+                (self._overdue if request.is_overdue else later).append(request)
+                continue
+            with request.reply.goes_on():
+                self._decide_one(request, commit)
+        return later + waiting
+
+    def _waits(self, request: _Request, commit: _Commit) -> bool:
+        """Whether a request has to wait for the next commit."""
+        copied = request.move.copied if request.move is not None else None
+        if copied is not None and copied.batch is not None and not commit.has_room(copied.batch):
+            return True
+        if bool(commit.moved_now.has(request.wanted).any()):
+            # It follows the rows that are moved now, once they are durable.
+            return True
+        if request.waits < WAITS_MAX and request.named is not None and request.named.closing():
+            # The row that takes the name now is the newest one when the commit is durable.
+            request.waits += 1
+            return True
+        return False
+
+    def _decide_one(self, request: _Request, commit: _Commit) -> None:
+        if request.named is not None and request.named.closing():
+            # It wants to move a row whose key another one takes now, and has waited long enough: it is to ask again.
+            states = np.zeros(len(request.wanted), ANSWER)
+            states["state"], states["deliver_at_ms"] = MessageState.IN_FLIGHT, request.wanted.deliver_at_ms
+            commit.answers.append((request, states))
+            return
+        if self._renew(request) or self._follow(request):
+            self._give_up_copy(request)
+            return
+        if commit.parts:
+            request.places = None  # Its rows may just have been claimed.
+        states, claimable = self._states(request)
+        # Rows that an earlier request of this commit has claimed are answered when they are durable.
+        again = commit.ended.has(request.wanted)
+        states["state"][again] = MessageState.CANCELLED
+        states["decided_at_ms"][again] = commit.decided_at_ms
+        claimable[again] = NOT_CLAIMABLE
+        if self._lost(request, states):
+            self._give_up_copy(request)
+        elif request.move is not None:
+            self._move(request, claimable, states, commit)
+        else:
+            chosen = np.flatnonzero(claimable != NOT_CLAIMABLE)
+            if len(chosen):
+                self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))
+                commit.add(_ended(request.wanted.take(chosen), Reason.CANCELLED, commit.decided_at_ms))
+                states["state"][chosen] = MessageState.CANCELLED
+                states["decided_at_ms"][chosen] = commit.decided_at_ms
+            commit.answers.append((request, states))
+
+    def _move(self, request: _Request, claimable: Places, states: AnswerRows, commit: _Commit) -> None:
+        """Claim the rows that were copied, and end them as moved; or copy rows first, or answer that none is to be
+        moved.
         """
         move, wanted = request.move, request.wanted
         assert move is not None, "it moves rows"
@@ -497,21 +571,22 @@ class MessageRequests:
             # A row that could be claimed when it was copied may have been handed over, loaded or filed: it is looked
             # for anew. Without a copy there was none to be moved; there may be one now.
             if move.tries == TRIES_MAX or (copied is None and not len(self._to_move(request).rows)):
-                return np.zeros(0, ENDED)
+                commit.answers.append((request, states))
+                return
             move.tries += 1
             self._look(request)
-            return None
+            return
         batch, rows = copied.batch, copied.rows
         assert batch is not None, "rows were copied"
         rising = np.argsort(rows)
         chosen = rows.take(rising)
         self._claims.claim(wanted.take(chosen), claimable.take(chosen))
         ended = _ended(wanted.take(chosen), Reason.MOVED, commit.decided_at_ms)
-        ended["other"] = np.uint64(sequence) + rising.astype(np.uint64)
+        ended["other"] = np.uint64(commit.next_sequence) + rising.astype(np.uint64)
         ended["other_at_ms"] = batch.int64s(ColumnId.DELIVER_AT_MS).take(rising)
-        commit.moved.append(batch)
-        commit.moves.append(_Moved(request, rows, sequence))
-        return ended
+        commit.moves.append(_Moved(request, rows, commit.next_sequence))
+        commit.add(ended)
+        commit.add_moved(batch, ended)
 
     def committed(self) -> None:
         """The decisions are durable: they take effect before anything else of the commit does."""
@@ -552,22 +627,27 @@ class MessageRequests:
         self._give_up_copy(request)
         if (move.done & ~move.unread).all():
             self._answer(request, np.zeros(len(request.wanted), ANSWER))
+        elif self._intake.closed:
+            # Some rows were moved, so the request can't be refused: the others are to be asked about again.
+            states = np.zeros(len(request.wanted), ANSWER)
+            states["state"], states["deliver_at_ms"] = MessageState.IN_FLIGHT, request.wanted.deliver_at_ms
+            self._answer(request, states)
         else:
-            self._look(request)
+            with request.reply.goes_on():
+                self._look(request)
 
     def refused(self, error: DelaydError) -> None:
         """The decisions could not be stored: nothing has changed, and everybody is told so."""
         commit, self._commit = self._commit, None
-        waiting, self._queue = self._queue, deque()
+        waiting = [*self._queue, *self._overdue]
+        self._queue, self._overdue = deque(), deque()
         if commit is not None:
             self._claims.undo()
         decided: list[_Request] = []
         if commit is not None:
             decided = [request for request, _ in commit.answers] + [moved.request for moved in commit.moves]
         for request in (*decided, *waiting):
-            self._rows -= request.rows
-            self._give_up_copy(request)
-            request.answer(error)
+            request.reply.end(error)
 
     # What becomes of each row.
 
@@ -631,7 +711,6 @@ class MessageRequests:
         return found
 
     def _answer(self, request: _Request, states: AnswerRows) -> None:
-        self._rows -= request.rows
         told = states.take(request.order)
         asked, move = request.asked, request.move
         told["sequence"], told["accepted_at_ms"] = asked.sequences, asked.accepted_at_ms
@@ -646,7 +725,19 @@ class MessageRequests:
             told["answer"] = _MOVE_ANSWERS.take(told["state"])
             moved |= (told["state"] == MessageState.PENDING) & (asked.deliver_at_ms == move.wanted_at_ms)
             told["answer"][moved] = RescheduleAnswer.MOVED
-        request.answer(told)
+        request.reply.end(told)
+
+
+def _new_request(
+    wish: Wish,
+    asked: Asked,
+    reply: Reply[AnswerRows],
+    wanted_at_ms: Int64s | None = None,
+    named: Named | None = None,
+) -> _Request:
+    marks = np.zeros((3, len(asked.sequences)), np.bool_)
+    move = None if wanted_at_ms is None else _Move(wanted_at_ms, marks[1], marks[2])
+    return _Request(wish, asked, reply, marks[0], move=move, named=named)
 
 
 def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:
@@ -656,18 +747,15 @@ def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:
     return found
 
 
-def _agree(asked: Asked, wanted_at_ms: Int64s) -> bool:
-    """Whether each row that is named twice is wanted at one instant."""
+def _check_agree(asked: Asked, wanted_at_ms: Int64s) -> None:
+    """Raise BadRequest unless each row that is named twice is wanted at one instant."""
     known = np.flatnonzero(asked.sequences)
     if not len(known):
-        return True  # Names that no row has taken.
+        return  # Names that no row has taken.
     wanted_at_ms = wanted_at_ms.take(known)
     wanted, order = wanted_of(Asked._make(column.take(known) for column in asked))
-    return bool((wanted_at_ms == _of_wanted(wanted_at_ms, len(wanted), order).take(order)).all())
-
-
-def _different_instants() -> BadRequest:
-    return BadRequest("it wants one message at different instants", field="wanted_at_ms")
+    if (wanted_at_ms != _of_wanted(wanted_at_ms, len(wanted), order).take(order)).any():
+        raise BadRequest("it wants one message at different instants", field="wanted_at_ms")
 
 
 def _ended(wanted: Wanted, reason: Reason, decided_at_ms: int) -> EndedRows:

@@ -16,6 +16,7 @@ from delayd.batch import ROWS_MAX
 from delayd.delay.ending.message_requests import MessageRequests, Wish
 from delayd.delay.keys.entries import Rows
 from delayd.delay.keys.index import KeyIndex
+from delayd.delay.reply import Reply
 from delayd.errors import DamagedData, DelaydError, SlowDown
 from delayd.executor import Done, Executor
 from delayd.hours import HOUR_MS
@@ -31,7 +32,7 @@ class _Count:
     """One count under way: the rows that are not asked about yet, and how many of the others are pending."""
 
     rows: Rows
-    told: Told
+    reply: Reply[int]
     pending: int = 0
 
 
@@ -53,34 +54,31 @@ class PendingKeys:
             told(SlowDown("this server can't tell at this moment which keys are pending; say it again"))
             return
         work = partial(self._index.view().rows_of_slots, slots, self._worker.give_way)
-        self._worker.submit(work, partial(self._listed, told))
+        self._worker.submit(work, partial(self._listed, Reply(told)))
 
-    def _listed(self, told: Told, done: Done[Rows]) -> None:
-        try:
-            rows = done.result()
-        except DamagedData as damage:
-            self._index.damaged(damage)
-            told(SlowDown("this server makes its index of keys again; say it again later"))
-            return
-        self._ask(_Count(rows, told))
+    def _listed(self, reply: Reply[int], done: Done[Rows]) -> None:
+        with reply.goes_on():
+            try:
+                rows = done.result()
+            except DamagedData as damage:
+                self._index.damaged(damage)
+                raise
+            self._ask(_Count(rows, reply))
 
     def _ask(self, count: _Count) -> None:
         """Ask about the next piece."""
         piece, count.rows = count.rows[:ROWS_MAX], count.rows[ROWS_MAX:]
         if not len(piece):
-            count.told(count.pending)
+            count.reply.end(count.pending)
             return
         # A row is filed in the hour of its due instant, or of its acceptance when that is later.
         accepted_at_ms = piece["hour"].astype(np.int64) * HOUR_MS
         asked = Asked(piece["sequence"].copy(), piece["deliver_at_ms"].copy(), accepted_at_ms)
-        try:
-            self._requests.ask(Wish.GET, asked, partial(self._answered, count))
-        except DelaydError as error:
-            count.told(error)
+        self._requests.ask(Wish.GET, asked, partial(self._answered, count))
 
     def _answered(self, count: _Count, answers: AnswerRows | DelaydError) -> None:
-        if isinstance(answers, DelaydError):
-            count.told(answers)
-            return
-        count.pending += int(np.count_nonzero(np.isin(answers["state"], PENDING)))
-        self._ask(count)
+        with count.reply.goes_on():
+            if isinstance(answers, DelaydError):
+                raise answers
+            count.pending += int(np.count_nonzero(np.isin(answers["state"], PENDING)))
+            self._ask(count)

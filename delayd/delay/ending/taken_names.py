@@ -36,6 +36,9 @@ class TakenNames:
         self._added = 0
         self.closing: Entries | None = None  # What the commit that is under way adds.
 
+    def __len__(self) -> int:
+        return len(self._watches)
+
     def check(self) -> None:
         """Raise SlowDown while names can't be looked up."""
         if not self._index.whole:
@@ -115,7 +118,3 @@ class Named:
         found = Found(len(self._names.hashes))
         entries.find(self._names, found)
         return bool(found.known.any())
-
-    def end(self) -> None:
-        """The request is answered."""
-        self._taken.end(self._watch)

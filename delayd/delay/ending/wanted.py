@@ -115,13 +115,44 @@ def wanted_of(asked: Asked) -> tuple[Wanted, Indices]:
     Raises:
         BadRequest: the request names one sequence with different instants.
     """
-    hours = filing_hours(asked.deliver_at_ms, asked.accepted_at_ms)
-    order = np.lexsort((asked.deliver_at_ms, hours, asked.sequences))
-    sequences, due, hours = asked.sequences.take(order), asked.deliver_at_ms.take(order), hours.take(order)
-    repeats = sequences[1:] == sequences[:-1]
-    if bool((repeats & ((due[1:] != due[:-1]) | (hours[1:] != hours[:-1]))).any()):
+    wanted, places, made_up = _gather(asked, np.zeros(len(asked.sequences), np.bool_))
+    if made_up.any():
         raise BadRequest("it names one sequence with different instants", field="sequence")
-    firsts = np.concatenate((np.ones(1, np.bool_), ~repeats))
+    return wanted, places
+
+
+def wanted_newest(asked: Asked, told: NDArray[np.bool_]) -> tuple[Wanted, Indices]:
+    """The same for a request of which this server has followed some rows; ``told`` are those whose instants it has said
+    itself.
+
+    So two rows may come together at one sequence, with different instants:
+
+        asked    row 1, due at 5 o'clock     row 2, due at 7 o'clock    a receipt that somebody has made up
+        followed row 2, due at 6 o'clock     row 2, due at 7 o'clock    row 1 was moved, and row 2 took its place
+
+    What this server has said is true, so the other row never was: it stands for NO_SEQUENCE, which no row has.
+    """
+    wanted, places, made_up = _gather(asked, told)
+    if not made_up.any():
+        return wanted, places
+    real = ~made_up
+    columns = (np.where(real, column, np.zeros(1, column.dtype)) for column in asked)
+    wanted, places, _ = _gather(Asked._make(columns), told)
+    return wanted, places
+
+
+def _gather(asked: Asked, told: NDArray[np.bool_]) -> tuple[Wanted, Indices, NDArray[np.bool_]]:
+    """The rows, the place of each row of the request, and which of these say something else than the row that was taken
+    for their sequence: of rows that differ the first one that was ``told``, if there is one.
+    """
+    hours = filing_hours(asked.deliver_at_ms, asked.accepted_at_ms)
+    order = np.lexsort((asked.deliver_at_ms, hours, ~told, asked.sequences))
+    sequences, due, hours = asked.sequences.take(order), asked.deliver_at_ms.take(order), hours.take(order)
+    firsts = np.concatenate((np.ones(1, np.bool_), sequences[1:] != sequences[:-1]))
     places = np.empty(len(order), np.intp)
-    places[order] = np.cumsum(firsts) - 1
-    return Wanted(sequences.compress(firsts), due.compress(firsts), hours.compress(firsts)), places
+    numbers = np.cumsum(firsts) - 1
+    places[order] = numbers
+    wanted = Wanted(sequences.compress(firsts), due.compress(firsts), hours.compress(firsts))
+    made_up = np.empty(len(order), np.bool_)
+    made_up[order] = (due != wanted.deliver_at_ms.take(numbers)) | (hours != wanted.hours.take(numbers))
+    return wanted, places, made_up

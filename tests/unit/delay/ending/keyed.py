@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from delayd.batch import Batch
 from delayd.log.dispatch import Reason
 from delayd.log.ended import decode_ended
+from delayd.wire.ending import AskedKeys, encode_asked_keys, read_asked_keys
 from tests.worlds.delay import World
 from tests.worlds.outside import Wanted
 
 REJECT, KEEP, REPLACE = 0, 1, 2
 ACCEPTED = 0
 REJECTED, KEPT, IN_FLIGHT, REPLACED = Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT, Reason.REPLACED
+
+SUBJECT = b"orders.eu"
 
 Verdict = tuple[int, int]
 """Of a row: the reason with which it met another, and the sequence of that one; zeros when it was plainly accepted."""
@@ -40,3 +46,11 @@ def sent(world: World, rows: Sequence[Wanted], keys: Sequence[bytes], policy: in
     number = send(world, rows, keys, policy)
     world.settle()
     return verdicts(world, number)
+
+
+def names(keys: Sequence[bytes], wanted_at_ms: Sequence[int] | None = None) -> Batch:
+    """The body of a request by key, as a server reads it."""
+    instants = None if wanted_at_ms is None else np.array(wanted_at_ms, np.int64)
+    batch = read_asked_keys(encode_asked_keys(AskedKeys(SUBJECT, list(keys)), instants))
+    assert batch is not None
+    return batch

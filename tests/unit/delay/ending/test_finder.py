@@ -26,6 +26,7 @@ from delayd.wire.finding import Content, Piece, Place, Window, read_piece
 from tests.batches import messages
 from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, World, wanted
+from tests.worlds.pieces import hear
 
 HOUR_MS = 3_600_000
 SUBJECT = b"orders.eu"
@@ -38,7 +39,7 @@ def walk(world: World, window: Window) -> list[Piece]:
     while place is not None:
         until = pieces[-1].until_sequence if pieces else window.until_sequence
         told: list[Piece] = []
-        world.core.endings.find(window._replace(place=place, until_sequence=until), told.append)
+        world.core.endings.find(window._replace(place=place, until_sequence=until), hear(told))
         world.settle()
         (piece,) = told
         pieces.append(piece)
@@ -136,7 +137,7 @@ def test_rows_that_come_during_a_walk_are_left_out() -> None:
     world.send(wanted(4, HOUR_MS, "before"))
     world.settle()
     told: list[Piece] = []
-    world.core.endings.find(all_of(SUBJECT, rows_max=2), told.append)
+    world.core.endings.find(all_of(SUBJECT, rows_max=2), hear(told))
     world.settle()
     world.send(wanted(4, HOUR_MS, "after"))
     world.settle()
@@ -155,7 +156,7 @@ def test_rows_that_leave_or_end_during_a_piece_are_left_out() -> None:
         world.send(wanted(3, due_ms, f"m{due_ms}"))
     world.settle()
     told: list[Piece] = []
-    world.core.endings.find(all_of(), told.append)
+    world.core.endings.find(all_of(), hear(told))
     world.cancel(world.receipts("m51000"))
     world.clock.advance(6_000)
     world.core.wake()
@@ -186,7 +187,7 @@ def test_the_loop_is_not_held_by_all_that_waits(monkeypatch: pytest.MonkeyPatch)
     worker = world.threads.worker
     assert isinstance(worker, StepExecutor)
     told: list[Piece] = []
-    world.core.endings.find(all_of(), told.append)
+    world.core.endings.find(all_of(), hear(told))
     turns = 0
     while not told:
         worker.run_one()
@@ -237,9 +238,9 @@ def test_pieces_under_way_are_bounded() -> None:
     world = World()
     told: list[Piece] = []
     for _ in range(finder.PIECES_UNDER_WAY_MAX):
-        world.core.endings.find(all_of(), told.append)
+        world.core.endings.find(all_of(), hear(told))
     with pytest.raises(SlowDown):
-        world.core.endings.find(all_of(), told.append)
+        world.core.endings.find(all_of(), hear(told))
     world.settle()
     assert len(told) == finder.PIECES_UNDER_WAY_MAX
     assert len(walk(world, all_of())) == 1

@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.batch import Batch
 from delayd.delay.ending.message_requests import Wish
 from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, DiskReserve, SlowDown
@@ -23,25 +22,17 @@ from delayd.wire.ending import (
     RescheduleAnswer,
     decode_answers,
     encode_asked_keys,
-    read_asked_keys,
 )
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
 from tests.unit.delay.answers import Answers
-from tests.unit.delay.ending.keyed import ACCEPTED, REJECT, REPLACE, send, sent, verdicts
+from tests.unit.delay.ending.keyed import ACCEPTED, REJECT, REPLACE, names, send, sent, verdicts
 from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000
 SUBJECT = b"orders.eu"
 CANCELLED, DISPATCHED = CancelAnswer.CANCELLED, CancelAnswer.ALREADY_DISPATCHED
 IN_FLIGHT, UNKNOWN = CancelAnswer.IN_FLIGHT, CancelAnswer.UNKNOWN
-
-
-def names(keys: Sequence[bytes], wanted_at_ms: Sequence[int] | None = None) -> Batch:
-    instants = None if wanted_at_ms is None else np.array(wanted_at_ms, np.int64)
-    batch = read_asked_keys(encode_asked_keys(AskedKeys(SUBJECT, list(keys)), instants))
-    assert batch is not None
-    return batch
 
 
 def ask(
@@ -168,6 +159,36 @@ def test_a_request_by_key_waits_for_the_rows_of_its_own_commit() -> None:
     (what,) = told
     assert not isinstance(what, DelaydError)
     assert int(what["sequence"][0]) == 3 and what["answer"][0] == CANCELLED
+    end(world)
+
+
+@pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.MOVE])
+def test_rule_B2_a_key_that_each_commit_takes_holds_up_no_request_about_other_messages(wish: Wish) -> None:
+    world = World()
+    sent(world, wanted(1, 50_000, "hot"), [b"hot"], REJECT)
+    world.send(wanted(2, 50_000, "other"))
+    world.settle()
+    commit, _, worker = world.executors()
+    world.send(wanted(1, 50_000, "plain"))
+    told = ask(world, wish, [b"hot"], [START_MS + 70_000] if wish is Wish.MOVE else None)
+    others: list[list[list[CancelAnswer]]] = []
+    row = world.receipts("other")
+    for number in range(20):
+        # The next commit has a row with the key, too: it is looked up while this one is written.
+        send(world, wanted(1, 60_000, f"hot{number}"), [b"hot"], REPLACE)
+        if number < 2:
+            others.append(world.cancel(row.take([number])))
+        worker.run_all()
+        commit.step()
+        worker.run_all()
+        if told:
+            break
+    assert 3 < number < 12, "it waits for some of the commits"
+    assert [answers for each in others for answers in each] == [[CANCELLED], [CANCELLED]]
+    (what,) = told
+    assert not isinstance(what, DelaydError)
+    # What has waited long enough is decided before the rows of a commit; a move can only be asked for again.
+    assert what["answer"].tolist() == [CANCELLED if wish is Wish.CANCEL else RescheduleAnswer.IN_FLIGHT]
     end(world)
 
 

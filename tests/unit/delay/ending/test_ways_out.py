@@ -1,0 +1,142 @@
+"""Each request about messages is answered, by name if something is wrong, and then it holds nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from errno import EMFILE
+
+import numpy as np
+import pytest
+
+from delayd.delay.ending.message_requests import Wish
+from delayd.errors import BadRequest, DamagedData, DelaydError, Shortage, SlowDown
+from delayd.executor import Done
+from delayd.testing.clock import START_MS
+from delayd.wire.ending import AnswerRows, Asked, MessageState, RescheduleAnswer
+from delayd.wire.finding import Window
+from tests.unit.delay.ending.keyed import names
+from tests.worlds.delay import World, wanted
+
+HOUR_MS = 3_600_000
+HELD = ("asked_rows", "asked_copies", "key_look_ups", "find_pieces", "queued_bytes")
+Told = list[AnswerRows | DelaydError]
+
+
+def holds_nothing(world: World) -> bool:
+    counters = world.core.counters()
+    return all(counters[name] == 0 for name in HELD)
+
+
+def moved_world(*, remembered: bool) -> World:
+    """A world in which row 1 was moved from 5 to 6 o'clock, and is row 2 now."""
+    world = World()
+    world.send(wanted(1, 5 * HOUR_MS, "row"))
+    world.settle()
+    world.reschedule(world.receipts("row"), START_MS + 6 * HOUR_MS)
+    world.settle()
+    if not remembered:
+        world = world.after_crash(None)
+        world.settle()
+    return world
+
+
+def at(sequences: list[int], hours: list[int]) -> Asked:
+    return Asked(
+        np.array(sequences, np.uint64),
+        START_MS + np.array(hours, np.int64) * HOUR_MS,
+        np.full(len(sequences), START_MS, np.int64),
+    )
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+@pytest.mark.parametrize("wish", list(Wish))
+def test_a_made_up_receipt_of_the_row_that_another_one_leads_to_is_unknown(wish: Wish, remembered: bool) -> None:
+    world = moved_world(remembered=remembered)
+    asked, told = at([1, 2, 2], [5, 7, 7]), Told()
+    if wish is Wish.MOVE:
+        world.core.endings.reschedule(asked, START_MS + np.array([8, 9, 9], np.int64) * HOUR_MS, told.append)
+    else:
+        ask = world.core.endings.get if wish is Wish.GET else world.core.endings.cancel
+        ask(asked, told.append)
+    world.settle()
+    (rows,) = told
+    assert not isinstance(rows, DelaydError), rows
+    first = {Wish.GET: MessageState.PENDING, Wish.CANCEL: MessageState.CANCELLED, Wish.MOVE: MessageState.PENDING}
+    # While the outcome of row 2 is being written, nobody can tell yet what became of other rows that are called so.
+    made_up = {MessageState.UNKNOWN, MessageState.IN_FLIGHT} if wish is Wish.MOVE else {MessageState.UNKNOWN}
+    assert rows["state"][0] == first[wish]
+    assert set(rows["state"][1:].tolist()) <= made_up
+    if wish is Wish.MOVE:
+        assert rows["answer"][0] == RescheduleAnswer.MOVED
+        assert rows["deliver_at_ms"][0] == START_MS + 8 * HOUR_MS
+    assert rows["sequence"].tolist() == [3 if wish is Wish.MOVE else 2, 2, 2], "each is told under what it names"
+    assert holds_nothing(world)
+
+
+def test_a_request_that_contradicts_itself_takes_no_room() -> None:
+    world = moved_world(remembered=True)
+    for _ in range(3):
+        with pytest.raises(BadRequest, match="different instants"):
+            world.core.endings.get(at([2, 2], [6, 7]), Told().append)
+    assert holds_nothing(world)
+
+
+def asks(world: World) -> dict[str, Callable[[Told], None]]:
+    """One request of each kind."""
+    endings, row, later = world.core.endings, world.receipts("row"), np.array([START_MS + 7 * HOUR_MS])
+    key = names([b"k"])
+    return {
+        "get": lambda told: endings.get(row, told.append),
+        "cancel": lambda told: endings.cancel(row, told.append),
+        "reschedule": lambda told: endings.reschedule(row, later, told.append),
+        "get by key": lambda told: endings.ask_by_key(Wish.GET, key, told.append),
+        "cancel by key": lambda told: endings.ask_by_key(Wish.CANCEL, key, told.append),
+        "reschedule by key": lambda told: endings.ask_by_key(Wish.MOVE, key, told.append, later),
+        "find": lambda told: endings.find(Window(b"orders.eu", 0, 1 << 60), told.append),
+    }
+
+
+@pytest.mark.parametrize("error", [Shortage("a", EMFILE), DamagedData("a", 0, "rotten")], ids=repr)
+@pytest.mark.parametrize("kind", list(asks(moved_world(remembered=True))))
+def test_whatever_fails_beside_the_loop_is_told_by_name_and_the_next_request_is_served(
+    kind: str, error: DelaydError
+) -> None:
+    world = World()
+    world.send(wanted(1, 5 * HOUR_MS, "row"), [b"k"])
+    world.settle()
+    world.checkpoint()
+    fails = True
+    worker = world.threads.worker
+    submit = worker.submit
+
+    def failing(work: Callable[[], object], done: Callable[[Done[object]], None], *priority: object) -> None:
+        submit((lambda: (_ for _ in ()).throw(error)) if fails else work, done, *priority)  # type: ignore[arg-type]
+
+    worker.submit = failing  # type: ignore[assignment, method-assign]
+    told = Told()
+    asks(world)[kind](told)
+    world.settle()
+    assert [type(each) for each in told] == [SlowDown], told
+    assert holds_nothing(world)
+    fails = False
+    world.pass_ms(60_000)
+    asks(world)[kind](told)
+    world.settle()
+    assert not isinstance(told[-1], DelaydError), told
+    assert holds_nothing(world)
+
+
+def test_requests_that_are_under_way_when_the_server_stops_are_answered() -> None:
+    world = World()
+    world.send(wanted(1, 5 * HOUR_MS, "row"), [b"k"])
+    world.settle()
+    world.checkpoint()
+    told = Told()
+    for ask in asks(world).values():
+        ask(told)
+    world.stop()
+    end = world.core.counters()["message_log_end"]
+    world.settle()
+    assert world.core.counters()["message_log_end"] == end, "nothing is logged when the server has stopped"
+    assert len(told) == len(asks(world))
+    assert holds_nothing(world)
