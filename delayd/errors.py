@@ -407,8 +407,9 @@ class StaleHandle(DelaydError):
 
     @property
     def reason(self) -> str:
-        """Why, of most of them: ``lease_ended``, ``given_back`` (by this consumer), ``another_holds`` (the message
-        belongs to another connection) or ``unknown`` (lost in a crash, or older than what the server remembers).
+        """Why, of most of them: ``lease_ended``, ``given_back`` or ``acknowledged`` (by this consumer, before),
+        ``another_holds`` (the message belongs to another connection), ``fenced`` (another consumer leads the exclusive
+        group now) or ``unknown`` (lost in a crash, or older than what the server remembers).
         """
         return self._text("reason")
 

@@ -1,6 +1,7 @@
-"""Acks: which entries of the pull log an acknowledgement becomes, and which of its handles are stale (rules Q1, Q5)."""
+"""Acks: which entries of the pull log a consumer's word becomes, and which of its handles are stale (rules Q1, Q5)."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
@@ -13,6 +14,25 @@ from .ranges import Ranges
 
 Handles = Sequence[Sequence[int]]
 """Each is (incarnation, first pull sequence, count)."""
+
+
+class Said(Enum):
+    """What a consumer says of messages."""
+
+    ACK = "ack", PullOp.ACK
+    NACK = "nack", PullOp.NACK
+    RETURNED = "returned", PullOp.RETURNED  # No handler was given them.
+    # These become no entries: the decisions about retries are records, and nobody logs an extension.
+    RETRY = "retry", PullOp.NACK
+    REJECT = "reject", PullOp.NACK
+    EXTEND = "extend", PullOp.ACK
+
+    def __init__(self, word: str, op: PullOp) -> None:
+        self.word = word
+        self.op = op
+
+
+SAID = {said.op: said for said in (Said.ACK, Said.NACK, Said.RETURNED)}  # By the entries that words become.
 
 
 class Found(NamedTuple):
@@ -45,14 +65,15 @@ def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
     return [(each, part) for each, part in ((group, own), (child, of_child)) if part]
 
 
-def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int) -> Found:
-    """Look up what the handles of an ACK, NACK or RETURNED name."""
+def found(said: Said, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int) -> Found:
+    """Look up what the handles of a request name."""
     stale: list[StaleRow] = []
     asked_for: list[StaleRow] = []
     entries: list[PullEntry] = []
     # The merged ranges don't overlap, so they meet each run once, whatever the handles were.
     for incarnation, start, end in _merged(handles):
-        own, others = [], []
+        own: list[Run] = []
+        others: list[Run] = []
         follows = False  # Whether the run before belongs to this consumer too: then one entry covers both.
         for run in group.held.within(start, end):
             if run.incarnation != incarnation:
@@ -64,19 +85,27 @@ def found(op: PullOp, group: Group, handles: Handles, given_out: GivenOut, next_
             if last is not None and run.end - last.pull_first <= COVERED_MAX:
                 entries[-1] = last._replace(covered=run.end - last.pull_first)
             else:
-                entries.append(PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.end - run.start, now_ms))
+                at = (incarnation, run.start, 0, run.end - run.start, now_ms)
+                entries.append(PullEntry(said.op, 0, group.group_id, *at))
             follows = True
-        # A consumer that gives messages back a second time has what it wants; only if their lease ended it is told
-        # "stale".
-        gone = group.given_back if op == PullOp.ACK else group.lapsed
-        if lost := given_out.lost((group.known_from, next_pull), gone, incarnation, start, end, own, others):
-            is_fenced = incarnation in group.front.fenced
-            rows = [
-                [incarnation, first, stop - first, _why(group, others, first, stop, is_fenced)] for first, stop in lost
-            ]
+        left = _without(own, start, end)
+        if not left:
+            continue
+        lost = given_out.lost(group.known_from, next_pull, incarnation, left)
+        if rows := _stale(said, group, incarnation, left, others, lost):
             stale += rows
             asked_for.append([incarnation, start, end - start, rows[0][3]])
     return Found(entries, stale, asked_for)
+
+
+def _without(own: Sequence[Run], start: int, end: int) -> Ranges | None:
+    """What this consumer does not hold of [start, end); None when it holds all of it."""
+    if sum([run.end - run.start for run in own]) == end - start:
+        return None
+    left = Ranges.of(start, end)
+    for run in own:
+        left.remove(run.start, run.end)
+    return left
 
 
 def stale_all(handles: Handles) -> list[StaleRow]:
@@ -84,17 +113,38 @@ def stale_all(handles: Handles) -> list[StaleRow]:
     return [[*handle, Why.UNKNOWN] for handle in handles]
 
 
-def _why(group: Group, others: Sequence[Run], first: int, stop: int, is_fenced: bool) -> Why:
-    """Why a stale range is that; the first that fits, where its messages differ."""
-    if is_fenced and (group.lapsed.overlaps(first, stop) or others):
-        return Why.FENCED
-    if group.lapsed.overlaps(first, stop):
-        return Why.LEASE_ENDED
-    if group.given_back.overlaps(first, stop):
-        return Why.GIVEN_BACK
-    if any(run.start < stop and first < run.end for run in others):
-        return Why.ANOTHER_HOLDS
-    return Why.UNKNOWN
+def _stale(
+    said: Said, group: Group, incarnation: int, left: Ranges, others: Sequence[Run], lost: Sequence[tuple[int, int]]
+) -> list[StaleRow]:
+    """What a word can't change of ``left``, pull sequences that its consumer does not hold, and why.
+
+    A message gets one word. To repeat it is no error, because a client asks again when an answer was lost (rule Q5);
+    another word about the same message would change nothing, and is told so.
+
+    An example: of 700 to 704, 700 was acknowledged, 701 was given back, 702 is to come again later, the lease of 703
+    has ended and another consumer holds 704. An ACK of all five is done for 700, and stale for 701 and 702
+    (GIVEN_BACK), 703 (LEASE_ENDED) and 704 (ANOTHER_HOLDS). A RETRY of them is done for 702 only.
+    """
+    rows: list[StaleRow] = []
+    fenced = incarnation in group.front.fenced
+
+    def take(runs: Ranges, why: Why | None) -> None:
+        for first, stop in list(left):
+            for start, end in runs.within(first, stop):
+                left.remove(start, end)
+                if why is not None:
+                    rows.append([incarnation, start, end - start, why])
+
+    take(Ranges((run.start, run.end) for run in others), Why.FENCED if fenced else Why.ANOTHER_HOLDS)
+    take(group.lapsed, Why.FENCED if fenced else Why.LEASE_ENDED)
+    take(group.retried, None if said is Said.RETRY else Why.GIVEN_BACK)
+    take(group.rejected, None if said is Said.REJECT else Why.GIVEN_BACK)
+    take(group.given_back, None if said in (Said.NACK, Said.RETURNED) else Why.GIVEN_BACK)
+    take(Ranges(lost), Why.UNKNOWN)
+    if said is not Said.ACK:
+        rows += [[incarnation, first, stop - first, Why.ACKNOWLEDGED] for first, stop in left]
+    rows.sort()
+    return rows
 
 
 def _merged(handles: Handles) -> list[tuple[int, int, int]]:

@@ -4,7 +4,6 @@
 
 from collections.abc import Sequence
 
-from .held import Run
 from .kept import LIVES_MAX, Life
 from .ranges import Ranges
 
@@ -20,39 +19,19 @@ class GivenOut:
         self.life = epoch & LIFE_MASK
         self._of_life = _kept_of(lives[-LIVES_MAX:])
 
-    def lost(
-        self,
-        known: tuple[int, int],
-        gone: Ranges,
-        incarnation: int,
-        start: int,
-        end: int,
-        own: Sequence[Run],
-        others: Sequence[Run],
-    ) -> list[tuple[int, int]]:
-        """Return the parts of the pull sequences ``start`` to ``end`` that an acknowledgement names and that are stale.
+    def lost(self, known_from: int, next_pull: int, incarnation: int, left: Ranges) -> list[tuple[int, int]]:
+        """The parts of ``left``, pull sequences of an incarnation, of which a group does not know what became of them.
 
-        Only a part may be stale, because clients merge neighbouring handles. A sequence that is neither held nor among
-        ``gone`` was acknowledged before, in whatever life (rule Q5). ``known`` bounds the sequences of which the group
-        knows that.
+        The group knows it from ``known_from`` on, for what the incarnation's life gave out and did not lose in a crash.
+        A sequence that is known, is not held and was not given back was acknowledged, in whatever life (rule Q5).
         """
         life = incarnation >> SECRET_BITS
         first, stop = self._of_life.get(life, (0, 0))
-        if life == self.life:
-            stop = known[1]
-        first = max(first, known[0])
-        if first <= start and end <= stop and not others and not gone.overlaps(start, end):
-            return []
-        lost = Ranges(gone.within(start, end))
-        for run in others:
-            lost.add(run.start, run.end)
-        if start < first:
-            lost.add(start, min(first, end))
-        if stop < end:
-            lost.add(max(start, stop), end)
-        for run in own:
-            lost.remove(run.start, run.end)
-        return list(lost)
+        first, stop = max(first, known_from), next_pull if life == self.life else stop
+        unknown = left.copy()
+        if first < stop:
+            unknown.remove(first, stop)
+        return list(unknown)
 
 
 def _kept_of(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:

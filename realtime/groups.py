@@ -45,6 +45,8 @@ class GroupCopy(NamedTuple):
     known_from: int
     given_back: Ranges
     lapsed: Ranges
+    retried: Ranges
+    rejected: Ranges
     leaving: list[Decision]
     held_back: bool
     ephemeral: bool
@@ -63,7 +65,7 @@ class Group:
     __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "fenced", "filter", "given_back",
                  "group_id", "held", "held_back", "in_flight_max", "known_from", "lapsed", "lead", "leaving", "name",
                  "next", "oldest_at", "on_pause", "order", "parent", "paused", "quarantined", "ready", "redeliver",
-                 "settled", "standby", "subject", "subscriptions", "waiting")  # fmt: skip
+                 "rejected", "retried", "settled", "standby", "subject", "subscriptions", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -77,6 +79,8 @@ class Group:
         self.known_from = known_from  # Nobody knows what became of pull sequences below this that are not held.
         self.given_back = Ranges()  # Pull sequences that are not held any more and were not acknowledged.
         self.lapsed = Ranges()  # Those of ``given_back`` that no consumer gave back: their lease ended.
+        self.retried = Ranges()  # Those of ``given_back`` that come again through their delay server.
+        self.rejected = Ranges()  # Those of ``given_back`` that became dead letters.
         self.leaving: dict[tuple[int, int], Decision] = {}  # Messages that their delay server has not taken yet.
         self.child: Group | None = None  # The group of its retry subject, whose messages its consumers get first.
         self.parent: Group | None = None  # Of such a child: the group whose consumers get its messages.
@@ -178,11 +182,13 @@ class Group:
         """Copy everything that a checkpoint stores of the group."""
         # The next start offers unreadable messages again: their file may have been restored by then.
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
-        known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
+        words = (self.given_back.copy(), self.lapsed.copy(), self.retried.copy(), self.rejected.copy())
         kind = (self.held_back, self.ephemeral, self.filter)
         ordered = self.order is not None
         leaving = list(self.leaving.values())
-        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known, leaving, *kind, ordered)
+        return GroupCopy(
+            self, self.next, self.held.copy(), offers, self.oldest, self.known_from, *words, leaving, *kind, ordered
+        )
 
     def apply(self, entry: PullEntry) -> int:
         """Change the group as an entry of the pull log says; return how many messages that concerned."""
@@ -203,10 +209,13 @@ class Group:
         """Let messages go that live on at their delay server. They count as unacknowledged until it has them."""
         self._changes()
         for row in decision.rows:
-            taken = self.held.take(row.pull_first, row.pull_first + row.covered, row.incarnation)
-            if self.order is not None:
-                for run in taken:
+            word = self.rejected if row.reason else self.retried
+            for run in self.held.take(row.pull_first, row.pull_first + row.covered, row.incarnation):
+                self.given_back.add(run.start, run.end)
+                word.add(run.start, run.end)
+                if self.order is not None:
                     self.order.settled(run.consume_first, run.consume_first + run.messages)
+        self._bound_given_back()
         self.leaving[decision.key] = decision
 
     def left(self, key: tuple[int, int]) -> None:
@@ -224,8 +233,7 @@ class Group:
             self.given_back.add(run.start, run.end)
             self.lapsed.add(run.start, run.end)
         self.held, self.redeliver, self.paused, self.quarantined = Held(), Offers(), Offers(), Offers()
-        if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
-            self.forget_given_back(GIVEN_BACK_RUNS_MAX)
+        self._bound_given_back()
         self.next, self.settled = to, True
         self._forget_order()
 
@@ -269,7 +277,7 @@ class Group:
 
     def forget_given_back(self, runs: int) -> None:
         """Keep only the newest ``runs`` runs of what was given back; handles of older ones are stale from now on."""
-        for kept in (self.given_back, self.lapsed):
+        for kept in (self.given_back, self.lapsed, self.retried, self.rejected):
             if len(kept) > runs:
                 self.known_from = max(self.known_from, kept.drop_first(len(kept) - runs))
 
@@ -369,6 +377,9 @@ class Group:
         self.given_back.add(run.start, run.end)
         if op == PullOp.LAPSED:
             self.lapsed.add(run.start, run.end)
+        self._bound_given_back()
+
+    def _bound_given_back(self) -> None:
         if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
             self.forget_given_back(GIVEN_BACK_RUNS_MAX)
 

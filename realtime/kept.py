@@ -140,6 +140,7 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "known_from": copy.known_from,
         "given_back": list(copy.given_back),
         "lapsed": list(copy.lapsed),
+        "decided": [list(copy.retried), list(copy.rejected)],
         "leaving": [[*decision[:-1], encode_rows(decision.rows)] for decision in copy.leaving],
         "held_back": copy.held_back,
         "ephemeral": copy.ephemeral,
@@ -231,6 +232,9 @@ class Kept:
                 group.redeliver.append(Offer(*offered))
             group.given_back = Ranges(cast(list[tuple[int, int]], row["given_back"]))
             group.lapsed = Ranges(cast(list[tuple[int, int]], row["lapsed"]))
+            # An earlier version did not note which word gave messages back to their delay server.
+            decided = cast(list[list[tuple[int, int]]], row.get("decided", [[], []]))
+            group.retried, group.rejected = Ranges(decided[0]), Ranges(decided[1])
             for *names, rows in cast(list[list[Any]], row.get("leaving", [])):
                 decision = Decision._make([*names, decode_rows(rows)])
                 group.leaving[decision.key] = decision

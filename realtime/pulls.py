@@ -38,7 +38,7 @@ from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 from delayd.wire.stale import StaleRow
 
-from .acks import Handles, by_source, found, stale_all
+from .acks import SAID, Handles, Said, by_source, found, stale_all
 from .alarms import NEVER_MS, Alarms
 from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
@@ -215,7 +215,7 @@ class Pulls:
         """
         now_ms = self.clock.now_ms()
         divided = [each for group, of in wanted for each in by_source(group, of)]
-        every = [(group, found(op, group, of, self.given_out, self.next_pull, now_ms)) for group, of in divided]
+        every = [(group, found(SAID[op], group, of, self.given_out, self.next_pull, now_ms)) for group, of in divided]
         entries = [entry for _, each in every for entry in each.entries]
         if entries:
             self._log.append(entries)
@@ -249,7 +249,7 @@ class Pulls:
         entries: list[tuple[Group, list[PullEntry]]] = []
         for each in put_off:
             for source, handles in by_source(group, [each.handle]):
-                known = found(PullOp.NACK, source, handles, self.given_out, self.next_pull, now_ms)
+                known = found(Said.NACK, source, handles, self.given_out, self.next_pull, now_ms)
                 entries.append((source, [entry._replace(lease_ms=each.delay_ms) for entry in known.entries]))
                 stale += known.stale
         if every := [entry for _, of in entries for entry in of]:
@@ -264,7 +264,7 @@ class Pulls:
         now_ms = self.clock.monotonic_ms()
         stale: list[StaleRow] = []
         for source, of_source in by_source(group, handles):
-            held = found(PullOp.ACK, source, of_source, self.given_out, self.next_pull, 0)
+            held = found(Said.EXTEND, source, of_source, self.given_out, self.next_pull, 0)
             for entry in held.entries:
                 end = entry.pull_first + entry.covered
                 source.extensions.extend(entry.pull_first, end, now_ms + lease_ms, now_ms)
@@ -279,9 +279,10 @@ class Pulls:
 
     def leave(self, group: Group, decision: Decision) -> None:
         """Let messages go that live on at their delay server, as the pull log says."""
-        before = group.held.runs
+        before, given_back = group.held.runs, len(group.given_back)
         group.leave(decision)
         self._held += group.held.runs - before
+        self._count_given_back(group, given_back)
 
     def admit(self, group: Group) -> None:
         """Let PULLs wait for the messages of a new group; they are served from `open` on."""
@@ -620,12 +621,16 @@ class Pulls:
         """Apply entries that give messages back; return how many messages."""
         before = len(group.given_back)
         changed = sum([self._apply(group, entry) for entry in entries])
+        self._count_given_back(group, before)
+        return changed
+
+    def _count_given_back(self, group: Group, before: int) -> None:
+        """Bound what all groups remember of messages that were given back."""
         self._given_back += len(group.given_back) - before
         if self._given_back > GIVEN_BACK_MAX:
             before = len(group.given_back)
             group.forget_given_back(GIVEN_BACK_LEFT)
             self._given_back += len(group.given_back) - before
-        return changed
 
     def _end_pauses(self, now_ms: int) -> None:
         for pause in islice(self._pauses.due(now_ms), TURN_LEASES):

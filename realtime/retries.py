@@ -23,14 +23,13 @@ from delayd.gather import row_bytes
 from delayd.life import DEAD_KEPT_MS, cut_text
 from delayd.limits import ORDERED_WAIT_MS_MAX
 from delayd.log.control import RetryAccepted, RetryDecided
-from delayd.log.pull import PullOp
 from delayd.log.retry import Decision, RetryRow, encode_rows
 from delayd.log_limit import LogLimit
 from delayd.retry_subject import retry_subject
 from delayd.wire.stale import StaleRow
 from delayd.wire.waits import Wait
 
-from .acks import by_source, found
+from .acks import Said, by_source, found
 from .group_records import GroupRecords
 from .groups import Group
 from .held import Run
@@ -209,8 +208,8 @@ class Retries:
         for each in wanted:
             handle = [each.incarnation, each.first, each.end - each.first]
             for source, handles in by_source(group, [handle]):
-                # The same as for a NACK: what the consumer has given back already is no error.
-                known = found(PullOp.NACK, source, handles, self._pulls.given_out, self._pulls.next_pull, now_ms)
+                said = Said.REJECT if each.reason else Said.RETRY
+                known = found(said, source, handles, self._pulls.given_out, self._pulls.next_pull, now_ms)
                 stale += known.stale
                 for incarnation, first, covered in handles:
                     for run in source.held.within(first, first + covered):

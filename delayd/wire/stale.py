@@ -16,9 +16,10 @@ class Why(IntEnum):
 
     UNKNOWN = 0  # Their pull was lost in a crash, or is older than what the server remembers.
     LEASE_ENDED = 1
-    GIVEN_BACK = 2  # By the consumer itself.
+    GIVEN_BACK = 2  # By the consumer itself, with another word than the one that was refused.
     ANOTHER_HOLDS = 3  # The handle belongs to another connection.
     FENCED = 4  # Another consumer leads the exclusive group now.
+    ACKNOWLEDGED = 5  # By the consumer itself, so another word can change nothing.
 
 
 class Said(NamedTuple):
@@ -34,6 +35,7 @@ SAID = {
     Why.GIVEN_BACK: Said("given_back", "given back before"),
     Why.ANOTHER_HOLDS: Said("another_holds", "held for another consumer"),
     Why.FENCED: Said("fenced", "of a consumer that another one has replaced"),
+    Why.ACKNOWLEDGED: Said("acknowledged", "acknowledged before"),
 }
 
 

@@ -43,7 +43,8 @@ class Fate(Enum):
     ACKED = "acknowledged"
     GIVEN_BACK = "given back"
     LAPSED = "its lease ended"
-    LEFT = "lives on at its delay server"
+    RETRIED = "comes again through its delay server"
+    REJECTED = "is a dead letter"
 
 
 class Word(Enum):
@@ -54,6 +55,22 @@ class Word(Enum):
     UNCOUNTED = "uncounted"
     RETRY = "retry"
     REJECT = "reject"
+
+
+FATES = {
+    Word.ACK: Fate.ACKED,
+    Word.NACK: Fate.GIVEN_BACK,
+    Word.UNCOUNTED: Fate.GIVEN_BACK,
+    Word.RETRY: Fate.RETRIED,
+    Word.REJECT: Fate.REJECTED,
+}
+WHYS = {
+    Fate.LAPSED: Why.LEASE_ENDED,
+    Fate.ACKED: Why.ACKNOWLEDGED,
+    Fate.GIVEN_BACK: Why.GIVEN_BACK,
+    Fate.RETRIED: Why.GIVEN_BACK,
+    Fate.REJECTED: Why.GIVEN_BACK,
+}
 
 
 class Message(NamedTuple):
@@ -97,7 +114,7 @@ class GroupModel:
 
     def left(self) -> list[int]:
         """The messages that live on elsewhere."""
-        return [sequence for fate, sequence in self.fates.values() if fate is Fate.LEFT]
+        return [sequence for fate, sequence in self.fates.values() if fate in (Fate.RETRIED, Fate.REJECTED)]
 
     def gave(self, handle: Handle, sequence: int, attempt: int, now_ms: int, lease_ms: int) -> None:
         """A consumer was given a message."""
@@ -122,27 +139,23 @@ class GroupModel:
         fate, sequence = self.fates.get(handle, (None, 0))
         if fate is Fate.HELD:
             message = self.messages[sequence]
-            if word is Word.ACK:
+            self.fates[handle] = (FATES[word], sequence)
+            if FATES[word] is Fate.GIVEN_BACK:
+                self._give_back(sequence, message, word, now_ms, delay_ms)
+            else:
                 del self.messages[sequence]
-                self.fates[handle] = (Fate.ACKED, sequence)
-                return False
-            if word in (Word.RETRY, Word.REJECT):
-                del self.messages[sequence]
-                self.fates[handle] = (Fate.LEFT, sequence)
-                return False
-            self.fates[handle] = (Fate.GIVEN_BACK, sequence)
-            self._give_back(sequence, message, word, now_ms, delay_ms)
             return False
-        if fate is Fate.GIVEN_BACK:
-            return word is Word.ACK
-        return fate not in (Fate.ACKED, Fate.LEFT)
+        # A word that is repeated is done, and no other word counts any more.
+        return fate is not FATES[word]
 
     def why(self, handles: Sequence[Handle]) -> Why:
         """What a server says of a stale range."""
-        fates = {self.fates.get(handle, (None, 0))[0] for handle in handles}
-        if Fate.LAPSED in fates:
-            return Why.LEASE_ENDED
-        return Why.GIVEN_BACK if Fate.GIVEN_BACK in fates else Why.UNKNOWN
+        whys = {
+            WHYS.get(self.fates[handle][0], Why.UNKNOWN) if handle in self.fates else Why.UNKNOWN for handle in handles
+        }
+        if len(whys) > 1:
+            raise Wrong(f"one range is stale for {whys}")
+        return whys.pop()
 
     def move(self, to: int) -> None:
         """An operator moves it: what came again through the delay server stays as it is."""

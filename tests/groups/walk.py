@@ -654,7 +654,7 @@ class Walk:
         self.sync.run_all()
         ((answer, _),) = self.peers[0].answers.pop(request_id)
         found = {(life, at + row) for life, at, count in need_rows(answer, "stale", 3) for row in range(count)}
-        stale = lost | {handle for handle, (fate, _) in fates.items() if fate in (Fate.GIVEN_BACK, Fate.LAPSED)}
+        stale = lost | {handle for handle, (fate, _) in fates.items() if fate not in (Fate.ACKED, Fate.HELD)}
         if found != stale:
             raise Wrong(f"{name}: stale are {sorted(found)}, and should be {sorted(stale)}")
 

@@ -46,7 +46,7 @@ def test_what_is_not_held_is_stale() -> None:
     ((incarnation, first, _),) = world.pull(peer).handles
     world.ack(peer, [[incarnation, first, 1]])
     world.ack(peer, [[incarnation, first + 1, 1]], kind=RequestType.NACK)
-    assert _extend(world, peer, [[incarnation, first, 3]]) == [[incarnation, first + 1, 1]]
+    assert _extend(world, peer, [[incarnation, first, 3]]) == [[incarnation, first, 1], [incarnation, first + 1, 1]]
     assert _extend(world, peer, [[incarnation ^ 1, first + 2, 1]]) == [[incarnation ^ 1, first + 2, 1]]
     assert _extend(world, peer, [[incarnation, first + 50, 1]]) == [[incarnation, first + 50, 1]]
     world.pass_time(60_000)

@@ -5,6 +5,7 @@ import pytest
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
 from delayd.wire.stale import Why, read_stale
+from tests.counts import lines
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
 
 FIELDS: dict[RequestType, tuple[str, list[HeadValue]]] = {
@@ -73,7 +74,40 @@ def test_a_reason_survives_a_restart() -> None:
     world.ack(peer, [[incarnation, first, 1]], kind=RequestType.NACK)
     world.pass_time(60_000)
     world = world.restarted()
-    assert _why(world, SimPeer(), RequestType.ACK, [incarnation, first, 2]) == [[first, 2, Why.LEASE_ENDED]]
+    assert _why(world, SimPeer(), RequestType.ACK, [incarnation, first, 2]) == [
+        [first, 1, Why.GIVEN_BACK],
+        [first + 1, 1, Why.LEASE_ENDED],
+    ]
+
+
+WORDS = [RequestType.ACK, RequestType.NACK, RequestType.RETRY, RequestType.REJECT]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("second", [*WORDS, RequestType.EXTEND])
+@pytest.mark.parametrize("first", WORDS)
+def test_a_word_may_be_repeated_and_another_one_is_told_that_it_changes_nothing(
+    first: RequestType, second: RequestType, restart: bool
+) -> None:
+    world, peer = ready_world([b"a", b"b", b"c"])
+    ((incarnation, begin, _),) = world.pull(peer).handles
+    assert _why(world, peer, first, [incarnation, begin + 1, 1]) == []
+    if restart:
+        world, peer = world.restarted(), SimPeer()
+    told = [] if first == second else [[begin + 1, 1, Why.ACKNOWLEDGED if first == WORDS[0] else Why.GIVEN_BACK]]
+    # The neighbours are still held, so the word counts for them.
+    assert _why(world, peer, second, [incarnation, begin, 3]) == told
+
+
+def test_what_is_said_of_thousands_of_messages_costs_one_look_at_each() -> None:
+    costs = []
+    for messages in (500, 4_000):
+        world, peer = ready_world([b"x"] * messages)
+        ((incarnation, begin, count),) = world.pull(peer, most=messages).handles
+        others = [[incarnation, begin + at, 1] for at in range(0, count, 2)]
+        world.ack(peer, others, kind=RequestType.NACK)
+        costs.append(lines(lambda: _why(world, peer, RequestType.ACK, [incarnation, begin, count])))  # noqa: B023
+    assert costs[1] < 10 * costs[0]
 
 
 def test_an_answer_without_reasons_or_with_new_ones_is_read() -> None:
