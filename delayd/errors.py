@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from delayd.log_id import LogId
@@ -398,7 +398,10 @@ class OutcomeUnknown(DelaydError):
 
 
 class StaleHandle(DelaydError):
-    """An acknowledgement for a pull that the server no longer holds: the messages are offered again (rule Q1)."""
+    """A word about messages that the server no longer holds for this consumer (rule Q1)."""
+
+    handles: Sequence[list[int]] = ()
+    """In the client that raises it: incarnation, first pull sequence, count and reason of each range."""
 
     @property
     def count(self) -> int:

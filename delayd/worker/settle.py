@@ -16,7 +16,8 @@ from delayd.log_limit import LogLimit
 from delayd.worker.handler import HandlerSettings
 from delayd.worker.verdicts import Kind, Verdict
 
-limited = LogLimit(logging.getLogger(__name__))
+log = logging.getLogger(__name__)
+limited = LogLimit(log)
 
 
 class Settler:
@@ -42,20 +43,19 @@ class Settler:
             self._consumer.give_back(left)
             await self._consumer.close()
         except DelaydError as error:
-            self._log(error)
+            # The consumer has logged each failure when it came.
+            log.debug("closed_with_failures reason=%r", error.message)
 
     async def _give(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Whether this is on its way."""
-        # The first call may raise what earlier ones have failed with, all of it at once, and has done nothing then.
-        for _ in range(2):
-            try:
-                await settle()
-                return True
-            except AlreadyClosed:
-                return True  # The worker stopped without this message, and gave it back.
-            except DelaydError as error:
-                self._log(error)
-        return False
+        try:
+            await settle()
+        except AlreadyClosed:
+            return True  # The worker stopped without this message, and gave it back.
+        except DelaydError as error:
+            self._log(error)
+            return False
+        return True
 
     def _log(self, error: DelaydError) -> None:
         names = (self._settings.label, self._settings.group)

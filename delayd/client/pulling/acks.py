@@ -1,35 +1,49 @@
-"""Acks: acknowledgements on their way, gathered into ranges; one request is under way for each of ack, nack and giving
-back.
+"""Acks: words about messages on their way, gathered into requests; one request is under way for each kind of word.
 
-Acknowledgements that nobody waits for are gathered for LINGER_MS first, because each request costs the server a write
-and an fsync, however few messages it names.
+Words that nobody waits for are gathered for LINGER_MS first, because each request costs the server a write and an
+fsync, however few messages it names.
 
-Invariant: a waiting caller is told that its messages are acknowledged only when that is durable. A failure for which
-nobody waits is kept until the next call (rule Q1).
+Invariants: a waiting caller is told that its word counts only when that is durable, and hears of no other word. A
+failure for which nobody waits is logged, and kept until the next flush or close (rule Q1).
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
+import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from delayd.client.link import unreadable
 from delayd.client.retry import Backoff, spread_ms
-from delayd.errors import BadRequest, DelaydError, RequestFailed, RetryLater, StaleHandle
+from delayd.errors import (
+    BadRequest,
+    CallerError,
+    DataError,
+    DelaydError,
+    RequestFailed,
+    RequestTimedOut,
+    RetryLater,
+    StaleHandle,
+)
+from delayd.log_limit import LogLimit
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import SAID, Why, read_stale
+from delayd.wire.stale import SAID, StaleRow, Why, read_stale
 
 # At most 100 requests a second; acknowledgements that a killed consumer has not sent are lost, and the messages come
 # again.
 LINGER_MS = 10.0
 HANDLES_MAX = 8_192  # One request has at most this many: at most 27 bytes each, far below the limit of a head.
 
+FAILURES_MAX = 1_000  # So many are kept; further ones are counted.
 ROWS_MAX = 200  # The same where each has texts: of at most 2,000 bytes each, two of them.
+
+limited = LogLimit(logging.getLogger(__name__))
 
 Handles = list[list[Any]]
 """Each is [incarnation, pull_first, count]. Behind these three stands the number of its place where subjects are many,
@@ -103,8 +117,102 @@ class OneLater:
         return {**self._names, self._field: [*handles]}
 
 
+class Failures:
+    """Why words failed that nobody waited for. Each is logged at once, and the first is raised by a later call."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        self._names = names
+        self._kept: deque[DelaydError] = deque()
+        self._more = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def add(self, error: DelaydError) -> None:
+        """Keep a failure; on the loop."""
+        limited.warning(
+            f"not_acknowledged {self._names}",
+            "not_acknowledged subject=%s group=%s code=%s reason=%r",
+            *self._names,
+            error.code,
+            error.message,
+        )
+        if len(self._kept) < FAILURES_MAX:
+            self._kept.append(error)
+        else:
+            self._more += 1
+
+    def raise_first(self) -> None:
+        """Raise the first failure, once, if there is one. From any thread: single steps of a deque need no lock."""
+        try:
+            first = self._kept.popleft()
+        except IndexError:
+            return
+        more, self._more = self._more, 0
+        while self._kept:
+            self._kept.popleft()
+            more += 1
+        if more:
+            first.add_note(f"{more} further requests to acknowledge failed since the last call")
+        raise first
+
+
+class HandleSet:
+    """Messages by their handles, as ranges of pull sequences; each step costs the logarithm of the ranges."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[list[int], list[int]]] = {}  # By incarnation: where ranges start, and where they end.
+
+    def add(self, handles: Handles) -> None:
+        """Put messages in."""
+        for incarnation, first, count, *_ in handles:
+            starts, ends = self._of.setdefault(incarnation, ([], []))
+            start, end = first, first + count
+            low, high = bisect.bisect_left(ends, start), bisect.bisect_right(starts, end)
+            if low < high:
+                start, end = min(start, starts[low]), max(end, ends[high - 1])
+            starts[low:high] = [start]
+            ends[low:high] = [end]
+
+    def meets(self, handles: Handles) -> bool:
+        """Whether any of these messages is in."""
+        for incarnation, first, count, *_ in handles:
+            starts, ends = self._of.get(incarnation, ((), ()))
+            at = bisect.bisect_right(ends, first)
+            if at < len(starts) and starts[at] < first + count:
+                return True
+        return False
+
+
+class _Said(NamedTuple):
+    """One word of a caller; ``durable`` is there when the caller waits."""
+
+    handles: Handles
+    durable: asyncio.Future[None] | None
+
+
+class _Round:
+    """Words that travel together."""
+
+    def __init__(self) -> None:
+        self.said: list[_Said] = []
+        self.until_s = 0.0  # The time of the word that was said last is over then.
+        self._known = HandleSet()
+        self._known_count = 0
+
+    def meets(self, handles: Handles) -> bool:
+        """Whether one of its words names one of these messages."""
+        # Most words are never asked about, so they are put into the set only now.
+        for said in self.said[self._known_count :]:
+            self._known.add(said.handles)
+        self._known_count = len(self.said)
+        return self._known.meets(handles)
+
+
 class AckLane:
-    """ACK, NACK, RETRY or REJECT of one group name; belongs to a loop."""
+    """ACK, NACK, RETRY, REJECT or EXTEND of one group name; belongs to a loop. ``busy`` has the lanes that are not
+    idle.
+    """
 
     def __init__(
         self,
@@ -112,8 +220,9 @@ class AckLane:
         naming: Naming,
         connection: Callable[[], Awaitable[Connection]],
         timeout_ms: float,
-        failures: deque[DelaydError],
+        failures: Failures,
         on_answer: Callable[[Head], None],
+        busy: set[AckLane],
     ) -> None:
         self._request = request
         self._naming = naming
@@ -121,42 +230,72 @@ class AckLane:
         self._on_answer = on_answer
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        self._gathered: Handles = []
-        self._waiting: list[_Waiting] = []
+        self._next = _Round()
+        self._under_way: _Round | None = None
+        self._trouble: DelaydError | None = None  # Why the newest try of the words under way failed.
+        self._waits = False  # Whether a caller waits for a word of the next round.
         self._lingering: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._failures = failures
+        self._busy = busy
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is gathered or under way."""
-        return self._sending is None and not self._gathered and not self._waiting
+        return self._sending is None and not self._next.said
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether later words about the same messages wait for those of this lane."""
+        return self._request is not RequestType.EXTEND
+
+    async def next_round(self) -> None:
+        """Wait until the words that are under way have their answers, or those that are gathered."""
+        await asyncio.wait([self._start()])
+
+    def meets(self, handles: Handles) -> bool:
+        """Whether a word about one of these messages is gathered or under way."""
+        under_way = self._under_way
+        return self._next.meets(handles) or (under_way is not None and under_way.meets(handles))
 
     def give(self, handles: Handles) -> None:
-        """Acknowledge soon; a failure is added to the failures."""
-        self._gathered.extend(handles)
-        self._linger()
+        """Say this soon; a failure is added to the failures."""
+        self._say(_Said(handles, None))
+        if self._sending is None and self._lingering is None:
+            self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
 
     def give_and_wait(self, handles: Handles) -> asyncio.Future[None]:
-        """Acknowledge now: done when it is durable.
+        """Say this now: done when it is durable.
 
         Raises:
             StaleHandle: the server does not hold some of them any more; the others are acknowledged.
             DelaydError: the server could not be reached in time, or refused.
         """
         durable: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting(handles, durable))
-        self._start()
+        self.pass_on(handles, durable, self._loop.time() + self._timeout_s)
         return durable
+
+    def pass_on(self, handles: Handles, durable: asyncio.Future[None] | None, until_s: float) -> None:
+        """As `give` or `give_and_wait`, for a word whose time is over at ``until_s``."""
+        if durable is None:
+            self.give(handles)
+            return
+        # A word waits for the round before it, and its time counts from when it was said.
+        over = self._loop.call_at(until_s, self._give_up, durable)
+        durable.add_done_callback(lambda _: over.cancel())
+        self._say(_Said(handles, durable))
+        self._waits = True
+        self._start()
 
     async def flush(self) -> None:
         """Wait until everything that was given is durable or failed."""
-        while self._gathered or self._sending is not None:
+        while not self.is_idle:
             await asyncio.wait([self._start()])
 
-    def _linger(self) -> None:
-        if self._sending is None and self._lingering is None:
-            self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
+    def _say(self, said: _Said) -> None:
+        self._next.said.append(said)
+        self._next.until_s = self._loop.time() + self._timeout_s
+        self._busy.add(self)
 
     def _start(self) -> asyncio.Task[None]:
         if self._lingering is not None:
@@ -169,35 +308,50 @@ class AckLane:
     async def _send_all(self) -> None:
         """Send what was given, again and again while somebody waits."""
         try:
-            await self._send_gathered()
-            while self._waiting:
-                await self._send_gathered()
+            await self._send_round()
+            while self._waits:
+                await self._send_round()
         finally:
             self._sending = None
-            if self._gathered:
-                self._linger()
+            if self._next.said:
+                self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
+            else:
+                self._busy.discard(self)
 
-    async def _send_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        waiting, self._waiting = self._waiting, []
-        handles = self._naming.merged([*gathered, *(handle for one in waiting for handle in one.handles)])
+    async def _send_round(self) -> None:
+        round_, self._next, self._waits = self._next, _Round(), False
+        self._under_way = round_
+        self._trouble = None
+        try:
+            await self._deliver(round_.said, round_.until_s)
+        finally:
+            self._under_way = None
+
+    async def _deliver(self, said: Sequence[_Said], until_s: float) -> None:
+        """Send words, and tell the callers of each what became of it."""
+        handles = self._naming.merged([handle for each in said for handle in each.handles])
         error: DelaydError | None = None
-        stale: Handles = []
+        stale: list[StaleRow] = []
         try:
             for start in range(0, len(handles), self._naming.handles_max):
-                stale += await self._send(handles[start : start + self._naming.handles_max])
+                stale += await self._send(handles[start : start + self._naming.handles_max], until_s)
         except DelaydError as failure:
             error = failure
-        self._tell(gathered, waiting, stale, error)
+        if len(said) > 1 and isinstance(error, CallerError | DataError):
+            # A server refuses a whole request for one of its words. What was done already is answered as done again.
+            half = len(said) // 2
+            await self._deliver(said[:half], until_s)
+            await self._deliver(said[half:], until_s)
+            return
+        self._tell(said, _StaleRows(stale), error)
 
-    async def _send(self, handles: Handles) -> Handles:
-        deadline = self._loop.time() + self._timeout_s
+    async def _send(self, handles: Handles, until_s: float) -> list[StaleRow]:
         backoff = Backoff()
         while True:
             try:
-                connection = await self._connection()
+                connection = await self._connect(until_s)
                 head = self._naming.head(handles)
-                left_ms = max((deadline - self._loop.time()) * 1000, 1)
+                left_ms = max((until_s - self._loop.time()) * 1000, 1)
                 answer = await connection.request(self._request, head, timeout_ms=left_ms)
                 try:
                     stale = read_stale(answer.head)
@@ -206,45 +360,66 @@ class AckLane:
                     raise unreadable(connection, error) from error
                 return stale
             except (RequestFailed, RetryLater) as error:
+                self._trouble = error
                 # To acknowledge twice is to acknowledge once, so after an unknown outcome the request is simply sent
                 # again.
                 later = isinstance(error, RetryLater)
                 wait_s = (spread_ms(error.retry_after_ms) if later else backoff.next_ms()) / 1000
-                if self._loop.time() + wait_s >= deadline:
+                if self._loop.time() + wait_s >= until_s:
                     raise
             await asyncio.sleep(wait_s)
 
-    def _tell(self, gathered: Handles, waiting: Sequence[_Waiting], stale: Handles, error: DelaydError | None) -> None:
-        for one in waiting:
-            lost = error or _stale(one.handles, stale)
-            if one.durable.done():
-                continue
-            if lost is None:
-                one.durable.set_result(None)
-            else:
-                one.durable.set_exception(lost)
-        failure = error or _stale(gathered, stale)
-        if gathered and failure is not None:
-            self._failures.append(failure)
+    def _give_up(self, durable: asyncio.Future[None]) -> None:
+        if not durable.done():
+            late = RequestTimedOut(f"the realtime server did not answer {self._request.name} in time", sent=True)
+            durable.set_exception(self._trouble or late)
+
+    async def _connect(self, until_s: float) -> Connection:
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await self._connection()
+        except TimeoutError:
+            raise RequestTimedOut("no connection to the realtime server was made in time", sent=False) from None
+
+    def _tell(self, said: Sequence[_Said], stale: _StaleRows, error: DelaydError | None) -> None:
+        unwatched: Handles = []
+        for one in said:
+            if one.durable is None:
+                unwatched += one.handles
+            elif not one.durable.done():
+                lost = error or stale.of(one.handles)
+                if lost is None:
+                    one.durable.set_result(None)
+                else:
+                    one.durable.set_exception(lost)
+        failure = (error or stale.of(unwatched)) if unwatched else None
+        if failure is not None:
+            self._failures.add(failure)
 
 
-class _Waiting(NamedTuple):
-    handles: Handles
-    durable: asyncio.Future[None]
+class _StaleRows:
+    """What answers said of stale handles; each question costs the logarithm of the rows, and the rows that it meets."""
 
+    def __init__(self, rows: Iterable[StaleRow]) -> None:
+        self._of: dict[int, list[StaleRow]] = {}
+        for row in sorted(rows):
+            self._of.setdefault(row[0], []).append(row)
 
-def raise_first(failures: deque[DelaydError]) -> None:
-    """Raise what failed while nobody waited, once; from any thread, because single operations on a deque need no
-    lock.
-    """
-    first = failures.popleft()
-    more = 0
-    while failures:
-        failures.popleft()
-        more += 1
-    if more:
-        first.add_note(f"{more} further requests to acknowledge failed since the last call")
-    raise first
+    def of(self, handles: Handles) -> StaleHandle | None:
+        """The error for a word about these messages; None when it counted for all of them."""
+        return stale_error(row for handle in handles for row in self._within(handle)) if self._of else None
+
+    def _within(self, handle: Sequence[int]) -> Iterator[StaleRow]:
+        incarnation, first, count, *_ = handle
+        rows = self._of.get(incarnation, [])
+        # The row before may reach into the handle.
+        at = max(bisect.bisect_left(rows, [incarnation, first]) - 1, 0)
+        while at < len(rows) and rows[at][1] < first + count:
+            _, begin, covered, why = rows[at]
+            start, end = max(first, begin), min(first + count, begin + covered)
+            if start < end:
+                yield [incarnation, start, end - start, why]
+            at += 1
 
 
 def merge(handles: Handles) -> Handles:
@@ -259,21 +434,23 @@ def merge(handles: Handles) -> Handles:
     return merged
 
 
-def _stale(handles: Handles, stale: Handles) -> StaleHandle | None:
+def stale_error(rows: Iterable[StaleRow]) -> StaleHandle | None:
+    """The error that says what was stale; None when nothing was."""
     lost: Counter[int] = Counter()
-    for incarnation, first, count, *_ in handles:
-        for stale_incarnation, stale_first, stale_count, why in stale:
-            common = min(first + count, stale_first + stale_count) - max(first, stale_first)
-            if incarnation == stale_incarnation and common > 0:
-                lost[why] += common
+    handles = list(rows)
+    for *_, count, why in handles:
+        lost[why] += count
     if not lost:
         return None
     (most, _), *_ = lost.most_common(1)
     total = lost.total()
     were = "1 message was" if total == 1 else f"{total} messages were"
     parts = [f"{count} {SAID[Why(why)].text}" for why, count in lost.most_common()]
-    return StaleHandle(
-        f"{were} no longer held for this consumer: {', '.join(parts)}; what was not acknowledged is offered again",
-        count=total,
-        reason=SAID[Why(most)].word,
+    then = "what was not acknowledged is offered again"
+    if lost.keys() <= {Why.GIVEN_BACK, Why.ACKNOWLEDGED}:
+        then = "a message gets one word, and another one after it changes nothing"
+    error = StaleHandle(
+        f"{were} no longer held for this consumer: {', '.join(parts)}; {then}", count=total, reason=SAID[Why(most)].word
     )
+    error.handles = handles
+    return error

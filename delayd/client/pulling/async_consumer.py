@@ -31,7 +31,7 @@ from delayd.client.pulling.settings import (
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
-from delayd.errors import AlreadyClosed
+from delayd.errors import AlreadyClosed, DelaydError
 
 
 class AsyncConsumer:
@@ -132,7 +132,13 @@ class AsyncConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except DelaydError as failed:
+            if error is None:
+                raise
+            # What ended the block says more than what was not acknowledged because of it.
+            error.add_note(f"the consumer's close failed, too: {failed.message}")
 
     def __aiter__(self) -> Self:
         self._own.standing().check()
@@ -164,7 +170,6 @@ class AsyncConsumer:
 
         Raises:
             RetryLater: no server was reached within the timeout.
-            StaleHandle: an earlier `ack(wait=False)` came too late. The next call of any kind raises this, once.
         """
         most = self._settings.pulled(max_messages)
         until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
@@ -257,7 +262,7 @@ class AsyncMessageBatch(MessageColumns):
 
         Args:
             wait: True returns when the acknowledgement is durable. False returns at once; if the acknowledgement fails,
-                a later call of the consumer raises the error.
+                the log says so at once, and the next `flush` or `close` of the consumer raises the error.
 
         Raises:
             StaleHandle: the server no longer held some messages for this consumer; it offers them again.

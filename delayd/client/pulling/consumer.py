@@ -36,7 +36,7 @@ from delayd.client.pulling.settings import (
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
-from delayd.errors import AlreadyClosed
+from delayd.errors import AlreadyClosed, DelaydError
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,13 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except DelaydError as failed:
+            if error is None:
+                raise
+            # What ended the block says more than what was not acknowledged because of it.
+            error.add_note(f"the consumer's close failed, too: {failed.message}")
 
     def __iter__(self) -> Self:
         self._standing_engine()
@@ -174,7 +180,6 @@ class Consumer:
 
         Raises:
             RetryLater: no server was reached within the timeout.
-            StaleHandle: an earlier `ack(wait=False)` came too late. The next call of any kind raises this, once.
         """
         most = self._settings.pulled(max_messages)
         until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
@@ -265,7 +270,7 @@ class MessageBatch(MessageColumns):
 
         Args:
             wait: True returns when the acknowledgement is durable. False returns at once; if the acknowledgement fails,
-                a later call of the consumer raises the error.
+                the log says so at once, and the next `flush` or `close` of the consumer raises the error.
 
         Raises:
             StaleHandle: the server no longer held some messages for this consumer; it offers them again.
@@ -370,7 +375,7 @@ class _Engine:
         await self.core.settle_and_wait(handles, word)
 
     def settle_soon(self, handles: Handles, word: Word) -> None:
-        """From any thread: say something of messages soon; raises the error of an earlier call."""
+        """From any thread: say something of messages soon."""
         self.core.check()
         self._inbox.put((handles, word))
 

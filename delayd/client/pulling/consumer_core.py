@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
@@ -22,7 +21,7 @@ from delayd.client.instants import monotonic_s
 from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView
 from delayd.client.own_loop import check_loop, own_loop
-from delayd.client.pulling.acks import Handles, raise_first
+from delayd.client.pulling.acks import Failures, Handles
 from delayd.client.pulling.in_flight import InFlight
 from delayd.client.pulling.lease_keeper import LeaseKeeper
 from delayd.client.pulling.lives import divide
@@ -85,8 +84,7 @@ class ConsumerCore(Generic[Batch]):
         self._giving_back: set[asyncio.Task[None]] = set()
         self._away = False  # Iteration waits for a server, and has logged that.
         self._backoff = Backoff()
-        # Why acknowledgements failed that nobody waited for.
-        self._failures: deque[DelaydError] = deque()
+        self._failures = Failures((settings.subject, settings.group))
         callbacks = Callbacks(self._pulled, self._spare, self._failures)
         self._source: Source = (ManySource if settings.subjects.are_many else OneSource)(
             self._meta, settings, callbacks
@@ -101,11 +99,9 @@ class ConsumerCore(Generic[Batch]):
         self._hurrying: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Raise AlreadyClosed after the close, or what failed while nobody waited; from any thread."""
+        """Raise AlreadyClosed after the close; from any thread."""
         if self.closed:
             raise AlreadyClosed("this consumer was closed")
-        if self._failures:
-            raise_first(self._failures)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -325,8 +321,7 @@ class ConsumerCore(Generic[Batch]):
     async def flush(self) -> None:
         """Wait until all acknowledgements and give-backs are durable; raises errors since the last call."""
         await self._source.flush()
-        if self._failures:
-            raise_first(self._failures)
+        self._failures.raise_first()
 
     def leave(self) -> Handles:
         """Hand out nothing more; return the handles that `close` is to give back. From any thread."""
@@ -354,8 +349,7 @@ class ConsumerCore(Generic[Batch]):
             await self._meta.close()
             if self._watcher is not None:
                 self._watcher.close()
-        if self._failures:
-            raise_first(self._failures)
+        self._failures.raise_first()
 
     def _size(self, most: int | None) -> int:
         most = self._pace.batch(self._settings.most) if most is None else most

@@ -16,7 +16,7 @@ from functools import partial
 
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import AckLane, Handles, merge
+from delayd.client.pulling.acks import Handles, merge, stale_error
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, bound_of, pulled_in, terms_of, wanted_in
@@ -87,8 +87,8 @@ class ManySource:
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
         if self._knows(handles):
-            for lane, rows in self._by_lane(handles, word):
-                lane.give(rows)
+            for lanes, names, of_lane in self._by_lanes(handles, word):
+                lanes.give(word, names, of_lane)
         else:
             self._remember(self._loop.create_task(self._settle_unwatched(handles, word)))
 
@@ -96,7 +96,7 @@ class ManySource:
         """See Source."""
         if not self._knows(handles):
             return self._loop.create_task(self._settle_elsewhere(handles, word))
-        durable = [lane.give_and_wait(rows) for lane, rows in self._by_lane(handles, word)]
+        durable = self._give_and_wait(handles, word)
         return durable[0] if len(durable) == 1 else self._loop.create_task(_all(durable))
 
     async def give_back(self, handles: Handles) -> None:
@@ -239,19 +239,22 @@ class ManySource:
             found.setdefault(at(handle[3]).log_id, []).append(handle)
         return [(self._servers[log_id], of_server) for log_id, of_server in found.items()]
 
-    def _by_lane(self, handles: Handles, word: Word) -> Iterable[tuple[AckLane, Handles]]:
+    def _by_lanes(self, handles: Handles, word: Word) -> list[tuple[Lanes, Head, Handles]]:
         if not word.is_of_one:
-            return [(server.lanes.lane(word, {}), rows) for server, rows in self._by_server(handles)]
+            return [(server.lanes, {}, of_server) for server, of_server in self._by_server(handles)]
         # These requests name one subject each.
         found: dict[int, Handles] = {}
         for handle in handles:
             found.setdefault(handle[3], []).append(handle[:3])
-        lanes: list[tuple[AckLane, Handles]] = []
+        lanes: list[tuple[Lanes, Head, Handles]] = []
         for place, of_place in found.items():
             at = self._settings.subjects.at(place)
             names: Head = {"subject": at.subject, "group": self._settings.group}
-            lanes.append((self._servers[at.log_id].lanes.lane(word, names), word.rows(of_place)))
+            lanes.append((self._servers[at.log_id].lanes, names, of_place))
         return lanes
+
+    def _give_and_wait(self, handles: Handles, word: Word) -> list[asyncio.Future[None]]:
+        return [lanes.give_and_wait(word, names, of_lane) for lanes, names, of_lane in self._by_lanes(handles, word)]
 
     async def _settle_elsewhere(self, handles: Handles, word: Word) -> None:
         """Settle what an earlier connection of this consumer has got, as after its close or in a forked child."""
@@ -261,13 +264,13 @@ class ManySource:
             pass
         if not self._knows(handles):
             raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
-        await _all([lane.give_and_wait(rows) for lane, rows in self._by_lane(handles, word)])
+        await _all(self._give_and_wait(handles, word))
 
     async def _settle_unwatched(self, handles: Handles, word: Word) -> None:
         try:
             await self._settle_elsewhere(handles, word)
         except DelaydError as error:
-            self._callbacks.failures.append(error)
+            self._callbacks.failures.add(error)
 
     def _remember(self, task: asyncio.Task[None]) -> None:
         self._settling.add(task)
@@ -395,6 +398,10 @@ def _places(head: Head, subjects: Subjects, log_id: int) -> list[int]:
 async def _all(durable: Sequence[asyncio.Future[None]]) -> None:
     """Wait for all of them, and then raise what was wrong with any."""
     errors = [error for error in await asyncio.gather(*durable, return_exceptions=True) if error is not None]
-    others = [error for error in errors if not isinstance(error, StaleHandle)]
-    if others or errors:
-        raise (others or errors)[0]
+    stale = [error for error in errors if isinstance(error, StaleHandle)]
+    if len(errors) > len(stale):
+        raise next(error for error in errors if not isinstance(error, StaleHandle))
+    if len(stale) == 1:
+        raise stale[0]
+    if all_stale := stale_error(row for error in stale for row in error.handles):
+        raise all_stale

@@ -18,7 +18,7 @@ from delayd.batch import BatchKind, parse
 from delayd.client.instants import monotonic_s, monotonic_us
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import AckLane, Handles, Naming, OneLater, OneSubject
+from delayd.client.pulling.acks import AckLane, Failures, Handles, HandleSet, Naming, OneLater, OneSubject
 from delayd.client.pulling.message import Pulled, PulledPart
 from delayd.client.pulling.pull_lane import PullLane
 from delayd.client.pulling.settings import ConsumerSettings
@@ -47,8 +47,8 @@ class Callbacks(NamedTuple):
     """A PULL has ended: with messages, with none, or with an error; and how many messages other consumers want."""
     on_wanted: Callable[[int], None]
     """How many messages other consumers want, as the answer to an acknowledgement says it."""
-    failures: deque[DelaydError]
-    """Takes why acknowledgements failed that nobody waited for."""
+    failures: Failures
+    """Takes why words failed that nobody waited for."""
 
 
 class Source(Protocol):
@@ -92,7 +92,11 @@ class Source(Protocol):
 
 
 class Lanes:
-    """The acknowledgements of one server."""
+    """The words of one consumer for one server.
+
+    Words about one message keep their order: a word waits until each earlier one that names one of its messages has its
+    answer. Only EXTEND is in no order, because it changes nothing of what becomes of a message.
+    """
 
     def __init__(
         self,
@@ -101,8 +105,10 @@ class Lanes:
         timeout_ms: float,
         callbacks: Callbacks,
     ) -> None:
+        self._busy: set[AckLane] = set()  # Those that are not idle.
+
         def lane(request: RequestType, naming: Naming) -> AckLane:
-            return AckLane(request, naming, connection, timeout_ms, callbacks.failures, heard)
+            return AckLane(request, naming, connection, timeout_ms, callbacks.failures, heard, self._busy)
 
         def heard(head: Head) -> None:
             callbacks.on_wanted(wanted_in(head))
@@ -112,9 +118,44 @@ class Lanes:
         self.returns = lane(RequestType.NACK, uncounted)
         self._make = lane
         self._of_one: dict[tuple[Kind, str, int], AckLane] = {}
+        self._timeout_s = timeout_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._held_up: deque[_HeldUp] = deque()  # Words that wait for earlier ones, in their order.
+        self._held_up_handles = HandleSet()
+        self._going_on: asyncio.Task[None] | None = None
 
-    def lane(self, word: Word, names: Head) -> AckLane:
-        """The lane of a word; ``names`` are those of the group, for words that name one subject a request."""
+    def give(self, word: Word, names: Head, handles: Handles) -> None:
+        """Say something of messages, soon; ``names`` are those of the group, for words that name one subject."""
+        lane = self._lane(word, names)
+        if self._is_held_up(lane, word, handles):
+            self._hold_up(_HeldUp(lane, handles, word.rows(handles), None, self._loop.time() + self._timeout_s))
+        else:
+            lane.give(word.rows(handles))
+
+    def give_and_wait(self, word: Word, names: Head, handles: Handles) -> asyncio.Future[None]:
+        """As `AckLane.give_and_wait`."""
+        lane = self._lane(word, names)
+        if not self._is_held_up(lane, word, handles):
+            return lane.give_and_wait(word.rows(handles))
+        durable: asyncio.Future[None] = self._loop.create_future()
+        until_s = self._loop.time() + self._timeout_s
+        self._hold_up(_HeldUp(lane, handles, word.rows(handles), durable, until_s))
+        return durable
+
+    @property
+    def are_idle(self) -> bool:
+        """Whether all words are durable or failed."""
+        return not self._held_up and self._going_on is None and not (self._busy - {self.returns})
+
+    async def flush(self) -> None:
+        """Wait until all of them are."""
+        while not self.are_idle:
+            if self._going_on is not None:
+                await asyncio.wait([self._going_on])
+            for lane in self._busy - {self.returns}:
+                await lane.flush()
+
+    def _lane(self, word: Word, names: Head) -> AckLane:
         kind = word.kind
         known = self._of.get(kind)
         if known is not None:
@@ -133,15 +174,48 @@ class Lanes:
             self._of_one[key] = found
         return found
 
-    @property
-    def are_idle(self) -> bool:
-        """Whether all acknowledgements are durable or failed."""
-        return all(lane.is_idle for lane in (*self._of.values(), *self._of_one.values()))
+    def _is_held_up(self, lane: AckLane, word: Word, handles: Handles) -> bool:
+        """Whether an earlier word about one of these messages has no answer yet."""
+        if word.kind is Kind.EXTEND:
+            return False
+        if self._held_up and self._held_up_handles.meets(handles):
+            return True
+        # The lanes that are busy are few: mostly this one alone.
+        return any(other.meets(handles) for other in self._busy if other is not lane and other.keeps_order)
 
-    async def flush(self) -> None:
-        """Wait until all acknowledgements and give-backs are durable or failed."""
-        for lane in (*self._of.values(), *self._of_one.values()):
-            await lane.flush()
+    def _hold_up(self, held_up: _HeldUp) -> None:
+        self._held_up.append(held_up)
+        self._held_up_handles.add(held_up.handles)
+        if self._going_on is None:
+            self._going_on = self._loop.create_task(self._go_on())
+
+    async def _go_on(self) -> None:
+        """Pass on the words that wait, in their order.
+
+        A later word about the same messages waits behind, so what a word still meets was said before it.
+        """
+        try:
+            while self._held_up:
+                lane, handles, rows, durable, until_s = self._held_up[0]
+                for other in [each for each in self._busy if each is not lane and each.keeps_order]:
+                    while other.meets(handles):
+                        await other.next_round()
+                self._held_up.popleft()
+                if durable is None or not durable.done():
+                    lane.pass_on(rows, durable, until_s)
+        finally:
+            self._held_up_handles = HandleSet()
+            self._going_on = None
+
+
+class _HeldUp(NamedTuple):
+    """A word that waits for an earlier one; ``rows`` are what its request has."""
+
+    lane: AckLane
+    handles: Handles
+    rows: Handles
+    durable: asyncio.Future[None] | None
+    until_s: float
 
 
 class OneSource:
@@ -185,11 +259,11 @@ class OneSource:
 
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
-        self._lanes.lane(word, self._names).give(word.rows(handles))
+        self._lanes.give(word, self._names, handles)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
-        return self._lanes.lane(word, self._names).give_and_wait(word.rows(handles))
+        return self._lanes.give_and_wait(word, self._names, handles)
 
     async def give_back(self, handles: Handles) -> None:
         """See Source."""

@@ -1,6 +1,7 @@
 """What a handler says of a message, and what becomes of the message."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
 
@@ -146,6 +147,63 @@ def test_a_word_after_the_message_was_given_back_is_refused_by_name(desk: Desk, 
     with pytest.raises(delayd.errors.StaleHandle) as caught:
         LATE[word](message)
     assert caught.value.reason == "given_back"
+
+
+FIRST = {"acknowledged": ["ack"], "given_back": ["nack later", "nack now", "reject"]}
+WORDS: dict[str, Callable[[Message], None]] = {
+    "ack": lambda message: message.ack(),
+    "nack later": lambda message: message.nack(10 * LONG),
+    "nack now": lambda message: message.nack(AT_ONCE),
+    "reject": lambda message: message.reject("no such order"),
+}
+
+
+@pytest.mark.parametrize(("first", "reason"), [(word, reason) for reason in FIRST for word in FIRST[reason]])
+def test_a_second_other_word_about_a_message_is_refused_by_name(desk: Desk, first: str, reason: str) -> None:
+    desk.send(b"1")
+    message = desk.one(desk.consumer())
+    WORDS[first](message)
+    for word in [*WORDS, "extend"]:
+        if word == first:
+            WORDS[word](message)
+            continue
+        with pytest.raises(delayd.errors.StaleHandle) as caught:
+            {**WORDS, "extend": LATE["extend"]}[word](message)
+        assert caught.value.reason == reason, word
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("first", ["nack later", "reject", "ack"])
+def test_words_about_one_message_keep_their_order(desk: Desk, first: str, ordered: bool) -> None:
+    desk.producer.send_batch(desk.subject, [b"1", b"2", b"3"], delay=AT_ONCE)
+    consumer = desk.consumer(ordered=ordered)
+    batch = consumer.pull(3, wait=LONG)
+    said: dict[str, Callable[[], None]] = {
+        "nack later": lambda: batch[0].nack(NEXT, error="later", wait=False),
+        "reject": lambda: batch[0].reject("no", wait=False),
+        "ack": lambda: batch[0].ack(wait=False),
+    }
+    said[first]()
+    with pytest.raises(delayd.errors.StaleHandle) as caught:
+        batch.nack(AT_ONCE) if first == "ack" else batch.ack()
+    assert (caught.value.count, caught.value.reason) == (1, "acknowledged" if first == "ack" else "given_back")
+    consumer.flush()
+    if first == "nack later":
+        assert desk.one(consumer).body == b"1"
+
+
+def test_a_word_that_is_refused_has_no_other_one_refused(desk: Desk) -> None:
+    desk.consumer(ordered=True).pull(wait=AT_ONCE)
+    desk.send(b"1", b"2", b"3")
+    # This consumer takes the order that the group has, and so it does not know that no message waits for two days.
+    consumer = desk.consumer()
+    messages = desk.take(consumer, 3)
+    with ThreadPoolExecutor(3) as threads:
+        waits = [timedelta(days=2) if message.body == b"2" else NEXT for message in messages]
+        told = [threads.submit(message.nack, wait) for message, wait in zip(messages, waits, strict=True)]
+        errors = {message.body: each.exception() for message, each in zip(messages, told, strict=True)}
+    assert {body: type(error) for body, error in errors.items() if error} == {b"2": delayd.errors.BadArgument}
+    assert {message.body for message in desk.take(consumer, 2)} == {b"1", b"3"}
 
 
 def test_to_acknowledge_twice_is_to_acknowledge_once(desk: Desk) -> None:

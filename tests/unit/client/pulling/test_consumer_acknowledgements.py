@@ -98,27 +98,57 @@ def test_rule_Q1_an_acknowledgement_of_an_earlier_life_of_the_server_is_stale() 
     on_steady_loop(scenario)
 
 
-def test_rule_Q1_what_failed_while_nobody_waited_is_raised_once_by_the_next_call() -> None:
+def test_rule_Q1_what_failed_while_nobody_waited_is_logged_at_once_and_raised_once_by_flush_or_close(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(world: World) -> None:
-        for row in range(3):
+        for row in range(2):
             world.realtime.add(b"%d" % row)
-        for late_call in ("pull", "flush", "ack", "close"):
+        for late_call in ("flush", "close"):
             consumer = consumer_of(world, prefetch=False)
             batch = await consumer.pull()
             world.realtime.restart()
             seen = len(world.realtime.seen)
             await batch.ack(wait=False)
-            if late_call == "flush":
-                assert isinstance(await error_of(consumer.flush()), StaleHandle)
-            elif late_call == "close":
-                assert isinstance(await error_of(consumer.close()), StaleHandle)
-            else:
-                await until_answered(world, seen)
-                calls = consumer.pull() if late_call == "pull" else batch.ack()
-                assert isinstance(await error_of(calls), StaleHandle)
+            await until_answered(world, seen)
+            assert "not_acknowledged subject=orders group=g" in caplog.text and "stale_handle" in caplog.text
+            assert isinstance(await error_of(getattr(consumer, late_call)()), StaleHandle)
             await consumer.flush() if late_call != "close" else None
             await consumer.close()
             world.realtime.restart()
+
+    on_steady_loop(scenario)
+
+
+def test_what_failed_while_nobody_waited_is_no_answer_to_another_word_nor_to_a_pull() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"0")
+        async with consumer_of(world, prefetch=False) as consumer:
+            late = await consumer.pull()
+            world.realtime.restart()
+            seen = len(world.realtime.seen)
+            await late.ack(wait=False)
+            await until_answered(world, seen)
+            world.realtime.add(b"1")
+            batch = await consumer.pull()
+            await batch.ack()
+            assert isinstance(await error_of(late.ack()), StaleHandle)
+            assert len(await consumer.pull(wait=timedelta(0))) == 0
+            assert isinstance(await error_of(consumer.flush()), StaleHandle)
+
+    on_steady_loop(scenario)
+
+
+def test_a_block_that_ends_by_an_exception_raises_that_one() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"0")
+        with pytest.raises(ZeroDivisionError) as raised:
+            async with consumer_of(world, prefetch=False) as consumer:
+                batch = await consumer.pull()
+                world.realtime.restart()
+                await batch.ack(wait=False)
+                raise ZeroDivisionError
+        assert any("no longer held" in note for note in raised.value.__notes__)
 
     on_steady_loop(scenario)
 
