@@ -210,9 +210,7 @@ class _Round:
 
 
 class AckLane:
-    """ACK, NACK, RETRY, REJECT or EXTEND of one group name; belongs to a loop. ``busy`` has the lanes that are not
-    idle.
-    """
+    """ACK, NACK, RETRY, REJECT or EXTEND of one group name; belongs to a loop."""
 
     def __init__(
         self,
@@ -222,7 +220,6 @@ class AckLane:
         timeout_ms: float,
         failures: Failures,
         on_answer: Callable[[Head], None],
-        busy: set[AckLane],
     ) -> None:
         self._request = request
         self._naming = naming
@@ -237,7 +234,6 @@ class AckLane:
         self._lingering: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._failures = failures
-        self._busy = busy
 
     @property
     def is_idle(self) -> bool:
@@ -295,7 +291,6 @@ class AckLane:
     def _say(self, said: _Said) -> None:
         self._next.said.append(said)
         self._next.until_s = self._loop.time() + self._timeout_s
-        self._busy.add(self)
 
     def _start(self) -> asyncio.Task[None]:
         if self._lingering is not None:
@@ -315,8 +310,6 @@ class AckLane:
             self._sending = None
             if self._next.said:
                 self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
-            else:
-                self._busy.discard(self)
 
     async def _send_round(self) -> None:
         round_, self._next, self._waits = self._next, _Round(), False

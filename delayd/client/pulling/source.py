@@ -105,10 +105,8 @@ class Lanes:
         timeout_ms: float,
         callbacks: Callbacks,
     ) -> None:
-        self._busy: set[AckLane] = set()  # Those that are not idle.
-
         def lane(request: RequestType, naming: Naming) -> AckLane:
-            return AckLane(request, naming, connection, timeout_ms, callbacks.failures, heard, self._busy)
+            return AckLane(request, naming, connection, timeout_ms, callbacks.failures, heard)
 
         def heard(head: Head) -> None:
             callbacks.on_wanted(wanted_in(head))
@@ -118,6 +116,7 @@ class Lanes:
         self.returns = lane(RequestType.NACK, uncounted)
         self._make = lane
         self._of_one: dict[tuple[Kind, str, int], AckLane] = {}
+        self._busy: dict[AckLane, None] = {}  # All that are not idle, and some that have become idle.
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._held_up: deque[_HeldUp] = deque()  # Words that wait for earlier ones, in their order.
@@ -145,14 +144,14 @@ class Lanes:
     @property
     def are_idle(self) -> bool:
         """Whether all words are durable or failed."""
-        return not self._held_up and self._going_on is None and not (self._busy - {self.returns})
+        return self._going_on is None and all(lane.is_idle for lane in self._busy)
 
     async def flush(self) -> None:
         """Wait until all of them are."""
         while not self.are_idle:
             if self._going_on is not None:
                 await asyncio.wait([self._going_on])
-            for lane in self._busy - {self.returns}:
+            for lane in list(self._busy):
                 await lane.flush()
 
     def _lane(self, word: Word, names: Head) -> AckLane:
@@ -176,12 +175,19 @@ class Lanes:
 
     def _is_held_up(self, lane: AckLane, word: Word, handles: Handles) -> bool:
         """Whether an earlier word about one of these messages has no answer yet."""
+        self._busy[lane] = None
         if word.kind is Kind.EXTEND:
             return False
         if self._held_up and self._held_up_handles.meets(handles):
             return True
         # The lanes that are busy are few: mostly this one alone.
-        return any(other.meets(handles) for other in self._busy if other is not lane and other.keeps_order)
+        return len(self._busy) > 1 and any(other.meets(handles) for other in self._others(lane))
+
+    def _others(self, lane: AckLane) -> list[AckLane]:
+        """The other lanes on which an earlier word may be under way."""
+        for other in [each for each in self._busy if each.is_idle and each is not lane]:
+            del self._busy[other]
+        return [each for each in self._busy if each is not lane and each.keeps_order]
 
     def _hold_up(self, held_up: _HeldUp) -> None:
         self._held_up.append(held_up)
@@ -197,11 +203,12 @@ class Lanes:
         try:
             while self._held_up:
                 lane, handles, rows, durable, until_s = self._held_up[0]
-                for other in [each for each in self._busy if each is not lane and each.keeps_order]:
+                for other in self._others(lane):
                     while other.meets(handles):
                         await other.next_round()
                 self._held_up.popleft()
                 if durable is None or not durable.done():
+                    self._busy[lane] = None
                     lane.pass_on(rows, durable, until_s)
         finally:
             self._held_up_handles = HandleSet()
