@@ -64,7 +64,7 @@ class MetaService:
         self._started_at_ms = self._clock.now_ms()
         self._executor = machine.executor("meta-state", loop.call_soon_threadsafe)
         self._disk = machine.disk()
-        self._server = Server(self, limits=META_LIMITS)
+        self._server = Server(self, limits=META_LIMITS, unheard=self.look)
         self._lock: Lock | None = None
         self._state: KeptState | None = None
         self._stopping = False
@@ -148,7 +148,7 @@ class MetaService:
     # Calls of connections.
 
     def look(self, moved_ms: int) -> None:
-        """The clock has been moved by so much, and nobody could say anything meanwhile."""
+        """Nobody could be heard for so long: the clock has been moved by so much, or this server stood still."""
         self._core.stood_still(moved_ms)
 
     def connected(self, connection: Connection) -> None:
@@ -156,6 +156,7 @@ class MetaService:
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Answer, or refuse by raising."""
+        self._server.look()
         self._requests += 1
         if self._guard.serves(connection, frame):
             return

@@ -219,6 +219,10 @@ class Core:
     def stood_still(self, ms: int) -> None:
         """No consumer could say anything, and no file could change, for so long."""
         self._files.stood_still(ms)
+        self.unheard(ms)
+
+    def unheard(self, ms: int) -> None:
+        """No consumer could be heard for so long, because this server stood still (rule T5)."""
         self._pulls.leads.stood_still(ms)
         self._groups.ephemeral.stood_still(ms)
 

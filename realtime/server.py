@@ -94,7 +94,7 @@ class RealtimeServer:
         self._cuts = Cuts(config.folder, core.log_id, home.state, home.executors[-1])
         core.serve_too(self._cuts.handlers)
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
-        self._server = Server(self, limits=REALTIME_LIMITS)
+        self._server = Server(self, limits=REALTIME_LIMITS, unheard=core.unheard)
         core.shell_status = self._server.status
         port = await self._server.listen(config.host, config.port)
         self._rearm()
@@ -128,7 +128,8 @@ class RealtimeServer:
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Give a request to the core."""
-        assert self._core is not None and self._guard is not None
+        assert self._core is not None and self._guard is not None and self._server is not None
+        self._server.look()
         if self._guard.serves(connection, frame):
             return
         if self._core.fence.is_up and frame.type in FENCED:
@@ -140,7 +141,8 @@ class RealtimeServer:
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Tell the core."""
-        assert self._core is not None and self._cuts is not None
+        assert self._core is not None and self._cuts is not None and self._server is not None
+        self._server.look()
         self._core.disconnected(connection)
         self._cuts.disconnected(connection)
 
@@ -171,6 +173,8 @@ class RealtimeServer:
     def _on_timer(self) -> None:
         assert self._core is not None
         self._wake_set_ms = None
+        if self._server is not None:
+            self._server.look()
         self._core.wake()
         self._rearm()
 

@@ -291,6 +291,12 @@ class Connection(asyncio.BufferedProtocol):
                 what = f"{self._unfinished_bytes} bytes of a frame came within {waited_s:.0f} s"
                 self.refuse(FrameOverdue(f"{what}; send a request as a whole"))
 
+    def unheard(self, seconds: float) -> None:
+        """This side read nothing for so long: that counts against no deadline of the peer."""
+        self._began += seconds
+        self._unfinished_since += seconds
+        self._untaken_since += seconds
+
     def go_on(self) -> None:
         """See Member: it is this connection's turn."""
         self._waits_for_turn = False

@@ -41,9 +41,18 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """Accepts connections for a handler."""
+    """Accepts connections for a handler. ``unheard`` hears for how many ms nobody could be heard, because the loop
+    stood still.
+    """
 
-    def __init__(self, handler: Handler, *, limits: RequestLimits | None = None, bounds: Bounds = BOUNDS) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        limits: RequestLimits | None = None,
+        bounds: Bounds = BOUNDS,
+        unheard: Callable[[int], None] = lambda ms: None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.budget = Budget(loop, lambda: self.connections, bounds.unfinished_bytes_max, bounds.untaken_bytes_max)
@@ -56,7 +65,8 @@ class Server:
         self._places_kept = min(PLACES_KEPT_MAX, self._connections_max // 4)
         self._trusted = 0  # Connections that were trusted at the last look.
         self._refused = 0  # Connections above the limit that have not ended yet.
-        self._watch = LoopWatch(loop)
+        self._watch = LoopWatch(loop, self._stood_still)
+        self._unheard = unheard
         self._looking: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server | inside.Listener] = []
 
@@ -100,6 +110,10 @@ class Server:
             "loop_wait_ms_max_minute": self._watch.wait_ms_max_minute,
         }
 
+    def look(self) -> None:
+        """Find out whether the loop stood still; a handler calls it before it judges by anybody's silence."""
+        self._watch.look()
+
     def stop_accepting(self) -> None:
         """Take no further connection; open ones go on."""
         for listener in self._listeners:
@@ -137,11 +151,17 @@ class Server:
 
     def _look(self) -> None:
         self._looking = self._loop.call_later(LOOK_S, self._look)
+        self._watch.look()
         now = self._loop.time()
         for connection in list(self.connections):
             connection.look(now)
         self._trusted = sum(connection.trusted for connection in self.connections)
         tell_left_out()
+
+    def _stood_still(self, seconds: float) -> None:
+        for connection in self.connections:
+            connection.unheard(seconds)
+        self._unheard(int(seconds * 1000))
 
 
 def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
