@@ -29,7 +29,7 @@ from .answers import LIST_MAX, aged_groups_head, groups_head, subjects_head
 from .group_records import GroupRecords
 from .groups import Group
 from .peer import Peer
-from .polls import Waiting
+from .polls import Claim, Waiting
 from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_beginning
 from .pulls import HANDLES_MAX, Pulls
 from .retries import Retries, Wanted
@@ -41,6 +41,7 @@ WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait 
 LEASE_MS_MIN = 100
 WINDOW_MS_MIN = 1_000  # Of an exclusive consumer: a slow network must not look like a dead one.
 WINDOW_MS_MAX = 600_000
+WAS_MAX = 1_000  # A head of 16 KiB has room for as many.
 
 
 class Consumers:
@@ -75,10 +76,8 @@ class Consumers:
         need_str(head, "consumer")
         in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
         beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
-        window_ms = was = 0
-        if "exclusive_ms" in head:
-            window_ms = need_int(head, "exclusive_ms", WINDOW_MS_MIN, WINDOW_MS_MAX)
-            was = need_u64(head, "was") if "was" in head else 0
+        window_ms, was = _exclusive(head)
+        if window_ms:
             # A lead that lives asks again within its window.
             wait_ms = min(wait_ms, window_ms // 2)
             if isinstance(group, Subscription):
@@ -87,10 +86,14 @@ class Consumers:
         if group is None:
             # The group is created only here: a PULL that is refused leaves no group behind.
             assert names is not None
+            if beginning.ephemeral:
+                self._groups.ephemeral.check_room()
             group = self._groups.create(*names, beginning)
         elif beginning is not FROM_EARLIEST and isinstance(group, Group):
             check_beginning(group, beginning)
         if isinstance(group, Group):
+            if group.ephemeral:
+                self._groups.ephemeral.came(peer, group)
             group.in_flight_max = in_flight_max
         self._pulls.pull(
             Waiting(
@@ -138,13 +141,22 @@ class Consumers:
         peer.answer(frame.request_id, stale_head(stale, 0 if group is None else group.wanted))
 
     def pull_end(self, peer: Peer, frame: Frame) -> None:
-        """Answer the PULLs of this connection that wait for a group's messages, and then this request."""
+        """Answer the PULLs of this connection that wait for a group's messages, and then this request. A consumer that
+        has pulled on an earlier connection says by it that it has this one now.
+        """
         head = frame.head
         group = self._known(head) if "subscription" not in head else self._subscribed(peer, head)
+        window_ms, was = _exclusive(head)
         if group is None:
             _names(head)
         else:
             self._pulls.end_waiting(peer, group)
+        if isinstance(group, Group):
+            if group.ephemeral:
+                self._groups.ephemeral.came(peer, group)
+            if window_ms:
+                incarnation = self._pulls.incarnation_of(peer)
+                self._pulls.leads.came_back(Claim(peer, incarnation, window_ms, was | {incarnation}), group)
         peer.answer(frame.request_id, {})
 
     def groups(self, peer: Peer, frame: Frame) -> None:
@@ -232,6 +244,21 @@ class Consumers:
         )
         # The messages of a retry subject come to consumers of the group that it belongs to.
         return None if known is not None and is_reserved(known.subject.name) else known
+
+
+def _exclusive(head: Head) -> tuple[int, frozenset[int]]:
+    """The window of a consumer that wants to lead its group, 0 for one that shares it; and which incarnations it had
+    before.
+    """
+    if "exclusive_ms" not in head:
+        return 0, frozenset()
+    window_ms = need_int(head, "exclusive_ms", WINDOW_MS_MIN, WINDOW_MS_MAX)
+    was = head.get("was", [])
+    if not isinstance(was, list):
+        return window_ms, frozenset([need_u64(head, "was")])
+    if len(was) > WAS_MAX:
+        raise BadRequest(f"was names {len(was)} incarnations; it may name {WAS_MAX}", field="was")
+    return window_ms, frozenset(need_u64({"was": each}, "was") for each in was)
 
 
 def _handles(head: Head) -> list[list[int]]:

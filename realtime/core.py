@@ -214,16 +214,18 @@ class Core:
     def disconnected(self, peer: Peer) -> None:
         """Forget a connection that has ended: nothing is delivered to its waiting requests."""
         self._origins.disconnected(peer)
+        self._groups.ephemeral.disconnected(peer)
         self._pulls.disconnected(peer)
 
     def stood_still(self, ms: int) -> None:
         """No consumer could say anything, and no file could change, for so long."""
         self._files.stood_still(ms)
-        self.unheard(ms)
+        self._pulls.leads.stood_still(ms)
+        self._groups.ephemeral.stood_still(ms)
 
     def unheard(self, ms: int) -> None:
         """No consumer could be heard for so long, because this server stood still (rule T5)."""
-        self._pulls.leads.stood_still(ms)
+        self._pulls.leads.unheard(ms)
         self._groups.ephemeral.stood_still(ms)
 
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int:

@@ -1,20 +1,25 @@
 """Ephemeral groups: they end when they have no consumers any more (docs/protocol.md, A group).
 
-A group has consumers while a PULL waits for its messages, a subscription has it, or a consumer holds a message of it
-under a lease. When it had none for GONE_MS, it is deleted as an operator would. A start gives each group this time
-again.
+A consumer is a connection: from its first PULL or PULL_END that names the group, or with a subscription that has the
+group, until the connection ends, however rarely it pulls. A group that has had none for GONE_MS, and of which nobody
+holds a message, is deleted as an operator would. A start gives each group this time again.
+
+Invariant: what connections make the server remember here is bounded over all of them (rule B1).
 """
 
 import logging
 from collections.abc import Callable
 
 from delayd.clock import Clock
-from delayd.errors import RetryLater
+from delayd.errors import RetryLater, SlowDown
 
 from .groups import Group
+from .peer import Peer
+from .roster import RETRY_MS
 
 GONE_MS = 30_000  # As long as a consumer may be away, for example while it connects anew.
 LOOK_MS = 5_000  # Between two looks; each costs a microsecond a group.
+CONSUMERS_MAX = 131_072  # Pairs of a connection and a group: 0.2 KB each, 26 MiB.
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +32,9 @@ class Ephemeral:
         self._clock = clock
         self._delete = delete
         self._seen_ms: dict[Group, int] = {}  # When each was last seen with a consumer.
+        self._peers: dict[Group, set[Peer]] = {}
+        self._groups: dict[Peer, set[Group]] = {}
+        self._consumers = 0
 
     def watch(self, group: Group) -> None:
         """Look after a group from now on."""
@@ -34,6 +42,33 @@ class Ephemeral:
         self._seen_ms[group] = now_ms
         if self.due_ms is None:
             self.due_ms = now_ms + LOOK_MS
+
+    def check_room(self) -> None:
+        """Refuse a further consumer when there are too many, with SlowDown."""
+        if self._consumers >= CONSUMERS_MAX:
+            what = f"{self._consumers} consumers have groups that end with their connections"
+            raise SlowDown(f"{what}, and there is no room for one more", retry_after_ms=RETRY_MS)
+
+    def came(self, peer: Peer, group: Group) -> None:
+        """The connection of a consumer of an ephemeral group, which lives as long as this connection from now on.
+
+        Raises:
+            SlowDown: there is no room for one more.
+        """
+        peers = self._peers.get(group)
+        if peers is not None and peer in peers:
+            return
+        self.check_room()
+        self._peers.setdefault(group, set()).add(peer)
+        self._groups.setdefault(peer, set()).add(group)
+        self._consumers += 1
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection has ended."""
+        for group in self._groups.pop(peer, ()):
+            self._peers[group].discard(peer)
+            self._consumers -= 1
+            self._seen_ms[group] = self._clock.monotonic_ms()
 
     def stood_still(self, ms: int) -> None:
         """No consumer could come for so long: this does not count as time without one."""
@@ -43,6 +78,12 @@ class Ephemeral:
     def forget(self, group: Group) -> None:
         """A group is gone."""
         self._seen_ms.pop(group, None)
+        for peer in self._peers.pop(group, ()):
+            self._consumers -= 1
+            of_peer = self._groups[peer]
+            of_peer.discard(group)
+            if not of_peer:
+                del self._groups[peer]
 
     def wake(self) -> None:
         """Delete the groups whose consumers have been gone for long enough."""
@@ -50,11 +91,17 @@ class Ephemeral:
         if self.due_ms is None or now_ms < self.due_ms:
             return
         for group, seen_ms in list(self._seen_ms.items()):
-            if _has_consumers(group):
+            if self._has_consumers(group):
                 self._seen_ms[group] = now_ms
-            elif now_ms - seen_ms >= GONE_MS:
+            # A subscription may have ended right after the last look.
+            elif now_ms - seen_ms >= GONE_MS + LOOK_MS:
                 self._end(group)
         self.due_ms = now_ms + LOOK_MS if self._seen_ms else None
+
+    def _has_consumers(self, group: Group) -> bool:
+        child = group.child
+        holds = group.outstanding > 0 or (child is not None and child.outstanding > 0)
+        return bool(self._peers.get(group)) or bool(group.subscriptions) or holds
 
     def _end(self, group: Group) -> None:
         try:
@@ -62,8 +109,3 @@ class Ephemeral:
         except RetryLater:
             return  # The disk is full; the next look tries again.
         log.info("group_ended subject=%s group=%s reason=no_consumers", *group.names)
-
-
-def _has_consumers(group: Group) -> bool:
-    child = group.child
-    return group.is_awaited or group.outstanding > 0 or (child is not None and child.outstanding > 0)

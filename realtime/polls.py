@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .peer import Peer
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from .subscriptions import Subscription
 
 RECALLS_MAX = 256  # This many consumers are told at once that another one waits with empty hands.
+
+
+class Claim(NamedTuple):
+    """Who asks to lead: a connection, and the incarnations that its consumer has had, this one included."""
+
+    peer: Peer
+    incarnation: int
+    window_ms: int
+    own: frozenset[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +48,12 @@ class Waiting:
     ahead: int = 0
     answered: bool = False
     window_ms: int = 0  # Of a consumer that wants to lead its group; 0: of one that shares it.
-    was: int = 0  # The incarnation that such a consumer had on the connection before.
+    was: frozenset[int] = frozenset()  # The incarnations that such a consumer had on connections before.
+
+    @property
+    def claim(self) -> Claim:
+        """Who wants to lead."""
+        return Claim(self.peer, self.incarnation, self.window_ms, self.was | {self.incarnation})
 
 
 class Polls:

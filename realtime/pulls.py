@@ -114,8 +114,8 @@ class Pulls:
         self.roster = Roster(log_id)
         self.groups = self.roster.groups
         self.subscriptions = Subscriptions()
-        self.leads = Leads(clock, self._lapse_others, self._begin)
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
+        self.leads = Leads(clock, self.given_out.life, self._lapse_others, self._begin)
         self.next_pull = 0
         counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", *PASSED[1:])
         self.counters = dict.fromkeys(counted, 0)
@@ -235,7 +235,7 @@ class Pulls:
         to_serve: list[Group] = []
         for group, _ in wanted:
             # What is acknowledged may have stood before other messages of its ordering key, or of the group.
-            if op != PullOp.ACK or group.order is not None or group.in_flight_max:
+            if op != PullOp.ACK or group.order is not None or group.in_flight_max or group.standby:
                 to_serve.append(group)
         if to_serve:
             self._serve(to_serve)
@@ -432,6 +432,7 @@ class Pulls:
     def _serve_soon(self, source: Group | Subscription) -> None:
         if isinstance(source, Group):
             source = source.front
+            self.leads.look_soon(source)
         if source.waiting.wanted:
             self._to_serve[source] = None
         if isinstance(source, Group):
@@ -681,7 +682,7 @@ class Pulls:
         self._waiting -= 1
         self.pull(waiting)
 
-    def _lapse_others(self, group: Group, *own: int) -> None:
+    def _lapse_others(self, group: Group, own: frozenset[int]) -> None:
         """End the leases of what other incarnations hold, because another consumer takes over."""
         at_ms = self.clock.now_ms()
         for source in (group,) if group.child is None else (group, group.child):

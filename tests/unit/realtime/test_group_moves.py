@@ -2,11 +2,12 @@
 
 import pytest
 
-from delayd.errors import BadArgument, BadRequest
+from delayd.errors import BadArgument, BadRequest, SlowDown
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.listings import GroupInfo, read_groups
 from delayd.wire.requests import RequestType
 from delayd.wire.stale import Why, read_stale
+from realtime import ephemeral as ephemeral_groups
 from realtime.ephemeral import GONE_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
@@ -34,6 +35,7 @@ def _begun(world: World, start: HeadValue, group: str = "new", *, ephemeral: boo
     request_id = world.send(peer, RequestType.PULL, head)
     if request_id in peer.errors:
         raise peer.errors[request_id]
+    world.core.disconnected(peer)
     return _bodies(peer, request_id)
 
 
@@ -239,6 +241,44 @@ def test_an_ephemeral_group_ends_when_it_has_had_no_consumers_for_a_while() -> N
     assert _info(world, group="new").ephemeral
     world.core.disconnected(peer)
     _until_gone(world)
+
+
+@pytest.mark.parametrize("kind", [RequestType.PULL, RequestType.PULL_END])
+def test_an_ephemeral_group_lives_as_long_as_the_connection_of_a_consumer(kind: RequestType) -> None:
+    world, _ = ready_world([b"a"])
+    _begun(world, "latest", ephemeral=True)
+    peer, head = SimPeer(), pull_head("new") if kind == RequestType.PULL else {"subject": SUBJECT, "group": "new"}
+    world.ask(peer, kind, head)
+    for _ in range(40):
+        world.pass_time(5_000)
+    assert (SUBJECT, "new") in world.core._pulls.groups
+    world.core.disconnected(peer)
+    _until_gone(world)
+
+
+def test_rule_T5_an_ephemeral_group_does_not_end_because_the_server_stood_still() -> None:
+    world, _ = ready_world([b"a"])
+    _begun(world, "latest", ephemeral=True)
+    world.clock.advance(10 * GONE_MS)
+    world.core.unheard(10 * GONE_MS)
+    world.core.wake()
+    assert (SUBJECT, "new") in world.core._pulls.groups
+    _until_gone(world)
+
+
+def test_rule_B1_consumers_of_ephemeral_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ephemeral_groups, "CONSUMERS_MAX", 3)
+    world, _ = ready_world([b"a"])
+    peers = [SimPeer() for _ in range(4)]
+    for number, peer in enumerate(peers[:3]):
+        world.ask(peer, RequestType.PULL, {**pull_head(f"g{number}"), "ephemeral": True})
+    with pytest.raises(SlowDown):
+        world.ask(peers[3], RequestType.PULL, {**pull_head("g3"), "ephemeral": True})
+    assert (SUBJECT, "g3") not in world.core._pulls.groups
+    world.core.disconnected(peers[0])
+    world.ask(peers[3], RequestType.PULL, {**pull_head("g3"), "ephemeral": True})
+    world.ask(peers[3], RequestType.DELETE_GROUP, {"subject": SUBJECT, "group": "g3"})
+    world.ask(peers[3], RequestType.PULL, {**pull_head("g4"), "ephemeral": True})
 
 
 def test_an_ephemeral_group_is_one_after_a_restart_too() -> None:

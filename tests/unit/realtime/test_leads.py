@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from delayd.errors import ExclusiveConflict
+from delayd.errors import BadRequest, ExclusiveConflict
 from delayd.testing.disk import Faults, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
@@ -245,3 +245,149 @@ def test_each_that_takes_over_is_looked_at_in_turn() -> None:
     last = _waits(world, third)
     world.pass_time(WINDOW_MS // 2 + 1)
     assert _got(third, last) == [b"0", b"1"]
+
+
+def _killed(world: World) -> World:
+    """The next life after a kill; all pulls had been fsynced with their answers."""
+    return World(world.disk.after_kill(), world.state.after_crash(), world.clock.restarted())
+
+
+def _come_back(world: World, peer: SimPeer, was: Sequence[int]) -> None:
+    """A consumer that works on what it has got says that it has another connection."""
+    head: Head = {**NAMES, "exclusive_ms": WINDOW_MS, "was": list(was)}
+    assert world.ask(peer, RequestType.PULL_END, head)[0] == {}
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 3])
+def test_a_lead_keeps_what_it_got_on_any_of_its_connections(restarts: int) -> None:
+    world, _ = ready_world(*BODIES)
+    peer = SimPeer()
+    first = _pull(world, peer, most=1)
+    was, pulled = [first.incarnation], [first]
+    for number in range(1, 4):
+        if number <= restarts:
+            world = _killed(world)
+        else:
+            _end(world, peer)
+        peer = SimPeer()
+        head: Head = {**_head(most=1), "was": list[HeadValue](was)}
+        answer, body = world.ask(peer, RequestType.PULL, head)
+        assert bodies_of(body) == [b"%d" % number]
+        was.append(need_u64(answer, "incarnation"))
+        pulled.append(Pulled(was[-1], need_rows(answer, "parts", 4), bodies_of(body), body))
+    for each in pulled:
+        assert _stale(world, SimPeer(), each.handles) == set()
+
+
+def test_what_survives_a_start_is_its_leads_until_its_lease_ends() -> None:
+    world, _ = ready_world(*BODIES)
+    pulled = _pull(world, SimPeer(), most=1)
+    world = _killed(world)
+    other = SimPeer()
+    for _ in range(5):
+        waiting = _waits(world, other)
+        world.pass_time(WINDOW_MS // 2)
+        assert _got(other, waiting) == []
+    waiting = _waits(world, other)
+    # The other one leads as soon as nothing is held: here because it is acknowledged.
+    assert _stale(world, SimPeer(), pulled.handles) == set()
+    world.pass_time(0)
+    assert _got(other, waiting) == [b"1", b"2"]
+
+
+def test_who_stands_by_after_a_start_leads_when_the_lease_ends() -> None:
+    world, _ = ready_world(*BODIES)
+    pulled = _pull(world, SimPeer(), most=1)
+    world = _killed(world)
+    other, passed_ms, bodies = SimPeer(), 0, list[bytes]()
+    while not bodies:
+        assert passed_ms <= 31_000
+        asked = world.send(other, RequestType.PULL, _head(500))
+        world.pass_time(500)
+        passed_ms += 500
+        bodies = _got(other, asked)
+    assert passed_ms >= 30_000 and bodies[0] == b"0"
+    assert _stale(world, SimPeer(), pulled.handles) <= {Why.LEASE_ENDED, Why.ANOTHER_HOLDS}
+
+
+def test_a_busy_lead_that_comes_back_after_a_start_leads_and_gets_no_message() -> None:
+    world, _ = ready_world(*BODIES)
+    pulled = _pull(world, SimPeer(), most=1)
+    world = _killed(world)
+    other, again = SimPeer(), SimPeer()
+    waiting = _waits(world, other)
+    _come_back(world, again, [pulled.incarnation])
+    assert _stale(world, again, pulled.handles) == set()
+    world.pass_time(WINDOW_MS // 2)
+    assert _got(other, waiting) == []
+    assert _pull(world, again, was=pulled.incarnation).bodies == [b"1", b"2"]
+
+
+def test_rule_T5_a_lead_whose_words_waited_unread_keeps_the_lead() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    _pull(world, lead)
+    waiting = _waits(world, other)
+    world.clock.advance(3 * WINDOW_MS)
+    world.core.unheard(3 * WINDOW_MS)
+    world.core.wake()
+    world.ask(lead, RequestType.PING, {})
+    assert _got(other, waiting) == []
+    assert _pull(world, lead).bodies == [b"2", b"3"]
+
+
+def test_rule_T5_a_lead_that_gave_up_its_connection_to_a_stopped_server_may_come_back() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other, again = SimPeer(), SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    world.clock.advance(20_000)
+    world.core.unheard(20_000)
+    _end(world, lead)
+    waiting = _waits(world, other)
+    world.pass_time(WINDOW_MS // 2)
+    assert _got(other, waiting) == []
+    _come_back(world, again, [pulled.incarnation])
+    assert _stale(world, again, pulled.handles) == set()
+    assert _pull(world, again).bodies == [b"2", b"3"]
+
+
+def test_a_lead_that_does_not_come_back_to_a_server_that_stood_still_is_replaced_after_its_window() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, other = SimPeer(), SimPeer()
+    _pull(world, lead)
+    world.core.unheard(60_000)
+    _end(world, lead)
+    world.pass_time(WINDOW_MS // 2 + 1)
+    waiting = _waits(world, other)
+    world.pass_time(WINDOW_MS // 2)
+    assert _got(other, waiting) == [b"0", b"1"]
+
+
+def test_a_group_whose_lead_did_not_come_back_is_shared_again() -> None:
+    world, _ = ready_world(*BODIES)
+    lead = SimPeer()
+    _pull(world, lead)
+    world.core.unheard(60_000)
+    _end(world, lead)
+    with pytest.raises(ExclusiveConflict):
+        world.pull(SimPeer())
+    world.pass_time(WINDOW_MS)
+    assert world.pull(SimPeer()).bodies == [b"2", b"3"]
+
+
+def test_a_lead_that_connects_again_before_its_old_connection_ends_goes_on_at_once() -> None:
+    world, _ = ready_world(*BODIES)
+    lead, again = SimPeer(), SimPeer()
+    pulled = _pull(world, lead)
+    assert _pull(world, again, was=pulled.incarnation).bodies == [b"2", b"3"]
+    _end(world, lead)
+    assert _stale(world, again, pulled.handles) == set()
+    assert world.core._pulls.leads.of_peer.keys() == {again}
+
+
+@pytest.mark.parametrize("was", [[-1], ["a"], "a", list(range(1_001))])
+def test_what_names_no_incarnations_is_refused(was: HeadValue) -> None:
+    world, _ = ready_world(*BODIES)
+    for kind, head in ((RequestType.PULL, _head()), (RequestType.PULL_END, {**NAMES, "exclusive_ms": WINDOW_MS})):
+        with pytest.raises(BadRequest):
+            world.ask(SimPeer(), kind, {**head, "was": was})
