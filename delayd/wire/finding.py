@@ -55,6 +55,7 @@ class Window(NamedTuple):
     rows_max: int = ROWS_MAX
     tag: str = ""  # Only messages with this tag; "": with any, or none.
     content: Content = Content.NONE
+    origin: int = 0  # Only later lives of the message with this sequence; 0: all messages.
 
     def to_head(self, log_id: int) -> dict[str, HeadValue]:
         """As the head of FIND."""
@@ -69,6 +70,7 @@ class Window(NamedTuple):
             "limit": self.rows_max,
             "tag": self.tag,
             "content": self.content,
+            "origin": self.origin,
         }
 
 
@@ -124,7 +126,7 @@ def read_window(head: Head) -> Window:
     if tag:
         encode_tags([tag])
     content = Content(need_int(head, "content", 0, max(Content)))
-    return Window(subject, from_ms, to_ms, place, until, limit, tag, content)
+    return Window(subject, from_ms, to_ms, place, until, limit, tag, content, need_u64(head, "origin"))
 
 
 def read_piece(head: Head, body: Buffer) -> Piece:

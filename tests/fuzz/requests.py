@@ -113,6 +113,7 @@ DELAY: dict[RequestType, Fields] = {
         "limit": values.small,
         "tag": values.text,
         "content": values.one_of(0, 1, 2),
+        "origin": values.small,
     },
     RequestType.RELEASE_SLOTS: {"slots": values.slots},
     RequestType.QUOTAS: {"after": values.text, "prefix": values.text},

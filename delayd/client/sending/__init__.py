@@ -14,6 +14,7 @@ A map, in the order in which a message passes.
     key_owners          which delay server judges which keys
     sender              numbers batches, sends them, and repeats them until their outcome is known
     place_asker         asks for the least loaded instants, for sends with ``spread``
+    lives               where a message is now that a group gave back
     walker, pending     goes through all pending messages of a subject and a window; what it found, as pages
     message_asker, joined   cancel and move messages, and ask what became of them; single questions share a request
     receipt, rescheduled, send_future   what the caller gets back

@@ -239,7 +239,9 @@ class AsyncProducer:
         window_ms = None if spread is None else spread_of(spread)
         return await self._own.on_this_loop().core.send_batch(columns, window_ms)
 
-    async def cancel(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> CancelAnswer:
+    async def cancel(
+        self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
+    ) -> CancelAnswer:
         """End a message that is pending, so that it is never delivered.
 
         Returns a `CancelAnswer`: CANCELLED (durably, also if it was cancelled before), ALREADY_DISPATCHED (it has left,
@@ -251,6 +253,7 @@ class AsyncProducer:
             receipt: what `send` returned; it names this message.
             key: in place of the receipt, the key that the message was sent with; it names the newest message that took
                 it.
+            group: when this group gave the message back, end it where it waits for the group, or as its dead letter.
 
         Raises:
             CallerError: an argument is wrong, or nobody knows the receipt's server.
@@ -258,7 +261,7 @@ class AsyncProducer:
                 be cancelled; ask again, for to cancel twice does no harm.
         """
         one = asked_of(subject, receipt, key)
-        return await self._own.on_this_loop().core.messages.cancel_one(one)
+        return await self._own.on_this_loop().core.follower.cancel(subject, group, one)
 
     async def cancel_batch(
         self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None
@@ -286,6 +289,7 @@ class AsyncProducer:
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         deliver_at_ms: int | None = None,
+        group: str | None = None,
     ) -> Rescheduled:
         """Move a pending message to another instant, earlier or later.
 
@@ -303,6 +307,8 @@ class AsyncProducer:
             delay: how long from now it is to be due; of the three, give one.
             deliver_at: when it is to be due. An instant that has passed means at once.
             deliver_at_ms: the same in milliseconds since the epoch.
+            group: when this group gave the message back, move it where it waits for the group; a dead letter comes to
+                the group at the new instant.
 
         Raises:
             CallerError: an argument is wrong, the instant is refused as that of a send would be, or nobody knows the
@@ -310,11 +316,10 @@ class AsyncProducer:
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be moved; ask again, for to move it to the same instant twice does no harm.
         """
-        rows = asked_of(subject, receipt, key).rows()
+        one = asked_of(subject, receipt, key)
         core = self._own.on_this_loop().core
         instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
-        log_ids, answers = await core.messages.reschedule(rows, instants)
-        return rescheduled_of(int(log_ids[0]), answers[0])
+        return rescheduled_of(*await core.follower.reschedule(subject, group, one, instants))
 
     async def reschedule_batch(
         self,
@@ -344,14 +349,17 @@ class AsyncProducer:
         instants = self._arguments.new_instants(delay, deliver_at, deliver_at_ms, rows.row_count)
         return rescheduled_batch_of(*await core.messages.reschedule(rows, instants))
 
-    async def get(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> MessageInfo:
+    async def get(
+        self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
+    ) -> MessageInfo:
         """Ask what became of a message.
 
         Returns a `MessageInfo`. A message is known as long as the logs of its hour are kept; then its state is UNKNOWN.
-        ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors.
+        ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors. With ``group`` it follows the
+        message into the group: PENDING while it waits to come to the group again, DEAD when it is a dead letter of it.
         """
         one = asked_of(subject, receipt, key)
-        return await self._own.on_this_loop().core.messages.get_one(one)
+        return await self._own.on_this_loop().core.follower.get(subject, group, one)
 
     async def get_batch(
         self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None

@@ -278,7 +278,9 @@ class Producer:
         engine = self._standing_engine()
         return engine.thread.call(engine.core.places.place(row, window_ms))
 
-    def cancel(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> CancelAnswer:
+    def cancel(
+        self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
+    ) -> CancelAnswer:
         """End a message that is pending, so that it is never delivered.
 
         Returns a `CancelAnswer`: CANCELLED (durably, also if it was cancelled before), ALREADY_DISPATCHED (it has left,
@@ -290,6 +292,7 @@ class Producer:
             receipt: what `send` returned; it names this message.
             key: in place of the receipt, the key that the message was sent with; it names the newest message that took
                 it.
+            group: when this group gave the message back, end it where it waits for the group, or as its dead letter.
 
         Raises:
             CallerError: an argument is wrong, or nobody knows the receipt's server.
@@ -298,7 +301,7 @@ class Producer:
         """
         one = asked_of(subject, receipt, key)
         engine = self._standing_engine()
-        return engine.thread.call(engine.core.messages.cancel_one(one))
+        return engine.thread.call(engine.core.follower.cancel(subject, group, one))
 
     def cancel_batch(
         self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None
@@ -327,6 +330,7 @@ class Producer:
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         deliver_at_ms: int | None = None,
+        group: str | None = None,
     ) -> Rescheduled:
         """Move a pending message to another instant, earlier or later.
 
@@ -344,6 +348,8 @@ class Producer:
             delay: how long from now it is to be due; of the three, give one.
             deliver_at: when it is to be due. An instant that has passed means at once.
             deliver_at_ms: the same in milliseconds since the epoch.
+            group: when this group gave the message back, move it where it waits for the group; a dead letter comes to
+                the group at the new instant.
 
         Raises:
             CallerError: an argument is wrong, the instant is refused as that of a send would be, or nobody knows the
@@ -351,11 +357,10 @@ class Producer:
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be moved; ask again, for to move it to the same instant twice does no harm.
         """
-        rows = asked_of(subject, receipt, key).rows()
+        one = asked_of(subject, receipt, key)
         engine = self._standing_engine()
         instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
-        log_ids, answers = engine.thread.call(engine.core.messages.reschedule(rows, instants))
-        return rescheduled_of(int(log_ids[0]), answers[0])
+        return rescheduled_of(*engine.thread.call(engine.core.follower.reschedule(subject, group, one, instants)))
 
     def reschedule_batch(
         self,
@@ -385,15 +390,18 @@ class Producer:
         instants = self._arguments.new_instants(delay, deliver_at, deliver_at_ms, rows.row_count)
         return rescheduled_batch_of(*engine.thread.call(engine.core.messages.reschedule(rows, instants)))
 
-    def get(self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None) -> MessageInfo:
+    def get(
+        self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
+    ) -> MessageInfo:
         """Ask what became of a message.
 
         Returns a `MessageInfo`. A message is known as long as the logs of its hour are kept; then its state is UNKNOWN.
-        ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors.
+        ``subject``, ``receipt`` and ``key`` are those of `cancel`, and so are the errors. With ``group`` it follows the
+        message into the group: PENDING while it waits to come to the group again, DEAD when it is a dead letter of it.
         """
         one = asked_of(subject, receipt, key)
         engine = self._standing_engine()
-        return engine.thread.call(engine.core.messages.get_one(one))
+        return engine.thread.call(engine.core.follower.get(subject, group, one))
 
     def get_batch(
         self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from delayd.client.meta import MetaView
 from delayd.client.sending.arguments import Columns, ProducerSettings
 from delayd.client.sending.block import Progress
+from delayd.client.sending.lives import Follower
 from delayd.client.sending.message_asker import MessageAsker
 from delayd.client.sending.outbox import Outbox
 from delayd.client.sending.place_asker import PlaceAsker
@@ -36,6 +37,7 @@ class ProducerCore:
         self.sender = Sender(self._meta, settings.timeout_ms)
         self.messages = MessageAsker(self.sender.groups, self.sender.owners, settings.timeout_ms)
         self.walker = Walker(self.messages)
+        self.follower = Follower(address, self.messages)
         self.places = PlaceAsker(self.sender.groups, self._meta, settings.timeout_ms)
         self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, on_free)
 

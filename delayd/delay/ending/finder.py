@@ -101,7 +101,7 @@ class _Snapshot(NamedTuple):
     wheel: list[Rows]  # Arrays that nobody writes into any more, as those of `others`: other threads may read them.
     others: list[Rows]  # The pending rows, and those that have left the wheel.
     hours_dropped: int  # How many hours had left the wheel.
-    reader: Sources | None  # For a window with a tag.
+    reader: Sources | None  # For a window that wants a tag, or later lives of one message.
 
 
 class _Read(NamedTuple):
@@ -134,7 +134,7 @@ class _Looking:
 class _Remembered(NamedTuple):
     """The rows that a walk finds in a file: the next piece need not read them again."""
 
-    walk: tuple[bytes, int, int, str, int, _File]
+    walk: tuple[bytes, int, int, tuple[str, int], int, _File]
     rows: LocatedRows
 
 
@@ -190,7 +190,7 @@ class Finder:
         files = [file for hour in hours.tolist() if not self._claims.is_loaded(hour) for file in self._files(hour)]
         in_wheel = list(wheel.parts(first, last))
         others = [*self._hours.pending.views(0), *self._claims.outside()]
-        reader = self._sources.reader() if window.tag else None
+        reader = self._sources.reader() if window.tag or window.origin else None
         more = len(filed) > len(hours)
         return _Snapshot(chosen, hours, more, files, in_wheel, others, wheel.hours_dropped, reader)
 
@@ -211,7 +211,7 @@ class Finder:
             return self._read_rows(snapshot)
         try:
             read = self._read_rows(snapshot)
-            rows, unread = _tagged(read.rows, snapshot.chosen.window.tag, snapshot.reader, self._site.worker)
+            rows, unread = _wanted(read.rows, snapshot.chosen.window, snapshot.reader, self._site.worker)
         finally:
             snapshot.reader.close()
         return read._replace(rows=rows, unread=read.unread + unread)
@@ -252,11 +252,11 @@ class Finder:
         return _Read(rows, WalkPlace(last + 1, 0) if more else None, unread)
 
     def _rows_of_file(self, snapshot: _Snapshot, file: _File) -> LocatedRows:
-        """The rows of the subject and the window in a file, as far as they may have the tag. Its counted bytes never
+        """The rows of the subject and the window in a file, as far as they may be wanted. Its counted bytes never
         change, so they are read once.
         """
         window, site, until = snapshot.chosen.window, self._site, snapshot.chosen.until_sequence
-        walk = (window.subject, window.from_ms, window.to_ms, window.tag, until, file)
+        walk = (window.subject, window.from_ms, window.to_ms, (window.tag, window.origin), until, file)
         if self._remembered is not None and self._remembered.walk == walk:
             return self._remembered.rows
         parts = [np.empty(0, LOCATED)]
@@ -265,6 +265,8 @@ class Finder:
             rows = _rows_of(batch, window.subject)
             if rows is not None and window.tag:
                 rows = rows.compress(may_have_tags(batch, [window.tag]).take(rows))
+            if rows is not None and window.origin:
+                rows = rows.compress(_of_origin(batch, window.origin).take(rows))
             if rows is not None and len(rows):
                 rows = rows.compress(batch.uint64s(ColumnId.SEQUENCE).take(rows) < np.uint64(until))
                 sequences = batch.uint64s(ColumnId.SEQUENCE).take(rows)
@@ -376,8 +378,16 @@ def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
     return np.flatnonzero(batch.uint32s(ColumnId.SUBJECT) == np.uint32(names.index(subject)))
 
 
-def _tagged(rows: LocatedRows, tag: str, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
-    """The rows that have a tag, and the number of batches that could not be read."""
+def _of_origin(batch: Batch, origin: int) -> NDArray[np.bool_]:
+    """Which rows are later lives of the message with this sequence."""
+    if ColumnId.ORIGIN_SEQUENCE not in batch:
+        return np.zeros(batch.count, np.bool_)
+    found: NDArray[np.bool_] = batch.uint64s(ColumnId.ORIGIN_SEQUENCE) == np.uint64(origin)
+    return found
+
+
+def _wanted(rows: LocatedRows, window: Window, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
+    """The rows that have the window's tag and origin, and the number of batches that could not be read."""
     hours = rows["accepted_at_ms"] // HOUR_MS
     logs = np.where(rows["location"] < np.uint64(SCHEDULE_BIT), 0, hours)
     order = np.lexsort((rows["location"], logs))
@@ -393,7 +403,11 @@ def _tagged(rows: LocatedRows, tag: str, reader: Sources, worker: Executor) -> t
         numbers = (rows["location"].take(own) & np.uint64(ROW_MASK)).astype(np.intp)
         among = np.zeros(batch.count, np.bool_)
         among[numbers] = True
-        kept[own] = rows_with_tags(batch, [tag], among).take(numbers)
+        if window.origin:
+            among &= _of_origin(batch, window.origin)
+        if window.tag:
+            among = rows_with_tags(batch, [window.tag], among)
+        kept[own] = among.take(numbers)
         worker.give_way()
     return rows.compress(kept), unread
 
