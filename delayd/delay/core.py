@@ -26,7 +26,7 @@ from delayd.delay.damage.seal_mending import SealMending
 from delayd.delay.ending.claims import Holders
 from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
-from delayd.delay.ending.owed import Owed
+from delayd.delay.ending.owed import Owed, joined_bytes
 from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.pending import full_hours
@@ -685,7 +685,7 @@ class DelayCore:
             partial(self._checkpointed, intake.durable_sequence, books.keep_from),
             books,
             forgotten,
-            self._owed.all().tobytes(),
+            partial(joined_bytes, self._owed.parts()),
         )
 
     def _books(self) -> Books:

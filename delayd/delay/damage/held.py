@@ -7,7 +7,7 @@ together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,11 +99,13 @@ class HeldRows:
         """All rows that are held."""
         return (rows for parts in self._held.values() for rows in parts)
 
-    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
-        """Take rows: they have ended; returns them, in several arrays. ``sequences`` rise."""
+    def take_out(self, sequences: NDArray[np.uint64], arrays: Collection[int]) -> list[Rows]:
+        """Take rows: they have ended; returns them, in several arrays. ``sequences`` rise, and ``arrays`` are the ids
+        of the arrays in which the rows stand.
+        """
         found: list[Rows] = []
         for name, parts in list(self._held.items()):
-            kept, taken = split_off(parts, sequences)
+            kept, taken = split_off(parts, sequences, arrays)
             if not taken:
                 continue
             found += taken

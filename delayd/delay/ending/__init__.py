@@ -6,6 +6,7 @@ A map, from a request to the outcome of its rows.
     lookup              what schedule logs and dispatch logs say of rows that are nowhere in memory
     hour_outcomes       where in an hour's dispatch log the outcome of each row stands
     finder, contents    lists the pending rows of a subject and a window; what these rows hold
+    outside             finds rows among those that wait for their targets
     claims              where a row is in memory, and how it is claimed there
     leads               where receipts of moved messages have led
     moving              copies of messages that are to be moved to other instants

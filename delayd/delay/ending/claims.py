@@ -12,7 +12,7 @@ Invariant: a claimed row is never sent, and a row that a target may hold is neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.damage.held import HeldRows
+from delayd.delay.ending.outside import Outside, Run
 from delayd.delay.ending.wanted import Indices, Sequences, Wanted
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.quarantine import Kind, Quarantine
@@ -79,6 +80,7 @@ class Claims:
         self._quarantine = holders.quarantine
         self._mending = holders.mending
         self._open = _Open()
+        self._outside = Outside()  # Over rows that wait for targets, or for a route, or to be readable.
 
     @property
     def _claimed(self) -> Claimed:
@@ -145,6 +147,19 @@ class Claims:
         self._set_aside(wanted, places)
         return places
 
+    def unsorted(self) -> list[Rows]:
+        """Arrays of waiting rows that are to be sorted before rows are looked for (rule B2); mostly there are none."""
+        return self._outside.unsorted(self._waiting())
+
+    def take_sorted(self, runs: Sequence[Run]) -> None:
+        """Take what `sort_rows` has made of them."""
+        self._outside.take(runs)
+
+    def _waiting(self) -> list[Rows]:
+        """View the rows that have left the wheel and are at no target, in several arrays."""
+        waiting = [rows for link in self._dispatcher.links.values() for rows in link.sender.waiting_parts()]
+        return [*waiting, *self._dispatcher.unrouted(), *self._held.parts()]
+
     def outside(self) -> list[Rows]:
         """View all rows that have left the wheel and are not decided, in several arrays."""
         return [*self._dispatcher.parts(), *self._held.parts()]
@@ -160,10 +175,12 @@ class Claims:
             sequences = wanted.sequences.take(chosen)
             self._hours.earlier.claim(hour, sequences)
             self._open.noted.append((hour, sequences))
-        out = wanted.sequences.compress(places == Place.OUT)
+        out = np.flatnonzero(places == Place.OUT)
         if len(out):
-            self._open.taken += self._dispatcher.take_out(out)
-            self._open.taken += self._held.take_out(out)
+            rows = wanted.take(out)
+            arrays = {id(found.array) for found in self._outside.find(rows, self._waiting())}
+            self._open.taken += self._dispatcher.take_out(rows.sequences, arrays)
+            self._open.taken += self._held.take_out(rows.sequences, arrays)
 
     def claim_new(self, wanted: Wanted) -> None:
         """Claim rows of the commit that is under way: they are in no memory of rows yet."""
@@ -209,13 +226,10 @@ class Claims:
         for link in self._dispatcher.links.values():
             for rows in link.sender.window.rows():
                 places[wanted.find(rows)[1]] = Place.IN_FLIGHT
-        waiting = [rows for link in self._dispatcher.links.values() for rows in link.sender.waiting_parts()]
-        for rows in (*waiting, *self._dispatcher.unrouted(), *self._held.parts()):
-            at, found = wanted.find(rows)
-            if len(found):
-                taken = rows.take(at)
-                places[found] = self._place(taken, Place.OUT)
-                locations[found] = taken["location"]
+        for rows, at, found in self._outside.find(wanted, self._waiting()):
+            taken = rows.take(at)
+            places[found] = self._place(taken, Place.OUT)
+            locations[found] = taken["location"]
         for rows in self._open.taken:
             # The commit under way ends it: afterwards it is owed its outcome, or waits again.
             places[wanted.find(rows)[1]] = Place.ENDED

@@ -164,6 +164,9 @@ class KeyedSends:
         if not len(round_.wanted):
             self._queue(batches, looked_up)
             return
+        self._requests.when_sorted(partial(self._look_up_rows, round_, batches, looked_up))
+
+    def _look_up_rows(self, round_: _Round, batches: Sequence[Batch], looked_up: Sequence[_LookedUp]) -> None:
         places, unknown = self._requests.look(round_.wanted)
         round_.unknown, round_.nowhere = unknown, unknown & (places == Place.NOWHERE)
         if unknown.any():

@@ -31,6 +31,7 @@ from delayd.delay.ending.claims import Claims, Place, Places
 from delayd.delay.ending.leads import Leads
 from delayd.delay.ending.lookup import STATE_OF_REASON, HourPlace, LookedUp, Lookup
 from delayd.delay.ending.moving import COPY_ROWS, Copied, ToMove, copy_rows
+from delayd.delay.ending.outside import Run, sort_rows
 from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.taken_names import Named
 from delayd.delay.ending.wanted import Indices, Pile, Wanted, wanted_newest, wanted_of
@@ -197,6 +198,7 @@ class MessageRequests:
         self._copies = 0  # Under way, or waiting for their commit.
         self._to_copy: deque[_Request] = deque()
         self._leads = Leads()
+        self._to_sort: list[Callable[[], None]] = []  # What goes on when waiting rows are sorted.
 
     @property
     def waiting(self) -> bool:
@@ -270,8 +272,34 @@ class MessageRequests:
             followed = self._leads.follow(request.asked)
             request.told |= followed.sequences != request.asked.sequences
             request.asked = followed
-        request.wanted, request.order = wanted, _ = wanted_newest(request.asked, request.told)
+        request.wanted, request.order = wanted_newest(request.asked, request.told)
         request.looked_up = None
+        self.when_sorted(partial(self._look_sorted, request))
+
+    def when_sorted(self, go_on: Callable[[], None]) -> None:
+        """Call back when rows that wait for their targets can be looked up: at once, unless many of them came since
+        they were sorted last.
+        """
+        arrays = self._claims.unsorted()
+        if not arrays and not self._to_sort:
+            go_on()
+            return
+        self._to_sort.append(go_on)
+        if len(self._to_sort) == 1:
+            self._worker.submit(partial(sort_rows, arrays), self._sorted, Priority.DUE)
+
+    def _sorted(self, done: Done[list[Run]]) -> None:
+        self._claims.take_sorted(done.result())
+        waiting, self._to_sort = self._to_sort, []
+        for go_on in waiting:
+            go_on()
+
+    def _look_sorted(self, request: _Request) -> None:
+        with request.reply.goes_on():
+            self._look_now(request)
+
+    def _look_now(self, request: _Request) -> None:
+        wanted = request.wanted
         places, unknown = self.look(wanted)
         request.nowhere = unknown & (places == Place.NOWHERE)
         if not unknown.any():

@@ -3,7 +3,12 @@
 Invariant: a checkpoint that passes a decision names each row of it, until all of its outcomes are durable.
 
 A decision may end rows of thousands of hours, and each hour's file costs a sync of its own. So only some hours are
-written at a time, the nearest first; then outcomes of dispatched rows are not held up.
+written at a time, the nearest first; then outcomes of dispatched rows are not held up. What waits is left as it came:
+
+     decision 1: hours 5 5 6 9      heap: (5, decision 1), (6, decision 2)     hour 5 is written, then
+     decision 2: hours 6 7          heap: (6, decision 1), (6, decision 2)     hour 6 of both, and so on
+
+A turn of the loop takes up a decision with a sort, and PARTS_AT_ONCE parts of it at most, however many hours it has.
 """
 
 from __future__ import annotations
@@ -11,31 +16,85 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.wanted import NO_INDICES, Indices, Pile, Sequences, Wanted
+from delayd.delay.ending.wanted import NO_INDICES, Indices, Sequences, Wanted
 from delayd.log.dispatch import NewPart, Outcome, Reason
-from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.log.ended import ENDED, ENDED_BYTES, NO_ENDED, EndedRows
 
 HOURS_AT_ONCE = 32
+PARTS_AT_ONCE = 1_024  # Some 10 us each. A row that met another one is a part of its own.
 LATELY = 16  # So many decisions are remembered once all of their outcomes are durable.
 LATELY_ROWS_MAX = 4_096  # Larger ones are not.
+_OPAQUE = np.dtype((np.void, ENDED_BYTES))
+MERGED_ROWS_MAX = 131_072  # Arrays are merged up to this length, which takes some milliseconds.
 
 
-@dataclass(slots=True, eq=False)  # Each is itself only: its arrays are not compared when one is removed.
+@dataclass(slots=True, eq=False)  # Each is itself only: its arrays are not compared.
 class _Decision:
-    """The rows of one commit, by rising sequence; ``left`` counts the parts whose outcomes are not durable."""
+    """Rows of one commit, by rising sequence."""
 
     rows: EndedRows
-    sequences: Sequences
-    left: int = 0
+    order: NDArray[np.int32]  # The rows by hour and reason.
+    hours: NDArray[np.uint32]  # Their hours, in this order.
+    at: int = 0  # How many of them were given to the outcome log, in this order.
+    left: int = 0  # Parts that were given to it and are not durable.
+
+    @property
+    def hour(self) -> int | None:
+        """The nearest hour that was not given to the outcome log; None when all were."""
+        return int(self.hours[self.at]) if self.at < len(self.hours) else None
+
+    def parts(self, parts_max: int) -> list[EndedRows]:
+        """Take the next rows of the nearest hour: each array is one part."""
+        high = int(np.searchsorted(self.hours, self.hours[self.at], "right"))
+        rows = self.rows.take(self.order[self.at : min(high, self.at + ROWS_MAX)])
+        cuts = [0, *(np.flatnonzero(~_continues(rows)) + 1).tolist(), len(rows)][: parts_max + 1]
+        self.at += cuts[-1]
+        return [rows[low:end] for low, end in pairwise(cuts)]
+
+
+@dataclass(slots=True, eq=False)
+class _Sorted:
+    """Ended rows by rising sequence, as they are looked up."""
+
+    rows: EndedRows  # Nobody writes into it: other threads may read it.
+    sequences: Sequences = field(init=False)
+    is_owed: NDArray[np.bool_] = field(init=False)
+    owed: int = field(init=False)
+    lowest_ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sequences = self.rows["sequence"].copy()
+        self.is_owed, self.owed = np.ones(len(self.rows), np.bool_), len(self.rows)
+        self.lowest_ms = int(self.rows["deliver_at_ms"].min())
+
+    def find(self, wanted: Wanted) -> tuple[Indices, Indices]:
+        """Which wanted rows stand here, and where."""
+        at = np.searchsorted(self.sequences, wanted.sequences)
+        left = np.arange(len(wanted))
+        found, places = [NO_INDICES], [NO_INDICES]
+        # A receipt that somebody has made up names no row. Rows of one sequence and different hours stand side by side.
+        while True:
+            is_here = at < len(self.sequences)
+            at, left = at.compress(is_here), left.compress(is_here)
+            is_here = self.sequences.take(at) == wanted.sequences.take(left)
+            at, left = at.compress(is_here), left.compress(is_here)
+            if not len(at):
+                return np.concatenate(found), np.concatenate(places)
+            rows = self.rows.take(at)
+            same = rows["deliver_at_ms"] == wanted.deliver_at_ms.take(left)
+            same &= rows["hour"] == wanted.hours.take(left)
+            found.append(left.compress(same))
+            places.append(at.compress(same))
+            at, left = at.compress(~same) + 1, left.compress(~same)
 
 
 class Owed:
@@ -47,16 +106,14 @@ class Owed:
         """``on_ended`` is called with the sequences of rows that a durable decision has ended."""
         self._on_ended = on_ended
         self._outcomes = outcomes
-        self._decisions: list[_Decision] = []
         self._rows = 0
-        # The sequences of all decisions, and of some whose outcomes are durable: most rows that are asked about are in
-        # no decision.
-        self._known = Pile()
-        self._gone = 0  # How many of the latter there are.
-        self._waiting: dict[int, list[tuple[_Decision, NewPart]]] = {}  # By hour, not recorded yet.
-        self._hours: list[int] = []  # A heap of these hours.
-        self._lately: deque[_Decision] = deque(maxlen=LATELY)
+        # Each is more than twice as long as the next, or was merged with others up to MERGED_ROWS_MAX.
+        self._sorted: list[_Sorted] = []
+        self._waiting: list[tuple[int, int, _Decision]] = []  # A heap of the nearest hours of decisions.
+        self._numbers = count()
+        self._lately: deque[_Sorted] = deque(maxlen=LATELY)
         self._writing: dict[int, int] = {}  # By hour: how many of its parts are being written.
+        self._parts = 0  # Of all hours.
 
     def __len__(self) -> int:
         return self._rows
@@ -68,82 +125,135 @@ class Owed:
 
     def take(self, rows: EndedRows) -> None:
         """Give rows, whose decision is durable, their outcomes; ``rows`` rise in sequence."""
-        decision = _Decision(rows, rows["sequence"].copy())
-        self._on_ended(decision.sequences)
-        self._decisions.append(decision)
-        self._rows += len(rows)
-        self._known.add(decision.sequences)
-        ordered = rows.take(np.lexsort((rows["reason"], rows["hour"])))
-        cuts = [0, *(np.flatnonzero(~_continues(ordered)) + 1).tolist(), len(ordered)]
-        for low, high in pairwise(cuts):
-            for begin in range(low, high, ROWS_MAX):
-                self._wait(decision, ordered[begin : min(high, begin + ROWS_MAX)])
+        self._on_ended(rows["sequence"].copy())
+        for first in range(0, len(rows), ROWS_MAX):
+            self._take(rows[first : first + ROWS_MAX])
         self._go_on()
 
     def find(self, wanted: Wanted) -> tuple[Indices, EndedRows]:
         """The wanted rows that are here, and what they were ended as."""
-        if not self._known.has(wanted).any():
-            return NO_INDICES, NO_ENDED
-        return _find(wanted, self._decisions)
+        found, ended = [NO_INDICES], [NO_ENDED]
+        for part in self._sorted:
+            own, at = part.find(wanted)
+            is_owed = part.is_owed.take(at)
+            found.append(own.compress(is_owed))
+            ended.append(part.rows.take(at.compress(is_owed)))
+        return np.concatenate(found), np.concatenate(ended)
 
     def find_lately(self, wanted: Wanted) -> tuple[Indices, EndedRows]:
         """The same for rows that were here a moment ago: whoever looked them up then found no outcome in their file."""
-        return _find(wanted, self._lately)
+        found, ended = [NO_INDICES], [NO_ENDED]
+        for part in self._lately:
+            own, at = part.find(wanted)
+            found.append(own)
+            ended.append(part.rows.take(at))
+        return np.concatenate(found), np.concatenate(ended)
+
+    def parts(self) -> list[EndedRows]:
+        """View the rows that a checkpoint names, in several arrays, each by rising sequence; some of them may have
+        their outcomes. Other threads may read them.
+        """
+        return [part.rows for part in self._sorted]
 
     def all(self) -> EndedRows:
-        """The rows that a checkpoint names, by rising sequence; some of them may have their outcomes."""
-        rows = np.concatenate([NO_ENDED, *(decision.rows for decision in self._decisions)])
-        return rows.take(np.argsort(rows["sequence"], kind="stable"))
+        """The same rows in one array, by rising sequence: this takes a while when there are millions."""
+        return in_one(self.parts())
 
     def lowest_ms(self) -> int | None:
-        """The earliest due instant of these rows."""
-        return min((int(decision.rows["deliver_at_ms"].min()) for decision in self._decisions), default=None)
+        """No row is due earlier."""
+        return min((part.lowest_ms for part in self._sorted), default=None)
 
-    def _forget(self, decision: _Decision) -> None:
-        self._decisions.remove(decision)
-        self._rows -= len(decision.rows)
-        self._gone += len(decision.rows)
-        if self._gone > self._rows:
-            self._known, self._gone = Pile(), 0
-            for each in self._decisions:
-                self._known.add(each.sequences)
+    def _take(self, rows: EndedRows) -> None:
+        keys = rows["hour"].astype(np.uint64) << np.uint64(8) | rows["reason"]
+        order = np.argsort(keys, kind="stable").astype(np.int32)
+        decision = _Decision(rows, order, rows["hour"].take(order))
+        self._rows += len(rows)
+        self._add(_Sorted(rows))
+        self._wait(decision)
 
-    def _wait(self, decision: _Decision, rows: EndedRows) -> None:
-        first = rows[0]
-        hour = int(first["hour"])
-        part = NewPart(
-            rows["sequence"].copy(),
-            rows["deliver_at_ms"].copy(),
-            Outcome.CANCELLED,
-            claimed_at_ms=int(first["decided_at_ms"]),
-            batch_id=int(first["other"]),
-            target_appended_at_ms=int(first["other_at_ms"]),
-            reason=int(first["reason"]),
-        )
-        decision.left += 1
-        if hour not in self._waiting:
-            self._waiting[hour] = []
-            heapq.heappush(self._hours, hour)
-        self._waiting[hour].append((decision, part))
+    def _add(self, part: _Sorted) -> None:
+        parts = self._sorted
+        while parts and len(parts[-1].rows) <= 2 * len(part.rows):
+            before = parts[-1]
+            if before.owed + part.owed > MERGED_ROWS_MAX:
+                break
+            parts.pop()
+            both = [each.rows.compress(each.is_owed) for each in (before, part)]
+            part = _Sorted(in_one(both))
+        parts.append(part)
+
+    def _wait(self, decision: _Decision) -> None:
+        if decision.hour is not None:
+            heapq.heappush(self._waiting, (decision.hour, next(self._numbers), decision))
 
     def _go_on(self) -> None:
-        while self._hours and len(self._writing) < HOURS_AT_ONCE:
-            hour = heapq.heappop(self._hours)
-            parts = self._waiting.pop(hour)
+        while self._waiting and self._parts < PARTS_AT_ONCE:
+            hour = self._waiting[0][0]
+            if len(self._writing) >= HOURS_AT_ONCE and hour not in self._writing:
+                return
+            decision = heapq.heappop(self._waiting)[2]
+            parts = decision.parts(PARTS_AT_ONCE - self._parts)
+            self._wait(decision)
+            decision.left += len(parts)
+            self._parts += len(parts)
             self._writing[hour] = self._writing.get(hour, 0) + len(parts)
-            for decision, part in parts:
-                self._outcomes.record(hour, part, partial(self._durable, hour, decision))
+            for rows in parts:
+                self._outcomes.record(hour, _new_part(rows), partial(self._durable, hour, decision))
 
     def _durable(self, hour: int, decision: _Decision) -> None:
         decision.left -= 1
-        if not decision.left:
-            self._forget(decision)
-            if len(decision.rows) <= LATELY_ROWS_MAX:
-                self._lately.append(decision)
+        self._parts -= 1
         self._writing[hour] -= 1
         if not self._writing[hour]:
             del self._writing[hour]
+        if not decision.left and decision.hour is None:
+            self._forget(decision)
+        if hour not in self._writing or not self._parts:
             self._go_on()
+
+    def _forget(self, decision: _Decision) -> None:
+        rows = decision.rows
+        self._rows -= len(rows)
+        if len(rows) <= LATELY_ROWS_MAX:
+            self._lately.append(_Sorted(rows))
+        gone = Wanted(rows["sequence"].copy(), rows["deliver_at_ms"].copy(), rows["hour"].copy())
+        kept: list[_Sorted] = []
+        for part in self._sorted:
+            _, at = part.find(gone)
+            part.owed -= int(np.count_nonzero(part.is_owed.take(at)))
+            part.is_owed[at] = False
+            if part.owed:
+                kept.append(part)
+        self._sorted = kept
+
+
+def in_one(parts: Iterable[EndedRows]) -> EndedRows:
+    """Rows that stand in several arrays as one array by rising sequence; any thread may call it."""
+    some = [NO_ENDED, *parts]
+    # Columns side by side are copied faster as bytes.
+    rows = np.concatenate([part.view(_OPAQUE) for part in some]).view(ENDED)
+    filled = [part for part in some if len(part)]
+    if all(before["sequence"][-1] < after["sequence"][0] for before, after in pairwise(filled)):
+        return rows
+    return rows.take(np.argsort(rows["sequence"], kind="stable"))
+
+
+def joined_bytes(parts: Iterable[EndedRows]) -> bytes:
+    """The same as the value that a checkpoint keeps of them."""
+    return in_one(parts).tobytes()
+
+
+def _new_part(rows: EndedRows) -> NewPart:
+    first = rows[0]
+    return NewPart(
+        rows["sequence"].copy(),
+        rows["deliver_at_ms"].copy(),
+        Outcome.CANCELLED,
+        claimed_at_ms=int(first["decided_at_ms"]),
+        batch_id=int(first["other"]),
+        target_appended_at_ms=int(first["other_at_ms"]),
+        reason=int(first["reason"]),
+    )
 
 
 def _continues(rows: EndedRows) -> NDArray[np.bool_]:
@@ -154,21 +264,3 @@ def _continues(rows: EndedRows) -> NDArray[np.bool_]:
     for name in ("hour", "reason", "decided_at_ms", "other_at_ms"):
         same &= after[name] == before[name]
     return same
-
-
-def _find(wanted: Wanted, decisions: Iterable[_Decision]) -> tuple[Indices, EndedRows]:
-    places, rows = [NO_INDICES], [NO_ENDED]
-    first, last = wanted.sequences[0], wanted.sequences[-1]
-    for decision in decisions:
-        sequences = decision.sequences
-        if sequences[-1] < first or sequences[0] > last:
-            continue
-        found = np.flatnonzero(wanted.among(sequences))
-        if len(found):
-            ended = decision.rows.take(np.searchsorted(sequences, wanted.sequences.take(found)))
-            # A receipt that somebody has made up names no row.
-            same = ended["deliver_at_ms"] == wanted.deliver_at_ms.take(found)
-            same &= ended["hour"] == wanted.hours.take(found)
-            places.append(found.compress(same))
-            rows.append(ended.compress(same))
-    return np.concatenate(places), np.concatenate(rows)

@@ -126,7 +126,7 @@ class Facts(NamedTuple):
     told: Told
     ends: dict[int, OutcomeEnd]
     books: Books
-    owed: bytes
+    owed: Callable[[], bytes]
     keys: Frozen
 
 
@@ -261,14 +261,14 @@ class Checkpointer:
         ended: Callable[[bool], None],
         books: Books,
         forgotten: Iterable[bytes] = (),
-        owed_rows: bytes = b"",
+        owed_rows: Callable[[], bytes] = bytes,
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
         ``notes``: targets of subjects. ``ends``: the ends of all dispatch logs, by hour. ``moved``: the hours whose end
         is not in the state yet. ``handed_over``: the rows whose bodies need not be filed. ``forgotten``: the subjects
-        whose target is not needed any more. ``owed_rows``: the rows that decisions have ended, as far as their
-        outcomes are not durable (rule C2).
+        whose target is not needed any more. ``owed_rows`` makes a value of the rows that decisions have
+        ended, as far as their outcomes are not durable (rule C2); the worker calls it, for there may be millions.
         """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
@@ -352,8 +352,9 @@ class Checkpointer:
         }
         written, beside = writer.written.rows, writer.written_beside.rows
         counted = [(b"checkpoint", msgpack.packb(checkpoint))]
-        if facts.owed:
-            counted.append((ENDED_KEY, facts.owed))
+        owed_rows = facts.owed()
+        if owed_rows:
+            counted.append((ENDED_KEY, owed_rows))
         else:
             removes = removes | {ENDED_KEY}
         rows_of_hours = chain(hour_puts(written), hour_puts(beside, BESIDE_PREFIX))

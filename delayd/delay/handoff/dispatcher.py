@@ -268,11 +268,13 @@ class Dispatcher:
                 found &= rows["subject"] != np.uint32(number)
         return found
 
-    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
-        """Take rows out of where they wait: they have ended; returns them, in several arrays. ``sequences`` rise."""
-        found = [rows for link in self._order for rows in link.sender.take_out(sequences)]
+    def take_out(self, sequences: NDArray[np.uint64], arrays: Collection[int]) -> list[Rows]:
+        """Take rows out of where they wait: they have ended; returns them, in several arrays. ``sequences`` rise, and
+        ``arrays`` are the ids of the arrays in which the rows stand.
+        """
+        found = [rows for link in self._order for rows in link.sender.take_out(sequences, arrays)]
         for number, parts in list(self._unrouted.items()):
-            kept, taken = split_off(parts, sequences)
+            kept, taken = split_off(parts, sequences, arrays)
             if taken:
                 self._unrouted[number] = kept
                 found += taken

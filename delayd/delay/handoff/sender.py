@@ -5,7 +5,7 @@ Rows are here exactly once: waiting, refused and put off, or in an undecided bat
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -191,11 +191,13 @@ class Sender:
         """View the rows that are not in an undecided batch: those that wait, and those that the target refused."""
         return [*self.waiting.parts(), *(refused.rows for refused in self._refused)]
 
-    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
-        """Take some of these rows: they have ended; returns them, in several arrays. ``sequences`` rise."""
-        taken = self.waiting.take_out(sequences)
+    def take_out(self, sequences: NDArray[np.uint64], arrays: Collection[int]) -> list[Rows]:
+        """Take some of these rows: they have ended; returns them, in several arrays. ``sequences`` rise, and ``arrays``
+        are the ids of the arrays in which the rows stand.
+        """
+        taken = self.waiting.take_out(sequences, arrays)
         for refused in list(self._refused):
-            kept, found = split_off([refused.rows], sequences)
+            kept, found = split_off([refused.rows], sequences, arrays)
             if found:
                 taken += found
                 if kept:

@@ -1,7 +1,7 @@
 """Waiting rows: due rows of one target that were not handed over yet, in the order in which they fell due."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from delayd.delay.rows import NO_ROWS, Rows, among, join_rows, without
 from delayd.location import message_log_offset
 
 JOINED_ROWS = 4_096  # Arrays are joined up to this length: so a queue of single rows is a few arrays of 128 KB each.
+PILED_FROM_ROWS = 131_072  # With more rows the target is away, or far behind.
+PILED_ROWS = 16_384
 
 
 class WaitingRows:
@@ -28,12 +30,15 @@ class WaitingRows:
     def add(self, rows: Rows) -> None:
         """Put rows behind the others."""
         if len(rows):
-            self._parts.append(rows)
-            self._lowest.append(None)
+            self.size_bytes += size_of(rows)
             self._count += len(rows)
+            # A row that is taken out of a long queue has its array copied, so that one is not too long.
+            size = PILED_ROWS if self._count > PILED_FROM_ROWS else len(rows)
+            for first in range(0, len(rows), size):
+                self._parts.append(rows[first : first + size])
+                self._lowest.append(None)
             if len(self._parts) > 1:
                 self._join_last()
-            self.size_bytes += size_of(rows)
 
     def give_back(self, rows: Rows) -> None:
         """Put rows that were taken back before the others."""
@@ -74,13 +79,20 @@ class WaitingRows:
             return NO_ROWS
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
-    def take_out(self, sequences: NDArray[np.uint64]) -> list[Rows]:
-        """Take rows from anywhere; returns them, in several arrays. ``sequences`` rise."""
-        kept, taken = split_off(self._parts, sequences)
-        if taken:
-            self._clear()
-            for part in kept:
-                self.add(part)
+    def take_out(self, sequences: NDArray[np.uint64], arrays: Collection[int]) -> list[Rows]:
+        """Take rows from anywhere; returns them, in several arrays. ``sequences`` rise, and ``arrays`` are the ids of
+        the arrays in which the rows stand: the others stay as they are.
+        """
+        parts, lowest = self._parts, self._lowest
+        self._parts, self._lowest = deque(), deque()
+        taken: list[Rows] = []
+        for part, known in zip(parts, lowest, strict=True):
+            kept, found = split_off([part], sequences, arrays)
+            taken += found
+            self._parts.extend(kept)
+            self._lowest.extend([None if found else known] * len(kept))
+        self._count -= sum(map(len, taken))
+        self.size_bytes -= sum(map(size_of, taken))
         return taken
 
     def remove(self, decided: NDArray[np.uint64]) -> None:
@@ -119,11 +131,18 @@ class WaitingRows:
             self._lowest[-1] = None
 
 
-def split_off(parts: Iterable[Rows], sequences: NDArray[np.uint64]) -> tuple[list[Rows], list[Rows]]:
-    """Arrays without the rows of ``sequences``, which rise; and these rows."""
+def split_off(
+    parts: Iterable[Rows], sequences: NDArray[np.uint64], arrays: Collection[int]
+) -> tuple[list[Rows], list[Rows]]:
+    """Arrays without the rows of ``sequences``, which rise; and these rows. Only the arrays with the ids ``arrays`` are
+    looked into.
+    """
     kept: list[Rows] = []
     taken: list[Rows] = []
     for part in parts:
+        if id(part) not in arrays:
+            kept.append(part)
+            continue
         found = among(part["sequence"], sequences)
         if not found.any():
             kept.append(part)

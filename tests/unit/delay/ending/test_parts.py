@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId
+from delayd.batch import ROWS_MAX, BatchKind, ColumnId
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.owed import HOURS_AT_ONCE, Owed
+from delayd.delay.ending.owed import HOURS_AT_ONCE, PARTS_AT_ONCE, Owed, in_one
 from delayd.delay.ending.wanted import Wanted, wanted_of
 from delayd.delay.quarantine import Kind
 from delayd.delay.rows import Rows, new_rows
@@ -165,3 +166,46 @@ def test_rows_of_an_hour_whose_dispatch_log_is_damaged_are_in_flight() -> None:
     told = world.cancel(receipts)
     world.settle()
     assert told == [[CancelAnswer.IN_FLIGHT] * 2]
+
+
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.KEPT])
+def test_rule_B2_a_decision_is_taken_up_in_pieces_however_many_hours_and_parts_it_has(reason: int) -> None:
+    recorder = Recorder()
+    owed = Owed(recorder)
+    hours = [number % 9_000 for number in range(ROWS_MAX)] if reason == Reason.CANCELLED else [5] * ROWS_MAX
+    owed.take(ended(hours, reason))
+    rows = 0
+    while recorder.recorded:
+        assert len(recorder.recorded) <= PARTS_AT_ONCE
+        assert len({hour for hour, *_ in recorder.recorded}) <= HOURS_AT_ONCE
+        recorded, recorder.recorded = recorder.recorded, []
+        for _, part, durable in recorded:
+            rows += len(part.sequences)
+            durable()
+    assert rows == ROWS_MAX and owed.idle and not len(owed) and not owed.parts()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_owed_is_found_until_its_outcomes_are_durable(seed: int) -> None:
+    random, recorder = Random(seed), Recorder()
+    owed = Owed(recorder)
+    decisions: list[EndedRows] = []
+    for number in range(30):
+        rows = ended([random.randrange(4) for _ in range(random.choice([1, 1, 3, 40]))])
+        rows["sequence"] = np.sort(random.sample(range(number * 1_000 + 1, number * 1_000 + 999), len(rows)))
+        decisions.append(rows)
+        owed.take(rows)
+    model = {int(row["sequence"]): int(row["hour"]) for rows in decisions for row in rows}
+    while recorder.recorded:
+        asked = np.array(sorted(random.sample(sorted(model), 20)), np.uint64)
+        hours = np.array([model[sequence] for sequence in asked.tolist()], np.uint32)
+        hours[0] += 4  # A made-up receipt.
+        found, rows = owed.find(Wanted(asked, np.zeros(20, np.int64), hours))
+        left = {int(sequence) for _, part, _ in recorder.recorded for sequence in part.sequences}
+        assert set(rows["sequence"].tolist()) == set(asked.take(found).tolist())
+        assert {*asked[1:].tolist()} & left <= set(rows["sequence"].tolist()), "none is missed"
+        assert int(asked[0]) not in rows["sequence"].tolist()
+        named = in_one(owed.parts())["sequence"]
+        assert left <= set(named.tolist()) and (named[1:] > named[:-1]).all()
+        recorder.recorded.pop(random.randrange(len(recorder.recorded)))[2]()
+    assert not len(owed) and not owed.parts()
