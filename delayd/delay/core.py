@@ -249,7 +249,6 @@ class DelayCore:
                 outcomes=self._outcomes,
                 checkpointer=self._checkpointer,
                 intake=self.intake,
-                damaged=lambda: self.quarantine.hours() > 0,
                 ended=lambda: self._owed.all()["sequence"].copy(),
             ),
             config.horizon_days * DAY_MS,
@@ -585,13 +584,11 @@ class DelayCore:
         self._checkpointer.when_covers(self.intake.durable.offset, decide)
         self._tick_due_ms = self._clock.monotonic_ms()
 
-    def _mended(self) -> None:
-        """Go on after a try to mend an hour: rows may have been found or given up, so quotas are counted anew once no
-        hour is damaged.
+    def _mended(self, whole: bool) -> None:
+        """Go on after a try to mend an hour. When it is whole, rows were found or given up, which no outcome says, so
+        quotas are counted anew.
         """
-        if self.quarantine.hours():
-            self.quotas.missed = True
-        elif self.quotas.missed:
+        if whole:
             self.quotas.recount()
         self._attached()
 

@@ -14,7 +14,7 @@ import pytest
 
 from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
-from delayd.delay.quotas import counting, quotas
+from delayd.delay.quotas import counted, counting, quotas
 from delayd.disk import Disk
 from delayd.errors import QuotaReached
 from delayd.log.quota import NO_LIMITS, Limits, encode_limits, quota_key
@@ -33,6 +33,13 @@ ENDLESS = Limits(pending=10**9)
 STEPS = 40
 SUBJECTS = (b"few", b"many", b"free")
 HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make blocks of counted rows and the pieces in which they are taken so small that these lives have several."""
+    monkeypatch.setattr(counted, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(counted, "TURN_ROWS", 5)
 
 
 class Life:

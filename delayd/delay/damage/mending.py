@@ -115,7 +115,7 @@ class MendingCalls:
     next_sequence: Callable[[], int]
     loaded_until: Callable[[], int]
     may_begin: Callable[[], bool]
-    ended: Callable[[], None]
+    ended: Callable[[bool], None]  # Called behind each try, with whether the hour is whole now.
     restored: Callable[[int, OutcomeRows], None]  # Called with the outcomes of a dispatch log that is whole again.
 
 
@@ -569,7 +569,7 @@ class Mending:
         for asked in heard:
             told = f"it is mended, and its hour waits for another file: {message}" if asked.kind is also else message
             asked.ended(done or asked.kind is also, told)
-        self._calls.ended()
+        self._calls.ended(done)
         self.step()
 
     # Files.

@@ -26,16 +26,19 @@ from delayd.delay.quotas.profile import Profile
 from delayd.delay.rows import among, filing_hours
 from delayd.delay.stored import stored_batches
 from delayd.disk import Disk
-from delayd.errors import DataError, SlowDown
+from delayd.errors import DamagedData, NewerFormat, SlowDown
 from delayd.hours import hour_name
 from delayd.log.group import GroupKind
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, dispatch_path
-from delayd.log.segment import FileKind, open_segment
+from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 
 log = logging.getLogger(__name__)
 
 SECOND_MS = 1_000
+# What is wrong with an hour's file. The server sets such an hour aside and counts anew when it is whole or given up; a
+# counting that lacked memory or descriptors is repeated as a whole.
+UNREAD = (DamagedData, NewerFormat, FileNotFoundError, UnfinishedFile)
 
 
 class Snapshot(NamedTuple):
@@ -64,7 +67,6 @@ class Found(NamedTuple):
 
     rows: CountedRows
     tallied: dict[int, Tallied]  # By the subject's number.
-    missed: bool  # Whether an hour could not be read.
 
 
 class Counting:
@@ -79,7 +81,6 @@ class Counting:
         self._message_log = message_log
         self._snapshot = snapshot
         self._give_way = give_way
-        self._missed = False
         self._rows = 0
 
     def run(self) -> Found:
@@ -87,7 +88,7 @@ class Counting:
 
         Raises:
             SlowDown: the counts take more memory than there is room for.
-            DataError: the message log can't be read.
+            DataError: the message log can't be read, or nothing can now (Shortage).
         """
         by_hour: defaultdict[int, list[CountedRows]] = defaultdict(list)
         for hour, rows in self._logged():
@@ -100,7 +101,7 @@ class Counting:
         pending = [self._without_ended(hour, parts) for hour, parts in by_hour.items() if parts]
         self._give_way()
         rows = join(pending)
-        return Found(rows, self._tally(rows), self._missed)
+        return Found(rows, self._tally(rows))
 
     def _logged(self) -> Iterator[tuple[int, CountedRows]]:
         """Rows of the message log that are not filed yet, by hour."""
@@ -127,8 +128,7 @@ class Counting:
                     # It does not matter which second of the past a row counts in: no row is accepted for it any more.
                     sequences = stored.batch.uint64s(ColumnId.SEQUENCE)
                     found += [rows for rows, _ in self._wanted(stored.batch, sequences, 0)]
-            except DataError as error:
-                self._missed = True
+            except UNREAD as error:
                 log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
         return found
 
@@ -158,9 +158,8 @@ class Counting:
                 return read_outcomes(segment, end, self._give_way).sequences
             finally:
                 segment.close()
-        except (DataError, FileNotFoundError) as error:
+        except UNREAD as error:
             # Without it all rows of the hour count as pending, which is too many rather than too few.
-            self._missed = True
             log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
             return np.empty(0, np.uint64)
 

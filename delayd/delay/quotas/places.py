@@ -4,32 +4,49 @@ An example: a message is due at 10:00:00.400 with a spread of three seconds, and
 5, 2, 2 and 0 messages. The window ends at 10:00:03.400, so it gets second 10:00:03, at or before .400.
 """
 
-from collections import Counter, deque
+from collections import deque
 
 import numpy as np
 
 from delayd.batch import Int64s
 from delayd.delay.quotas.profile import Profile, Seconds
 
-GIVEN_MS = 10_000  # An instant that was given out counts as taken for so long.
+GIVEN_MS = 10_000  # An instant that was given out counts as taken for so long, or up to a second longer.
+BUCKET_MS = 1_000  # What is given out within so long is forgotten together.
 BLOCK_S = 600  # The lowest count of each such stretch is remembered while many windows are searched.
 SECOND_MS = 1_000
 # The n-th message of a second gets this many ms more than the one before, modulo 1,000: all of them lie far apart.
 STEP_MS = 618
 
 
+class _Bucket:
+    """Instants that were given out within a second, and that no message came for yet."""
+
+    __slots__ = ("begin_ms", "count", "profile", "until_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.begin_ms = now_ms
+        self.until_ms = 0  # Until when they count.
+        self.count = 0  # With those for which a message came.
+        self.profile = Profile()
+
+
 class Given:
     """The instants that were given out and not used yet."""
 
     def __init__(self) -> None:
-        self._profile = Profile()
-        self._units: deque[tuple[int, Seconds]] = deque()  # Until when they count, and their seconds.
-        self._arrived = Counter[int]()  # By second: how many messages came before their time here was over.
-        self.count = 0  # Of all units.
+        self._profile = Profile()  # Of all buckets.
+        self._buckets: deque[_Bucket] = deque()
+        self.count = 0  # Of all buckets.
 
     def add(self, seconds: Seconds, now_ms: int) -> None:
         """Instants in these seconds were given out; ``now_ms`` is monotonic."""
-        self._units.append((now_ms + GIVEN_MS, seconds))
+        if not self._buckets or self._buckets[-1].begin_ms <= now_ms - BUCKET_MS:
+            self._buckets.append(_Bucket(now_ms))
+        bucket = self._buckets[-1]
+        bucket.until_ms = now_ms + GIVEN_MS
+        bucket.profile.add(seconds)
+        bucket.count += len(seconds)
         self._profile.add(seconds)
         self.count += len(seconds)
 
@@ -37,30 +54,22 @@ class Given:
         """Messages that are due in these seconds came: they count as messages now."""
         if not self.count:
             return
-        found, counts = np.unique(seconds, return_counts=True)
-        taken = np.minimum(counts, self._profile.at(found))
-        self._profile.remove(np.repeat(found, taken))
-        for second, count in zip(found.tolist(), taken.tolist(), strict=True):
-            if count:
-                self._arrived[second] += count
+        found, left = np.unique(seconds, return_counts=True)
+        # What was given out first was used first.
+        for bucket in self._buckets:
+            taken = np.minimum(left, bucket.profile.at(found))
+            if taken.any():
+                used = np.repeat(found, taken)
+                bucket.profile.remove(used)
+                self._profile.remove(used)
+                left -= taken
 
     def expire(self, now_ms: int) -> None:
         """Forget what was given out long ago."""
-        while self._units and self._units[0][0] <= now_ms:
-            _, seconds = self._units.popleft()
-            self.count -= len(seconds)
-            if not self._arrived:
-                self._profile.remove(seconds)
-                continue
-            for second in seconds.tolist():
-                if self._arrived[second] > 0:
-                    self._arrived[second] -= 1
-                    if not self._arrived[second]:
-                        del self._arrived[second]
-                else:
-                    self._profile.remove(np.array([second]))
-        if not self._units:
-            self._arrived.clear()
+        while self._buckets and self._buckets[0].until_ms <= now_ms:
+            bucket = self._buckets.popleft()
+            self.count -= bucket.count
+            self._profile.take_off(bucket.profile)
 
     def window(self, first: int, count: int) -> Int64s:
         """How many are given out in each of ``count`` seconds from ``first`` on."""
@@ -88,10 +97,10 @@ def fill(loads: Int64s, count: int, limit: int | None) -> Int64s | None:
     # To bring all seconds up to level n takes as many messages as there are seconds below 1, below 2, … below n.
     cost = np.cumsum(np.cumsum(seconds_at))
     level = int(np.searchsorted(cost, count, "right"))
-    added = np.maximum(level - above, 0)
-    left = count - int(added.sum())
-    added[np.flatnonzero(above <= level)[:left]] += 1
-    return np.repeat(np.arange(len(loads)), added)
+    filled = np.flatnonzero(above <= level)
+    added = level - above.take(filled)
+    added[: count - int(added.sum())] += 1
+    return np.repeat(filled, added)
 
 
 class Picker:

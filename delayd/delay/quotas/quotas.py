@@ -113,7 +113,6 @@ class Books:
     outcomes: OutcomeLog
     checkpointer: Checkpointer
     intake: Intake
-    damaged: Callable[[], bool]  # Whether a file of an hour is damaged, so that counts may miss something.
     ended: Callable[[], NDArray[np.uint64]]  # Sequences of rows that decisions have ended, rising.
 
 
@@ -138,7 +137,6 @@ class Quotas:
     """All quotas of a delay server."""
 
     def __init__(self, site: Site, books: Books, horizon_ms: int) -> None:
-        self.missed = False  # Whether hours that could not be read may be missing in the counts.
         self._site = site
         self._state = site.state
         self._clock = site.clock
@@ -190,8 +188,8 @@ class Quotas:
         for tally in list(self._tallies.values()):
             tally.profile.forget_before(now_s)
             tally.given.expire(self._clock.monotonic_ms())
-            if tally.subject not in self._limits and not tally.waiting and tally.used_ms <= idle_ms:
-                self._drop(tally.subject)
+            if tally.used_ms <= idle_ms:
+                self._drop_unused(tally)
         self._full = self._held_bytes() > BYTES_MAX
         self._count()
 
@@ -264,13 +262,15 @@ class Quotas:
             self._tally(wish.subject).limits = wish.limits
         else:
             self._limits.pop(wish.subject, None)
-            self._drop(wish.subject)
+            if wish.subject in self._tallies:
+                self._tallies[wish.subject].limits = NO_LIMITS
+                self._drop_unused(self._tallies[wish.subject])
         self._set(wish, None)
 
     def _set(self, wish: _Wish, error: DelaydError | None) -> None:
         self._setting = False
-        if error is not None and wish.subject not in self._limits:
-            self._drop(wish.subject)
+        if error is not None and wish.subject in self._tallies:
+            self._drop_unused(self._tallies[wish.subject])
         wish.done(error)
         self._go_on()
 
@@ -315,11 +315,11 @@ class Quotas:
         begin, length = int(firsts.min()), int(lasts.max() - firsts.min()) + 1
         limit = tally.limits.per_second
         if firsts.min() == firsts.max():
-            # Every row's window has a part of each of these seconds.
+            # Every row's window has a part of each of these seconds. Most often enough seconds are empty soon, and none
+            # is better.
             length = int(lasts.min()) - begin + 1
-            loads = _loads(tally, begin, min(length, NEAR_S))
-            # Most often a second is empty soon, and none is better.
-            if length > NEAR_S and (len(due_ms) > 1 or int(loads.min())):
+            loads = _loads(tally, begin, min(length, NEAR_S + 2 * len(due_ms)))
+            if len(loads) < length and len(loads) - int(np.count_nonzero(loads)) < len(due_ms):
                 loads = _loads(tally, begin, length)
             chosen = fill(loads, len(due_ms), limit)
         else:
@@ -425,7 +425,9 @@ class Quotas:
     def _take_off(self, rows: CountedRows) -> None:
         now_s = self._clock.now_ms() // SECOND_MS
         for number in np.unique(rows.subjects).tolist():
-            tally = self._by_number[number]
+            tally = self._by_number.get(number)
+            if tally is None:
+                continue  # It is counted no more.
             own = rows.take(np.flatnonzero(rows.subjects == number))
             tally.rows -= len(own.sequences)
             tally.bytes -= int(own.sizes.sum(dtype=np.int64))
@@ -464,10 +466,8 @@ class Quotas:
     # Counting.
 
     def recount(self) -> None:
-        """Count all subjects anew: files of hours were restored or given up."""
-        self.missed = False
-        for tally in list(self._tallies.values()):
-            self._begin_anew(tally)
+        """Count all subjects anew: a file of an hour was restored or given up."""
+        self._begin_anew(list(self._tallies.values()))
         self._count()
 
     def _when_counted(self, tally: Tally, call: OnSet) -> None:
@@ -483,7 +483,7 @@ class Quotas:
         if self._counting or not wanted or self._stopping or self._clock.monotonic_ms() < self._not_before_ms:
             return
         # What was counted until now is in the logs that are read; only rows that come from now on are not.
-        wanted = [self._begin_anew(tally) for tally in wanted]
+        wanted = self._begin_anew(wanted)
         books = self._books
         snapshot = Snapshot(
             {tally.subject: tally.number for tally in wanted},
@@ -507,43 +507,55 @@ class Quotas:
         self._worker.give_way()
 
     def _counted(self, tallies: list[Tally], done: Done[Found]) -> None:
-        self._counting, self._reads_from = False, None
-        ended, self._ended = self._ended, []
-        # A subject whose quota was lifted meanwhile, or that is to be counted anew, has another tally.
-        current = [tally for tally in tallies if self._by_number.get(tally.number) is tally]
+        self._reads_from = None
         try:
             found = done.result()
         except (SlowDown, Stopping, DataError) as error:
             self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-            log.warning("quotas_not_counted subjects=%d reason=%r", len(current), str(error))
+            log.warning("quotas_not_counted subjects=%d reason=%r", len(tallies), str(error))
             told = error if not isinstance(error, DataError) else SlowDown(f"nothing could be counted: {error}")
-            for tally in current:
-                waiting, tally.waiting = tally.waiting, []
-                for call in waiting:
-                    call(told)
-                if tally.subject not in self._limits:
-                    self._drop(tally.subject)
+            self._counting, self._ended = False, []
+            self._tell(tallies, told)
             return
-        self.missed |= found.missed or self._books.damaged()
-        rows = found.rows
-        if len(current) < len(tallies):
-            mine = np.array([tally.number for tally in current], np.uint32)
-            rows = rows.take(np.flatnonzero(np.isin(rows.subjects, mine)))
-        self._rows.add(rows)
-        for tally in current:
+        for tally in tallies:
             there = found.tallied[tally.number]
             tally.rows += there.rows
             tally.bytes += there.bytes
             there.profile.merge(tally.profile)
             tally.profile = there.profile
-            tally.counted = True
+        self._take_in(tallies, found.rows)
+
+    def _take_in(self, tallies: list[Tally], rows: CountedRows) -> None:
+        """Take the counted rows, as many as a turn may; the subjects are counted when all of them are taken."""
+        rows = self._rows.merge(rows)
+        if len(rows.sequences):
+            self._worker.submit(_nothing, lambda done: self._take_in(tallies, rows), Priority.SPARE)
+            return
+        self._counting = False
+        for tally in tallies:
+            if self._by_number.get(tally.number) is tally:
+                tally.counted = True
+            else:
+                # Its quota was lifted meanwhile, or it is to be counted anew.
+                self._rows.forget(tally.number)
+        ended, self._ended = self._ended, []
         if ended:
             self._take_off(self._rows.remove(np.sort(np.concatenate(ended), kind="stable")))
-        for tally in current:
-            waiting, tally.waiting = tally.waiting, []
-            for call in waiting:
-                call(None)
+        self._tell(tallies, None)
         self._count()
+
+    def _tell(self, tallies: list[Tally], error: DelaydError | None) -> None:
+        """Call those who wait for these subjects; those of subjects that are to be counted anew wait on."""
+        waiting: list[OnSet] = []
+        for tally in tallies:
+            if self._by_number.get(tally.number) is tally:
+                waiting += tally.waiting
+                tally.waiting = []
+                if error is not None:
+                    self._drop_unused(tally)
+        # A call may ask for the same subject again, so what is told to the others is settled before.
+        for call in waiting:
+            call(error)
 
     def _tally(self, subject: bytes) -> Tally:
         tally = self._tallies.get(subject)
@@ -556,25 +568,36 @@ class Quotas:
             self._books.intake.gate = self
         return tally
 
-    def _begin_anew(self, tally: Tally) -> Tally:
-        """Count a subject from nothing on: a new number tells its rows from those that were counted before."""
-        self._drop(tally.subject)
-        again = self._tally(tally.subject)
-        again.limits, again.waiting, again.given = tally.limits, tally.waiting, tally.given
-        return again
+    def _begin_anew(self, tallies: list[Tally]) -> list[Tally]:
+        """Count subjects from nothing on: a new number tells the rows of each from those that were counted before."""
+        self._drop(tallies)
+        begun = [self._tally(tally.subject) for tally in tallies]
+        for again, tally in zip(begun, tallies, strict=True):
+            again.limits, again.waiting, again.given = tally.limits, tally.waiting, tally.given
+        return begun
 
-    def _drop(self, subject: bytes) -> None:
-        tally = self._tallies.pop(subject, None)
-        if tally is not None:
-            del self._numbers[subject], self._by_number[tally.number]
-            self._rows.forget(tally.number)
-            if not self._tallies:
-                # Nothing is counted: no batch needs a look, nor do those that are under way.
-                self._books.intake.gate = None
-                self._under_way.clear()
+    def _drop_unused(self, tally: Tally) -> None:
+        """Count a subject no more that has no quota, if nobody waits until it is counted."""
+        if tally.subject not in self._limits and not tally.waiting:
+            self._drop([tally])
+
+    def _drop(self, tallies: list[Tally]) -> None:
+        for tally in tallies:
+            del self._tallies[tally.subject], self._numbers[tally.subject], self._by_number[tally.number]
+        if self._tallies:
+            self._rows.forget(*(tally.number for tally in tallies))
+        else:
+            # Nothing is counted: no batch needs a look, nor do those that are under way.
+            self._rows = Counted()
+            self._books.intake.gate = None
+            self._under_way.clear()
 
     def _held_bytes(self) -> int:
         return self._rows.held_bytes + sum(tally.profile.held_bytes for tally in self._tallies.values())
+
+
+def _nothing() -> None:
+    """The loop goes on in its next turn."""
 
 
 def _instant_text(instant_ms: int) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
 
 from delayd.delay.quotas import counted as counted_module
-from delayd.delay.quotas.counted import ROW_BYTES, Counted, CountedRows, join, make_rows
+from delayd.delay.quotas.counted import BLOCK_ROWS, ROW_BYTES, Counted, CountedRows, join, make_rows
 from delayd.delay.quotas.profile import DENSE_BYTES, ENTRY_BYTES, HOUR_S, SPARSE_MAX, Profile
+from tests.counts import lines
 
 BEGIN_S = 500_000 * HOUR_S
 
@@ -112,3 +114,97 @@ def test_rows_of_several_parts_are_joined_in_the_order_of_their_sequences() -> N
     two = make_rows(np.array([7], np.uint64), 2, np.array([3]), np.array([30]))
     assert join([one, two]).sequences.tolist() == [5, 7, 9]
     assert len(join([]).sequences) == 0
+
+
+def test_rule_B2_taking_rows_off_costs_the_same_however_many_there_are_and_came_one_by_one() -> None:
+    """Rows of a counted subject come one by one, and after each of them rows of other subjects end."""
+    counted, sequence = Counted(), 0
+    second, size = np.array([BEGIN_S]), np.array([100])
+
+    def one_comes() -> None:
+        nonlocal sequence
+        counted.add(make_rows(np.array([sequence], np.uint64), 0, second, size))
+        counted.remove(np.arange(sequence + 1, sequence + 11, dtype=np.uint64))
+        sequence += 11
+
+    one_comes()
+    first = lines(one_comes)
+    for _ in range(3_000):
+        one_comes()
+    assert lines(one_comes) <= first + 10
+    for begin in range(sequence, sequence + 40 * BLOCK_ROWS, BLOCK_ROWS):
+        rows = np.arange(begin, begin + BLOCK_ROWS)
+        counted.add(make_rows(rows.astype(np.uint64), 1, rows, rows))
+    sequence += 40 * BLOCK_ROWS
+    one_comes()
+    assert lines(one_comes) <= first + 40, "a look-up among the blocks"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_counted_rows_between_others_are_taken_a_turn_at_a_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted_module, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(counted_module, "TURN_ROWS", 100)
+    draw = np.random.default_rng(seed)
+    owner = draw.integers(0, 3, 5_000)  # 0: here first; 1: found by a counting; 2: nobody's.
+    counted = Counted()
+    here, found = np.flatnonzero(owner == 0), np.flatnonzero(owner == 1)
+    for part in np.array_split(here, 40):
+        counted.add(make_rows(part.astype(np.uint64), 0, part, part))
+    rows, turns = make_rows(found.astype(np.uint64), 1, found, found), 0
+    while len(rows.sequences):
+        before = len(rows.sequences)
+        rows = counted.merge(rows)
+        turns += 1
+        assert before - len(rows.sequences) <= 100 + 64
+    assert turns > 10
+    expected = np.flatnonzero(owner < 2).tolist()
+    gone = sorted(draw.choice(expected, 2_000, replace=False).tolist())
+    assert counted.remove(np.array(gone, np.uint64)).sequences.tolist() == gone
+    left = sorted({*expected} - {*gone})
+    assert counted.remove(np.arange(5_000, dtype=np.uint64)).sequences.tolist() == left
+    assert counted.held_bytes == 0
+
+
+HOURS = 17_000
+TWO_YEARS = BEGIN_S + np.arange(HOURS) * HOUR_S
+
+
+def two_years() -> Profile:
+    """A message in each hour of two years."""
+    profile = Profile()
+    profile.add(TWO_YEARS)
+    return profile
+
+
+@pytest.mark.parametrize(
+    ("ask", "most"),
+    [
+        (lambda profile: profile.highest_from(BEGIN_S + 5 * HOUR_S), 4 * 730 + 500),
+        (lambda profile: profile.next_from(BEGIN_S + 5 * HOUR_S), 2 * 730 + 200),
+        (lambda profile: profile.forget_before(BEGIN_S + 5 * HOUR_S + 3), 600),
+        (lambda profile: profile.remove(np.array([BEGIN_S + 9 * HOUR_S])), 200),
+    ],
+    ids=["highest", "next", "forget", "remove"],
+)
+def test_rule_B2_two_years_of_hours_are_not_looked_through(ask: Callable[[Profile], object], most: int) -> None:
+    profile = two_years()
+    profile.forget_before(BEGIN_S)
+    assert lines(lambda: ask(profile)) <= most
+
+
+def test_rule_B2_many_seconds_in_many_hours_are_looked_up_in_linear_time() -> None:
+    profile = two_years()
+    few, many = TWO_YEARS[:1_000], TWO_YEARS[:10_000]
+    assert lines(lambda: profile.at(many)) <= 11 * lines(lambda: profile.at(few))
+    assert profile.at(many).tolist() == [1] * 10_000
+
+
+def test_a_profile_is_taken_off_another() -> None:
+    profile = two_years()
+    other = Profile()
+    other.add(np.concatenate((TWO_YEARS[:10], BEGIN_S + np.arange(HOUR_S), BEGIN_S + np.arange(3 * SPARSE_MAX))))
+    profile.merge(other)
+    assert profile.highest_from(BEGIN_S) == (BEGIN_S, 4)
+    profile.take_off(other)
+    assert profile.window(BEGIN_S, 20 * HOUR_S).sum() == 20
+    assert profile.highest_from(BEGIN_S) == (BEGIN_S, 1)

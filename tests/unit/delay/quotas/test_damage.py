@@ -7,7 +7,7 @@ import pytest
 from delayd.errors import DelaydError, DiskFull
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.quota import Limits, quota_key
-from delayd.log.schedule import schedule_path
+from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.damage.dispatch_logs import damaged_dispatch_log, flip
@@ -67,6 +67,44 @@ def test_an_hour_that_is_given_up_is_counted_no_more() -> None:
     assert pending(world) == 7, "as far as anybody knows, they are pending"
     decide(world, drop=True)
     assert pending(world) == 2
+
+
+def test_an_hour_that_is_given_up_before_it_was_tried_again_is_counted_no_more() -> None:
+    world = far_and_near()
+    assert set_quota(world, Limits(pending=10)) is None
+    world.disk.rename(PATH, AWAY)
+    name = f"schedule/{hour_name(FAR)}"
+    for _ in range(700):
+        if world.core.quarantine.find(name) is not None:
+            break
+        world.pass_ms(1_000)
+    before = pending(world)
+    decide(world, drop=True)
+    assert pending(world) == before - 5
+    number = world.send(wanted(5, 9 * HOUR_MS, "room again"))
+    world.settle()
+    assert number in world.outside.accepted
+
+
+@pytest.mark.parametrize("path", [PATH, dispatch_path(FOLDER, FAR)])
+@pytest.mark.parametrize("how", ["gone", "cut", "emptied", "rotten"])
+def test_rule_B1_a_bad_file_of_a_far_hour_ends_no_server_that_counts(path: str, how: str) -> None:
+    world = far_and_near()
+    world.cancel(world.receipts("far-0"))
+    world.pass_ms(1_000)
+    file = world.disk.open(path, write=True)
+    if how == "gone":
+        world.disk.remove(path)
+    elif how == "rotten":
+        file.pwritev([b"rotten"], 0)
+    else:
+        file.truncate(20 if how == "cut" else 0)
+    told: list[DelaydError | None] = []
+    world.core.set_quota(SUBJECT, Limits(pending=100), told.append)
+    world.settle()
+    assert told == [None]
+    # Without the schedule log nothing of the hour is counted, without the outcomes all of it.
+    assert pending(world) == (5 if path == PATH else 10)
 
 
 def test_rows_of_an_hour_whose_dispatch_log_is_damaged_count_until_it_is_restored() -> None:

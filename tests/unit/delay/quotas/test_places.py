@@ -12,8 +12,9 @@ from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.places import BLOCK_S, GIVEN_MS, Given, Picker, fill
 from delayd.delay.quotas.quotas import APART_MAX, SPREAD_MS_MAX, WATCHED_MS
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
-from delayd.log.quota import Limits
+from delayd.log.quota import NO_LIMITS, Limits
 from delayd.testing.clock import START_MS
+from tests.counts import lines
 from tests.unit.delay.quotas.setting import SUBJECT, set_quota
 from tests.worlds.delay import World, wanted
 
@@ -172,3 +173,24 @@ def test_what_arrived_is_not_taken_off_a_second_time_when_its_time_is_over() -> 
     assert given_out.window(5, 3).tolist() == [1, 0, 0]
     given_out.expire(GIVEN_MS + 1_000)
     assert given_out.count == 0 and not given_out.window(5, 3).any()
+
+
+def test_rule_B2_a_million_instants_are_forgotten_in_few_steps_when_messages_came_for_some() -> None:
+    given_out = Given()
+    for request in range(15):
+        given_out.add(np.arange(request, request + 65_536), 0)
+    given_out.arrived(np.array([100, 100, 101]))
+    assert lines(lambda: given_out.expire(GIVEN_MS)) < 2_000
+    assert given_out.count == 0 and not given_out.window(0, 70_000).any()
+
+
+def test_a_quota_is_lifted_while_somebody_waits_for_places_and_both_are_answered() -> None:
+    world = World()
+    assert set_quota(world, Limits(pending=5)) is None
+    told: list[object] = []
+    world.core.quotas.recount()
+    world.core.places(SUBJECT, np.array([START_MS + 60_000]), 1_000, told.append)
+    world.core.set_quota(SUBJECT, NO_LIMITS, lambda error: told.append(("lifted", error)))
+    world.settle()
+    world.pass_ms(20_000)
+    assert ("lifted", None) in told and len(told) == 2

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+from functools import partial
+
 import numpy as np
 import pytest
 
 from delayd.delay.quotas import quotas as quotas_module
-from delayd.errors import BadArgument, DelaydError, DiskReserve, QuotaReached, SlowDown, Stopping
+from delayd.delay.quotas.counting import Counting, Found
+from delayd.errors import (
+    BadArgument,
+    DamagedData,
+    DataError,
+    DelaydError,
+    DiskReserve,
+    QuotaReached,
+    Shortage,
+    SlowDown,
+    Stopping,
+)
 from delayd.log.quota import NO_LIMITS, Limits
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
@@ -323,3 +337,33 @@ def test_rows_that_met_a_key_count_no_longer_than_their_decision() -> None:
     assert pending(world) == 1
     world.drain()
     assert pending(world) == 0
+
+
+@pytest.mark.parametrize("error", [DamagedData("delay/log/0", 0, "rotten"), Shortage("delay/log/0", errno.EMFILE)])
+def test_each_quota_that_is_set_while_nothing_can_be_counted_is_answered_and_later_ones_work(
+    error: DataError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    world.send(wanted(3, 60_000, "row"))
+    world.settle()
+    told: list[tuple[bytes, DelaydError | None]] = []
+
+    def hear(subject: bytes, answer: DelaydError | None) -> None:
+        told.append((subject, answer))
+
+    def fails(counting: Counting) -> Found:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Counting, "run", fails)
+        for most in (10, 20, 30):
+            for subject in (SUBJECT, b"other"):
+                limits = Limits(pending=most)
+                world.core.set_quota(subject, limits, partial(hear, subject))
+        world.core.places(SUBJECT, np.array([START_MS + 60_000]), 1_000, lambda answer: told.append((b"places", None)))
+        world.settle()
+    world.pass_ms(60_000)
+    assert sorted(subject for subject, _ in told) == sorted([b"places", *[SUBJECT] * 3, *[b"other"] * 3])
+    assert [answer for subject, answer in told if subject == SUBJECT][-1] is None
+    assert use(world).limits == Limits(pending=30)
+    assert set_quota(world, Limits(pending=1)) is None
