@@ -57,10 +57,10 @@ class AsyncAdmin:
     def __init__(
         self, address: str | None = None, *, secret: SecretFile | None = None, timeout_ms: float = TIMEOUT_MS
     ) -> None:
-        self._meta = need_meta(address)
+        meta = need_meta(address)
         self._secret = secret
         settings = ProducerSettings(LINGER_MS, QUEUE_BYTES_MAX, timeout_ms)
-        self._own = OwnLoopEngine("admin", lambda: _Engine(self._meta, settings))
+        self._own = OwnLoopEngine("admin", lambda: _Engine(meta, settings))
         self._own.standing()  # It belongs to the loop in which it is made.
 
     async def __aenter__(self) -> Self:
@@ -249,6 +249,10 @@ class AsyncAdmin:
             await engine.core.disconnect()
 
     @property
+    def _meta(self) -> str:
+        return self._own.on_this_loop().address
+
+    @property
     def _walker(self) -> Walker:
         return self._own.on_this_loop().core.walker
 
@@ -275,6 +279,7 @@ class _Engine:
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
         self._loop = own_loop(WHAT)
+        self.address = address
         self.core = ProducerCore(address, settings, lambda _: None)
         self.pid = self.core.pid
 

@@ -140,7 +140,48 @@ def test_rule_I2_no_client_is_left_out_here() -> None:
     offered = [getattr(delayd, name) for name in delayd.__all__]
     # A child can't go on with the servers of its parent, and is told so (tests/end_to_end/test_embedded.py).
     clients = {kind for kind in offered if hasattr(kind, "close")} - {delayd.Embedded}
-    assert clients == {kind for kind, _ in USES}
+    assert clients == {kind for kind, _ in USES} | {delayd.Admin, delayd.AsyncAdmin}
+
+
+def test_rule_I2_an_admin_asks_in_a_child_too_and_a_closed_one_nowhere() -> None:
+    """It connects anew for most questions, so connections can't be counted as those of the other clients."""
+    with world_aside() as (world, on_servers):
+        on_servers(partial(add_messages, world, 1))
+
+        def asks(admin: delayd.Admin) -> None:
+            # The stand-in for a realtime server lists no groups, so it is named once it was asked.
+            assert len(admin.groups("a").missing) == 1
+
+        def refused(admin: delayd.Admin) -> None:
+            with pytest.raises(AlreadyClosed):
+                admin.groups("a")
+
+        with delayd.Admin(world.address) as admin:
+            asks(admin)
+            assert in_child(partial(asks, admin)) == 0
+
+            def closes() -> None:
+                admin.close()
+                refused(admin)
+
+            assert in_child(closes) == 0
+            asks(admin)
+        refused(admin)
+        assert in_child(partial(refused, admin)) == 0
+
+
+def test_an_asynchronous_admin_is_used_on_its_own_loop_until_it_is_closed() -> None:
+    with world_aside() as (world, _), asyncio.Runner() as runner:
+
+        async def made() -> delayd.AsyncAdmin:
+            return delayd.AsyncAdmin(world.address)
+
+        admin = runner.run(made())
+        with pytest.raises(WrongLoop):
+            asyncio.run(admin.groups("a"))
+        runner.run(admin.close())
+        with pytest.raises(AlreadyClosed):
+            runner.run(admin.groups("a"))
 
 
 @of_each_client
