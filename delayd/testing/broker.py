@@ -8,10 +8,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
+from delayd.client.admin.letters import Letter
 from delayd.client.home_clock import set_clock
+from delayd.client.limits import check_subject
+from delayd.client.sending.pending import PendingMessage
 from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed
 from delayd.net import inside
+from delayd.reading.find import Finder, FoundRow, Search
+from delayd.reading.matching import Wanted
+from delayd.retry_subject import is_reserved
 from delayd.testing.broker_clock import BrokerClock
 from delayd.testing.broker_machine import BrokerMachine
 
@@ -61,6 +67,35 @@ class InMemoryBroker(Embedded):
             self._forget_clock()
             self.clock.end()
         super().close()
+
+    def sent(self, subject: str | None = None) -> list[FoundRow]:
+        """All messages that were sent so far, with what became of each; of one subject, or of all.
+
+        Example::
+
+            (message,) = broker.sent("orders.remind")
+            assert (message.key, message.state) == ("order-42", "pending")
+
+        They come hour by hour of the instant at which they are due. The body of a message is None when it was delivered
+        before its hour was filed, because no server keeps it then.
+        """
+        name = None if subject is None else check_subject(subject)
+        wanted = Wanted(None, None, name, None, None, (), None, ())
+        rows = [
+            row for found in Finder(self._in_memory.disk(), PATH, Search(wanted, True)).found() for row in found.rows
+        ]
+        # What servers made of a message, such as its retries, was not sent.
+        return [row for row in rows if not row.origin_sequence and not is_reserved(row.subject)]
+
+    def pending(self, subject: str) -> list[PendingMessage]:
+        """The pending messages of a subject, with headers and bodies."""
+        with self.producer() as producer:
+            return [message for page in producer.pending(subject, contents=True) for message in page]
+
+    def dead(self, subject: str, group: str) -> list[Letter]:
+        """The dead letters of a group."""
+        with self.admin() as admin:
+            return [letter for page in admin.dead_letters(subject, group) for letter in page]
 
     # For the clock, on the servers' loop.
 

@@ -497,3 +497,27 @@ def test_a_long_hand_over_is_waited_for(delayd_broker: InMemoryBroker, monkeypat
         producer.send_batch("a", [b""] * count, deliver_at_ms=due_ms)
         delayd_broker.clock.advance(730 * DAY)
         assert len(_pulled(consumer)) == count
+
+
+def test_the_broker_tells_what_was_sent_what_is_pending_and_what_is_dead() -> None:
+    with InMemoryBroker() as broker, broker.producer() as producer:
+        producer.send("a", b"1", delay=timedelta(0), key="one", tags=["vip"])
+        moved = producer.send("a", b"2", delay=timedelta(days=2))
+        producer.reschedule("a", receipt=moved, delay=timedelta(days=3))
+        producer.send("b", b"3", delay=timedelta(days=1))
+        with broker.consumer("a", "g", prefetch=False) as consumer:
+            broker.clock.advance(timedelta(seconds=1))
+            (message,) = consumer.pull(wait=timedelta(0))
+            message.reject("no")
+            broker.clock.advance(timedelta(seconds=1))
+        told = sorted((row.subject, row.sequence, row.key, row.tags, row.state) for row in broker.sent())
+        assert told == [
+            ("a", 1, "one", ("vip",), "dispatched"),
+            ("a", 2, None, (), "moved"),
+            ("b", 4, None, (), "pending"),
+        ]
+        assert [row.sequence for row in broker.sent("b")] == [4]
+        assert [(row.body, row.deliver_at - broker.clock.now > timedelta(days=2)) for row in broker.pending("a")] == [
+            (b"2", True)
+        ]
+        assert [(letter.body, letter.reason) for letter in broker.dead("a", "g")] == [(b"1", "no")]
