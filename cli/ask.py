@@ -12,6 +12,7 @@ from delayd.client.admin.ask import ask as ask
 from delayd.client.admin.ask import connected as connected
 from delayd.client.admin.ask import decide as decide
 from delayd.client.admin.ask import held_status as held_status
+from delayd.client.admin.ask import is_fenced as is_fenced
 from delayd.client.admin.ask import is_held as is_held
 from delayd.client.admin.ask import known_servers as known_servers
 from delayd.client.admin.ask import meta as meta

@@ -47,7 +47,8 @@ async def targets_of(server: ask.Known) -> list[TargetInfo]:
 
 async def _state(server: ask.Known) -> str:
     if not server.alive:
-        return AWAY if await ask.held_status(server) is None else HELD
+        found = await ask.held_status(server)
+        return AWAY if found is None else HELD if ask.is_held(found) else FENCED
     try:
         async with ask.reached(server) as connection:
             answer = await ask.ask(connection, RequestType.STATUS, {})

@@ -1,19 +1,25 @@
 """``delayd status``: one screen that says whether all is well, and if not, what waits for whom and which command helps.
 
 Invariant: whatever one server answers, or does not answer, the others are shown; and the exit code says what the last
-line says.
+line says. What waits at a realtime server that nobody asks, no server can know: it is found here, by comparing the
+groups of each realtime server with the routes of meta.
 """
 
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import click
 
+from delayd.client.admin.groups import group_pages
+from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head
+from delayd.wire.listings import GroupInfo
+from delayd.wire.meta import SUBJECTS_MAX, read_routes
 from delayd.wire.requests import RequestType, need_int, need_map, need_str, need_u64
 from delayd.wire.waits import Wait, read_waits
 
@@ -21,7 +27,7 @@ from . import ask
 from .exits import NOT_BALANCED, OK
 from .listing import printable, show
 from .options import examples, meta_option
-from .table import Cell, Column, Kind
+from .table import Cell, Column, Kind, size_text
 from .times import duration_text
 
 COLUMNS = (
@@ -49,6 +55,7 @@ class Seen(NamedTuple):
     waits: list[Wait]
     refuses: list[Wait]
     fault: str
+    groups: Sequence[GroupInfo] = ()  # Of a realtime server.
 
     @property
     def name(self) -> str:
@@ -65,15 +72,23 @@ class Seen(NamedTuple):
         value = counters.get(name) if isinstance(counters, dict) else None
         return value if isinstance(value, int) else None
 
+    @property
+    def slowest(self) -> GroupInfo | None:
+        """The group with the oldest message that is not acknowledged: it holds the log of a realtime server."""
+        holders = [group for group in self.groups if group.oldest_ms_ago is not None]
+        return max(holders, key=lambda group: group.oldest_ms_ago or 0, default=None)
+
 
 @click.command(
     epilog=examples(
         "delayd status",
         "delayd status --format json | jq .waits",
         "delayd status > /dev/null || echo 'somebody should look'",
+        "delayd status --server 10.0.0.7:7401",
     )
 )
 @meta_option
+@click.option("--server", metavar="HOST:PORT", help="Ask this one server only, and not meta, which may be away.")
 @click.option(
     "--format",
     "form",
@@ -82,13 +97,20 @@ class Seen(NamedTuple):
     show_default=True,
     help="A screen for people; JSON with one object for programs.",
 )
-def status(meta: str, form: str) -> int:
+def status(meta: str, server: str | None, form: str) -> int:
     """Show which servers serve, what waits for whom, and what servers refuse.
+
+    `pending` are all messages of a delay server without an outcome, whether they are in memory or not. `kept` is the
+    log of a realtime server, and for whom: the group with the oldest message that is not acknowledged.
 
     Exit codes: 0 all is well, 3 something waits for an operator or a server does not serve, 4 meta can't be reached.
     """
-    found = ask.run(lambda: ask_all(meta))
-    waits = [*_of_all(found, "waits"), *_missing(found)]
+    if server is None:
+        found, elsewhere = ask.run(lambda: _look(meta))
+        waits = [*_of_all(found, "waits"), *_missing(found), *elsewhere]
+    else:
+        found = [ask.run(lambda: _ask_one(server))]
+        waits = _of_all(found, "waits")
     refuses = _of_all(found, "refuses")
     code = NOT_BALANCED if waits else OK
     if form == "json":
@@ -104,6 +126,59 @@ async def ask_all(address: str) -> list[Seen]:
         known = await ask.known_servers(connection)
         meta = await _read("meta", connection)
     return [meta, *await asyncio.gather(*map(_ask, known))]
+
+
+async def _look(address: str) -> tuple[list[Seen], list[tuple[str, Wait]]]:
+    """All servers, and what waits at realtime servers that nobody asks for it."""
+    found = await ask_all(address)
+    groups = await asyncio.gather(*map(_groups_of, found))
+    found = [seen._replace(groups=of_seen) for seen, of_seen in zip(found, groups, strict=True)]
+    return found, await _elsewhere(address, found)
+
+
+async def _ask_one(address: str) -> Seen:
+    host, port = parse_address(address, "server")
+    async with ask.connected(host, port) as connection:
+        seen = await _read("", connection)
+    seen = seen._replace(role=need_str(seen.status, "role"))
+    return seen._replace(groups=await _groups_of(seen))
+
+
+async def _groups_of(seen: Seen) -> list[GroupInfo]:
+    """The groups of a realtime server; none of one that does not serve now, which is told elsewhere."""
+    if seen.role != "realtime" or seen.fault or ask.is_held(seen.status):
+        return []
+    host, _, port = seen.address.rpartition(":")
+    try:
+        async with ask.connected(host, int(port)) as connection:
+            return [info async for page in group_pages(connection, None, True) for info in page]
+    except DelaydError:
+        return []
+
+
+async def _elsewhere(address: str, found: list[Seen]) -> list[tuple[str, Wait]]:
+    """Groups with messages at a realtime server that does not have their subject any more."""
+    behind = [(seen, group) for seen in found for group in seen.groups if _left(group) and not group.paused]
+    subjects = sorted({group.subject for _, group in behind})
+    routes: dict[str, int] = {}
+    async with ask.meta(address) as connection:
+        for start in range(0, len(subjects), SUBJECTS_MAX):
+            asked: Head = {"subjects": [*subjects[start : start + SUBJECTS_MAX]], "assign": False}
+            routes |= read_routes(await ask.ask(connection, RequestType.ROUTES, asked)).routes
+    waits: list[tuple[str, Wait]] = []
+    for seen, group in behind:
+        to = routes.get(group.subject)
+        if to is not None and to != seen.log_id:
+            what = f"{_left(group):,} messages of {group.subject} for group {group.group}"
+            why = f"the subject is at realtime server {to:016x} now, so consumers that start do not ask here"
+            back = f"delayd route move {group.subject} --to {seen.log_id:016x}, until its consumers have emptied it"
+            waits.append((seen.name, Wait(what, why, back)))
+    return waits
+
+
+def _left(group: GroupInfo) -> int:
+    """How many messages of a group are not acknowledged."""
+    return group.end - group.next + group.outstanding + group.redelivering
 
 
 async def _ask(known: ask.Known) -> Seen:
@@ -153,7 +228,8 @@ def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
     ]
     for role in NEEDED:
         if not any(seen.role == role for seen in found):
-            missing.append((role, Wait(_what_rests(role), f"meta knows no {role} server", f"delayd {role}")))
+            start = f"start one: delayd {role} --data DIR --meta {found[0].address}"
+            missing.append((role, Wait(_what_rests(role), f"meta knows no {role} server", start)))
     return missing
 
 
@@ -186,7 +262,8 @@ def _row(seen: Seen) -> tuple[Cell, ...]:
     up_ms = max(0, need_int(seen.status, "now_ms") - need_int(seen.status, "started_at_ms"))
     if ask.is_held(seen.status):
         return (role, log_id, address, "held", up_ms, None, None)
-    return (role, log_id, address, "yes", up_ms, _clock_text(seen), _backlog_text(seen))
+    serves = "fenced" if ask.is_fenced(seen.status) else "yes"
+    return (role, log_id, address, serves, up_ms, _clock_text(seen), _backlog_text(seen))
 
 
 def _clock_text(seen: Seen) -> str:
@@ -201,6 +278,7 @@ def _clock_text(seen: Seen) -> str:
 BACKLOG = {
     "meta": (("servers", "server|servers"), ("routes", "route|routes")),
     "delay": (
+        ("pending", "pending"),
         ("loaded_rows", "loaded"),
         ("pending_rows", "not filed"),
         ("waiting_rows", "due and waiting"),
@@ -211,14 +289,33 @@ BACKLOG = {
         ("dead_rows", "dead"),
         ("expired_rows", "expired"),
     ),
-    "realtime": (("messages", "taken"), ("pulled", "pulled"), ("acked", "acknowledged")),
+    "realtime": (
+        ("messages", "taken"),
+        ("pulled", "pulled"),
+        ("acked", "acknowledged"),
+        ("died", "dead letter since its start|dead letters since its start"),
+    ),
 }
-ALWAYS = frozenset({"servers", "routes", "loaded_rows", "waiting_rows", "messages", "acked"})  # The others if not 0.
+ALWAYS = frozenset(
+    {"servers", "routes", "pending", "loaded_rows", "waiting_rows", "messages", "acked"}
+)  # The others if not 0.
 
 
 def _backlog_text(seen: Seen) -> str:
     counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
-    return ", ".join(_counted(count, words) for count, name, words in counts if count or name in ALWAYS)
+    told = [_counted(count, words) for count, name, words in counts if count or name in ALWAYS]
+    if (kept := seen.told("kept_bytes")) is not None:
+        told.append(f"{size_text(kept)} kept{_for_whom(seen)}")
+    if (free := seen.told("free_bytes")) is not None:
+        told.append(f"{size_text(free)} free")
+    return ", ".join(told)
+
+
+def _for_whom(seen: Seen) -> str:
+    slowest = seen.slowest
+    if slowest is None:
+        return ""
+    return f", since {duration_text(slowest.oldest_ms_ago or 0)} for {slowest.group} of {slowest.subject}"
 
 
 def _counted(count: int, words: str) -> str:
@@ -227,13 +324,17 @@ def _counted(count: int, words: str) -> str:
     return f"{count:,} {one if count == 1 or not several else several}"
 
 
+def _kept_for(group: GroupInfo) -> dict[str, str | int | None]:
+    return {"subject": group.subject, "group": group.group, "oldest_ms_ago": group.oldest_ms_ago}
+
+
 def _write_json(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]], code: int) -> None:
     servers = [
         {
             "role": seen.role,
             "log_id": f"{seen.log_id:016x}",
             "address": seen.address,
-            "serves": not seen.fault and not ask.is_held(seen.status),
+            "serves": not seen.fault and not ask.is_held(seen.status) and not ask.is_fenced(seen.status),
             "fault": seen.fault or None,
             "epoch": seen.status.get("epoch"),
             "pid": seen.status.get("pid"),
@@ -241,6 +342,7 @@ def _write_json(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[
             "clock_ahead_ms": seen.clock_ahead_ms,
             "clock_confirmed": seen.status.get("clock_confirmed"),
             "counters": seen.status.get("counters", {}),
+            "kept_for": None if seen.slowest is None else _kept_for(seen.slowest),
         }
         for seen in found
     ]

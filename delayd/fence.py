@@ -22,6 +22,7 @@ class Fence:
         # Plain attributes, because they are read with each batch and each step.
         self.is_up = False  # This server may not serve.
         self.by_meta = False  # Meta has not taken this server, so it speaks to no other server either.
+        self.server = f"{role} {log_id:016x}"  # As commands name it.
         self._server = f"{role} server {log_id:016x}"
         self._reasons: dict[str, DelaydError] = {}
         self._commands: dict[str, str] = {}
@@ -45,6 +46,10 @@ class Fence:
         if self._reasons.pop(by, None) is not None:
             self._look()
             log.info("unfenced by=%s serves=%s", by, "no" if self._reasons else "yes")
+
+    def is_up_by(self, by: str) -> bool:
+        """Whether a reason of `by` stands."""
+        return by in self._reasons
 
     def error(self) -> ServerFenced:
         """The error for requests; only while the fence is up."""

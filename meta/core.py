@@ -126,12 +126,12 @@ class Meta:
         """List the states that only an operator can end."""
         yield from map(Wait._make, self._state.waits())
         for subject in sorted(self._table.lost):
-            yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to LOG_ID")
+            to = self._one_of("realtime")
+            yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to {to}")
         if self._slots.disputed.any():
             slots = slots_text(self._slots.disputed)
-            yield Wait(
-                f"keys of the slots {slots}", "two delay servers claim them", "delayd slots move SLOTS --to LOG_ID"
-            )
+            command = f"delayd slots move {slots} --to {self._one_of('delay')}"
+            yield Wait(f"keys of the slots {slots}", "two delay servers claim them", command)
         withheld = self._members.vouched(self._slots.durable, self._slots.disputed).withheld & ~self._slots.disputed
         if withheld.any():
             yield Wait(
@@ -143,11 +143,17 @@ class Meta:
         live = self._registry.live("delay")
         if live and self._members.durable and self._members.durable.isdisjoint(live) and self._slots.free.any():
             away = ", ".join(f"{log_id:016x}" for log_id in sorted(self._members.durable))
+            forget = ", ".join(f"delayd server forget delay {log_id:016x}" for log_id in sorted(self._members.durable))
             yield Wait(
                 "keys that were not used before",
                 f"the delay servers that may own them are away: {away}",
-                "start them; or delayd server forget, if they are gone for good",
+                f"start them; gone for good: {forget}",
             )
+
+    def _one_of(self, role: str) -> str:
+        """A live server of a role, for a command; a word in its place when none lives."""
+        live = self._registry.live(role)
+        return f"{live[0]:016x}" if live else "LOG_ID"
 
     def stood_still(self, ms: int) -> None:
         """No server could register for so long."""

@@ -158,7 +158,7 @@ class Core:
         self._closed.on_failure = self.fail
         self._snapshots = Snapshots(recovered, self._groups, self._closed, clock, config.retention_ms)
         self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files)
-        reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
+        reserve = self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._delay_servers = DelayServers(recovered, self._commit, self._files, reserve)
         self.retries = Retries(self.log_id, self._groups, self._pulls, self._stored, self._pull_log)
         consumers = Consumers(config, self._pulls, self._groups, self.retries, self._stored)
@@ -408,6 +408,8 @@ class Core:
                 **self._pulls.counters,
                 **self.retries.counters,
                 "checkpoints": self._checkpoints.published,
+                "free_bytes": self._reserve.free_bytes,
+                "kept_bytes": self._state.message_log.end - self._state.message_log.start,
             },
             waits=self.waits(),
             own=own,

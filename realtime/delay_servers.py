@@ -142,7 +142,9 @@ class DelayServers:
     def waits(self) -> Iterator[Wait]:
         """List what keeps messages of delay servers away until an operator acts."""
         for log_id, reason in self._restored.items():
-            yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
+            command = f"delayd target accept {self._log_id:016x} --server {log_id:016x}"
+            command = f"bring back the newest directory of that delay server; there is none: {command}"
+            yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, command)
         if self._reserve.reached:
             what = "messages that delay servers hand over"
             yield Wait(what, "free disk space is at its reserve", FREE_SPACE)

@@ -127,7 +127,12 @@ class Operators:
         yield from self._files.unread_pulls.waits()
         for entry in self._entries():
             if entry.id != PULL and not entry.id.startswith("consume/"):
-                yield Wait(entry.id, entry.reason, f"delayd quarantine release {entry.id}")
+                release = f"delayd quarantine release {entry.id}" if entry.release else ""
+                if entry.drop:
+                    release += f"{'; or ' * bool(release)}delayd quarantine drop {entry.id}, and {entry.drop}"
+                if not entry.id.startswith("group/"):
+                    release = f"put {entry.path} back from a copy, then: {release}"
+                yield Wait(entry.id, entry.reason, release)
 
     def _entries(self) -> Iterator[Quarantined]:
         yield from self._files

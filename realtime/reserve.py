@@ -27,9 +27,14 @@ class Reserve:
         self._reached = False
 
     @property
+    def free_bytes(self) -> int:
+        """What the disk has free now."""
+        return self._disk.free_bytes(self._folder)
+
+    @property
     def reached(self) -> bool:
         """Whether nothing is taken now."""
-        return self._disk.free_bytes(self._folder) < self._reserve_bytes
+        return self.free_bytes < self._reserve_bytes
 
     def check(self, size_bytes: int) -> None:
         """Raise DiskReserve when ``size_bytes`` more do not fit above it."""

@@ -42,6 +42,7 @@ from .stored import StoredBatches
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
+REFUSED_HELPS = "end what that delay server waits for: its own lines say how"
 UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATCH_ROWS small ones 64 MiB of rows.
 
 limited = LogLimit(logging.getLogger(__name__))
@@ -191,7 +192,7 @@ class Retries:
             refused = [self._refusals[key] for key in of_origin if key in self._refusals]
             if refused:
                 what = f"{len(refused)} batches of messages that are to come again"
-                yield Wait(what, f"delay server {origin:016x} refuses them: {refused[0]}", "delayd status")
+                yield Wait(what, f"delay server {origin:016x} refuses them: {refused[0]}", REFUSED_HELPS)
 
     def _put_off(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages of an ordered group wait here: each keeps its place before the others of its key (rule Q8)."""

@@ -102,7 +102,7 @@ class UnreadPulls:
         """List what waits for the file or an operator."""
         if self.damage is not None:
             what = "all pulls and acknowledgements, and retention"
-            yield Wait(what, str(self.damage), f"put the file back, then delayd quarantine release {ID}")
+            yield Wait(what, str(self.damage), f"put the file back, then: delayd quarantine release {ID}")
 
     def wake(self) -> None:
         """Go on with a reading that is under way; look at the files when it is time."""

@@ -291,6 +291,7 @@ class DelayCore:
             quotas=self.quotas,
             endings=self.endings,
             owed=self._owed,
+            outcomes=self._outcomes,
         )
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)

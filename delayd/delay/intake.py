@@ -185,6 +185,7 @@ class Reserve:
     L8).
     """
 
+    free_bytes: int = 0  # The last reading of the disk.
     far_from_ms: int | None = None  # Messages due at or after this are refused; None: space is enough.
     closed: bool = False
     full_hours: set[int] = field(default_factory=set)
@@ -196,6 +197,7 @@ class Reserve:
 
     def take(self, free_bytes: int, config: DelayConfig, far_from_ms: int) -> None:
         """Take a reading of free space; a message counts as far when it is due at ``far_from_ms`` or later."""
+        self.free_bytes = free_bytes
         before = (self.closed, self.far_from_ms is not None)
         self.closed = free_bytes < config.free_bytes_all
         self.far_from_ms = far_from_ms if free_bytes < config.free_bytes_far else None

@@ -156,9 +156,12 @@ class Quarantine:
     def waits(self) -> Iterator[Wait]:
         """List the entries, each of which waits for a file or an operator."""
         for entry in sorted(self, key=lambda entry: entry.id):
-            yield Wait(
-                f"{entry.rows:,} messages: {entry.id}", str(entry.error), f"delayd quarantine release {entry.id}"
-            )
+            release = f"delayd quarantine release {entry.id}"
+            if entry.kind not in (Kind.TARGET, Kind.PRODUCER):
+                release = f"put {entry.error.path} back from a copy, then: {release}"
+                if entry.kind in DROP:
+                    release += f"; there is no copy: delayd quarantine drop {entry.id}, and {DROP[entry.kind]}"
+            yield Wait(f"{entry.rows:,} messages: {entry.id}", str(entry.error), release)
 
 
 def quarantine_path(folder: str, hour: int, number: int = 1) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from delayd.clock import Clock
+from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.damage.held import HeldRows
 from delayd.delay.ending.endings import Endings
 from delayd.delay.ending.owed import Owed
@@ -20,6 +21,7 @@ from delayd.delay.quotas.quotas import Quotas
 from delayd.delay.timers.hours import Hours
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.log.schedule import SEALED
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
@@ -41,6 +43,7 @@ class Standing:
     quotas: Quotas
     endings: Endings
     owed: Owed
+    outcomes: OutcomeLog
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
@@ -49,6 +52,8 @@ class Standing:
             "next_sequence": self.intake.next_sequence,
             "message_log_end": self.intake.durable.offset,
             "replay_offset": self.checkpointer.replay.offset,
+            "pending": self._pending(),
+            "free_bytes": self.intake.reserve.free_bytes,
             "pending_rows": len(self.hours.pending),
             "loaded_rows": len(self.hours.wheel),
             "scheduled_rows": int(self.hours.filed.rows["rows"].sum()),
@@ -70,6 +75,15 @@ class Standing:
             **self.endings.held(),
             **lateness.figures(link.sender.lateness for link in links),
         }
+
+    def _pending(self) -> int:
+        """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
+        not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
+        """
+        rows = self.hours.filed.rows
+        filed = int(rows["rows"][(rows["flags"] & SEALED) == 0].sum())
+        ended = sum(end.rows for end in self.outcomes.ends.values())
+        return max(0, filed + len(self.hours.pending) - ended)
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
@@ -93,7 +107,7 @@ class Standing:
             # Either no realtime server serves their subjects, or their subjects are routed to one that an operator gave
             # up.
             why = "their subjects have no realtime server, or one that was given up for good"
-            yield Wait(rows, why, "delayd servers, and start one; or delayd subjects, then delayd route move")
+            yield Wait(rows, why, self.dispatcher.way_out)
         for link in self.dispatcher.links.values():
             yield from link.waits()
         yield from self.quarantine.waits()

@@ -33,8 +33,8 @@ from delayd.state import State
 _FENCING: dict[type[DelaydError], str] = {
     PlaceTaken: "wait for the end of a lease; or stop the other server",
     FencedInstance: "stop this server; or the other one, then start this one again",
-    StaleEpoch: "stop this server; or, if it was restored on purpose, delayd server forget",
-    EpochOutOfRange: "stop this server; or, if its number is right, delayd server forget",
+    StaleEpoch: "stop this server; or, if it was restored on purpose, {forget}",
+    EpochOutOfRange: "stop this server; or, if its number is right, {forget}",
     WrongCluster: "stop this server, and give it the address of its own meta server",
 }
 
@@ -100,7 +100,7 @@ class Membership:
         """Meta has refused a registration by name."""
         command = _FENCING.get(type(error))
         if command is not None:
-            self.fence.put_up(META, error, command)
+            self.fence.put_up(META, error, command.format(forget=f"delayd server forget {self.fence.server}"))
             self._on_doubt()
 
     def _keep_place(self) -> None:

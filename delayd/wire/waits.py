@@ -40,7 +40,7 @@ def clock_waits(role: str) -> Wait:
     return Wait(
         f"what can't be undone: {held}",
         "the wall clock jumped, or the machine was restarted, and no other clock has confirmed it yet",
-        "delayd clock, then `delayd clock --trust` if it is right",
+        f"compare it: delayd clock --role {role}; if it is right: delayd clock --role {role} --trust",
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import delayd
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
+from tests.named_commands import commands_in
 from tests.unit.cli.runner import run
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -74,6 +75,19 @@ def alarm_of(production: Cluster) -> str:
 def decide(production: Cluster, *words: str) -> str:
     options = ("--meta", production.meta.address, "--data", str(production.data), "--yes")
     return command(*words, *options)
+
+
+def do_as_status_says(production: Cluster, words: str) -> str:
+    """Run the command that `delayd status` names and that begins with ``words``, once it names one; what it says."""
+
+    def named() -> list[str] | None:
+        ran = run("status", "--meta", production.meta.address, "--format", "json")
+        found = [each for wait in json.loads(ran.out)["waits"] for each in commands_in(wait["command"])]
+        return next((each for each in found if " ".join(each).startswith(words)), None)
+
+    command_words = wait_until(named, f"status names `delayd {words}`", every_s=COMMAND_EVERY_S)
+    assert command_words is not None
+    return decide(production, *command_words)
 
 
 def log_id_of(production: Cluster, role: str) -> str:

@@ -18,6 +18,7 @@ from tests.end_to_end.cluster import (
     cluster,
     command,
     decide,
+    do_as_status_says,
     log_id_of,
     logged,
     target_with_alarm,
@@ -27,6 +28,10 @@ from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.torture_faults import send_directly
 from tests.unit.cli.runner import run
 from tests.waiting import holds_once, wait_until
+
+
+def status_of(production: Cluster) -> str:
+    return run("status", "--meta", production.meta.address).out
 
 
 def copy_of(data: Path, role: str, target: Path) -> None:
@@ -137,7 +142,7 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
         with pytest.raises(DelaydError, match="may not serve"):
             asyncio.run(send_directly(production.delay.address))
         assert production.consumed(1, within_s=1) == []
-        assert "accepted" in decide(production, "target", "accept", log_id_of(production, "realtime"))
+        assert "accepted" in do_as_status_says(production, "target accept")
         production.send("7")
         assert production.consumed(1) == ["7"]
         assert production.consumed(1, within_s=1) == []
@@ -171,7 +176,7 @@ def test_rule_H7_a_restored_realtime_server_is_noticed_and_goes_on_by_an_operato
         # It is taken and kept meanwhile.
         production.send("7")
         assert "lost data" in alarm_of(production) or "acknowledged" in alarm_of(production)
-        assert "accepted" in decide(production, "target", "accept", log_id_of(production, "realtime"))
+        assert "accepted" in do_as_status_says(production, "target accept")
         # The consumers' progress was restored too, and what was lost does not come again.
         assert production.consumed(1) == ["7"]
 
@@ -210,8 +215,9 @@ def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_
         restore(production, backup, "delay")
         logged(production.delay, "code=stale_epoch")
         until_away(production, log_id_of(production, "delay"))
-        decide(production, "server", "forget", "delay", log_id_of(production, "delay"))
-        assert "accepted" in decide(production, "target", "accept", str(target_with_alarm(production)["target_log_id"]))
+        do_as_status_says(production, "server forget delay")
+        target_with_alarm(production)
+        assert "accepted" in do_as_status_says(production, "target accept")
         production.send("8")
         assert production.consumed(1) == ["8"]
 
@@ -226,11 +232,11 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
         production.send("2")
         with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
             until_away(production, lost)
-            assert "given up" in decide(production, "target", "lost", lost)
+            assert "given up" in do_as_status_says(production, "target lost")
             for listing in ("servers", "subjects"):
                 rows = json.loads(command(listing, "--meta", production.meta.address, "--format", "json"))
                 assert [row["state"] for row in rows if lost in row.values()] == ["lost"]
-            told = decide(production, "server", "forget", "realtime", lost, "--routes")
+            told = do_as_status_says(production, "server forget realtime")
             assert "1 subjects have no server" in told
             assert production.consumed(1) == ["2"]
             # Also after a restart nothing is sent to the lost one, which comes back.
@@ -254,10 +260,16 @@ def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path:
                 return next((str(row["log_id"]) for row in json.loads(rows) if row["address"] == other.address), "")
 
             moved_to = wait_until(listed, "meta lists the other realtime server", every_s=COMMAND_EVERY_S)
+            production.send("left behind")
+            wait_until(lambda: "2 taken" in status_of(production), "it is delivered", every_s=COMMAND_EVERY_S)
             decide(production, "route", "move", "s", "--to", moved_to)
             logged(production.delay, "subject_moves")
             production.send("2")
             assert production.consumed(1) == ["2"]
+            # Nobody asks the old server for what it has, and `delayd status` says so and how to get it.
+            assert "1 messages of s for group g" in status_of(production)
+            do_as_status_says(production, "route move s")
+            assert production.consumed(1) == ["left behind"]
 
 
 def test_rule_H8_a_new_meta_is_refused_until_it_takes_the_place_of_the_lost_one_by_name(tmp_path: Path) -> None:

@@ -106,6 +106,41 @@ def test_without_meta_it_exits_with_4(servers: Up) -> None:
     assert found.code == 4 and "no meta server answers" in found.err and not found.out
 
 
+def test_one_server_can_be_asked_while_meta_is_away(servers: Up) -> None:
+    until_code(servers, 0)
+    pid = servers.ready("meta")[-1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for role in ("delay", "realtime"):
+            ready = servers.ready(role)[-1]
+            found = run("status", "--server", f"{ready.host}:{ready.port}", "--meta", "127.0.0.1:1")
+            assert found.code == 0 and "all is well" in found.out, found
+            assert [line.split()[0] for line in found.out.splitlines()[2:3]] == [role]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    away = run("status", "--server", "127.0.0.1:1")
+    assert away.code == 4 and "127.0.0.1:1" in away.err
+
+
+def test_all_that_is_pending_and_free_and_kept_is_shown_and_for_whom(servers: Up) -> None:
+    sent = ("send", "far", "--lines", "--meta", servers.meta)
+    for when in ("2s", "300d", "700d"):
+        assert run(*sent, "--in", when, stdin=b"x\n" * 5).code == 0
+    assert run("send", "orders", "b", "--at", "now", "--meta", servers.meta).code == 0
+    read = ("consume", "orders", "--group", "billing", "--max", "1", "--meta", servers.meta)
+    assert run(*read).code == 0
+    assert run("send", "orders", "c", "--at", "now", "--meta", servers.meta).code == 0
+    out = until_code(servers, 0, " 10 pending", "7 taken", "for billing of orders")
+    assert " free" in out and " kept, since " in out
+    found = json.loads(run("status", "--meta", servers.meta, "--format", "json").out)
+    delay, realtime = found["servers"][1:]
+    assert delay["counters"]["pending"] == 10 and delay["counters"]["free_bytes"] > 0
+    assert (realtime["kept_for"]["subject"], realtime["kept_for"]["group"]) == ("orders", "billing")
+    servers.kill("delay")
+    # A restart forgets none of them.
+    until_code(servers, 0, " 10 pending")
+
+
 def test_a_send_that_waits_says_for_whom(servers: Up) -> None:
     until_code(servers, 0)
     delay = servers.ready("delay")[-1]

@@ -122,12 +122,17 @@ def is_held(status: Head) -> bool:
     return status.get("held") is True
 
 
+def is_fenced(status: Head) -> bool:
+    """Whether what answered STATUS may not serve (rule H8)."""
+    return status.get("fenced") is True
+
+
 async def held_status(server: Known) -> Head | None:
-    """What a held server says of itself, when meta does not call it alive. None when it does not answer."""
+    """What a held or fenced server says of itself, when meta does not call it alive. None when it does not answer."""
     try:
         async with asyncio.timeout(HELD_S), reached(server) as connection:
             answer = await ask(connection, RequestType.STATUS, {})
-            return answer if is_held(answer) else None
+            return answer if is_held(answer) or is_fenced(answer) else None
     except (DelaydError, TimeoutError):
         return None
 

@@ -115,7 +115,9 @@ async def groups_at(server: ask.Known, subject: str | None, *, ages: bool = Fals
         return Listing((), [f"{what}: meta has not heard of it for {silent_s} s; see `delayd servers`"])
     try:
         async with ask.reached(server) as connection:
-            return Listing([GroupAt(server, info) async for page in _pages(connection, subject, ages) for info in page])
+            return Listing(
+                [GroupAt(server, info) async for page in group_pages(connection, subject, ages) for info in page]
+            )
     except DelaydError as error:
         return Listing((), [f"{what}: {error.message}"])
 
@@ -156,7 +158,8 @@ def one_place(places: Listing[GroupAt]) -> GroupAt:
     return place
 
 
-async def _pages(connection: Connection, subject: str | None, ages: bool) -> AsyncIterator[list[GroupInfo]]:
+async def group_pages(connection: Connection, subject: str | None, ages: bool) -> AsyncIterator[list[GroupInfo]]:
+    """The groups of the realtime server at the other end, page by page."""
     after: list[HeadValue] = ["", ""]
     asked: Head = {"subject": subject, "limit": AGED_PAGE if ages else PAGE, "ages": ages}
     more = True

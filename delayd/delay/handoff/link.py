@@ -112,6 +112,7 @@ class Link:
         self.phase = Phase.CLOSED
         self.address: tuple[str, int] | None = None
         self.alarm = ""
+        self.is_elsewhere = False  # Another server answers at the target's address.
         self.is_lost = False  # An operator has given the target up: it is never spoken to again.
         self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, until that is resolved.
         # Whether an operator wants the target to take this server as it is.
@@ -145,9 +146,9 @@ class Link:
         rows = len(self.sender.waiting) + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
         what = f"{rows:,} due messages for realtime server {self.target:016x}"
         if self.alarm:
-            yield Wait(what, self.alarm, self._way_out or "delayd target list")
+            yield Wait(what, self.alarm, self._way_out)
         elif rows:
-            yield Wait(what, self._away or "it is being connected to", "delayd servers; start it, or look at its log")
+            yield Wait(what, self._away or "it is being connected to", self._back)
 
     @property
     def holds_up(self) -> str:
@@ -158,10 +159,22 @@ class Link:
 
     @property
     def _way_out(self) -> str:
-        """The commands that help when the target takes this server for an older copy of itself; else empty."""
+        """What an operator does about the alarm, the first choice first."""
+        accept = f"delayd target accept {self.target:016x}"
         if isinstance(self.refusal, ORIGIN_REFUSALS):
-            return f"stop this server; or delayd target accept {self.target:016x}"
-        return ""
+            newest = "bring back the newest directory of this delay server"
+            return f"{newest}; there is none: {accept}, and what was delivered since its copy comes a second time"
+        if self.is_elsewhere:
+            return self._back
+        newest = f"bring back the newest directory of realtime server {self.target:016x}"
+        accept += ", and what it has lost is not sent again"
+        return f"{newest}; there is none: {accept}; it is gone for good: delayd target lost {self.target:016x}"
+
+    @property
+    def _back(self) -> str:
+        """What an operator does about a target that is away."""
+        lost, forget = f"delayd target lost {self.target:016x}", f"delayd server forget realtime {self.target:016x}"
+        return f"start realtime server {self.target:016x}; gone for good: {lost}, then {forget} --routes"
 
     @property
     def _name(self) -> str:
@@ -243,7 +256,7 @@ class Link:
             "this directory may have been moved, restored or copied, and that realtime server "
             "was not asked yet whether it holds more than is known here"
         )
-        self._fence.put_up(self._name, why, f"start that realtime server; or delayd target lost {self.target:016x}")
+        self._fence.put_up(self._name, why, self._back)
         if self.phase is not Phase.CLOSED:
             self._end_session(RETRY_MS)
 
@@ -358,13 +371,14 @@ class Link:
                 )
             )
         elif log_id != self.target:
+            self.is_elsewhere = True
             self._answered()
             self._raise_alarm(f"its log_id is {log_id:016x} now")
         elif end_offset < named:
             self._answered()
             self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
         else:
-            self.alarm, self.refusal = "", None
+            self.alarm, self.refusal, self.is_elsewhere = "", None, False
             self._answered()
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
                 # The offset is known again this way, even if nobody ever restores the dispatch log that named it.
@@ -383,8 +397,11 @@ class Link:
         """
         self.refusal = why
         self._raise_alarm(str(why))
-        if isinstance(why, ORIGIN_REFUSALS):
+        is_origins = isinstance(why, ORIGIN_REFUSALS)
+        # A server that asks its targets first waits on, and says what for: this target has answered now.
+        if is_origins or self._fence.is_up_by(self._name):
             self._fence.put_up(self._name, why, self._way_out)
+        if is_origins:
             self._refusers.note(self.target)
 
     def _raise_alarm(self, what: str) -> None:

@@ -5,6 +5,7 @@ import pytest
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
 from delayd.fence import META
+from tests.named_commands import check_commands
 from tests.worlds.delay import TARGET_IDS, World, new_world, wanted
 
 SUBJECTS = [b"s"]
@@ -48,6 +49,8 @@ def test_rule_H8_a_server_that_a_target_fences_off_gives_no_receipts(kind: type[
     # One advice for one trouble: whatever it holds up names the same command.
     commands = [wait.command for wait in world.core.waits()]
     assert len(commands) > 1 and all("delayd target accept" in command for command in commands)
+    for command in commands:
+        check_commands(command)
 
 
 def test_rule_H8_a_server_that_one_target_fences_off_hands_nothing_to_another() -> None:

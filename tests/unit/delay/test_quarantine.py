@@ -12,6 +12,7 @@ from delayd.log.dispatch import Outcome
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, open_segment
 from delayd.testing.clock import START_MS
+from tests.named_commands import check_commands
 from tests.unit.delay.answers import decided
 from tests.worlds.delay import FOLDER, World, wanted
 
@@ -46,7 +47,9 @@ def test_a_schedule_log_that_is_dropped_loses_what_only_it_held_and_the_hour_goe
     assert world.disk.exists(schedule_beside_path(FOLDER, FAR)) and [e.id for e in world.core.quarantine] == [id_]
     done, text = decided(world, "release", id_)
     assert not done and "the file is gone" in text
-    assert [wait.what for wait in world.core.waits()] == [f"3 messages: {id_}"]
+    (wait,) = world.core.waits()
+    assert wait.what == f"3 messages: {id_}" and f"delayd quarantine release {id_}" in wait.command
+    check_commands(wait.command)
     done, _ = decided(world, "drop", id_)
     assert done and not len(world.core.quarantine) and world.hours().get(FAR).rows == 2
     again = world.after_crash(None)

@@ -21,6 +21,7 @@ from delayd.wire.slots import (
     slots_text,
 )
 from meta.slots import STATE_KEY
+from tests.named_commands import check_commands
 
 from .servers import LEASE_MS, FullState, SteppedMeta, claims, delay_server, realtime_server
 
@@ -152,6 +153,7 @@ def test_rule_I4_a_meta_that_began_anew_gives_nothing_before_all_who_may_own_slo
         owners(world, ALL)
         assert owned(world) == {1: "0-4"}
         (wait,) = world.meta.waits()
+        check_commands(wait.command)
         assert wait.what == "keys of the slots 5-1023" and "0000000000000002" in wait.why
         assert owners(world).withheld.sum() == SLOTS - 5
         assert world.meta.slot_peers(1) is None, "it would make the server forget the others"
@@ -299,7 +301,8 @@ def test_a_lost_member_is_forgotten_by_an_operators_word() -> None:
     owners(world, slots_of_text("5"))
     assert owned(world) == {}
     (wait,) = world.meta.waits()
-    assert "0000000000000001" in wait.why and "forget" in wait.command
+    assert "0000000000000001" in wait.why and "delayd server forget delay 0000000000000001" in wait.command
+    check_commands(wait.command)
     world.meta.forget("delay", 1, False, lambda _: None)
     world.tell(2, claims(peers=(1,)))
     owners(world, slots_of_text("5"))

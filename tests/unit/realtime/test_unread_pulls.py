@@ -20,6 +20,7 @@ from delayd.wire.requests import RequestType
 from realtime.kept import group_keys
 from realtime.unread_pulls import AGAIN_MS, LOOK_MS
 from tests.memory_files import content, files, put
+from tests.named_commands import check_commands
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
@@ -90,6 +91,7 @@ def test_rule_L10_an_unread_pull_log_keeps_consumers_waiting_and_takes_messages_
         assert path in refused(world, kind, head)
     (wait,) = world.core.waits()
     assert wait.what.startswith("all pulls") and path in wait.why and "delayd quarantine release pull" in wait.command
+    check_commands(wait.command)
     listed, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
     assert [entry.id for entry in read_list(listed)[0]] == ["pull"]
     subjects, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 9})

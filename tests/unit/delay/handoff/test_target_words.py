@@ -13,6 +13,7 @@ from delayd.log.dispatch import Outcome
 from delayd.reading.seals import verify_seals
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move
+from tests.named_commands import check_commands
 from tests.unit.delay.answers import outcomes
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
 from tests.unit.delay.sealed import seals_of
@@ -168,7 +169,9 @@ def test_rule_H7_a_target_that_lost_data_is_accepted_by_an_operator(restarted: b
     world.send(wanted(1, 0, "a"))
     world.pass_ms(10_000)
     assert link_of(world).alarm
-    assert next(wait.command for wait in world.core.waits()) == "delayd target list"
+    (command,) = [wait.command for wait in world.core.waits()]
+    assert f"delayd target accept {TARGET:016x}" in command
+    check_commands(command)
     assert "accepted as it is" in accept(world)
     world.pass_ms(1_000)
     assert link_of(world).phase is Phase.READY
