@@ -16,7 +16,7 @@ from delayd.client.retry import Backoff
 from delayd.errors import ConnectionLost, DelaydError, RequestTimedOut, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_u64
+from delayd.wire.requests import RequestType, need_instant, need_u64
 
 GREETING_MS_MAX = 5_000.0  # A server that accepts connections but answers nothing counts as away.
 ALIVE_EVERY_MS = 5_000.0  # This also keeps the sample of the server's clock fresh.
@@ -33,6 +33,8 @@ class ServerLink:
         self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
         self.clock = clock_of(host).server_clock(f"{host}:{port}")
         self.failing = False  # The last try to connect failed.
+        self.left_ms = 0  # The server's clock when it was heard last on the connection before.
+        self._heard_ms = 0  # The same on this one.
         self.heard_at = 0.0  # When the server last answered anything, on the loop's clock.
         self._address = (host, port)
         self._connection: Connection | None = None
@@ -90,6 +92,7 @@ class ServerLink:
         """Take the clock of an answer; ``asked_us``: when its request left."""
         self.heard()
         self.clock.hear(asked_us, monotonic_us(), head)
+        self._heard_ms = need_instant(head, "now_ms") if "now_ms" in head else self._heard_ms
 
     def heard(self) -> None:
         """Note that the server has answered, whatever it said."""
@@ -114,6 +117,7 @@ class ServerLink:
             await asyncio.sleep(wait_s)
         try:
             connection = await connect(*self._address)
+            self.left_ms = self._heard_ms
             try:
                 await self._greet(connection)
             except BaseException:

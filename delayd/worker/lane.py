@@ -3,7 +3,8 @@
      pulled ──slot free──▶ running ──returned──▶ acknowledged
                               ├──raised──▶ given back with a pause, or rejected
                               ├──over the time limit──▶ coroutine: cancelled, then given back
-                              │                         function: given back; the slot is lost until its thread ends
+                              │                         function: given back; the slot is lost until its thread ends,
+                              │                         and an exclusive lane without any other slot gives up its lead
                               └──worker stops, drain over──▶ given back uncounted
 
 Invariant: a message is settled once, and a slot is free only when the handler in it has ended.
@@ -18,6 +19,7 @@ from concurrent.futures import CancelledError as WaitCancelled
 from typing import Any
 
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
+from delayd.client.pulling.settings import exclusive_of
 from delayd.client.retry import Backoff
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
 from delayd.log_limit import LogLimit
@@ -53,6 +55,8 @@ class Lane:
         self._free: asyncio.Future[None] | None = None  # Set while the lane waits for a slot.
         self._idle: asyncio.Future[None] | None = None  # Set while the drain waits for the handlers.
         self._watch: asyncio.TimerHandle | None = None  # Looks at the time limit of the oldest.
+        window = exclusive_of(settings.exclusive)
+        self._window_s = None if window is None else window.total_seconds()
         self._ended: list[Job] = []  # Jobs of threads that are not settled yet.
         self._settling: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()  # Those that settle messages whose handlers have not ended.
@@ -130,7 +134,18 @@ class Lane:
         """Wait for a free slot."""
         while len(self._jobs) >= self._slots:
             self._free = self._loop.create_future()
-            await self._free
+            if not self._leads_in_vain:
+                await self._free
+            elif not (await asyncio.wait([self._free], timeout=self._window_s))[0]:
+                # Every handler hangs, and still did after a window: another process can go on.
+                log.error("lead_given_up subject=%s group=%s lost=%d", *self._names, len(self._jobs))
+                await self._consumer.step_down()
+                await self._free
+
+    @property
+    def _leads_in_vain(self) -> bool:
+        """Whether this lane may lead its group, though each of its handlers hangs beyond its time limit."""
+        return self._window_s is not None and all(job.over_time for job in self._jobs)
 
     def _leave(self, job: Job) -> None:
         """The handler of a job has ended: its slot is free."""
@@ -226,6 +241,8 @@ class Lane:
                 job.task.cancel()
             elif not job.is_settled:
                 self._lose(job)
+        if self._free is not None and not self._free.done() and self._leads_in_vain:
+            self._free.set_result(None)  # Whoever waits for a slot counts its window from now on.
 
     def _lose(self, job: Job) -> None:
         job.is_lost = True

@@ -9,6 +9,7 @@ A map, in the order in which a message passes.
     subjects, settings  what is consumed, and how
     source, many_source   one subject at its server, and many subjects at several
     pull_lane           the one PULL that is under way at a server
+    presence, incarnations   a consumer that its server must not miss, and what it was on earlier connections
     stock, pace         messages fetched ahead, and how many that should be
     message             messages as columns, and views of single ones
     in_flight           how many messages handlers have at once

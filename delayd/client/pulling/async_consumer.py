@@ -24,7 +24,6 @@ from delayd.client.pulling.settings import (
     ConsumerSettings,
     Start,
     exclusive_of,
-    group_of_its_own,
     start_of,
     wanted_tags,
 )
@@ -69,9 +68,10 @@ class AsyncConsumer:
             must run: a handler that blocks it extends nothing.
         start: where the group begins if this consumer makes it: ``"earliest"`` (the first message that is kept),
             ``"latest"`` (only what comes from now on), or the first message that was handed over at an instant.
-        ephemeral: the group ends when it had no consumers for 30 s; ``start`` is then "latest" if nobody says else.
+        ephemeral: the group ends when no consumer of it was connected for 30 s; ``start`` is then "latest" if nobody
+            says else.
         broadcast: this consumer gets all messages, whatever others get: it has an ephemeral group of its own, whose
-            name begins with ``group``.
+            name begins with ``group``; and after a fork another one.
         tags_any: the group gets only messages that were sent with one of these tags. All consumers of a group name the
             same ones, or none.
         tags_all: the same for messages that were sent with all of these tags.
@@ -116,13 +116,14 @@ class AsyncConsumer:
         bounds = (max_in_flight, group_max_in_flight)
         prefetch = need_bool("prefetch", prefetch) and not exclusive
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
-        if broadcast:
-            group = group_of_its_own(group)
-        settings = self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds)
+        own = group if broadcast else ""
+        self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds, own).of_this_process()
         # Everything is on one thread, so work is done on the loop at once.
         self._own = OwnLoopEngine(
             "consumer",
-            lambda: ConsumerCore(meta, settings, lambda pulled: AsyncMessageBatch(pulled, self), lambda work: work()),
+            lambda: ConsumerCore(
+                meta, self._here(), lambda pulled: AsyncMessageBatch(pulled, self), lambda work: work()
+            ),
         )
         self._own.standing()  # The consumer belongs to the loop in which it is made.
 
@@ -194,6 +195,12 @@ class AsyncConsumer:
         if core is not None:
             await core.close(core.leave())
 
+    async def step_down(self) -> None:
+        """Give up the lead of an exclusive group, so that a consumer that stands by takes over at once. What this
+        consumer still holds comes to that one. The next pull stands by.
+        """
+        await self._own.on_this_loop().disconnect()
+
     def give_back(self, messages: Iterable[AsyncMessage]) -> None:
         """Give ``messages`` back on which no work was done: they come again soon, and this counts as no attempt.
 
@@ -225,6 +232,10 @@ class AsyncConsumer:
         ``error``.
         """
         return words_back(self._settings, columns, delay, error)
+
+    def _here(self) -> ConsumerSettings:
+        self._settings = self._settings.of_this_process()
+        return self._settings
 
     async def _settle_late(self, handles: Handles, word: Word) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what

@@ -29,7 +29,6 @@ from delayd.client.pulling.settings import (
     ConsumerSettings,
     Start,
     exclusive_of,
-    group_of_its_own,
     start_of,
     wanted_tags,
 )
@@ -75,9 +74,10 @@ class Consumer:
         auto_extend: keep the lease of a message alive while its handler works, for so long in all.
         start: where the group begins if this consumer makes it: ``"earliest"`` (the first message that is kept),
             ``"latest"`` (only what comes from now on), or the first message that was handed over at an instant.
-        ephemeral: the group ends when it had no consumers for 30 s; ``start`` is then "latest" if nobody says else.
+        ephemeral: the group ends when no consumer of it was connected for 30 s; ``start`` is then "latest" if nobody
+            says else.
         broadcast: this consumer gets all messages, whatever others get: it has an ephemeral group of its own, whose
-            name begins with ``group``.
+            name begins with ``group``; and after a fork another one.
         tags_any: the group gets only messages that were sent with one of these tags. All consumers of a group name the
             same ones, or none.
         tags_all: the same for messages that were sent with all of these tags.
@@ -122,10 +122,11 @@ class Consumer:
         bounds = (max_in_flight, group_max_in_flight)
         prefetch = need_bool("prefetch", prefetch) and not exclusive
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
-        if broadcast:
-            group = group_of_its_own(group)
-        settings = self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds)
-        self._own = OwnEngine("consumer", lambda: _Engine(meta, settings, lambda pulled: MessageBatch(pulled, self)))
+        own = group if broadcast else ""
+        self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds, own).of_this_process()
+        self._own = OwnEngine(
+            "consumer", lambda: _Engine(meta, self._here(), lambda pulled: MessageBatch(pulled, self))
+        )
         self._standing_engine = self._own.standing
 
     def __enter__(self) -> Self:
@@ -233,6 +234,10 @@ class Consumer:
         ``error``.
         """
         return words_back(self._settings, columns, delay, error)
+
+    def _here(self) -> ConsumerSettings:
+        self._settings = self._settings.of_this_process()
+        return self._settings
 
     def _settle_late(self, handles: Handles, word: Word) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what

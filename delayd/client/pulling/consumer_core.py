@@ -323,6 +323,10 @@ class ConsumerCore(Generic[Batch]):
         await self._source.flush()
         self._failures.raise_first()
 
+    async def disconnect(self) -> None:
+        """End the connections to realtime servers; the next request makes others."""
+        await self._source.disconnect()
+
     def leave(self) -> Handles:
         """Hand out nothing more; return the handles that `close` is to give back. From any thread."""
         self.closed = True

@@ -17,6 +17,7 @@ from functools import partial
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import Handles, merge, stale_error
+from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, bound_of, pulled_in, terms_of, wanted_in
@@ -113,6 +114,10 @@ class ManySource:
         if self._settling:
             await asyncio.wait(self._settling)
         await asyncio.gather(*(server.lanes.flush() for server in self._servers.values()))
+
+    async def disconnect(self) -> None:
+        """See Source."""
+        await asyncio.gather(*(server.disconnect() for server in self._servers.values()))
 
     async def end(self) -> None:
         """See Source."""
@@ -295,6 +300,8 @@ class _Server:
         self._names: dict[str, None] = {}  # Those of a list that are routed here, or were.
         self._who: Head = {}  # The subscription, once there is one.
         self._subscribed: Connection | None = None
+        self._since_ms: int | None = None  # When the server was heard last, until there is another subscription.
+        self._presence = Presence(self._connection)
         self._subscribing = asyncio.Lock()
         self.lane = PullLane(
             self._who,
@@ -324,8 +331,14 @@ class _Server:
 
     async def end(self) -> None:
         """End the PULL under way; its messages are handed on."""
+        self._presence.rest()
         if await self.lane.end():
             await self.link.disconnect()
+
+    async def disconnect(self) -> None:
+        """End the connection; the next request makes another."""
+        self._presence.rest()
+        await self.link.disconnect()
 
     def _standing(self) -> Connection | None:
         standing = self.link.standing
@@ -345,14 +358,20 @@ class _Server:
     async def _subscribe(self, connection: Connection) -> None:
         pattern = self._subjects.pattern
         what: Head = {"subjects": [*self._names]} if pattern is None else {"pattern": pattern.text}
-        beginning = beginning_of(self._settings, again=self._subscribed is not None)
+        if self._subscribed is not None and self._since_ms is None:
+            self._since_ms = self.link.left_ms
+        beginning = beginning_of(self._settings, since_ms=self._since_ms)
         head: Head = {"group": self._settings.group, **what, **beginning, **bound_of(self._settings)}
         answer = await connection.request(RequestType.SUBSCRIBE, head, timeout_ms=ANSWER_MS_MAX)
         try:
             self._who["subscription"] = need_int(answer.head, "subscription")
         except BadRequest as error:
             raise unreadable(connection, error) from error
-        self._subscribed = connection
+        self._subscribed, self._since_ms = connection, None
+        self._presence.watch(connection)
+        if not self._settings.ephemeral:
+            # Groups that last wait for their consumer, which comes when it pulls.
+            self._presence.rest()
 
 
 class _ManySubjects:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -59,6 +60,8 @@ class ConsumerSettings:
     exclusive: timedelta | None = None  # How long the lead may be silent; None: consumers share the group.
     max_in_flight: int | None = None  # None: as many as the caller asks for.
     group_max_in_flight: int | None = None  # Of all consumers of the group; None: as many as they ask for.
+    shared_name: str = ""  # Of a consumer with a group of its own: how its name begins.
+    pid: int = 0  # The process to which that group belongs.
 
     def __post_init__(self) -> None:
         for name, value in (("subject", self.subject), ("group", self.group)):
@@ -97,6 +100,15 @@ class ConsumerSettings:
         if self.auto_extend is not None and need_timedelta("auto_extend", self.auto_extend, BadSetting) < self.lease:
             raise BadSetting(f"auto_extend is {self.auto_extend} and must be at least the lease, {self.lease}")
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+
+    def of_this_process(self) -> ConsumerSettings:
+        """The settings of this consumer here: a group of its own is that of one process, so a fork gets another one
+        (rule I2).
+        """
+        pid = os.getpid()
+        if not self.shared_name or self.pid == pid:
+            return self
+        return replace(self, group=f"{self.shared_name}.{secrets.token_hex(8)}", pid=pid)
 
     @property
     def subject(self) -> str:
@@ -138,12 +150,6 @@ def start_of(start: Start | None, *, from_now: bool) -> Position:
         if start == end.value:
             return end
     raise BadArgument(f"start is {start!r:.100}; it may be 'earliest', 'latest' or a datetime")
-
-
-def group_of_its_own(group: str) -> str:
-    """The name of a group that has one consumer only."""
-    check_group(group)
-    return f"{group}.{secrets.token_hex(8)}"
 
 
 def wanted_tags(name: str, tags: Sequence[str]) -> tuple[str, ...]:

@@ -19,18 +19,21 @@ from delayd.client.instants import monotonic_s, monotonic_us
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import AckLane, Failures, Handles, HandleSet, Naming, OneLater, OneSubject
+from delayd.client.pulling.incarnations import Incarnations
 from delayd.client.pulling.message import Pulled, PulledPart
-from delayd.client.pulling.pull_lane import PullLane
+from delayd.client.pulling.presence import Presence
+from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.words import Kind, Word
 from delayd.errors import BadRequest, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
-from delayd.wire.positions import End, position_value
+from delayd.wire.positions import AtInstant, End, position_value
 from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
 
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
 LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle are forgotten.
+CLOCKS_MS = 5_000  # The clocks of servers may differ by this much (rule T1).
 ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
 
 _LATER = {Kind.RETRY: (RequestType.RETRY, "retries"), Kind.REJECT: (RequestType.REJECT, "rejects")}
@@ -83,6 +86,9 @@ class Source(Protocol):
 
     async def flush(self) -> None:
         """Wait until it is."""
+
+    async def disconnect(self) -> None:
+        """End the connections; the next request makes others."""
 
     async def end(self) -> None:
         """Pull no more; what is under way is ended and handed on."""
@@ -244,6 +250,14 @@ class OneSource:
         self._lane = PullLane(names, terms, self._standing, self._connection, settings.timeout_ms, self._answered)
         namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
         self._names = names
+        self._began = False  # Whether a PULL was answered, so that the group was made.
+        self._since_ms: int | None = None  # When the server was heard last, until it answers on another connection.
+        self._presence: Presence | None = None
+        if settings.ephemeral or settings.exclusive is not None:
+            self._presence = Presence(self._connection)
+        self._incarnations: Incarnations | None = None
+        if settings.exclusive is not None:
+            self._incarnations = Incarnations(settings.lease / _SECOND, meta.clock.lease_s)
         self._lanes = Lanes(namings, self._connection, settings.timeout_ms, callbacks)
 
     @property
@@ -266,10 +280,12 @@ class OneSource:
 
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
+        self._extends(handles, word)
         self._lanes.give(word, self._names, handles)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
+        self._extends(handles, word)
         return self._lanes.give_and_wait(word, self._names, handles)
 
     async def give_back(self, handles: Handles) -> None:
@@ -285,9 +301,18 @@ class OneSource:
         """See Source."""
         await self._lanes.flush()
 
+    async def disconnect(self) -> None:
+        """See Source."""
+        if self._presence is not None:
+            self._presence.rest()
+        if self._link is not None:
+            await self._link.disconnect()
+
     async def end(self) -> None:
         """See Source."""
         self._ended = True
+        if self._presence is not None:
+            self._presence.rest()
         if self._looking is not None:
             self._looking.cancel()
         if await self._lane.end() and self._link is not None:
@@ -313,10 +338,33 @@ class OneSource:
             self._had_messages = True
         else:
             self._keep_route()
-        if self._settings.exclusive is not None:
-            # On another connection the server knows by this that what is in hand is this consumer's own.
-            self._terms["was"] = need_u64(answer.head, "incarnation")
+        self._began = True
+        if self._since_ms is not None:
+            self._since_ms = None
+            self._terms |= beginning_of(self._settings)
+        if self._incarnations is not None:
+            # On another connection the server knows by these that what is in hand is this consumer's own.
+            lease_ends = None if pulled is None else pulled.lease_ends
+            self._terms["was"] = self._incarnations.answered(need_u64(answer.head, "incarnation"), lease_ends)
         self._on_pulled(pulled, wanted)
+
+    def _extends(self, handles: Handles, word: Word) -> None:
+        if self._incarnations is not None and word.kind is Kind.EXTEND:
+            self._incarnations.extended(handles, word.delay_ms / 1000)
+
+    def _present(self, connection: Connection) -> Connection:
+        """Have the server know that this connection is the consumer's, before anything else is asked on it."""
+        presence = self._presence
+        if presence is not None and presence.watched is not connection:
+            if self._began and self._link is not None:
+                if self._since_ms is None:
+                    self._since_ms = self._link.left_ms
+                # Should the group have ended, it goes on where this consumer was heard last.
+                self._terms |= beginning_of(self._settings, since_ms=self._since_ms)
+                claim: Head = {name: self._terms[name] for name in ("exclusive_ms", "was") if name in self._terms}
+                connection.call(RequestType.PULL_END, {**self._names, **claim}, (), _ignore, ANSWER_MS_MAX)
+            presence.watch(connection)
+        return connection
 
     def _keep_route(self) -> None:
         """Nothing came: ask for the route again, because meta forgets a subject without messages that nobody asks for,
@@ -351,7 +399,7 @@ class OneSource:
                 await self._route()
             assert self._link is not None, "a route gives a link or raises"
             try:
-                return await self._link.connection()
+                return self._present(await self._link.connection())
             except ServerUnavailable as unavailable:
                 try:
                     await self._route()
@@ -392,14 +440,19 @@ def bound_of(settings: ConsumerSettings) -> Head:
     return {} if settings.group_max_in_flight is None else {"in_flight_max": settings.group_max_in_flight}
 
 
-def beginning_of(settings: ConsumerSettings, *, again: bool = False) -> Head:
-    """The fields that say how a group begins, where it is not as usual. ``again``: its groups were made before, so
-    what has no group yet is new.
+def _ignore(answer: Frame | DelaydError) -> None:
+    """Do nothing: when the server has not heard it, the connection ends, and the next one is told of."""
+
+
+def beginning_of(settings: ConsumerSettings, *, since_ms: int | None = None) -> Head:
+    """The fields that say how a group begins, where it is not as usual. ``since_ms``: the consumer had its groups
+    before, and was heard last when the server's clock showed that.
     """
     head: Head = {}
     start = settings.start
-    if again and start is End.LATEST and not settings.ephemeral:
-        start = End.EARLIEST
+    if since_ms is not None and start is End.LATEST:
+        # What has no group is new, or its group had to end meanwhile, because it was the consumer's own.
+        start = AtInstant(max(since_ms - CLOCKS_MS, 0)) if settings.ephemeral else End.EARLIEST
     if start is not End.EARLIEST:
         head["start"] = position_value(start)
     if settings.ephemeral:
