@@ -131,3 +131,7 @@ else:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)
+
+    def __dir__() -> list[str]:
+        # Without this, `help`, `dir` and the completion of a shell know only the names that were used before.
+        return sorted({*globals(), *__all__})

@@ -21,6 +21,7 @@ from delayd.batch import BYTES_MAX as BATCH_BYTES_MAX
 from delayd.batch import ROWS_MAX as BATCH_ROWS_MAX
 from delayd.errors import BadSetting
 from delayd.host import host_fault
+from delayd.limits import LEASE_MS_MAX
 
 Value = str | int | bool
 
@@ -42,7 +43,6 @@ HORIZON_DAYS_MAX = 2 * 366  # 17,568 schedule logs: one flush of all of them sti
 # With this many bytes of unanswered requests, a server reads no more from a connection.
 CONNECTION_BYTES_MAX = 64 * MIB
 COMMIT_BYTES_MAX = 64 * MIB  # The room in a group of a log (docs/formats/group.md).
-LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
 HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server count as dead.
 
 

@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
 
 from delayd.log_id import LogId
 
@@ -153,6 +155,14 @@ class BadArgument(CallerError):
 
 class NaiveDatetime(CallerError):
     """A datetime without a time zone, which names no instant."""
+
+    @classmethod
+    def of(cls, name: str, value: datetime) -> Self:
+        """The error of the argument ``name``. Most such values are local times, so the advice keeps what they show."""
+        return cls(
+            f"{name} {value.isoformat()} has no time zone; give value.astimezone() if it is the local time of this"
+            " machine, and value.replace(tzinfo=UTC) only if it is in UTC"
+        )
 
 
 class HeadTooLarge(CallerError):

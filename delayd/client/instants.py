@@ -215,14 +215,14 @@ def instant_ms(value: datetime, name: str = "deliver_at") -> int:
     if not isinstance(value, datetime):
         raise BadArgument(f"{name} must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
-        raise NaiveDatetime(f"{name} {value.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
+        raise NaiveDatetime.of(name, value)
     # Rounded up, because a message must not be delivered up to a millisecond early.
     return -((_EPOCH - value) // _MS)
 
 
 def delay_us_of(value: timedelta, horizon_ms: int) -> int:
     """Convert a delay to us; BadArgument or PastHorizon if it is not a valid delay or too long."""
-    delay_us = -(-need_timedelta("delay", value) // _US)
+    delay_us = need_timedelta("delay", value) // _US
     if delay_us < 0:
         raise BadArgument(f"a delay of {value.total_seconds():g} s is negative; give one of 0 or more")
     if delay_us > horizon_ms * 1000:

@@ -7,8 +7,9 @@ Invariant: no server refuses a message that passes here because of its subject, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import msgpack
 import numpy as np
@@ -20,10 +21,12 @@ from delayd.life import LIFE_PREFIX
 from delayd.limits import GROUP_NAME_BYTES_MAX, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
 from delayd.retry_subject import RETRY_PREFIX, is_reserved
 from delayd.tracing import HEADER, traceparent
+from delayd.wire.requests import U32_MAX
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
 
 Headers = Mapping[str, str | bytes]
+Item = TypeVar("Item")
 
 NO_HEADERS = b""  # A row without headers has no map either.
 
@@ -49,8 +52,7 @@ def check_sent_subject(subject: str) -> bytes:
 
 def check_group(group: str) -> None:
     """BadArgument for a name that no group may have."""
-    if not isinstance(group, str):
-        raise BadArgument(f"a group is text, not {type(group).__name__}")
+    need_text("group", group)
     if not 0 < len(group.encode("utf-8", "replace")) <= GROUP_NAME_BYTES_MAX:
         raise BadArgument(f"group {group[:300]!r} is not a name of 1 to {GROUP_NAME_BYTES_MAX} bytes")
 
@@ -71,7 +73,7 @@ def check_bodies(bodies: Sequence[bytes]) -> Int64s:
     # Comprehensions, because `map` over a builtin and `fromiter` take twice as long.
     if [type(body) for body in bodies].count(bytes) != len(bodies):
         row, body = next((row, body) for row, body in enumerate(bodies) if type(body) is not bytes)
-        raise BadArgument(f"the body of row {row} is of type {type(body).__name__}, not bytes; encode it first")
+        raise BadArgument(f"bodies: the body of row {row} is of type {type(body).__name__}, not bytes; encode it first")
     return lengths_of(bodies)
 
 
@@ -116,7 +118,7 @@ def need_timedelta(name: str, value: timedelta, error: type[CallerError] = BadAr
 
 def need_ms(name: str, value: float, least: float, most: float) -> None:
     """Raise BadSetting unless this is a number of milliseconds within ``least`` and ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise BadSetting(f"{name} must be a number of milliseconds, not {type(value).__name__}")
     if not least <= value <= most:
         raise BadSetting(f"{name} is {value} and must lie within {least:g} and {most:g}")
@@ -129,13 +131,38 @@ def need_bool(name: str, value: bool) -> bool:
     return value
 
 
-def need_whole(name: str, value: int, least: int, error: type[CallerError] = BadArgument) -> int:
-    """Check a whole number of at least ``least`` that a caller gave; ``error`` for anything else."""
+def need_whole(
+    name: str, value: int, least: int, error: type[CallerError] = BadArgument, *, most: int = U32_MAX
+) -> int:
+    """Check a whole number of ``least`` to ``most`` that a caller gave; ``error`` for anything else.
+
+    By default ``most`` is what a number has room for on the wire.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise error(f"{name} must be a whole number, not {type(value).__name__}")
-    if value < least:
-        raise error(f"{name} is {value} and must be at least {least}")
+    if not least <= value <= most:
+        raise error(f"{name} is {value} and must lie within {least} and {most}")
     return value
+
+
+def need_text(name: str, value: str) -> str:
+    """Check a text that a caller gave; BadArgument for anything else."""
+    if not isinstance(value, str):
+        raise BadArgument(f"{name} is text, not {type(value).__name__}")
+    return value
+
+
+def need_callable(name: str, value: object) -> None:
+    """Raise BadArgument unless a caller gave a function."""
+    if not callable(value):
+        raise BadArgument(f"{name} is a function, not {type(value).__name__}")
+
+
+def need_listed(name: str, values: Iterable[Item], what: str) -> list[Item]:
+    """The items of a list that a caller gave; BadArgument for anything else, a text among them."""
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, Iterable):
+        raise BadArgument(f"{name} must be a list of {what}, not {type(values).__name__}")
+    return list(values)
 
 
 def need_address(address: str, *, hint: str = "") -> Address:
@@ -163,6 +190,11 @@ def need_meta(address: str | None, *, others: str = "") -> str:
     hint = f"; the first argument is where meta listens; leave it out to take that of {META_VARIABLE}"
     need_address(address, hint=f"{hint}, or of this machine{others and f', and name {others}'}")
     return address
+
+
+def is_number(value: object) -> bool:
+    """Whether a caller gave a number; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_header(name: object, value: object) -> bool:

@@ -15,5 +15,5 @@ def own_loop(what: str) -> asyncio.AbstractEventLoop:
 
 def check_loop(what: str, loop: asyncio.AbstractEventLoop) -> None:
     """WrongLoop when ``what`` is used outside of its loop."""
-    if own_loop(what) is not loop:
-        raise WrongLoop(f"{what} belongs to the event loop that it was made in; make one in each loop")
+    if asyncio._get_running_loop() is not loop:
+        raise WrongLoop(f"{what} belongs to the event loop that it was made in, and nothing was done; make one in each")

@@ -261,9 +261,9 @@ def _number(hour: Hour) -> int:
         return hour_from_name(hour)
     if isinstance(hour, datetime):
         if hour.utcoffset() is None:
-            raise NaiveDatetime(f"{hour!r} has no time zone, so it names no hour; give it one, such as datetime.UTC")
+            raise NaiveDatetime.of("hour", hour)
         return hour_of_ms(int(hour.timestamp() * 1_000))
-    if isinstance(hour, bool) or not 0 <= hour < 1 << 32:
+    if type(hour) is not int or not 0 <= hour < 1 << 32:
         raise BadArgument(f"{hour!r} is no hour; give YYYYMMDDHH, an aware datetime, or hours since the epoch")
     return hour
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from delayd.client.limits import need_timedelta, need_whole
+from delayd.client.limits import need_bool, need_timedelta, need_whole
 from delayd.client.pulling.message import MessageView
 from delayd.client.pulling.settings import (
     BACKOFF,
@@ -84,12 +84,12 @@ class HandlerSettings:
             exclusive=exclusive_of(self.exclusive),
             group_max_in_flight=self.group_max_in_flight,
         )
-        if need_whole("concurrency", self.concurrency, 1, BadSetting) > CONCURRENCY_MAX:
-            raise BadSetting(f"concurrency is {self.concurrency} and may be at most {CONCURRENCY_MAX:,}")
+        need_whole("concurrency", self.concurrency, 1, BadSetting, most=CONCURRENCY_MAX)
+        need_bool("pass_message", self.pass_message)
         if self.max_attempts is not None:
             need_whole("max_attempts", self.max_attempts, 1, BadSetting)
         limit = self.time_limit
-        if limit is None or limit == BY_LEASE:
+        if limit is None or (isinstance(limit, str) and limit == BY_LEASE):
             return
         if not timedelta(0) < need_timedelta("time_limit", limit, BadSetting) <= EXTENDED_MOST:
             raise BadSetting(f"time_limit is {limit} and must be more than 0 and at most {EXTENDED_MOST}, or None")

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from delayd.client.limits import need_listed
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadArgument
 from delayd.log_limit import LogLimit
@@ -41,7 +42,7 @@ class Chain:
     """All middleware of a worker."""
 
     def __init__(self, middleware: Sequence[object]) -> None:
-        self._hooks = [_hooks_of(each) for each in middleware]
+        self._hooks = [_hooks_of(each) for each in need_listed("middleware", middleware, "objects")]
 
     def __len__(self) -> int:
         return len(self._hooks)
@@ -75,7 +76,7 @@ class Chain:
 def _hooks_of(middleware: object) -> Hooks:
     before, after, error = (getattr(middleware, hook, None) for hook in HOOKS)
     if before is None and after is None and error is None:
-        raise BadArgument(f"{middleware!r} is no middleware: it has none of before, after and error")
+        raise BadArgument(f"{middleware!r:.200} is no middleware: it has none of before, after and error")
     return Hooks(type(middleware).__name__, before, after, error)
 
 

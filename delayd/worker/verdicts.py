@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import NamedTuple
 
-from delayd.client.limits import need_timedelta
+from delayd.client.limits import need_text, need_timedelta
 from delayd.client.pulling.words import DELAY_MAX
 from delayd.errors import BadArgument, BadBody
 
@@ -26,10 +26,8 @@ class Retry(Exception):
     def __init__(self, after: timedelta | None = None, *, error: str = "") -> None:
         if after is not None and not timedelta(0) <= need_timedelta("after", after) <= DELAY_MAX:
             raise BadArgument(f"after is {after} and must lie within 0 and {DELAY_MAX.days} days")
-        if not isinstance(error, str):
-            raise BadArgument(f"error is text, not {type(error).__name__}")
         self.after = after
-        self.error = error
+        self.error = need_text("error", error)
         super().__init__(error or ("again by its back-off" if after is None else f"again after {after}"))
 
 
@@ -42,8 +40,8 @@ class Reject(Exception):
     """
 
     def __init__(self, reason: str) -> None:
-        if not (reason and type(reason) is str):
-            raise BadArgument("say in a text why the message is rejected, such as Reject('no such order')")
+        if not need_text("reason", reason):
+            raise BadArgument("reason is empty; say why the message is rejected: Reject('no such order')")
         self.reason = reason
         super().__init__(reason)
 

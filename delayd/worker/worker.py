@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from delayd.client.limits import need_meta, need_timedelta
+from delayd.client.limits import need_callable, need_meta, need_timedelta
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.settings import BACKOFF, LEASE, Start
 from delayd.client.pulling.words import Backoff
@@ -30,7 +30,7 @@ from delayd.worker.middleware import Chain
 from delayd.worker.settle import consumer_of
 from delayd.worker.signals import Signals
 
-DRAIN = timedelta(seconds=30)
+DRAIN, DRAIN_MAX = timedelta(seconds=30), timedelta(days=1)
 TICK_S = 1.0  # How often the worker looks whether its loop stood still, and tells how many log lines were left out.
 BLOCKED_S = 1.0  # A loop that is late by this is blocked: it runs no other coroutine and acknowledges nothing.
 
@@ -75,8 +75,9 @@ class Worker:
     ) -> None:
         self._address = need_meta(address, others="middleware= and drain=")
         self._chain = Chain(middleware)
-        if need_timedelta("drain", drain, BadSetting) < timedelta(0):
-            raise BadSetting(f"drain is {drain} and must not be negative")
+        if not timedelta(0) <= need_timedelta("drain", drain, BadSetting) <= DRAIN_MAX:
+            raise BadSetting(f"drain is {drain} and must lie within 0 and {DRAIN_MAX}")
+        need_callable("consumers", consumers)
         self._drain_s = drain.total_seconds()
         self._make_consumer = consumers
         self._handlers: dict[tuple[tuple[str, ...], str], Handler] = {}

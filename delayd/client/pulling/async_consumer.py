@@ -6,18 +6,19 @@ acknowledgement is durable.
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from delayd.client.engine import OwnLoopEngine
 from delayd.client.instants import monotonic_s
-from delayd.client.limits import need_bool, need_meta, need_timedelta
+from delayd.client.limits import need_bool, need_listed, need_meta, need_timedelta
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.lives import word_back, words_back
-from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
+from delayd.client.pulling.message import MessageColumns, MessageView, Pulled, place_in
 from delayd.client.pulling.settings import (
     BACKOFF,
     LEASE,
@@ -30,7 +31,7 @@ from delayd.client.pulling.settings import (
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
 from delayd.client.sending.arguments import TIMEOUT_MS
-from delayd.errors import AlreadyClosed, DelaydError
+from delayd.errors import AlreadyClosed, BadArgument, DelaydError
 
 
 class AsyncConsumer:
@@ -110,11 +111,12 @@ class AsyncConsumer:
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        alone = ephemeral or need_bool("broadcast", broadcast)
+        alone = need_bool("ephemeral", ephemeral) or need_bool("broadcast", broadcast)
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
-        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, exclusive_of(exclusive))
+        window = exclusive_of(exclusive)
+        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, window)
         bounds = (max_in_flight, group_max_in_flight)
-        prefetch = need_bool("prefetch", prefetch) and not exclusive
+        prefetch = need_bool("prefetch", prefetch) and window is None
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         own = group if broadcast else ""
         self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds, own).of_this_process()
@@ -142,20 +144,22 @@ class AsyncConsumer:
             error.add_note(f"the consumer's close failed, too: {failed.message}")
 
     def __aiter__(self) -> Self:
-        self._own.standing().check()
+        self._own.on_this_loop().check()
         return self
 
     async def __anext__(self) -> AsyncMessage:
         """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
         close.
         """
-        try:
-            core = self._own.standing()
-        except AlreadyClosed:
-            raise StopAsyncIteration from None
+        core = self._own.engine
+        # Written out for speed: a call less for each message. In a child of a fork no loop of the parent runs.
+        if core is None or core.loop is not _get_running_loop():
+            try:
+                core = self._own.on_this_loop()
+            except AlreadyClosed:
+                raise StopAsyncIteration from None
         given: list[tuple[AsyncMessageBatch, int]] = []
         while not core.take_next(given):
-            core.check_loop()
             if not await core.more_to_iterate():
                 raise StopAsyncIteration
         return AsyncMessage(*given[0])
@@ -206,10 +210,14 @@ class AsyncConsumer:
 
         Nobody waits for that, except the close.
         """
-        self._own.on_this_loop().give_back([message.handle for message in messages])
+        given = need_listed("messages", messages, "messages of this consumer")
+        if not all(isinstance(message, AsyncMessage) for message in given):
+            raise BadArgument("messages must be those that this consumer has given out")
+        self._own.on_this_loop().give_back([message.handle for message in given])
 
     async def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
         """Say ``word`` of the messages of ``handles``; with ``wait`` it is durable then. Messages call it."""
+        need_bool("wait", wait)
         if not handles:
             return
         try:
@@ -251,6 +259,8 @@ class AsyncConsumer:
 class AsyncMessageBatch(MessageColumns):
     """The messages of one pull, as columns. Iterate over it to get single messages.
 
+    ``batch[0]`` is the first message, and ``batch[:10]`` a batch of the first ten.
+
     Example::
 
         batch = await consumer.pull(max_messages=500)
@@ -262,8 +272,16 @@ class AsyncMessageBatch(MessageColumns):
         super().__init__(pulled)
         self.consumer = consumer
 
-    def __getitem__(self, row: int) -> AsyncMessage:
-        return AsyncMessage(self, range(len(self))[row])
+    @overload
+    def __getitem__(self, row: int) -> AsyncMessage: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> AsyncMessageBatch: ...
+
+    def __getitem__(self, row: int | slice) -> AsyncMessage | AsyncMessageBatch:
+        if isinstance(row, slice):
+            return AsyncMessageBatch(self.pulled.pick(range(len(self))[row]), self.consumer)
+        return AsyncMessage(self, place_in(len(self), row))
 
     def __iter__(self) -> Iterator[AsyncMessage]:
         return (AsyncMessage(self, row) for row in range(len(self)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.engine import OwnEngine
@@ -22,7 +22,7 @@ from delayd.client.loop_thread import Inbox, LoopThread, Work
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.lives import word_back, words_back
-from delayd.client.pulling.message import MessageColumns, MessageView, Pulled
+from delayd.client.pulling.message import MessageColumns, MessageView, Pulled, place_in
 from delayd.client.pulling.settings import (
     BACKOFF,
     LEASE,
@@ -116,11 +116,12 @@ class Consumer:
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
-        alone = ephemeral or need_bool("broadcast", broadcast)
+        alone = need_bool("ephemeral", ephemeral) or need_bool("broadcast", broadcast)
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
-        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, exclusive_of(exclusive))
+        window = exclusive_of(exclusive)
+        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, window)
         bounds = (max_in_flight, group_max_in_flight)
-        prefetch = need_bool("prefetch", prefetch) and not exclusive
+        prefetch = need_bool("prefetch", prefetch) and window is None
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         own = group if broadcast else ""
         self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds, own).of_this_process()
@@ -213,6 +214,7 @@ class Consumer:
 
     def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
         """Say ``word`` of the messages of ``handles``; with ``wait`` it is durable then. Messages call it."""
+        need_bool("wait", wait)
         if not handles:
             return
         try:
@@ -253,6 +255,8 @@ class Consumer:
 class MessageBatch(MessageColumns):
     """The messages of one pull, as columns. Iterate over it to get single messages.
 
+    ``batch[0]`` is the first message, and ``batch[:10]`` a batch of the first ten.
+
     Example::
 
         batch = consumer.pull(max_messages=500)
@@ -264,8 +268,16 @@ class MessageBatch(MessageColumns):
         super().__init__(pulled)
         self.consumer = consumer
 
-    def __getitem__(self, row: int) -> Message:
-        return Message(self, range(len(self))[row])
+    @overload
+    def __getitem__(self, row: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> MessageBatch: ...
+
+    def __getitem__(self, row: int | slice) -> Message | MessageBatch:
+        if isinstance(row, slice):
+            return MessageBatch(self.pulled.pick(range(len(self))[row]), self.consumer)
+        return Message(self, place_in(len(self), row))
 
     def __iter__(self) -> Iterator[Message]:
         return (Message(self, row) for row in range(len(self)))

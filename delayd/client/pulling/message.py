@@ -20,7 +20,7 @@ from delayd import life
 from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.client.instants import utc
 from delayd.client.pulling.subjects import Subjects
-from delayd.errors import BadBody, BadHeaders
+from delayd.errors import BadArgument, BadBody, BadHeaders
 from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
 from delayd.log_id import LogId
@@ -117,6 +117,20 @@ class Pulled(NamedTuple):
             if take < len(part.rows):
                 rest.append(part._replace(rows=part.rows[take:], pull_first=part.pull_first + take))
         return self._replace(parts=tuple(first)), self._replace(parts=tuple(rest))
+
+    def pick(self, rows: range) -> Pulled:
+        """Some of the messages, in their order; ``rows`` counts forward or back, as a slice does."""
+        if len(rows) and rows.step == 1:
+            return self.cut(rows.stop)[0].cut(rows.start)[1]
+        return self._replace(parts=tuple(part for row in rows for part in self.cut(row)[1].cut(1)[0].parts))
+
+
+def place_in(count: int, row: int) -> int:
+    """The place of a message in a batch of ``count``; counted from the end when it is negative."""
+    try:
+        return range(count)[row]
+    except TypeError:
+        raise BadArgument(f"row is a whole number or a slice such as [:10], not {type(row).__name__}") from None
 
 
 class UnreadableHeaders(Mapping[str, str | bytes]):

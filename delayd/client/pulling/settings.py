@@ -16,18 +16,18 @@ from delayd.client.limits import (
     check_group,
     need_bool,
     need_ms,
+    need_text,
     need_timedelta,
     need_whole,
 )
 from delayd.client.pulling.subjects import Subjects
-from delayd.client.pulling.words import Backoff
+from delayd.client.pulling.words import LEASE_MAX, LEASE_MIN, Backoff
 from delayd.client.sending.arguments import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadTags
 from delayd.hours import INSTANT_MS_MAX
 from delayd.limits import ORDERED_WAIT_MS_MAX, TAGS_MAX
 from delayd.tags import encode_tags
 from delayd.wire.positions import AtInstant, End, Position
-from delayd.wire.requests import U32_MAX
 
 LEASE = timedelta(seconds=60)
 EXCLUSIVE = timedelta(seconds=15)  # Three PINGs of an idle connection.
@@ -64,16 +64,16 @@ class ConsumerSettings:
     pid: int = 0  # The process to which that group belongs.
 
     def __post_init__(self) -> None:
-        for name, value in (("subject", self.subject), ("group", self.group)):
-            if value == "":
+        for name, value in (("subject", self.subject), ("group", need_text("group", self.group))):
+            if not value:
                 raise BadArgument(
                     f"say which {name} is consumed, such as Consumer(subject='mail.send', group='mailer')"
                 )
         check_group(self.group)
         for name in ("ephemeral", "ordered"):
             need_bool(name, getattr(self, name))
-        if need_timedelta("lease", self.lease, BadSetting) < timedelta(seconds=0.1):
-            raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
+        if not LEASE_MIN <= need_timedelta("lease", self.lease, BadSetting) <= LEASE_MAX:
+            raise BadSetting(f"lease is {self.lease} and must lie within 0.1 s and 12 hours")
         if self.max_messages is not None:
             need_whole("max_messages", self.max_messages, 1, BadSetting)
         if self.max_attempts is not None:
@@ -82,8 +82,6 @@ class ConsumerSettings:
             need_whole("max_in_flight", self.max_in_flight, 1, BadSetting)
         if self.group_max_in_flight is not None:
             need_whole("group_max_in_flight", self.group_max_in_flight, 1, BadSetting)
-            if self.group_max_in_flight > U32_MAX:
-                raise BadSetting(f"group_max_in_flight is {self.group_max_in_flight} and may be at most {U32_MAX}")
         if self.exclusive is not None:
             if not EXCLUSIVE_LEAST <= need_timedelta("exclusive", self.exclusive, BadSetting) <= EXCLUSIVE_MOST:
                 within = f"{EXCLUSIVE_LEAST} and {EXCLUSIVE_MOST}"
@@ -146,9 +144,9 @@ def start_of(start: Start | None, *, from_now: bool) -> Position:
         return AtInstant(at_ms)
     if start is None:
         return End.LATEST if from_now else End.EARLIEST
-    for end in End:
-        if start == end.value:
-            return end
+    named: object = start  # A caller may give anything, such as an array that compares as an array.
+    if isinstance(named, str) and named in (end.value for end in End):
+        return End(named)
     raise BadArgument(f"start is {start!r:.100}; it may be 'earliest', 'latest' or a datetime")
 
 

@@ -8,13 +8,14 @@ from datetime import timedelta
 from enum import Enum
 from typing import NamedTuple
 
-from delayd.client.limits import need_timedelta
+from delayd.client.limits import is_number, need_text, need_timedelta, need_whole
 from delayd.client.pulling.acks import Handles
 from delayd.errors import BadArgument, BadSetting
 from delayd.life import cut_text
+from delayd.limits import LEASE_MS_MAX
 
 DELAY_MAX = timedelta(days=732)
-LEASE_MIN = timedelta(seconds=0.1)
+LEASE_MIN, LEASE_MAX = timedelta(seconds=0.1), timedelta(milliseconds=LEASE_MS_MAX)
 _MS = timedelta(milliseconds=1)
 
 
@@ -70,11 +71,12 @@ class Backoff:
         for name in ("first", "most"):
             if not _MS <= need_timedelta(name, getattr(self, name), BadSetting) <= DELAY_MAX:
                 raise BadSetting(f"{name} of a back-off is 1 ms to {DELAY_MAX.days} days")
-        if not 0 <= self.jitter <= 1:
-            raise BadSetting("jitter of a back-off is a share of 0 to 1")
+        if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
+            raise BadSetting(f"jitter of a back-off is a share of 0 to 1, not {self.jitter!r:.100}")
 
     def delay_ms(self, attempt: int) -> int:
         """The wait after that attempt, which counts from 1."""
+        need_whole("attempt", attempt, 1)
         wait = min(self.most / _MS, self.first / _MS * 2.0 ** min(attempt - 1, 60))
         return max(1, int(wait * (1 - self.jitter * random.random())))
 
@@ -93,8 +95,8 @@ def later(delay: timedelta | None, error: str, backoff: Backoff, attempt: int) -
 
 def extended(lease: timedelta) -> Word:
     """The word for messages that are held for ``lease`` from now on."""
-    if not need_timedelta("lease", lease) >= LEASE_MIN:
-        raise BadArgument(f"a lease is extended by {lease}; it lasts at least 0.1 s from now on")
+    if not LEASE_MIN <= need_timedelta("lease", lease) <= LEASE_MAX:
+        raise BadArgument(f"lease is {lease}; a message is held for 0.1 s to 12 hours from now on")
     return Word(Kind.EXTEND, lease // _MS)
 
 
@@ -102,11 +104,9 @@ def rejected(reason: str, error: str) -> Word:
     """The word for messages that become dead letters."""
     text = _text("reason", reason)
     if not text:
-        raise BadArgument("say why the message is rejected, such as message.reject('no such order')")
+        raise BadArgument("reason is empty; say why the message is rejected: message.reject('no such order')")
     return Word(Kind.REJECT, reason=text, error=_text("error", error))
 
 
 def _text(name: str, value: str) -> str:
-    if not isinstance(value, str):
-        raise BadArgument(f"{name} is text, not {type(value).__name__}")
-    return cut_text(value)
+    return cut_text(need_text(name, value))

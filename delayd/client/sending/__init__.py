@@ -8,6 +8,7 @@ A map, in the order in which a message passes.
     producer_core       what both forms share
     room, slots         how much may be queued and be under way
     outbox              messages that were sent and have no outcome yet
+    unheard             sends that have failed and of which nobody has heard
     unsent, gathering, packing   single sends that share a batch; the bytes of a batch
     block               a piece of one `send_batch`
     groups              which delay server gets the next batch

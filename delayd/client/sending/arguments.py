@@ -24,6 +24,7 @@ from delayd.client.limits import (
     check_body,
     check_sent_subject,
     lengths_of,
+    need_listed,
     need_ms,
     need_timedelta,
     need_whole,
@@ -60,8 +61,8 @@ class ProducerSettings:
     def __post_init__(self) -> None:
         need_ms("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
-        if need_whole("queue_bytes_max", self.queue_bytes_max, 0, BadSetting) < MESSAGE_BYTES_MAX:
-            raise BadSetting(f"queue_bytes_max is {self.queue_bytes_max}; one message may need {MESSAGE_BYTES_MAX}")
+        # Any number that a machine has memory for.
+        need_whole("queue_bytes_max", self.queue_bytes_max, MESSAGE_BYTES_MAX, BadSetting, most=1 << 63)
         if not timedelta(0) < need_timedelta("horizon", self.horizon, BadSetting) <= HORIZON:
             raise BadSetting(f"horizon is {self.horizon} and must lie within 0 and {HORIZON.days} days")
 
@@ -173,9 +174,7 @@ class Arguments:
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
         name = check_sent_subject(subject)
-        if isinstance(bodies, bytes | bytearray | memoryview | str):
-            raise BadArgument(f"bodies are a list of bytes, not {type(bodies).__name__}; one message is sent by `send`")
-        bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
+        bodies = bodies if isinstance(bodies, list | tuple) else need_listed("bodies", bodies, "bytes")
         body_bytes = sizes = check_bodies(bodies)
         packed = _pack_each(headers, len(bodies))
         if packed is not None:
@@ -215,7 +214,7 @@ def _pack_each(headers: Headers | Sequence[Headers | None] | None, count: int) -
         return None
     if headers is None or isinstance(headers, Mapping):
         return [pack_headers(headers)] * count
-    packed = [pack_headers(own) for own in headers]
+    packed = [pack_headers(own) for own in need_listed("headers", headers, "mappings, one for each body")]
     if len(packed) != count:
         raise BadArgument(f"{len(packed)} headers were given for {count} bodies; give one for each, or one for all")
     return packed if any(packed) else None

@@ -7,10 +7,10 @@ with an error that says whether the message may be kept.
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from os import getpid
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from delayd.client.at_exit import forget, remember
 from delayd.client.engine import OwnLoopEngine
 from delayd.client.home_clock import clock_at
-from delayd.client.limits import Headers, need_meta
+from delayd.client.limits import Headers, need_bool, need_meta
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.sending.arguments import (
     HORIZON,
@@ -38,7 +38,7 @@ from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
 from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
 from delayd.client.sending.pending import Pages, PendingPage
 from delayd.client.sending.place_asker import spread_of
-from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
+from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_at_end
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptColumns
 from delayd.client.sending.rescheduled import (
     Rescheduled,
@@ -46,7 +46,8 @@ from delayd.client.sending.rescheduled import (
     rescheduled_batch_of,
     rescheduled_of,
 )
-from delayd.client.sending.walker import Progress, Walked, bounds_of, shift_ms_of, window_of
+from delayd.client.sending.unheard import is_unheard
+from delayd.client.sending.walker import Progress, Walked, bounds_of, check_walk, shift_ms_of, window_of
 from delayd.errors import QueueFull, SendHandle
 from delayd.wire.ending import AnswerRows, CancelAnswer
 
@@ -165,15 +166,10 @@ class AsyncProducer:
         if spread is not None:
             return self._own.on_this_loop().queue_spread(row, spread_of(spread))
         engine = self._own.engine
-        # Written out for speed: a call less for each message.
-        if engine is None or engine.pid != getpid():
-            engine = self._own.standing()
-        try:
-            return engine.queue(row)
-        except RuntimeError:
-            # The loop is not checked for each message, because the check costs a twentieth of a send.
-            engine.check_loop()
-            raise
+        # Written out for speed: a call less for each message. In a child of a fork no loop of the parent runs.
+        if engine is None or engine.loop is not _get_running_loop():
+            engine = self._own.on_this_loop()
+        return engine.queue(row)
 
     send_nowait = send  # As the blocking Producer calls it.
 
@@ -418,7 +414,7 @@ class AsyncProducer:
         """
         window = window_of(subject, due_from, due_before, tag)
         one = None if key is None else asked_of(subject, None, key)
-        return self._own.on_this_loop().core.walker.pending(window, one, whole=contents)
+        return self._own.on_this_loop().core.walker.pending(window, one, whole=need_bool("contents", contents))
 
     async def cancel_where(
         self,
@@ -452,6 +448,7 @@ class AsyncProducer:
                 the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``
                 and ``done``.
         """
+        check_walk(dry_run, progress)
         window = window_of(subject, due_from, due_before, tag)
         return await self._own.on_this_loop().core.walker.cancel(window, dry_run=dry_run, progress=progress)
 
@@ -493,6 +490,7 @@ class AsyncProducer:
                 the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``,
                 ``done`` and ``resume``.
         """
+        check_walk(dry_run, progress)
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         bounds = bounds_of(resume)
         walker = self._own.on_this_loop().core.walker
@@ -524,12 +522,12 @@ class _Engine:
     """A core, and the line of sends that wait because its queue is full."""
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
-        self._loop = own_loop(WHAT)
+        self.loop = own_loop(WHAT)
         self.core = ProducerCore(address, settings, self._free)
         self.pid = self.core.pid
         self._add = self.core.outbox.add
         self._settings = settings
-        self._new_future = self._loop.create_future
+        self._new_future = self.loop.create_future
         self._bytes_max = settings.queue_bytes_max
         self._queued_bytes = 0
         self._line: deque[_InLine] = deque()
@@ -538,18 +536,18 @@ class _Engine:
 
     def end(self, until: float) -> None:
         """Do nothing but log: the program ends, and the loop has ended before; see at_exit."""
-        tell_unsent(self.core.outbox.unsent + len(self._line) + len(self._placing))
+        tell_at_end(self.core, len(self._line) + len(self._placing))
 
     def check_loop(self) -> None:
         """Raise WrongLoop outside of the loop that this core was made in."""
-        check_loop(WHAT, self._loop)
+        check_loop(WHAT, self.loop)
 
     def queue(self, row: Single) -> asyncio.Future[Receipt]:
         """Queue one send, or let it wait in line."""
         answered: asyncio.Future[Receipt] = self._new_future()
         byte_count = row_bytes(row) if row[5] else len(row[1]) + len(row[4]) + ROW_BYTES
         if self._line or self._queued_bytes + byte_count > self._bytes_max:
-            timer = self._loop.call_later(self._settings.timeout_ms / 1000, self._queue_full, answered)
+            timer = self.loop.call_later(self._settings.timeout_ms / 1000, self._queue_full, answered)
             self._line.append(_InLine(row, byte_count, answered, timer))
         else:
             self._queued_bytes += byte_count
@@ -565,11 +563,13 @@ class _Engine:
         async def place() -> Receipt:
             return await self.queue(await self.core.places.place(row, window_ms))
 
-        task = self._loop.create_task(place())
+        task = self.loop.create_task(place())
         self._placing.add(task)
         task.add_done_callback(self._placing.discard)
         # A caller that gives up does not take the send back.
-        return asyncio.shield(task)
+        answered = asyncio.shield(task)
+        answered.add_done_callback(self._note_failure)
+        return answered
 
     async def flush(self) -> None:
         """See AsyncProducer."""
@@ -601,6 +601,11 @@ class _Engine:
     def _queue_full(self, answered: asyncio.Future[Receipt]) -> None:
         if not answered.done():
             answered.set_exception(queue_full(self._settings))
+            self._note_failure(answered)
+
+    def _note_failure(self, answered: asyncio.Future[Receipt]) -> None:
+        if is_unheard(answered):
+            self.core.unheard.add(answered)
 
 
 class _InLine(NamedTuple):

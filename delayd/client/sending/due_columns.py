@@ -54,20 +54,22 @@ def wish_column(
         PastHorizon: one is due later than the horizon from now.
     """
     if deliver_at_ms is not None and delay is None and deliver_at is None:
-        return _checked(_for_each(_whole_ms(deliver_at_ms), count, "instants"), horizon), False
+        return _checked(_for_each(_whole_ms(deliver_at_ms), count, "deliver_at_ms: {} instants"), horizon), False
     if delay is not None and deliver_at is None and deliver_at_ms is None:
-        delays_us = _for_each(_delays_us(delay, horizon.ms), count, "delays")
+        delays_us = _for_each(_delays_us(delay, horizon.ms), count, "delay: {} delays")
         return horizon.delay_us() + delays_us, True
     if deliver_at is not None and delay is None and deliver_at_ms is None:
-        return _checked(_for_each(_instants_ms(deliver_at), count, "instants"), horizon), False
+        return _checked(_for_each(_instants_ms(deliver_at), count, "deliver_at: {} instants"), horizon), False
     raise BadArgument(ONE_OF_THREE)
 
 
-def _for_each(column: Int64s, count: int, what: str) -> Int64s:
+def _for_each(column: Int64s, count: int, told: str) -> Int64s:
     if column.ndim > 1:
-        raise BadArgument(f"{what} in {column.ndim} dimensions were given; give one for each body, or one for all")
+        given = told.format(f"{column.ndim} dimensions of")
+        raise BadArgument(f"{given} were given; give one for each body, or one for all")
     if column.ndim and len(column) != count:
-        raise BadArgument(f"{len(column)} {what} were given for {count} bodies; give one for each, or one for all")
+        given = told.format(len(column))
+        raise BadArgument(f"{given} were given for {count} bodies; give one for each, or one for all")
     return column if column.ndim else np.full(count, column, np.int64)
 
 
@@ -126,7 +128,10 @@ def _typed(values: object, kind: str) -> NDArray[Any] | None:
     array = getattr(values, "array", None)
     if array is not None and kind == "M" and getattr(array.dtype, "kind", "") == "M":
         if getattr(array.dtype, "tz", None) is None:
-            raise NaiveDatetime("deliver_at has no time zone; give it one, such as column.dt.tz_localize('UTC')")
+            raise NaiveDatetime(
+                "deliver_at has no time zone; name the one in which its times are meant, such as"
+                " column.dt.tz_localize('Europe/Berlin')"
+            )
         return np.asarray(array.tz_convert(None), dtype=f"datetime64[{array.dtype.unit}]")
     if isinstance(values, np.datetime64 | np.timedelta64) or hasattr(values, "dtype"):
         column = np.asarray(values)

@@ -96,11 +96,7 @@ def _length(ttl: timedelta) -> int:
 
 
 def _instant(expires_at: datetime) -> int:
-    if not isinstance(expires_at, datetime):
-        raise BadArgument(f"expires_at must be a datetime, not {type(expires_at).__name__}")
-    if expires_at.utcoffset() is None:
-        raise NaiveDatetime(f"expires_at {expires_at.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
-    instant = instant_ms(expires_at)
+    instant = instant_ms(expires_at, "expires_at")
     if not INSTANT_MS_MIN <= instant <= INSTANT_MS_MAX:
         raise BadExpiry(f"expires_at {expires_at.isoformat()} is before 2001-09-09, or later than any message")
     return instant

@@ -20,6 +20,7 @@ from delayd.client.sending.arguments import Single
 from delayd.client.sending.labels import NO_LABEL, Labels
 from delayd.client.sending.packing import Items, pack_rows
 from delayd.client.sending.receipt import Accepted, Receipt, receipts
+from delayd.client.sending.unheard import Unheard
 from delayd.client.sending.unsent import NO_KEYED_ROWS, KeyedRows, Waiter
 from delayd.encode import encode_single
 from delayd.errors import DelaydError
@@ -31,9 +32,10 @@ ROW_BYTES = 168  # A waiting row holds this much besides its body: the tuple, it
 class Gathering:
     """See UnsentRows; each row has a waiter of its own."""
 
-    __slots__ = ("_deliver_at_ms", "held_bytes", "rows", "waiters")
+    __slots__ = ("_deliver_at_ms", "_unheard", "held_bytes", "rows", "waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, unheard: Unheard | None = None) -> None:
+        self._unheard = Unheard() if unheard is None else unheard
         self.rows: list[Single] = []
         self.waiters: list[Waiter[Receipt]] = []
         self.held_bytes = 0
@@ -84,7 +86,7 @@ class Gathering:
             # A cancelled caller has stopped waiting; its message is kept all the same.
             if not waiter.done():
                 if isinstance(receipt, DelaydError):
-                    waiter.set_exception(receipt)
+                    self._fail(waiter, receipt)
                 else:
                     waiter.set_result(receipt)
 
@@ -96,7 +98,11 @@ class Gathering:
                 # tracebacks.
                 own = copy.copy(error)
                 own.__cause__ = error.__cause__
-                waiter.set_exception(own)
+                self._fail(waiter, own)
+
+    def _fail(self, waiter: Waiter[Receipt], error: DelaydError) -> None:
+        waiter.set_exception(error)
+        self._unheard.add(waiter)
 
     def keyed_rows(self) -> KeyedRows:
         """See UnsentRows."""
@@ -105,7 +111,7 @@ class Gathering:
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
-        named, others = type(self)(), type(self)()
+        named, others = type(self)(self._unheard), type(self)(self._unheard)
         chosen = set(rows)
         for at, (row, waiter) in enumerate(zip(self.rows, self.waiters, strict=True)):
             (named if at in chosen else others).add(row, row_bytes(row), waiter)

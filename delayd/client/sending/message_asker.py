@@ -34,6 +34,7 @@ from delayd.errors import (
     RetryLater,
     ServerUnavailable,
 )
+from delayd.hours import INSTANT_MS_MAX
 from delayd.log_id import LogId
 from delayd.wire.ending import (
     ANSWER,
@@ -50,7 +51,7 @@ from delayd.wire.ending import (
 )
 from delayd.wire.finding import Piece, Window, read_piece
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_u64
+from delayd.wire.requests import U64_MAX, RequestType, need_u64
 
 Found = TypeVar("Found")
 
@@ -58,6 +59,13 @@ _ANSWERS_OF = {
     RequestType.CANCEL: np.array(list(CancelAnswer), np.uint8),
     RequestType.RESCHEDULE: np.array(list(RescheduleAnswer), np.uint8),
 }
+
+_FIELDS = (  # What a question takes from a receipt, and the most that each may be.
+    ("log_id", U64_MAX),
+    ("sequence", U64_MAX),
+    ("deliver_at_ms", INSTANT_MS_MAX),
+    ("accepted_at_ms", INSTANT_MS_MAX),
+)
 
 MANY_UNDER_WAY = 4  # Requests of 65,536 rows under way at one server; it takes 16 of them.
 
@@ -145,6 +153,10 @@ def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> A
     _need_one_of(receipt is None, key is None, "key")
     if not isinstance(receipt, Receipt):
         raise BadArgument(f"receipt is what a send returned, not {type(receipt).__name__}")
+    for field, most in _FIELDS:
+        value = getattr(receipt, field)
+        if not isinstance(value, int) or not 0 <= value <= most:
+            raise BadArgument(f"receipt is none that a send returned: its {field} is {value!r:.100}")
     return AskedOne(receipt.log_id, (receipt.sequence, receipt.deliver_at_ms, receipt.accepted_at_ms))
 
 

@@ -32,6 +32,7 @@ from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, split_rows
 from delayd.client.sending.receipt import Receipt
 from delayd.client.sending.sender import Parcel, Sender, Split
 from delayd.client.sending.slots import Slots
+from delayd.client.sending.unheard import Unheard
 from delayd.client.sending.unsent import Waiter
 from delayd.errors import QueueFull
 
@@ -47,13 +48,15 @@ CLOSE_GATHERING_MS = 500.0  # A send may fail this much later than its own limit
 class Outbox:
     """Belongs to one loop; the caller has checked the rows and bounds their bytes."""
 
-    def __init__(self, sender: Sender, linger_ms: float, timeout_ms: float, on_free: Callable[[int], None]) -> None:
+    def __init__(
+        self, sender: Sender, linger_ms: float, timeout_ms: float, on_free: Callable[[int], None], unheard: Unheard
+    ) -> None:
         self._sender = sender
         self._timeout_s = timeout_ms / 1000
         self._on_free = on_free  # Called with how many bytes of single sends have ended.
         self._loop = asyncio.get_running_loop()
-        self._plain = _Lane(sender, linger_ms / 1000, self._leave)
-        self._keyed = _Lane(sender, linger_ms / 1000, self._leave)
+        self._plain = _Lane(sender, linger_ms / 1000, self._leave, unheard)
+        self._keyed = _Lane(sender, linger_ms / 1000, self._leave, unheard)
         self._pieces = Slots(lambda: PIECES_UNDER_WAY)
         self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
         self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
@@ -161,13 +164,16 @@ class Outbox:
 class _Lane:
     """Single sends that share batches, until these leave."""
 
-    def __init__(self, sender: Sender, linger_s: float, leave: Callable[[Parcel, Slots], None]) -> None:
-        self.gathering = Gathering()
+    def __init__(
+        self, sender: Sender, linger_s: float, leave: Callable[[Parcel, Slots], None], unheard: Unheard
+    ) -> None:
+        self.gathering = Gathering(unheard)
         self.look_at = 1  # `look` is called when this many rows are gathered.
         self.slots = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
         self._sender = sender
         self._linger_s = linger_s
         self._leave = leave
+        self._unheard = unheard
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None  # Set while anything is gathered.
 
@@ -211,5 +217,5 @@ class _Lane:
         self._set_timer(None)
         self.look_at = 1
         parcel = self._sender.parcel(self.gathering)
-        self.gathering = Gathering()
+        self.gathering = Gathering(self._unheard)
         self._leave(parcel, self.slots)

@@ -18,7 +18,7 @@ from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.engine import OwnEngine
 from delayd.client.home_clock import clock_at
 from delayd.client.instants import monotonic_s
-from delayd.client.limits import Headers, need_meta
+from delayd.client.limits import Headers, need_bool, need_meta
 from delayd.client.loop_thread import Inbox, LoopThread
 from delayd.client.sending.arguments import (
     HORIZON,
@@ -36,7 +36,7 @@ from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
 from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
 from delayd.client.sending.pending import BlockingPages, PendingPage
 from delayd.client.sending.place_asker import spread_of
-from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_unsent
+from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_at_end
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptColumns
 from delayd.client.sending.rescheduled import (
     Rescheduled,
@@ -46,7 +46,7 @@ from delayd.client.sending.rescheduled import (
 )
 from delayd.client.sending.room import Room
 from delayd.client.sending.send_future import SendFuture
-from delayd.client.sending.walker import Progress, Walked, bounds_of, shift_ms_of, window_of
+from delayd.client.sending.walker import Progress, Walked, bounds_of, check_walk, shift_ms_of, window_of
 from delayd.errors import SendHandle
 from delayd.wire.ending import AnswerRows, CancelAnswer
 
@@ -462,7 +462,9 @@ class Producer:
         window = window_of(subject, due_from, due_before, tag)
         one = None if key is None else asked_of(subject, None, key)
         engine = self._standing_engine()
-        return BlockingPages(engine.core.walker.pending(window, one, whole=contents), engine.thread)
+        return BlockingPages(
+            engine.core.walker.pending(window, one, whole=need_bool("contents", contents)), engine.thread
+        )
 
     def cancel_where(
         self,
@@ -496,6 +498,7 @@ class Producer:
                 the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``
                 and ``done``.
         """
+        check_walk(dry_run, progress)
         window = window_of(subject, due_from, due_before, tag)
         engine = self._standing_engine()
         walk = engine.core.walker.cancel(window, dry_run=dry_run, progress=progress)
@@ -539,6 +542,7 @@ class Producer:
                 the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``,
                 ``done`` and ``resume``.
         """
+        check_walk(dry_run, progress)
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         bounds = bounds_of(resume)
         engine = self._standing_engine()
@@ -591,7 +595,7 @@ class _Engine:
     def end(self, until: float) -> None:
         """Flush because the program ends; see at_exit."""
         self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
-        tell_unsent(self.core.outbox.unsent + len(self._inbox))
+        tell_at_end(self.core, len(self._inbox))
         self.thread.end(THREAD_S)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from delayd.client.sending.outbox import Outbox
 from delayd.client.sending.place_asker import PlaceAsker
 from delayd.client.sending.receipt import BatchReceipt
 from delayd.client.sending.sender import Sender
+from delayd.client.sending.unheard import Unheard
 from delayd.client.sending.walker import Walker
 from delayd.errors import QueueFull
 
@@ -39,7 +40,8 @@ class ProducerCore:
         self.walker = Walker(self.messages)
         self.follower = Follower(address, self.messages)
         self.places = PlaceAsker(self.sender.groups, self._meta, settings.timeout_ms)
-        self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, on_free)
+        self.unheard = Unheard()
+        self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, on_free, self.unheard)
 
     async def send_batch(self, columns: Columns, window_ms: int | None = None) -> BatchReceipt:
         """Send the rows of one call and wait until each has ended; with a window, a server chooses their instants."""
@@ -52,7 +54,8 @@ class ProducerCore:
         return await answered
 
     async def disconnect(self) -> None:
-        """End all connections."""
+        """End all connections, and tell which sends have failed without anybody's knowledge."""
+        self.unheard.tell()
         await self.sender.close()
         await self._meta.close()
 
@@ -65,7 +68,10 @@ def queue_full(settings: ProducerSettings) -> QueueFull:
     )
 
 
-def tell_unsent(messages: int) -> None:
-    """Log that a program ends before this many of its messages had an outcome."""
-    if messages:
-        log.warning("ended_before_sent messages=%d", messages)
+def tell_at_end(core: ProducerCore, waiting: int) -> None:
+    """Log that a program ends before messages of a producer had an outcome, ``waiting`` of them outside of its outbox;
+    and which of its sends have failed without anybody's knowledge.
+    """
+    core.unheard.tell()
+    if unsent := core.outbox.unsent + waiting:
+        log.warning("ended_before_sent messages=%d", unsent)

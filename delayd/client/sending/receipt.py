@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.client.instants import utc
+from delayd.client.limits import need_text
 from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import Reason
@@ -127,12 +128,12 @@ class Receipt(NamedTuple):
             BadArgument: it was mistyped, cut, or is no token.
         """
         try:
-            packed = base64.b32decode(token.strip().upper())
+            packed = base64.b32decode(need_text("token", token).strip().upper())
         except ValueError:
             packed = b""
         fields, check = packed[:TOKEN_FIELDS_BYTES], packed[TOKEN_FIELDS_BYTES:]
         if len(packed) != TOKEN_FIELDS_BYTES + CHECK_BYTES or check != _check_of(fields):
-            raise BadArgument(f"{token.strip()[:80]!r} is no receipt; it was mistyped or cut")
+            raise BadArgument(f"token {token.strip()[:80]!r} is no receipt; it was mistyped or cut")
         deliver_at_ms, accepted_at_ms = int.from_bytes(fields[16:22], "big"), int.from_bytes(fields[22:], "big")
         log_id, sequence = LogId(int.from_bytes(fields[:8], "big")), int.from_bytes(fields[8:16], "big")
         return cls(log_id, sequence, deliver_at_ms, accepted_at_ms, deliver_at_ms <= accepted_at_ms, False)
@@ -324,6 +325,19 @@ class BatchReceipt:
     def others_at_ms(self) -> Int64s:
         """int64[n]: when those earlier messages are due, in milliseconds since the epoch; 0 where there is none."""
         return self._ordered([_NO_INT64S, *(Verdicts.of(part.accepted).other_at_ms for part in self.parts)])
+
+    def receipts(self) -> list[Receipt | None]:
+        """The receipt of each message, as `send` gives it; None for a message that is not kept, because of its key."""
+        found: list[Receipt | None] = []
+        for part in self.parts:
+            each = receipts(part.accepted, part.deliver_at_ms.tolist())
+            found += [receipt if isinstance(receipt, Receipt) else None for receipt in each]
+        return [found[place] for place in np.argsort(self._given(), kind="stable").tolist()]
+
+    @property
+    def tokens(self) -> list[str | None]:
+        """The token of each message; None for a message that is not kept, because of its key. See `Receipt.token`."""
+        return [None if receipt is None else receipt.token for receipt in self.receipts()]
 
     @property
     def duplicates(self) -> int:

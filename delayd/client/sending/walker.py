@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from delayd.client.instants import instant_ms
-from delayd.client.limits import check_subject, need_timedelta
+from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta
 from delayd.client.sending.message_asker import AskedOne, AskedRows, MessageAsker, NewInstants
 from delayd.client.sending.pending import WHOLE_ROWS_FIRST, PageOf, Pages, PendingPage, page_of
 from delayd.errors import BadArgument, DelaydError
@@ -85,6 +85,13 @@ def shift_ms_of(shift: timedelta) -> int:
     if not shift_ms:
         raise BadArgument("shift is less than a millisecond, so no message would move")
     return shift_ms
+
+
+def check_walk(dry_run: bool, progress: Progress | None) -> None:
+    """BadSetting or BadArgument for a walk of which nobody can tell whether it is meant, or that tells nobody."""
+    need_bool("dry_run", dry_run)
+    if progress is not None:
+        need_callable("progress", progress)
 
 
 class _Counts(NamedTuple):
@@ -225,7 +232,7 @@ class _Walk:
 
 def bounds_of(token: str | None) -> Bounds:
     """The bounds in the ``resume`` of an earlier walk; BadArgument when it is none."""
-    if not token:
+    if token is None or not need_text("resume", token):
         return {}
     found = re.fullmatch(_TOKEN, token)
     if found is None:

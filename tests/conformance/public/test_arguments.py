@@ -147,3 +147,20 @@ def test_a_question_names_its_message_once(desk: Desk) -> None:
         with pytest.raises(errors.BadArgument):
             desk.producer.get(desk.subject, **wrong)  # type: ignore[arg-type]
     assert datetime.now(UTC) < receipt.deliver_at
+
+
+@pytest.mark.parametrize("argument", ["deliver_at", "expires_at", "due_from", "due_before", "start"])
+def test_the_advice_for_a_naive_instant_keeps_the_local_time(desk: Desk, argument: str) -> None:
+    calls: dict[str, Callable[[datetime], object]] = {
+        "deliver_at": lambda at: desk.producer.send(desk.subject, b"1", deliver_at=at),
+        "expires_at": lambda at: desk.producer.send(desk.subject, b"1", delay=AT_ONCE, expires_at=at),
+        "due_from": lambda at: desk.producer.cancel_where(desk.subject, due_from=at),
+        "due_before": lambda at: desk.producer.cancel_where(desk.subject, due_before=at),
+        "start": lambda at: desk.consumer(start=at),
+    }
+    with pytest.raises(errors.NaiveDatetime, match=argument) as raised:
+        calls[argument](NAIVE)
+    # Followed to the letter, the advice for a local time names the instant that the caller's clock will show.
+    advice = raised.value.message.partition("give ")[2].partition(" if it is the local time")[0]
+    advised: datetime = eval(advice, {"value": NAIVE})
+    assert advised.replace(tzinfo=None) == NAIVE and advised == NAIVE.astimezone()

@@ -1,6 +1,8 @@
 """What `help()` says of public names: the clients show an example, and every argument and column is explained."""
 
 import inspect
+import subprocess
+import sys
 from functools import cached_property
 
 import pytest
@@ -79,3 +81,15 @@ def test_the_audit_shows_an_example_and_explains_each_argument() -> None:
 @pytest.mark.parametrize("error", ERRORS)
 def test_each_error_says_what_it_means(error: type[Exception]) -> None:
     assert error.__dict__.get("__doc__"), f"help({error.__name__}) is empty"
+
+
+def test_each_name_is_seen_by_dir_help_and_completion_before_it_was_used() -> None:
+    look = (
+        "import delayd, pydoc, rlcompleter; seen = dir(delayd);"
+        "missing = [name for name in delayd.__all__ if name not in seen];"
+        "completed = rlcompleter.Completer({'delayd': delayd}).complete('delayd.Prod', 0);"
+        "page = pydoc.plain(pydoc.render_doc(delayd));"
+        "print(missing, completed, 'class Producer' in page, 'class Worker' in page)"
+    )
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["[]", "delayd.Producer(", "True", "True"], told.stdout + told.stderr

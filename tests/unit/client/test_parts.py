@@ -232,7 +232,7 @@ def test_the_error_of_a_send_is_raised_and_can_be_looked_at() -> None:
         (lambda: Producer().send("a", b"", delay=wrong(5)), "delay must be a timedelta, not int"),
         (lambda: Producer().send("a", b"", deliver_at=wrong(5)), "deliver_at must be a datetime, not int"),
         (lambda: Producer().send("a", wrong("text"), delay=timedelta(0)), "a body is bytes, not str"),
-        (lambda: SendFuture().result(wrong(5)), "timeout must be a timedelta, not int"),
+        (lambda: SendFuture().result(wrong("5")), "timeout is a number of seconds or a timedelta, not '5'"),
     ],
 )
 def test_an_argument_of_a_wrong_type_is_named_with_the_type(make: Callable[[], object], named: str) -> None:
