@@ -134,6 +134,10 @@ class LogFiles:
         else:
             self._watches[id_.split("/")[1]].look(told)
 
+    def look_at_messages(self, told: Told) -> None:
+        """Take files of the message log that were put back, because an operator asks for what is in them."""
+        self._watches[MESSAGE].look(told)
+
     def drop_window(self, told: Told) -> None:
         """Go on without knowing which batches were in doubt, because an operator says so; a checkpoint stores that
         before any hello is answered.

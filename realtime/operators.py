@@ -20,7 +20,7 @@ from .groups import Group
 from .kept import LostGroup
 from .log_files import WINDOW, LogFiles
 from .peer import Peer
-from .quarantine import Quarantine
+from .quarantine import Bad, Quarantine
 from .rebuild import Rebuilder
 from .unread_pulls import ID as PULL
 
@@ -61,9 +61,12 @@ class Operators:
         if bad is None:
             raise _not_found(id_)
         log.warning("operator releases=%s", id_)
+        self._files.look_at_messages(lambda whole, told: self._try_again(peer, frame, bad))
+
+    def _try_again(self, peer: Peer, frame: Frame, bad: Bad) -> None:
         done = self._quarantine.release(bad)
         message = "it is delivered again" if done else bad.damage.message
-        peer.answer(frame.request_id, decided_head(id_, done, message))
+        peer.answer(frame.request_id, decided_head(bad.id, done, message))
 
     def drop(self, peer: Peer, frame: Frame) -> None:
         """Give an entry up for good."""

@@ -18,7 +18,7 @@ from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
 from delayd.delay.damage.decisions import Decisions
 from delayd.delay.damage.file_watch import FileWatch
-from delayd.delay.damage.held import HeldRows
+from delayd.delay.damage.held import MESSAGE_LOG, HeldRows
 from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.lost_values import LostValues
 from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, MendingCalls, SetAside, Unloaded
@@ -570,7 +570,12 @@ class DelayCore:
         self._begin_checkpoint()
 
     def _decide_rows(self, entry: Entry, drop: bool, done: Decided) -> None:
-        self._held.decide(entry, drop, done)
+        decide = partial(self._held.decide, entry, drop, done)
+        if entry.name == MESSAGE_LOG and not drop:
+            # A copy may have been put in the place of a file of the message log: the log takes it first.
+            self._log_watch.look(lambda whole, found: decide())
+        else:
+            decide()
         # The checkpoint begins soon, not here: rows of the commit that made this decision durable are not indexed
         # yet, and a checkpoint that began now would find more of them in the log than it counts.
         self._tick_due_ms = self._clock.monotonic_ms()

@@ -122,6 +122,9 @@ class HeldRows:
     def _retry(self, name: str) -> str:
         """Put rows back up to the first batch that can't be read; return why it can't."""
         parts = self._held.pop(name, [])
+        if parts and name != MESSAGE_LOG:
+            # A copy may have been put in the file's place by a rename, which an open descriptor does not see.
+            self._sources.forget_hour(int(parts[0]["hour"][0]))
         for index, rows in enumerate(parts):
             if index == READS_MAX:
                 # The other rows are as likely to be readable: the next tick goes on with them.

@@ -12,6 +12,8 @@ from delayd.log.dispatch import Outcome
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, open_segment
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import MemoryDisk
+from tests.memory_files import content, files, put
 from tests.named_commands import check_commands
 from tests.unit.delay.answers import decided
 from tests.worlds.delay import FOLDER, World, wanted
@@ -77,6 +79,45 @@ def test_a_dispatch_log_that_is_dropped_puts_what_may_have_been_sent_in_doubt_an
     assert life.missing() == {b"later-0", b"later-1"}, "nobody knows whether they were sent"
     # The target still answers for those that it has.
     assert sorted(outcomes(life, HOUR)) == [Outcome.DISPATCHED] * 4 + [Outcome.IN_DOUBT] * 2
+
+
+def put_by_rename(disk: MemoryDisk, path: str, data: bytes) -> None:
+    """Put a file back as rsync and mv do: open descriptors still lead to the file that stood there."""
+    put(disk, f"{path}.tmp", data)
+    disk.rename(f"{path}.tmp", path)
+
+
+@pytest.mark.parametrize("by", ["the next try", "an operator"])
+@pytest.mark.parametrize("filed", [True, False])
+def test_a_file_of_bodies_that_is_put_back_by_a_rename_is_read(filed: bool, by: str) -> None:
+    world = World(tail_bytes=0, source_cache_bytes=1 << 20, segment_bytes=4096)
+    due_ms = 5 * HOUR_MS if filed else 5_000
+    world.send(wanted(3, due_ms, "rotten"))
+    world.settle()
+    if filed:
+        world.checkpoint()
+    # Groups go to another file of the message log from now on.
+    for _ in range(3):
+        world.send(wanted(200, 10 * HOUR_MS, "behind it"))
+        world.settle()
+    path = schedule_path(FOLDER, FAR) if filed else files(world.disk, f"{FOLDER}/message")[0]
+    good = content(world.disk, path)
+    assert good.count(b"rotten-1") == 1
+    file = world.disk.open(path, write=True)
+    file.pwritev([b"ROTTEN-1"], good.index(b"rotten-1"))
+    file.close()
+    world.clock.advance(due_ms - 4_000)
+    world.pass_ms(5_000)
+    name = hour_name(FAR) if filed else "message"
+    assert world.core.quarantine.find(f"rows/{name}")
+    put_by_rename(world.disk, path, good)
+    if by == "an operator":
+        assert decided(world, "release", f"rows/{name}") == (True, "3 messages can be read")
+    else:
+        world.pass_ms(100_000)
+    assert not len(world.core.quarantine)
+    world.pass_ms(1_000)
+    assert outcomes(world, FAR if filed else HOUR)[:3] == [Outcome.DISPATCHED] * 3
 
 
 def test_bodies_that_are_dropped_get_the_outcome_dead() -> None:

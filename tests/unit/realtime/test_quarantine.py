@@ -6,8 +6,9 @@ import logging
 import pytest
 
 from delayd.log.log import Log
-from delayd.wire.requests import RequestType, need_int, need_maps
+from delayd.wire.requests import RequestType, need_bool, need_int, need_maps
 from realtime.quarantine import BATCHES_A_PULL, RETRY_MS
+from tests.memory_files import content, put
 from tests.unit.realtime.rotten import BAD, FOLDER, OUT_OF_MEMORY, flip, pull_all, served
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
@@ -186,3 +187,27 @@ def test_rule_Q5_what_was_given_back_and_what_was_passed_over_come_once_though_t
     assert world.ack(peer, again.handles) == []
     later = World(world.disk.after_kill(), world.state.after_crash(), world.clock.restarted())
     assert pull_all(later) == []
+
+
+@pytest.mark.parametrize("by", ["the next try", "an operator"])
+def test_a_file_that_is_put_back_by_a_rename_is_read(by: str) -> None:
+    # Groups go to another file behind this one.
+    world, _ = served(
+        [b"good"], [BAD], [b"other" * 1_000], [b"last"], settings={**OUT_OF_MEMORY, "segment_bytes": 4096}
+    )
+    path = f"{FOLDER}/{world.disk.list_folder(FOLDER)[0]}"
+    good = content(world.disk, path)
+    assert BAD in good
+    flip(world.disk, BAD)
+    assert pull_all(world) == [b"good", b"other" * 1_000, b"last"]
+    (entry,) = world.core._pulls.quarantine.listing()
+    put(world.disk, f"{path}.tmp", good)
+    world.disk.rename(f"{path}.tmp", path)
+    if by == "an operator":
+        head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_RELEASE, {"id": entry.id})
+        assert need_bool(head, "done"), head
+    else:
+        for _ in range(3):
+            world.pass_time(RETRY_MS)
+            world.core.wake()
+    assert quarantined(world) == 0 and pull_all(world) == [BAD]
