@@ -32,6 +32,22 @@ class Pattern:
         """Whether it stands for this subject, too."""
         return self._matches(subject) is not None and not is_reserved(subject)
 
+    def meets(self, other: str) -> bool:
+        """Whether a subject may exist for which this pattern and another pattern both stand.
+
+        Word by word: ``a.*`` and ``*.b`` meet in a.b; ``a.>`` and ``*.b.c`` in a.b.c; ``a.*`` and ``a.b.>`` nowhere,
+        because the first has two words and the second at least three.
+        """
+        mine, others = self.text.split("."), other.split(".")
+        for at, (one, another) in enumerate(zip(mine, others, strict=False)):
+            if one == ">" or another == ">":
+                return True  # It takes this word of the other one, and all that follow.
+            if one != another and "*" not in (one, another):
+                return False
+            if at + 1 == min(len(mine), len(others)) and len(mine) != len(others):
+                return False  # One ends here, and the other goes on.
+        return True
+
 
 def is_pattern(text: str) -> bool:
     """Whether a text is meant as a pattern, and not as a subject."""

@@ -7,6 +7,7 @@ A map, in the order in which a message passes.
     decoding            bodies, from bytes to what a handler takes
     lane                pulls the messages of one handler, gives each a slot, and watches the time limit
     job                 one message in a slot
+    blocking            its words, for functions in threads
     threads             the threads in which plain functions run
     middleware          what programs run around their handlers
     verdicts            Retry and Reject, and what becomes of a message

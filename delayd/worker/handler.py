@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -37,8 +37,9 @@ from delayd.worker.decoding import Decode, decoder_of
 CONCURRENCY = 8
 CONCURRENCY_MAX = 10_000
 ATTEMPTS = 5
-# Without a limit of its own a handler has this share of its lease: then its message is given back before the lease
-# ends, so it does not come again while it is at work.
+# Without a limit of its own a coroutine has this share of its lease: then its message is given back before the lease
+# ends, so it does not come again while it is at work. Nobody can end the thread of a function, so a function has no
+# limit: after this share the log tells that it is slow, and its lease is extended.
 LIMIT_SHARE = 5 / 6
 EXTENDED_MOST = timedelta(days=1)  # A handler without any limit keeps its message for so long.
 
@@ -120,13 +121,29 @@ class Handler:
             raise BadArgument(f"a handler is a function or a coroutine function, and {function!r} is neither")
         if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
             raise BadArgument(f"{name_of(function)} is a generator, whose body would never run; a handler returns")
-        self.settings = settings
         self.is_coroutine = _is(inspect.iscoroutinefunction, function)
+        self.slow_after: timedelta | None = None  # From then on the log tells that a handler without a limit is slow.
+        if settings.time_limit == BY_LEASE and not self.is_coroutine:
+            self.slow_after = settings.lease * LIMIT_SHARE
+            settings = replace(settings, time_limit=None)
+        self.settings = settings
         self.name = name_of(function)
         self.call = _caller(function, settings)
 
     def __repr__(self) -> str:
         return f"Handler({self.name} of {self.settings.label}, group {self.settings.group})"
+
+    def check_apart(self, other: Handler) -> None:
+        """BadArgument when both are of one group and may get messages of one subject: the group would share them, so
+        each message would go to one of the two at random.
+        """
+        mine, others = self.settings, other.settings
+        if mine.group == others.group and Subjects(mine.subject).meets(Subjects(others.subject)):
+            both = "" if mine.label == others.label else f", and messages of {mine.label} may be of both"
+            raise BadArgument(
+                f"{other.name} already handles {others.label} for the group {mine.group}{both}; give {self.name} "
+                "another group if both are to get each message, or subjects of its own if one is to get it"
+            )
 
 
 def name_of(function: object) -> str:

@@ -12,6 +12,8 @@ import sys
 import traceback
 
 from delayd.client.pulling.async_consumer import AsyncMessage
+from delayd.client.pulling.consumer import Message
+from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders
 from delayd.tracing import HEADER, traceparent, traceparent_of
 from delayd.worker.handler import Handler
@@ -26,6 +28,7 @@ class Job:
     """One message in a slot."""
 
     __slots__ = (
+        "given",
         "is_given_back",
         "is_lost",
         "is_settled",
@@ -38,11 +41,12 @@ class Job:
         "verdict",
     )
 
-    def __init__(self, message: AsyncMessage, started: float) -> None:
+    def __init__(self, message: AsyncMessage, given: AsyncMessage | Message, started: float) -> None:
         self.message = message
+        self.given = given  # The same message as the handler gets it: with methods that block, if it is a function.
         self.started = started
         self.task: asyncio.Task[None] | None = None  # Of a coroutine.
-        self.over_time = False  # It was cancelled because of the time limit.
+        self.over_time = False  # It was cancelled because of the time limit, or the log has told that it is slow.
         self.is_stopped = False  # It was cancelled because the worker stops.
         self.is_given_back = False  # And it has ended by that: there is no verdict.
         self.is_lost = False  # It goes on in a thread after its time limit, and holds its slot.
@@ -54,7 +58,7 @@ class Job:
 async def work_on(job: Job, handler: Handler, chain: Chain, finish: Finish) -> None:
     """Run middleware and handler; the verdict is in the job then. In a thread this never suspends."""
     pid = _PID()
-    message = job.message
+    message = job.given
     begun: list[Hooks] = []
     try:
         packed = message.headers_bytes
@@ -76,8 +80,8 @@ async def work_on(job: Job, handler: Handler, chain: Chain, finish: Finish) -> N
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt, too, concern this message only.
         cancelled = isinstance(error, asyncio.CancelledError)
         job.is_given_back = cancelled and job.is_stopped
-        if cancelled and job.over_time:
-            limit = handler.settings.limit
+        limit = handler.settings.limit
+        if cancelled and job.over_time and limit is not None:
             error = TimeoutError(f"{handler.name} took longer than its time limit, {limit}")
         job.verdict = verdict_of(error)
         if not isinstance(error, Retry | Reject):
@@ -107,7 +111,7 @@ def traceback_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose traceback can't be had: {untold!r}"
 
 
-def _trace_of(message: AsyncMessage) -> str:
+def _trace_of(message: MessageView) -> str:
     try:
         return traceparent_of(message.headers)
     except BadHeaders:

@@ -5,6 +5,9 @@
                               ├──over the time limit──▶ coroutine: cancelled, then given back
                               │                         function: given back; the slot is lost until its thread ends,
                               │                         and an exclusive lane without any other slot gives up its lead
+                              │                         function without a limit: its lease is extended, and the log
+                              │                         tells that it is slow
+                              ├──settled by the handler──▶ the worker says nothing more
                               └──worker stops, drain over──▶ given back uncounted
 
 Invariant: a message is settled once, and a slot is free only when the handler in it has ended.
@@ -19,10 +22,14 @@ from concurrent.futures import CancelledError as WaitCancelled
 from typing import Any
 
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
+from delayd.client.pulling.consumer import Message
 from delayd.client.pulling.settings import exclusive_of
+from delayd.client.pulling.words import Kind as WordKind
+from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
 from delayd.log_limit import LogLimit
+from delayd.worker.blocking import BlockingWords
 from delayd.worker.handler import Handler
 from delayd.worker.job import Job, run_in_thread, work_on
 from delayd.worker.middleware import Chain
@@ -51,6 +58,8 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._slots = settings.concurrency
         self._limit_s = None if settings.limit is None else settings.limit.total_seconds()
+        slow_s = None if handler.slow_after is None else handler.slow_after.total_seconds()
+        self._look_s = slow_s if self._limit_s is None else self._limit_s  # After this a handler is looked at.
         self._jobs: dict[Job, None] = {}  # Those that hold a slot, in the order of their start.
         self._free: asyncio.Future[None] | None = None  # Set while the lane waits for a slot.
         self._idle: asyncio.Future[None] | None = None  # Set while the drain waits for the handlers.
@@ -60,7 +69,7 @@ class Lane:
         self._ended: list[Job] = []  # Jobs of threads that are not settled yet.
         self._settling: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()  # Those that settle messages whose handlers have not ended.
-        self._attempts = settings.max_attempts
+        self._words = BlockingWords(consumer, self._loop)
         self._threads = None if handler.is_coroutine else Threads(handler.name, self._work_in_thread, self._take_ended)
         self.failed: asyncio.Future[None] = self._loop.create_future()  # Raises a bug of this code.
 
@@ -101,7 +110,7 @@ class Lane:
         """End what is still running, give its messages back uncounted, and disconnect; returns how many went back."""
         jobs = list(self._jobs)
         await self._cancel_coroutines(jobs)
-        left = [job for job in jobs if not job.is_settled]
+        left = [job for job in jobs if not job.is_settled and not job.given.is_settled]
         for job in left:
             job.is_settled = True
         if self._watch is not None:
@@ -120,15 +129,16 @@ class Lane:
         return len(left)
 
     def _start(self, message: AsyncMessage) -> None:
-        job = Job(message, self._loop.time())
+        given = message if self._threads is None else Message.of(message, self._words)
+        job = Job(message, given, self._loop.time())
         self._jobs[job] = None
         if self._threads is not None:
             self._threads.start(job)
         else:
             job.task = self._loop.create_task(self._work_on_loop(job))
             job.task.add_done_callback(self._check)
-        if self._limit_s is not None and self._watch is None:
-            self._watch = self._loop.call_later(self._limit_s, self._look)
+        if self._look_s is not None and self._watch is None:
+            self._watch = self._loop.call_later(self._look_s, self._look)
 
     async def _slot(self) -> None:
         """Wait for a free slot."""
@@ -164,9 +174,9 @@ class Lane:
         if job.is_settled:
             return
         job.is_settled = True
+        told = None if job.given.is_settled else await self._settler.settle(job.message, verdict)
         if verdict.kind is not Kind.ACK:
-            self._tell(job, verdict)
-        await self._settler.settle(job.message, verdict)
+            self._tell(job, verdict, told)
 
     # Coroutines, on the loop.
 
@@ -216,7 +226,8 @@ class Lane:
                 ended, self._ended = self._ended, []
                 for job in ended:
                     if job.is_lost:
-                        log.info("slot_free_again subject=%s group=%s", *self._names)
+                        took_s = self._loop.time() - job.started
+                        log.info("slot_free_again subject=%s group=%s took_s=%.1f", *self._names, took_s)
                     await self._settle(job, job.verdict)
                     self._leave(job)
         finally:
@@ -227,17 +238,19 @@ class Lane:
     def _look(self) -> None:
         """Stop the handlers whose time is over, and look again when that of the next one is."""
         self._watch = None
-        assert self._limit_s is not None, "only handlers with a limit are watched"
+        assert self._look_s is not None, "only handlers that may be slow are watched"
         now = self._loop.time()
         for job in self._jobs:
             if job.over_time:
                 continue
-            left_s = job.started + self._limit_s - now
+            left_s = job.started + self._look_s - now
             if left_s > 0:
                 self._watch = self._loop.call_later(left_s, self._look)
                 return
             job.over_time = True
-            if job.task is not None:
+            if self._limit_s is None:
+                self._tell_slow(job)
+            elif job.task is not None:
                 job.task.cancel()
             elif not job.is_settled:
                 self._lose(job)
@@ -247,30 +260,44 @@ class Lane:
     def _lose(self, job: Job) -> None:
         job.is_lost = True
         lost = sum(each.is_lost for each in self._jobs)
+        told = (*self._names, self._limit_s, lost, self._slots)
         log.error(
-            "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d", *self._names, self._limit_s, lost, self._slots
+            "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d: a function can't be ended, so it goes on while "
+            "its message comes again; name a longer time_limit=, or None",
+            *told,
         )
         error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.limit}"
         self._settle_aside(job, Verdict(Kind.NACK, error=error))
 
+    def _tell_slow(self, job: Job) -> None:
+        """Log that a function takes long, and what becomes of its message."""
+        which = (*self._names, self.handler.name, job.message.sequence, self._look_s)
+        limited.warning(
+            f"handler_slow {self._names}",
+            "handler_slow subject=%s group=%s handler=%s sequence=%d after_s=%g: its lease is extended, for a day at "
+            "most; name a time_limit= to have its message given back earlier",
+            *which,
+        )
+
     # What the log says.
 
-    def _tell(self, job: Job, verdict: Verdict) -> None:
-        """Log what becomes of a message that is not acknowledged; after the last attempt the consumer rejects it."""
+    def _tell(self, job: Job, verdict: Verdict, word: Word | None) -> None:
+        """Log why a message was not handled, and what becomes of it: the ``word`` that was said of it, if one was."""
         message = job.message
-        which = (*self._names, message.sequence, message.attempt)
+        which = (*self._names, message.sequence, message.origin_sequence, message.attempt)
         if job.trouble and verdict.kind is Kind.NACK:
+            comes = "" if word is None or word.kind is WordKind.REJECT else f" again_in_s={word.delay_ms / 1000:g}"
             limited.warning(
                 f"handler_failed {self._names}",
-                "handler_failed subject=%s group=%s sequence=%d attempt=%d\n%s",
+                "handler_failed subject=%s group=%s sequence=%d origin=%d attempt=%d%s\n%s",
                 *which,
+                comes,
                 job.trouble,
             )
-        is_last = self._attempts is not None and message.attempt >= self._attempts
-        if verdict.kind is Kind.REJECT or is_last:
+        if word is not None and word.kind is WordKind.REJECT:
             limited.warning(
                 f"message_rejected {self._names}",
-                "message_rejected subject=%s group=%s sequence=%d attempt=%d reason=%r",
+                "message_rejected subject=%s group=%s sequence=%d origin=%d attempt=%d reason=%r",
                 *which,
                 verdict.reason or ATTEMPTS_OVER,
             )

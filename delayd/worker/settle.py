@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
+from delayd.client.pulling.words import ACK, Word, rejected
 from delayd.errors import AlreadyClosed, DelaydError
 from delayd.log_limit import LogLimit
 from delayd.worker.handler import HandlerSettings
@@ -27,15 +28,25 @@ class Settler:
         self._consumer = consumer
         self._settings = settings
 
-    async def settle(self, message: AsyncMessage, verdict: Verdict) -> None:
-        """Tell the server soon; only the order in which it hears of many is not kept."""
+    async def settle(self, message: AsyncMessage, verdict: Verdict) -> Word | None:
+        """Tell the server soon; only the order in which it hears of many is not kept.
+
+        Returns what was said of the message; None when nothing could be said.
+        """
+        word = self._word(message, verdict)
+        return word if await self._give(lambda: self._consumer.settle([message.handle], False, word)) else None
+
+    def _word(self, message: AsyncMessage, verdict: Verdict) -> Word:
         if verdict.kind is Kind.ACK:
-            await self._give(lambda: message.ack(wait=False))
-        elif verdict.kind is Kind.REJECT:
-            await self._give(lambda: message.reject(verdict.reason, error=verdict.error, wait=False))
-        elif not await self._give(lambda: message.nack(verdict.delay, error=verdict.error, wait=False)):
+            return ACK
+        if verdict.kind is Kind.REJECT:
+            return rejected(verdict.reason, verdict.error)
+        try:
+            return self._consumer.word_back(message.attempt, verdict.delay, verdict.error)
+        except DelaydError as error:
             # No message of this group may wait for so long.
-            await self._give(lambda: message.nack(error=verdict.error, wait=False))
+            self._log(error)
+            return self._consumer.word_back(message.attempt, None, verdict.error)
 
     async def close(self, left: Sequence[AsyncMessage]) -> None:
         """Give back, uncounted, messages whose handlers have not ended; wait until all is durable, and disconnect."""

@@ -9,6 +9,7 @@ Invariant: a message is acknowledged only after its handler has returned.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,14 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from delayd.client.limits import need_callable, need_meta, need_timedelta
+from delayd.client.limits import check_group, need_callable, need_meta, need_timedelta
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.settings import BACKOFF, LEASE, Start
 from delayd.client.pulling.words import Backoff
-from delayd.errors import BadArgument, BadSetting
+from delayd.errors import BadArgument, BadSetting, WrongLoop
 from delayd.log_limit import tell_left_out
 from delayd.worker.decoding import Decode
-from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Handler, HandlerSettings, TimeLimit
+from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Handler, HandlerSettings, TimeLimit, name_of
 from delayd.worker.lane import Lane
 from delayd.worker.middleware import Chain
 from delayd.worker.settle import consumer_of
@@ -37,6 +38,7 @@ BLOCKED_S = 1.0  # A loop that is late by this is blocked: it runs no other coro
 log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Hook = TypeVar("Hook", bound=Callable[[], object])
 MakeConsumer = Callable[[str, HandlerSettings], AsyncConsumer]
 """Makes the consumer of one handler, in the running loop; the first argument is the address of meta."""
 
@@ -59,6 +61,7 @@ class Worker:
     Args:
         address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
             127.0.0.1:7400.
+        group: the consumer group of handlers that name none.
         middleware: objects with any of ``before(message)``, ``after(message, result)`` and
             ``error(message, exception)``, which may be functions or coroutine functions.
         drain: how long a stop waits for handlers that are at work; then their messages go back, uncounted.
@@ -69,18 +72,24 @@ class Worker:
         self,
         address: str | None = None,
         *,
+        group: str | None = None,
         middleware: Sequence[object] = (),
         drain: timedelta = DRAIN,
         consumers: MakeConsumer = consumer_of,
     ) -> None:
-        self._address = need_meta(address, others="middleware= and drain=")
+        self._address = need_meta(address, others="group=, middleware= and drain=")
         self._chain = Chain(middleware)
         if not timedelta(0) <= need_timedelta("drain", drain, BadSetting) <= DRAIN_MAX:
             raise BadSetting(f"drain is {drain} and must lie within 0 and {DRAIN_MAX}")
         need_callable("consumers", consumers)
         self._drain_s = drain.total_seconds()
         self._make_consumer = consumers
-        self._handlers: dict[tuple[tuple[str, ...], str], Handler] = {}
+        if group is not None:
+            check_group(group)
+        self._group = group
+        self._handlers: list[Handler] = []
+        self._at_start: list[Callable[[], object]] = []
+        self._at_stop: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # While it serves.
         self._stopping: asyncio.Event | None = None
         self._stops = False  # `stop` was called: before the loop was there, or while it runs.
@@ -88,13 +97,13 @@ class Worker:
     @property
     def handlers(self) -> Sequence[Handler]:
         """What was registered."""
-        return list(self._handlers.values())
+        return list(self._handlers)
 
     def on(
         self,
         subject: str | Sequence[str],
         *,
-        group: str,
+        group: str | None = None,
         concurrency: int = CONCURRENCY,
         max_attempts: int | None = ATTEMPTS,
         lease: timedelta = LEASE,
@@ -116,13 +125,14 @@ class Worker:
         Args:
             subject: the name under which the messages were sent; also a list of names, or a pattern such as
                 ``orders.*``.
-            group: the name of the consumer group. All processes that share the work give the same name.
+            group: the name of the consumer group. All processes that share the work give the same name. Without it,
+                the worker's own.
             concurrency: how many messages of the subject this process handles at the same time.
             max_attempts: after so many failed attempts a message becomes a dead letter. None: it comes again for ever.
             lease: how long a message stays with a worker that has died.
-            time_limit: how long a handler may take for a message, at most a day; by default five sixths of the lease.
-                None: as long as it likes. The worker extends the lease while a handler takes longer than that, for a
-                day at most.
+            time_limit: how long a handler may take for a message, at most a day; by default a coroutine has five
+                sixths of the lease, and a function, which nobody can end, as long as it likes. None: as long as it
+                likes. The worker extends the lease while a handler takes longer than that, for a day at most.
             decode: what the body is: "bytes", "json", "msgpack", or a function of the bytes. A message whose body
                 can't be decoded is rejected.
             pass_message: the second parameter gets the message, whatever its name is.
@@ -130,24 +140,58 @@ class Worker:
             ordered: messages with one ordering key come one after the other (docs/consuming.md, In order).
             start, tags_any, tags_all, exclusive, group_max_in_flight: as of a `delayd.Consumer`.
         """
-        own = (subject, group, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff)
+        named = self._group if group is None else group
+        if named is None:
+            raise BadArgument(
+                "say which group handles it: group= of this handler, or Worker(group=...) for all of them"
+            )
+        own = (subject, named, concurrency, max_attempts, lease, time_limit, decode, pass_message, backoff)
         settings = HandlerSettings(*own, ordered, start, tags_any, tags_all, exclusive, group_max_in_flight)
 
         def register(function: Function) -> Function:
             handler = Handler(function, settings)
-            names = (subject,) if isinstance(subject, str) else tuple(subject)
-            earlier = self._handlers.setdefault((names, group), handler)
-            if earlier is not handler:
-                raise BadArgument(
-                    f"{earlier.name} already handles {settings.label} for the group {group}; give {handler.name} "
-                    "another group if both are to get each message"
-                )
+            for earlier in self._handlers:
+                handler.check_apart(earlier)
+            self._handlers.append(handler)
             return function
 
         return register
 
+    def on_start(self, function: Hook) -> Hook:
+        """Have a function or a coroutine function called on the event loop before the first message is pulled.
+
+        Those of one worker are called in their order. What one raises ends `serve` or `run`.
+
+        Args:
+            function: takes no argument.
+        """
+        need_callable("function", function)
+        self._at_start.append(function)
+        return function
+
+    def on_stop(self, function: Hook) -> Hook:
+        """Have a function or a coroutine function called on the event loop when all handlers have ended.
+
+        Those of one worker are called in reverse order, also when `on_start` failed. What one raises is logged
+        (``hook_failed``), and the others are called all the same.
+
+        Args:
+            function: takes no argument.
+        """
+        need_callable("function", function)
+        self._at_stop.append(function)
+        return function
+
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, with exit code 130."""
+        """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, with exit code 130.
+
+        Raises:
+            WrongLoop: an event loop runs here, as in a notebook; say ``await worker.serve()`` there.
+        """
+        if asyncio._get_running_loop() is not None:
+            raise WrongLoop(
+                "an event loop runs here already; say `await worker.serve()` in it in place of worker.run()"
+            )
         with Signals(self.stop, self._drain_s):
             uvloop.run(self.serve())
 
@@ -166,12 +210,19 @@ class Worker:
         if self._stops:
             self._stopping.set()
         try:
+            for hook in self._at_start:
+                await _called(hook)
             lanes = [
                 Lane(handler, self._make_consumer(self._address, handler.settings), self._chain)
-                for handler in self._handlers.values()
+                for handler in self._handlers
             ]
             await self._serve(loop, lanes, self._stopping)
         finally:
+            for hook in reversed(self._at_stop):
+                try:
+                    await _called(hook)
+                except Exception:
+                    log.exception("hook_failed hook=%s", name_of(hook))
             self._loop = self._stopping = None
             self._stops = False
 
@@ -221,6 +272,12 @@ class Worker:
             await lane.drain(until)
         given_back = await asyncio.gather(*(lane.close() for lane in lanes))
         log.info("worker_stopped given_back=%d", sum(given_back))
+
+
+async def _called(hook: Callable[[], object]) -> None:
+    result = hook()
+    if inspect.isawaitable(result):
+        await result
 
 
 async def _watch(lanes: list[Lane]) -> None:

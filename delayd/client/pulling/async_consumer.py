@@ -363,12 +363,14 @@ class AsyncMessage(MessageView):
             wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
         """
         await self._consumer.settle([self.handle], wait)
+        self.is_settled = True
 
     async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
         """Give the message back: it comes again, as the next attempt, or becomes a dead letter when its attempts are
         over. ``delay``, ``error`` and ``wait`` are those of `AsyncMessageBatch.nack`.
         """
         await self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
+        self.is_settled = True
 
     async def extend(self, lease: timedelta) -> None:
         """Hold the message for ``lease`` from now on; see `AsyncMessageBatch.extend`."""
@@ -379,3 +381,4 @@ class AsyncMessage(MessageView):
         `AsyncMessageBatch.reject`.
         """
         await self._consumer.settle([self.handle], wait, rejected(reason, error))
+        self.is_settled = True

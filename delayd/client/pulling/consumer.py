@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Self, overload
+from typing import Protocol, Self, overload
 
 from delayd.client.at_exit import THREAD_S, forget, remember
 from delayd.client.engine import OwnEngine
@@ -335,6 +335,16 @@ class MessageBatch(MessageColumns):
         self.consumer.settle(self.pulled.handles, wait, rejected(reason, error))
 
 
+class Settling(Protocol):
+    """Whoever says the words of a message, and blocks meanwhile: a consumer, or a worker for its functions."""
+
+    def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
+        """See Consumer."""
+
+    def word_back(self, attempt: int, delay: timedelta | None, error: str) -> Word:
+        """See Consumer."""
+
+
 class Message(MessageView):
     """One message, as a consumer gets it.
 
@@ -350,7 +360,15 @@ class Message(MessageView):
 
     def __init__(self, batch: MessageBatch, row: int) -> None:
         super().__init__(batch, row)
-        self._consumer = batch.consumer
+        self._consumer: Settling = batch.consumer
+
+    @classmethod
+    def of(cls, view: MessageView, consumer: Settling) -> Self:
+        """The message of any view, whose words ``consumer`` says; for a worker, whose functions block."""
+        made = cls.__new__(cls)
+        MessageView.__init__(made, view.columns, view.row)
+        made._consumer = consumer
+        return made
 
     def ack(self, *, wait: bool = True) -> None:
         """Acknowledge the message: the work on it is done, so its group does not get it again.
@@ -359,12 +377,14 @@ class Message(MessageView):
             wait: as for `MessageBatch.ack`, which also lists the errors.
         """
         self._consumer.settle([self.handle], wait)
+        self.is_settled = True
 
     def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
         """Give the message back: it comes again, as the next attempt, or becomes a dead letter when its attempts are
         over. ``delay``, ``error`` and ``wait`` are those of `MessageBatch.nack`.
         """
         self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
+        self.is_settled = True
 
     def extend(self, lease: timedelta) -> None:
         """Hold the message for ``lease`` from now on; see `MessageBatch.extend`."""
@@ -375,6 +395,7 @@ class Message(MessageView):
         `MessageBatch.reject`.
         """
         self._consumer.settle([self.handle], wait, rejected(reason, error))
+        self.is_settled = True
 
 
 class _Engine:

@@ -284,11 +284,12 @@ class MessageColumns:
 class MessageView:
     """One message of a batch."""
 
-    __slots__ = ("_columns", "row")
+    __slots__ = ("columns", "is_settled", "row")
 
     def __init__(self, columns: MessageColumns, row: int) -> None:
-        self._columns = columns
+        self.columns = columns
         self.row = row  # Its place in the batch.
+        self.is_settled = False  # This object was asked to acknowledge the message, give it back or reject it.
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.subject}, sequence {self.sequence}, {len(self.body)} bytes)"
@@ -296,7 +297,7 @@ class MessageView:
     @property
     def body(self) -> bytes:
         """The bytes that the producer sent."""
-        return self._columns.bodies[self.row]
+        return self.columns.bodies[self.row]
 
     def text(self) -> str:
         """The body as text. Raises BadBody when it is no UTF-8."""
@@ -324,18 +325,18 @@ class MessageView:
     @property
     def headers_bytes(self) -> bytes:
         """The headers as they were sent: one msgpack map, or no bytes."""
-        return self._columns.headers_bytes[self.row]
+        return self.columns.headers_bytes[self.row]
 
     @property
     def subject(self) -> str:
         """The subject to which the message was sent."""
-        columns = self._columns
+        columns = self.columns
         return columns.subject if columns.pulled.subjects is None else columns.subjects[self.row]
 
     @property
     def deliver_at_ms(self) -> int:
         """When the message was due, in milliseconds since the epoch."""
-        return self._columns.instants[self.row]
+        return self.columns.instants[self.row]
 
     @property
     def deliver_at(self) -> datetime:
@@ -345,27 +346,27 @@ class MessageView:
     @property
     def late_ms(self) -> int:
         """How long after it was due the message was received here, in milliseconds of the server's clock."""
-        return self._columns.pulled.received_at_ms - self.deliver_at_ms
+        return self.columns.pulled.received_at_ms - self.deliver_at_ms
 
     @property
     def attempt(self) -> int:
         """How often the message was delivered to this group, in all its lives; 1 is the first time."""
-        return int(self._columns.attempts[self.row])
+        return int(self.columns.attempts[self.row])
 
     @property
     def last_error(self) -> str:
         """What its last handler said when it gave the message back (`nack`); empty when nobody has said anything."""
-        return self._columns.lives[self.row].error
+        return self.columns.lives[self.row].error
 
     @property
     def origin_sequence(self) -> int:
         """The sequence under which the message was sent: that of its first life, where it came again."""
-        return self._columns.lives[self.row].origin_sequence or self.sequence
+        return self.columns.lives[self.row].origin_sequence or self.sequence
 
     @property
     def first_deliver_at_ms(self) -> int:
         """When the message was due the first time, in milliseconds since the epoch."""
-        return self._columns.lives[self.row].first_due_ms or self.deliver_at_ms
+        return self.columns.lives[self.row].first_due_ms or self.deliver_at_ms
 
     @property
     def first_deliver_at(self) -> datetime:
@@ -375,7 +376,7 @@ class MessageView:
     @property
     def expires_at_ms(self) -> int | None:
         """When the message expires, in milliseconds since the epoch; None for never."""
-        return int(self._columns.expiries[self.row]) or None
+        return int(self.columns.expiries[self.row]) or None
 
     @property
     def expires_at(self) -> datetime | None:
@@ -386,17 +387,17 @@ class MessageView:
     @property
     def sequence(self) -> int:
         """The message's number in its delay server's log."""
-        return int(self._columns.sequences[self.row])
+        return int(self.columns.sequences[self.row])
 
     @property
     def log_id(self) -> LogId:
         """The log_id of the delay server that held the message; as text it is what `delayd servers` shows."""
-        return LogId(self._columns.log_ids[self.row])
+        return LogId(self.columns.log_ids[self.row])
 
     @property
     def handle(self) -> list[int]:
         """The handle that an acknowledgement of the message names (rule Q1)."""
-        columns = self._columns
+        columns = self.columns
         handle = [columns.pulled.incarnation, columns.pull_sequences[self.row], 1]
         if columns.pulled.subjects is not None:
             handle.append(columns.places[self.row])

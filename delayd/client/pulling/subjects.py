@@ -50,6 +50,15 @@ class Subjects:
         """Whether messages may be of several subjects."""
         return bool(self.names) or self.pattern is not None
 
+    def meets(self, other: Subjects) -> bool:
+        """Whether a subject may be consumed by both."""
+        if self.pattern is None:
+            names = self.names or (self.label,)
+            if other.pattern is not None:
+                return any(other.pattern.matches(name) for name in names)
+            return not {*names}.isdisjoint(other.names or (other.label,))
+        return other.meets(self) if other.pattern is None else self.pattern.meets(other.pattern.text)
+
     def place(self, subject: str, log_id: int) -> int:
         """The number of a place."""
         place = Place(subject, log_id)

@@ -164,16 +164,21 @@ def test_a_setting_that_can_not_be_is_refused_by_name(settings: dict[str, Any], 
 
 def test_leases_are_extended_only_for_handlers_that_may_outlast_them() -> None:
     worker = delayd.Worker("127.0.0.1:1")
-    worker.on("a", group=GROUP)(print)
-    worker.on("b", group=GROUP, lease=timedelta(minutes=12))(print)
+
+    async def waits(body: bytes) -> None: ...
+
+    worker.on("a", group=GROUP)(waits)
+    worker.on("b", group=GROUP, lease=timedelta(minutes=12))(waits)
     worker.on("c", group=GROUP, time_limit=timedelta(seconds=7))(print)
     worker.on("d", group=GROUP, time_limit=timedelta(hours=1))(print)
-    worker.on("e", group=GROUP, time_limit=None)(print)
+    worker.on("e", group=GROUP, time_limit=None)(waits)
+    worker.on("f", group=GROUP)(print)  # Nobody can end a function.
     assert [(handler.settings.limit, handler.settings.auto_extend) for handler in worker.handlers] == [
         (timedelta(seconds=50), None),
         (timedelta(minutes=10), None),
         (timedelta(seconds=7), None),
         (timedelta(hours=1), timedelta(minutes=61)),
+        (None, timedelta(days=1)),
         (None, timedelta(days=1)),
     ]
 
