@@ -8,11 +8,11 @@ long job calls `Executor.give_way` between two pieces, and more urgent jobs run 
 from __future__ import annotations
 
 import threading
+from _queue import SimpleQueue  # The one of `queue`, also where gevent has put its own in that place.
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
-from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 R = TypeVar("R")

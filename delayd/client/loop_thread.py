@@ -7,16 +7,17 @@ not have this thread; `OwnEngine` gives it another one.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from _queue import SimpleQueue  # As in `delayd.executor`.
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Generic, TypeVar, TypeVarTuple
 
 import uvloop
 
-from delayd.errors import AlreadyClosed
+from delayd.errors import AlreadyClosed, BadSetting
 from delayd.executor import Done
 
 R = TypeVar("R")
@@ -24,10 +25,30 @@ Fields = TypeVarTuple("Fields")
 Work = Callable[[], None]
 
 
+# Libraries that put greenlets in place of threads: who they are, the module that knows, what it is asked, and how they
+# leave threads alone.
+_PATCHERS = (
+    ("gevent", "gevent.monkey", "is_module_patched", "threading", "monkey.patch_all(thread=False)"),
+    ("eventlet", "eventlet.patcher", "is_monkey_patched", "thread", "eventlet.monkey_patch(thread=False)"),
+)
+
+
+def need_real_threads() -> None:
+    """BadSetting where threads are greenlets: all of them would wait for ever for a loop that never gets its turn."""
+    for who, module, asks, what, instead in _PATCHERS:
+        patcher = sys.modules.get(module)
+        if patcher is not None and getattr(patcher, asks)(what):
+            raise BadSetting(
+                f"{who} has put greenlets in place of this program's threads, and delayd needs a thread of its own;"
+                f" patch with {instead}, or use delayd in another process"
+            )
+
+
 class LoopThread:
     """A running loop; made by the first use of a blocking client in a process, ended by its close."""
 
     def __init__(self, name: str) -> None:
+        need_real_threads()
         self.loop = uvloop.new_event_loop()
         self._inbox: deque[Work] = deque()
         self._woken = False

@@ -10,8 +10,8 @@ import logging
 import os
 import signal
 import threading
+from _queue import Empty, SimpleQueue  # As in `delayd.executor`.
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Self
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from _queue import SimpleQueue  # As in `delayd.executor`.
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from queue import SimpleQueue
 
+from delayd.client.loop_thread import need_real_threads
 from delayd.worker.job import Job
 
 
@@ -20,6 +21,7 @@ class Threads:
     """The threads of one handler. ``work`` is called in a thread; ``ended`` on the loop, once for many jobs."""
 
     def __init__(self, name: str, work: Callable[[Job], None], ended: Callable[[list[Job]], None]) -> None:
+        need_real_threads()
         self._name = name
         self._work = work
         self._ended = ended

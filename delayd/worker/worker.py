@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from delayd.client.limits import check_group, need_callable, need_meta, need_timedelta
+from delayd.client.loop_thread import need_real_threads
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.settings import BACKOFF, LEASE, Start
 from delayd.client.pulling.words import Backoff
@@ -192,6 +193,7 @@ class Worker:
             raise WrongLoop(
                 "an event loop runs here already; say `await worker.serve()` in it in place of worker.run()"
             )
+        need_real_threads()
         with Signals(self.stop, self._drain_s):
             uvloop.run(self.serve())
 
