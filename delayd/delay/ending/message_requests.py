@@ -718,6 +718,7 @@ class MessageRequests:
         for reason, told in STATE_OF_REASON.items():
             state[found.compress(ended["reason"] == reason)] = told
         states["other"][found], states["other_at_ms"][found] = ended["other"], ended["other_at_ms"]
+        states["decided_at_ms"][found] = ended["decided_at_ms"]
         claimable[found] = NOT_CLAIMABLE
         if bool((state == MessageState.IN_FLIGHT).any()):
             # A row whose outcome became durable during the look-up has ended all the same.
@@ -727,6 +728,7 @@ class MessageRequests:
             for reason, told in STATE_OF_REASON.items():
                 state[found.compress(ended["reason"] == reason)] = told
             states["other"][found], states["other_at_ms"][found] = ended["other"], ended["other_at_ms"]
+            states["decided_at_ms"][found] = ended["decided_at_ms"]
         states["state"] = state
         return states, claimable
 

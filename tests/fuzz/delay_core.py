@@ -1,0 +1,541 @@
+"""Random and hostile requests to a delay server's core, beside a model of what is true (rules B2, C1, E1).
+
+No process, no socket and no thread: a world in memory whose steps come one by one, so a seed repeats a run exactly.
+Honest callers send messages and cancel, move and ask about them, by receipt and by key, now and then with receipts that
+they have made up; hostile ones send what the fuzzer draws. Afterwards everybody has left, and
+
+- each request was answered once, and by name if it was refused;
+- each answer was true: what it says of a message agrees with what was answered before and with what targets hold;
+- each counter of what requests hold is 0;
+- no turn of the loop took longer than `TURN_MS_MAX` of processor time.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+import numpy as np
+
+from delayd.batch import Buffer, ProducerPart
+from delayd.delay.requests import Requests
+from delayd.errors import BadRequest, DelaydError, RetryLater
+from delayd.hours import INSTANT_MS_MAX
+from delayd.testing.clock import START_MS
+from delayd.wire.ending import (
+    AnswerRows,
+    Asked,
+    AskedKeys,
+    CancelAnswer,
+    MessageState,
+    RescheduleAnswer,
+    decode_answers,
+    encode_asked,
+    encode_asked_keys,
+)
+from delayd.wire.finding import Window, read_piece
+from delayd.wire.frame import Frame, FrameReader, HeadValue
+from delayd.wire.limits import DELAY_LIMITS
+from delayd.wire.requests import RequestType, need_int, need_maps, need_u64
+from tests.batches import messages
+from tests.worlds.delay import TARGET_IDS, World
+
+from . import requests as hostile
+
+TURN_MS_MAX = 20.0
+HOUR_MS = 3_600_000
+SUBJECT = b"truth"
+HELD = ("queued_bytes", "asked_rows", "asked_copies", "key_look_ups", "find_pieces", "owed_rows")
+PEERS = 6
+STEPS_A_REQUEST = 6  # So much of what could happen next does happen between two requests.
+MESSAGES_KEPT = 3_000
+REST_EVERY = 2_000  # Requests; then all that is pending is listed and compared.
+DUE_AFTER_MS = (0, 7, 1_003, 60_007, HOUR_MS + 7, 30 * HOUR_MS + 7)
+FAR_MS = 400 * HOUR_MS
+STOPS = frozenset({RequestType.RELEASE_SLOTS, RequestType.TARGET_LOST, RequestType.TARGET_ACCEPT})
+
+
+class Untrue(AssertionError):
+    """An answer says what is not so."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """What is known of a message of an honest caller."""
+
+    body: bytes
+    key: bytes
+    due_ms: int
+    receipts: list[tuple[int, int, int]] = field(default_factory=list)  # The first one, and those of moves.
+    cancelled: bool = False
+    busy: bool = False  # A request that changes it is under way.
+
+
+class Peer:
+    """One connection; what it has asked and what it was answered."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._reader = FrameReader(room=DELAY_LIMITS.plain)
+        self._reader.room_by_type = DELAY_LIMITS.by_type_trusted
+        self._asked: dict[int, Callable[[Mapping[str, HeadValue] | DelaydError, bytes], None]] = {}
+        self._next_id = 0
+        self.source = hostile.Requests("delay", run.random, START_MS)
+
+    def next_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def send(self, data: bytes, heard: Callable[[Mapping[str, HeadValue] | DelaydError, bytes], None]) -> bool:
+        """Send the bytes of one request; whether the connection goes on."""
+        buffer = self._reader.get_buffer()
+        while data:
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            data = data[size:]
+            for frame in self._reader.received(size):
+                self._asked[frame.request_id] = heard
+                self._run.serve(self, frame)
+            if self._reader.fault is not None:
+                return False
+            buffer = self._reader.get_buffer()
+        return not self._reader.unfinished_bytes
+
+    @property
+    def owed(self) -> int:
+        return len(self._asked)
+
+    def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
+        self._run.counts["answered"] += 1
+        self._asked.pop(request_id)(head, b"".join(body))
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        self._run.counts["refused"] += 1
+        self._run.counts[f"refused {error.code}"] += 1
+        self._asked.pop(request_id)(error, b"")
+
+
+class Run:
+    """One run over one world."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.turn_ms = 0.0
+        self.slowest = ""
+        self._world = World(load_ahead_ms=60_000, segment_bytes=4 << 20, seed=seed)
+        self._soon: deque[Callable[[], None]] = deque()
+        core = self._world.core
+        self._log_id = core.identity.log_id
+        self._requests = Requests(core, core._clock, dict, self._soon.append)  # type: ignore[arg-type]
+        self._peers = [Peer(self) for _ in range(PEERS)]
+        self._messages: list[Message] = []
+        self._of_sequence: dict[int, Message] = {}
+        self._held: dict[bytes, int] = {}  # By body: how often targets have it.
+        self._batches_seen = dict.fromkeys(TARGET_IDS, 0)
+        self._number = 0
+        self._at_rest = False
+
+    def requests(self, count: int) -> None:
+        """Make so many requests, then let everybody leave, and judge what is left."""
+        honest = [self._send, self._ask_receipts, self._ask_receipts, self._ask_keys, self._outcome]
+        gc.collect()
+        gc.disable()
+        try:
+            number = 0
+            while self.counts["requests"] < count:
+                number += 1
+                if self.random.random() < 0.5:
+                    self._hostile()
+                else:
+                    self.random.choice(honest)()
+                self._step(self.random.randrange(STEPS_A_REQUEST))
+                if self.random.random() < 0.02:
+                    self._pass(self.random.choice((1, 40, 700, 5_000)))
+                if number % REST_EVERY == 0:
+                    self._compare_all()
+                    gc.collect()
+        finally:
+            gc.enable()
+        self._compare_all()
+        self._leave()
+
+    # Turns of the loop.
+
+    def serve(self, peer: Peer, frame: Frame) -> None:
+        """Give a request to the core, as the connection of a server does."""
+        self.counts["requests"] += 1
+        try:
+            if frame.fault is not None:
+                raise frame.fault
+            if frame.body and frame.type not in DELAY_LIMITS.bodies:
+                raise BadRequest("it has no body")
+            self._turn(lambda: self._requests.received(peer, frame), f"request {frame.type}")
+        except DelaydError as error:
+            peer.answer_error(frame.request_id, error)
+
+    def _turn(self, call: Callable[[], object], name: str) -> None:
+        began = time.thread_time()
+        try:
+            call()
+        finally:
+            took_ms = 1_000 * (time.thread_time() - began)
+            if took_ms > self.turn_ms:
+                self.turn_ms, self.slowest = took_ms, name
+
+    def _step(self, steps: int) -> None:
+        """Let some of what could happen next happen; only the loop's own part of it is measured."""
+        world = self._world
+        for _ in range(steps):
+            if self._soon and self.random.random() < 0.5:
+                self._turn(self._soon.popleft(), "soon")
+                continue
+            moves = world.moves()
+            if not moves:
+                self._turn(world.core.wake, "wake")
+                moves = world.moves()
+                if not moves:
+                    return
+            self._move(self.random.choice(moves))
+
+    def _move(self, move: Callable[[], None]) -> None:
+        name = getattr(move, "__name__", "")
+        if name in ("run_one", "sync", "carry_up"):
+            move()  # On another thread, or in another process.
+        else:
+            self._turn(move, name)
+
+    def _settle(self) -> None:
+        world = self._world
+        while True:
+            if self._soon:
+                self._turn(self._soon.popleft(), "soon")
+                continue
+            move = world.next_move()
+            if move is None:
+                self._turn(world.core.wake, "wake")
+                move = world.next_move()
+                if move is None:
+                    if not self._soon:
+                        world._forget_ended()
+                        return
+                    continue
+            self._move(move)
+
+    def _pass(self, ms: int) -> None:
+        """Let time pass."""
+        world = self._world
+        end = world.clock.monotonic_ms() + ms
+        while (left := end - world.clock.monotonic_ms()) > 0:
+            world.clock.advance(max(1, min(left, world.idle_ms())))
+            world.look_around()
+            self._turn(world.core.wake, "wake")
+            self._step(20)
+
+    # Hostile callers.
+
+    def _hostile(self) -> None:
+        peer = self.random.choice(self._peers)
+        data = peer.source.drawn(peer.next_id(), None)
+        kind = data[5] if len(data) > 5 else 0
+        if kind in STOPS and self.random.random() < 0.98:
+            return  # What an operator takes away for good would leave little to ask about.
+        if not peer.send(data, lambda head, body: None) or self.random.random() < 0.002:
+            self._end(peer)
+
+    def _end(self, peer: Peer) -> None:
+        """A connection goes away, with what it has asked under way; another one comes."""
+        self._requests.disconnected(peer)
+        self._peers[self._peers.index(peer)] = Peer(self)
+        self._gone = peer
+
+    # Honest callers.
+
+    def _ask(
+        self,
+        kind: RequestType,
+        head: dict[str, HeadValue],
+        body: bytes,
+        heard: Callable[[Mapping[str, HeadValue] | DelaydError, bytes], None],
+    ) -> None:
+        peer = self.random.choice(self._peers)
+        data = hostile.frame(kind, peer.next_id(), hostile._packed(head), body)
+        assert peer.send(data, heard), "an honest request is whole"
+
+    def _send(self) -> None:
+        self._number += 1
+        count = self.random.choice((1, 1, 2, 5, 40))
+        now_ms = self._world.clock.now_ms()
+        sent = [
+            Message(
+                b"%d-%d" % (self._number, row),
+                b"%d-%d" % (self._number, row) if self.random.random() < 0.4 else b"",
+                now_ms + self.random.choice((*DUE_AFTER_MS, FAR_MS + 7)),
+            )
+            for row in range(count)
+        ]
+        keyed = any(each.key for each in sent)
+        batch = messages(
+            [each.body for each in sent],
+            due=[each.due_ms for each in sent],
+            keys=[each.key for each in sent] if keyed else None,
+            subjects=[SUBJECT],
+            part=ProducerPart(0xABC0_0000 + self._number % 7, self._number, 0),
+        )
+
+        def heard(head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
+            if isinstance(head, DelaydError):
+                raise Untrue(f"an honest SEND was answered {head!r}")
+            (result,) = need_maps(dict(head), "results")
+            if "error" in result:
+                self.counts["own sends refused"] += 1
+                return
+            base, at_ms = need_u64(result, "base_sequence"), need_int(result, "appended_at_ms")
+            for row, each in enumerate(sent):
+                each.receipts.append((base + row, each.due_ms, at_ms))
+                self._of_sequence[base + row] = each
+            self._messages += sent
+            for each in self._messages[:-MESSAGES_KEPT]:
+                for sequence, _, _ in each.receipts:
+                    self._of_sequence.pop(sequence, None)
+            del self._messages[:-MESSAGES_KEPT]
+
+        self._ask(RequestType.SEND, {}, batch, heard)
+
+    def _outcome(self) -> None:
+        number = self.random.randrange(1, self._number + 2)
+        head: dict[str, HeadValue] = {
+            "log_id": self._log_id,
+            "producer_id": 0xABC0_0000 + number % 7,
+            "producer_batch": number,
+        }
+
+        def heard(head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
+            if isinstance(head, DelaydError):
+                raise Untrue(f"an honest OUTCOME was answered {head!r}")
+
+        self._ask(RequestType.OUTCOME, head, b"", heard)
+
+    def _some(self, count: int, *, change: bool) -> list[Message]:
+        free = [each for each in self.random.choices(self._messages, k=count) if not (change and each.busy)]
+        return list(dict.fromkeys(free))
+
+    def _ask_receipts(self) -> None:
+        if not self._messages:
+            return
+        random = self.random
+        kind = random.choice((RequestType.GET, RequestType.GET, RequestType.CANCEL, RequestType.RESCHEDULE))
+        change = kind is not RequestType.GET
+        chosen = self._some(random.choice((1, 1, 3, 30)), change=change)
+        rows: list[tuple[int, int, int]] = []
+        meant: list[Message | None] = []
+        for each in chosen:
+            rows.append(random.choice(each.receipts))
+            meant.append(each)
+            if random.random() < 0.1:
+                rows.append(self._made_up(each))
+                meant.append(None)
+        self._change(kind, chosen, rows, meant)
+
+    def _made_up(self, message: Message) -> tuple[int, int, int]:
+        """A receipt that nobody was given: of a message with another instant, perhaps of the row that it is now."""
+        sequence, due_ms, at_ms = message.receipts[self.random.choice((0, -1))]
+        if self.random.random() < 0.2:
+            return self.random.randrange(1 << 40, 1 << 41), due_ms, at_ms
+        return sequence, due_ms + self.random.choice((1, HOUR_MS)), at_ms
+
+    def _change(
+        self,
+        kind: RequestType,
+        chosen: list[Message],
+        rows: list[tuple[int, int, int]],
+        meant: list[Message | None],
+        keys: list[bytes] | None = None,
+    ) -> None:
+        if not rows:
+            return
+        moves = kind is RequestType.RESCHEDULE
+        instant_ms = self._world.clock.now_ms() + self.random.choice(DUE_AFTER_MS)
+        wanted = np.full(len(rows), instant_ms, np.int64) if moves else None
+        if keys is None:
+            columns = np.array(rows, np.int64).T
+            asked = Asked(columns[0].astype(np.uint64), columns[1].copy(), columns[2].copy())
+            contradicts = len({row[0] for row in rows}) < len(set(rows))
+            body = encode_asked(asked, wanted)
+        else:
+            contradicts = False
+            body = encode_asked_keys(AskedKeys(SUBJECT, keys), wanted)
+        change = kind is not RequestType.GET
+        calm = {id(each) for each in chosen if not each.busy}
+        for each in chosen if change else ():
+            each.busy = True
+
+        def heard(head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
+            for each in chosen if change else ():
+                each.busy = False
+            if isinstance(head, DelaydError):
+                fair = isinstance(head, RetryLater) or (contradicts and isinstance(head, BadRequest))
+                if not fair:
+                    raise Untrue(f"an honest {kind.name} was answered {head!r}")
+                self.counts["own requests refused"] += 1
+                return
+            for answer, message in zip(decode_answers(body), meant, strict=True):
+                self.counts[f"{kind.name} {MessageState(int(answer['state'])).name}"] += 1
+                is_calm = message is not None and id(message) in calm
+                self._judge(kind, message, answer, instant_ms, calm=is_calm, by_key=keys is not None)
+
+        self._ask(kind, {"log_id": self._log_id}, body, heard)
+
+    def _ask_keys(self) -> None:
+        random = self.random
+        if not self._messages:
+            return
+        kind = random.choice((RequestType.GET, RequestType.CANCEL, RequestType.RESCHEDULE))
+        some = self._some(random.choice((1, 5, 20)), change=kind is not RequestType.GET)
+        chosen = [each for each in some if each.key]
+        meant: list[Message | None] = [*chosen]
+        keys = [each.key for each in chosen]
+        if random.random() < 0.2:
+            keys.append(b"nobody's")
+            meant.append(None)
+        self._change(kind, chosen, [(0, 0, 0)] * len(keys), meant, keys)
+
+    # Truth.
+
+    def _is_held(self, message: Message) -> bool:
+        """Whether a target has a message."""
+        for log_id, target in self._world.outside.targets.items():
+            for kept in target.log[self._batches_seen[log_id] :]:
+                for body in kept.bodies:
+                    self._held[body] = self._held.get(body, 0) + 1
+            self._batches_seen[log_id] = len(target.log)
+        count = self._held.get(message.body, 0) if message.body else 0
+        if count > 1:
+            raise Untrue(f"{message.body!r} was delivered {count} times")
+        if count and message.cancelled:
+            raise Untrue(f"{message.body!r} was answered CANCELLED, and delivered")
+        return bool(count)
+
+    def _judge(
+        self,
+        kind: RequestType,
+        message: Message | None,
+        answer: AnswerRows,
+        instant_ms: int,
+        *,
+        calm: bool,
+        by_key: bool,
+    ) -> None:
+        state, said = MessageState(int(answer["state"])), int(answer["answer"])
+        if message is None:
+            if state not in (MessageState.UNKNOWN, MessageState.IN_FLIGHT):
+                raise Untrue(f"{kind.name} of a receipt that nobody was given: {state.name}")
+            return
+        due = message.due_ms <= self._world.clock.now_ms()
+        where = f"{kind.name} of {message}: {state.name} {said}, held {self._is_held(message)}"
+        if by_key and state is MessageState.UNKNOWN and (message.cancelled or self._is_held(message)):
+            return  # A key is forgotten when its message has ended long ago.
+        if state in (MessageState.UNKNOWN, MessageState.EXPIRED, MessageState.IN_DOUBT, MessageState.REJECTED):
+            raise Untrue(where)
+        if self._at_rest and state is MessageState.IN_FLIGHT:
+            raise Untrue(f"{where}, and nothing is under way")
+        if not calm:
+            return  # It was asked beside a request that changes it, so either answer is right.
+        held = self._is_held(message)
+        if message.cancelled and state not in (MessageState.CANCELLED, MessageState.IN_FLIGHT):
+            raise Untrue(where)
+        # A target may have it by now, though it was pending when the answer was made.
+        delivered = (MessageState.DISPATCHED, MessageState.IN_FLIGHT, MessageState.PENDING)
+        if held and not message.cancelled and state not in delivered[: 2 if kind is RequestType.CANCEL else 3]:
+            raise Untrue(where)
+        if state is MessageState.DISPATCHED and not held:
+            raise Untrue(where)
+        if state is MessageState.CANCELLED and kind is not RequestType.CANCEL and not message.cancelled:
+            raise Untrue(where)
+        if not due and not held and not message.cancelled and kind is RequestType.GET:
+            if state not in (MessageState.PENDING, MessageState.IN_FLIGHT):
+                raise Untrue(where)
+            if state is MessageState.PENDING and int(answer["deliver_at_ms"]) != message.due_ms:
+                raise Untrue(f"{where}, due at {answer['deliver_at_ms']}")
+        if kind is RequestType.CANCEL and said == CancelAnswer.CANCELLED:
+            message.cancelled = True
+            if not int(answer["decided_at_ms"]):
+                raise Untrue(f"{where}, without its instant")
+        if kind is RequestType.RESCHEDULE and said == RescheduleAnswer.MOVED:
+            if message.cancelled or int(answer["deliver_at_ms"]) != instant_ms:
+                raise Untrue(f"{where}, due at {answer['deliver_at_ms']} and wanted at {instant_ms}")
+            message.due_ms = instant_ms
+            receipt = (int(answer["sequence"]), instant_ms, int(answer["accepted_at_ms"]))
+            if receipt not in message.receipts:
+                message.receipts.append(receipt)
+                self._of_sequence[receipt[0]] = message
+
+    def _compare_all(self) -> None:
+        """At rest: what FIND lists is what is pending, and each message is told as what it is."""
+        self._settle()
+        self._pass(2_000)
+        self._settle()
+        if any(each.busy for each in self._messages):
+            raise Untrue("a request was never answered")
+        found: set[int] = set()
+        window: Window | None = Window(SUBJECT, 0, INSTANT_MS_MAX, rows_max=self.random.choice((200, 65_536)))
+        while window is not None:
+            told: list[tuple[Mapping[str, HeadValue] | DelaydError, bytes]] = []
+            self._ask(RequestType.FIND, window.to_head(self._log_id), b"", partial(_hear, told))
+            self._settle()
+            ((head, body),) = told
+            if isinstance(head, DelaydError):
+                raise Untrue(f"FIND was answered {head!r}")
+            piece = read_piece(dict(head), body)
+            sequences = set(piece.rows["sequence"].tolist())
+            if sequences & found:
+                raise Untrue("FIND has listed a message twice")
+            found |= sequences
+            until = piece.until_sequence
+            window = None if piece.place is None else window._replace(place=piece.place, until_sequence=until)
+        now_ms = self._world.clock.now_ms()
+        pending = {
+            each.receipts[-1][0]
+            for each in self._messages
+            if not each.cancelled and each.due_ms > now_ms and not self._is_held(each)
+        }
+        # A move whose answer was lost or refused may have given it another row: these are asked by receipt.
+        missed = pending - found
+        if missed:
+            raise Untrue(f"FIND does not list {len(missed)} pending messages: {sorted(missed)[:5]}")
+        self._at_rest = True
+        for first in range(0, len(self._messages), 500):
+            some = self._messages[first : first + 500]
+            self._change(RequestType.GET, some, [each.receipts[0] for each in some], list(some))
+            self._settle()
+        self._at_rest = False
+        self.counts["compared"] += len(self._messages)
+
+    def _leave(self) -> None:
+        """Everybody leaves; what is left must be nothing."""
+        owed = sum(peer.owed for peer in self._peers)
+        if owed:
+            raise Untrue(f"{owed} requests were never answered")
+        for peer in list(self._peers):
+            self._requests.disconnected(peer)
+        self._pass(5_000)
+        self._settle()
+        counters = self._world.core.counters()
+        held = {name: counters[name] for name in HELD if counters[name]}
+        if self._requests.allowances:
+            held["allowances"] = len(self._requests.allowances)
+        if held:
+            raise Untrue(f"everybody has left, and this is held: {held}")
+
+
+def _hear(
+    told: list[tuple[Mapping[str, HeadValue] | DelaydError, bytes]],
+    head: Mapping[str, HeadValue] | DelaydError,
+    body: bytes,
+) -> None:
+    told.append((head, body))
