@@ -34,9 +34,9 @@ PLANTED: Bugs = {
     "C1: a cancelled message is delivered": [
         Patch(
             MessageRequests,
-            "close",
+            "_decide_one",
             changed(
-                MessageRequests.close,
+                MessageRequests._decide_one,
                 "self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))",
                 "pass",
             ),

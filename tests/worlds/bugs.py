@@ -134,8 +134,8 @@ def _leave_nothing_out(self: EarlierOutcomes, hour: int, sequences: NDArray[np.u
     pass
 
 
-def _name_nothing(self: Owed) -> EndedRows:
-    return NO_ENDED
+def _name_nothing(self: Owed) -> list[EndedRows]:
+    return []
 
 
 def _owe_nothing(*arguments: object) -> EndedRows:
@@ -183,6 +183,6 @@ PLANTED_IN_CANCELS: dict[str, Patch] = {
     "C1: an hour is loaded with its claimed rows": Patch(EarlierOutcomes, "claim", _leave_nothing_out),
     "C1: a row that an earlier life may have sent is claimed": Patch(Dispatcher, "may_have_left", _nothing_has_left),
     "C1: a decision that the disk refused leaves its claims": Patch(Claims, "undo", _undo_nothing),
-    "C2: a checkpoint passes a decision and does not name its rows": Patch(Owed, "all", _name_nothing),
+    "C2: a checkpoint passes a decision and does not name its rows": Patch(Owed, "parts", _name_nothing),
     "P1: a start does not read the decisions": Patch(recovery, "_owe", _owe_nothing),
 }

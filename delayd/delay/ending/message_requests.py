@@ -39,6 +39,7 @@ from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
 from delayd.delay.filing.sources import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
 from delayd.delay.reply import Reply
+from delayd.delay.rows import filing_hours
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
 from delayd.executor import Done, Priority
 from delayd.log.control import Ended, encode_known
@@ -47,8 +48,10 @@ from delayd.log.ended import ENDED, NO_ENDED, EndedRows
 from delayd.site import Site
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
 
-COMMIT_ROWS_MAX = 131_072  # One turn of the loop decides about so many rows that are to be cancelled, or moved.
-REQUEST_ROWS = 1_024  # A request takes as long as so many rows besides its own, some 100 us.
+PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.
+COMMIT_ROWS_MAX = 2 * PIECE_ROWS  # It decides about so many rows of all requests.
+HOUR_ROWS = 64  # Each hour in which rows are filed takes as long as so many rows, and
+REQUEST_ROWS = 256  # each request as so many.
 ROWS_UNDER_WAY_MAX = 1 << 20  # Rows of requests that are not answered: some 100 bytes each.
 ROWS_OWED_MAX = 1 << 21  # Rows whose outcomes are not written: while a disk is slow, callers wait.
 
@@ -119,6 +122,23 @@ class _Move:
     copied: Copied | None = None
     has_copy: bool = False  # Whether a copy is being made or waits for its commit.
     tries: int = 0
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A request that is done in pieces, one after the other."""
+
+    wish: Wish
+    asked: Asked
+    reply: Reply[AnswerRows]
+    wanted_at_ms: Int64s | None
+    named: Named | None
+    left: deque[Indices] = field(default_factory=deque)  # The rows of the pieces that are not answered.
+    is_begun: bool = False  # Whether one was answered.
+    answers: AnswerRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = np.zeros(len(self.asked.sequences), ANSWER)
 
 
 class _Commit:
@@ -221,7 +241,7 @@ class MessageRequests:
         Raises:
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        self._take(_new_request(wish, asked, Reply(answer)))
+        self._take(wish, asked, Reply(answer), None)
 
     def move(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
         """Take a request that moves rows to other instants; each row is answered by itself.
@@ -230,10 +250,9 @@ class MessageRequests:
             PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve: an instant is refused, as that of a send is.
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        request = _new_request(Wish.MOVE, asked, Reply(answer), wanted_at_ms)
         _check_agree(asked, wanted_at_ms)
         self._intake.check_move(wanted_at_ms)
-        self._take(request)
+        self._take(Wish.MOVE, asked, Reply(answer), wanted_at_ms)
 
     def begin(self, reply: Reply[AnswerRows], rows: int, wanted_at_ms: Int64s | None) -> None:
         """Take room for a request by key, whose names are looked up first; raises as `move` and `ask`."""
@@ -244,20 +263,58 @@ class MessageRequests:
     def ask_named(self, wish: Wish, named: Named, wanted_at_ms: Int64s | None, reply: Reply[AnswerRows]) -> None:
         """Take a request by key that `begin` has taken room for."""
         asked = named.rows()
-        request = _new_request(wish, asked, reply, wanted_at_ms, named)
         if wanted_at_ms is not None:
             _check_agree(asked, wanted_at_ms)
-        self._look(request)
+        self._begin(_Whole(wish, asked, reply, wanted_at_ms, named))
 
-    def _take(self, request: _Request) -> None:
-        with request.reply.begins():
-            wanted_of(request.asked)  # A request that can't be read takes no room.
-            self._take_room(request.reply, len(request.told))
-            self._look(request)
+    def _take(self, wish: Wish, asked: Asked, reply: Reply[AnswerRows], wanted_at_ms: Int64s | None) -> None:
+        with reply.begins():
+            wanted_of(asked)  # A request that can't be read takes no room.
+            self._take_room(reply, len(asked.sequences))
+            self._begin(_Whole(wish, asked, reply, wanted_at_ms, None))
+
+    def _begin(self, whole: _Whole) -> None:
+        pieces = _cut(whole.asked)
+        if len(pieces) == 1:
+            self._look(_new_request(whole.wish, whole.asked, whole.reply, whole.wanted_at_ms, whole.named))
+            return
+        whole.left.extend(pieces)
+        self._go_on_soon(whole)
+
+    def _go_on_soon(self, whole: _Whole) -> None:
+        """Begin the next piece in another turn of the loop."""
+        self._worker.submit(_nothing, partial(self._begin_piece, whole), Priority.DUE)
+
+    def _begin_piece(self, whole: _Whole, done: Done[None]) -> None:
+        done.result()
+        rows = whole.left[0]
+        wanted_at_ms = None if whole.wanted_at_ms is None else whole.wanted_at_ms.take(rows)
+        named = None if whole.named is None else whole.named.take(rows)
+        asked = Asked._make(column.take(rows) for column in whole.asked)
+        reply: Reply[AnswerRows] = Reply(partial(self._piece_told, whole))
+        with reply.goes_on():
+            self._look(_new_request(whole.wish, asked, reply, wanted_at_ms, named))
+
+    def _piece_told(self, whole: _Whole, what: AnswerRows | DelaydError) -> None:
+        """Take the answer to a piece."""
+        if not isinstance(what, DelaydError):
+            whole.answers[whole.left.popleft()] = what
+            whole.is_begun = True
+            if whole.left:
+                self._go_on_soon(whole)
+            else:
+                whole.reply.end(whole.answers)
+        elif whole.is_begun and whole.wish is not Wish.GET:
+            # Rows of earlier pieces have ended, so the request can't be refused: the others are to be asked for again.
+            for rows in whole.left:
+                whole.answers[rows] = _to_ask_again(whole.asked, rows)
+            whole.reply.end(whole.answers)
+        else:
+            whole.reply.end(what)
 
     def _take_room(self, reply: Reply[AnswerRows], rows: int) -> None:
         if self._intake.closed:
-            raise Stopping("this server is stopping; ask again when it is back")
+            raise _stopping()
         if self._rows + rows > ROWS_UNDER_WAY_MAX or len(self._owed) > ROWS_OWED_MAX:
             raise SlowDown("this server has as many requests about messages as it can answer now; ask again later")
         self._rows += rows
@@ -360,7 +417,7 @@ class MessageRequests:
         """Have a request decided with the next group commit."""
         if self._intake.closed:
             # The last checkpoint may be under way, and nothing is logged behind it.
-            raise Stopping("this server is stopping; ask again when it is back")
+            raise _stopping()
         (self._overdue if request.is_overdue else self._queue).append(request)
         self._intake.decide()
 
@@ -534,7 +591,7 @@ class MessageRequests:
         rows = 0
         while waiting and rows < COMMIT_ROWS_MAX:
             request = waiting.popleft()
-            rows += REQUEST_ROWS + len(request.wanted)
+            rows += REQUEST_ROWS + len(request.wanted) + HOUR_ROWS * len(np.unique(request.wanted.hours))
             if self._waits(request, commit):
                 (self._overdue if request.is_overdue else later).append(request)
                 continue
@@ -559,9 +616,7 @@ class MessageRequests:
     def _decide_one(self, request: _Request, commit: _Commit) -> None:
         if request.named is not None and request.named.closing():
             # It wants to move a row whose key another one takes now, and has waited long enough: it is to ask again.
-            states = np.zeros(len(request.wanted), ANSWER)
-            states["state"], states["deliver_at_ms"] = MessageState.IN_FLIGHT, request.wanted.deliver_at_ms
-            commit.answers.append((request, states))
+            commit.answers.append((request, _in_flight(request.wanted)))
             return
         if self._renew(request) or self._follow(request):
             self._give_up_copy(request)
@@ -656,10 +711,7 @@ class MessageRequests:
         if (move.done & ~move.unread).all():
             self._answer(request, np.zeros(len(request.wanted), ANSWER))
         elif self._intake.closed:
-            # Some rows were moved, so the request can't be refused: the others are to be asked about again.
-            states = np.zeros(len(request.wanted), ANSWER)
-            states["state"], states["deliver_at_ms"] = MessageState.IN_FLIGHT, request.wanted.deliver_at_ms
-            self._answer(request, states)
+            self._refuse(request, _stopping())
         else:
             with request.reply.goes_on():
                 self._look(request)
@@ -675,6 +727,15 @@ class MessageRequests:
         if commit is not None:
             decided = [request for request, _ in commit.answers] + [moved.request for moved in commit.moves]
         for request in (*decided, *waiting):
+            self._refuse(request, error)
+
+    def _refuse(self, request: _Request, error: DelaydError) -> None:
+        """End a request that can't be done now. When some of its rows were moved before, only the others are left: they
+        are to be asked for again.
+        """
+        if request.move is not None and (request.move.done & ~request.move.unread).any():
+            self._answer(request, _in_flight(request.wanted))
+        else:
             request.reply.end(error)
 
     # What becomes of each row.
@@ -768,6 +829,41 @@ def _new_request(
     marks = np.zeros((3, len(asked.sequences)), np.bool_)
     move = None if wanted_at_ms is None else _Move(wanted_at_ms, marks[1], marks[2])
     return _Request(wish, asked, reply, marks[0], move=move, named=named)
+
+
+def _cut(asked: Asked) -> list[Indices]:
+    """The rows of the pieces of a request: those of one hour stand together, as far as they fit."""
+    count = len(asked.sequences)
+    if count * HOUR_ROWS <= PIECE_ROWS:
+        return [np.arange(count)]
+    hours = filing_hours(asked.deliver_at_ms, asked.accepted_at_ms)
+    order = np.argsort(hours, kind="stable")
+    hours = hours.take(order)
+    begins = np.concatenate((np.ones(1, np.bool_), hours[1:] != hours[:-1]))
+    number = np.cumsum(1 + HOUR_ROWS * begins) // PIECE_ROWS
+    return np.split(order, np.flatnonzero(number[1:] != number[:-1]) + 1)
+
+
+def _to_ask_again(asked: Asked, rows: Indices) -> AnswerRows:
+    told = np.zeros(len(rows), ANSWER)
+    for name, column in asked._asdict().items():
+        told[_COLUMN_OF[name]] = column.take(rows)
+    told["state"], told["answer"] = MessageState.IN_FLIGHT, CancelAnswer.IN_FLIGHT
+    return told
+
+
+def _in_flight(wanted: Wanted) -> AnswerRows:
+    states = np.zeros(len(wanted), ANSWER)
+    states["state"], states["deliver_at_ms"] = MessageState.IN_FLIGHT, wanted.deliver_at_ms
+    return states
+
+
+def _stopping() -> Stopping:
+    return Stopping("this server is stopping; ask again when it is back")
+
+
+def _nothing() -> None:
+    """Another turn of the loop goes on after it."""
 
 
 def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:

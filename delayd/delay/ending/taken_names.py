@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delayd.delay.keys.entries import Asked, Entries, Found
+from delayd.delay.keys.entries import Asked, Entries, Found, Index
 from delayd.delay.keys.index import KeyIndex, View
 from delayd.delay.keys.keyed import KeyedRows
 from delayd.errors import DamagedData, SlowDown
@@ -95,6 +95,12 @@ class Named:
         self._watch = watch
         self._names = names
         self._found = found
+
+    def take(self, rows: Index) -> Named:
+        """The same of some of the names."""
+        found = Found(len(rows))
+        found.rows = self._found.rows.take(rows)
+        return Named(self._taken, self._watch, self._names.take(rows), found)
 
     def rows(self) -> AskedRows:
         """The newest row of each name that is known so far; of a name without a row, one that never was."""
