@@ -15,6 +15,7 @@ from delayd.client.admin.letters import Letter
 from delayd.client.instants import instant_ms
 
 from .bulk import Wording, in_bulk, moment, told_unread
+from .exits import OK
 from .find import shown_body
 from .groups import tell_missing
 from .listing import show
@@ -133,9 +134,16 @@ def redrive(
 @click.option("--dry-run", is_flag=True, help="Only say how many there are.")
 @yes_option
 def purge(subject: str, group: str, meta: str, from_ms: int | None, to_ms: int | None, dry_run: bool, yes: bool) -> int:
-    """End dead letters for good: nobody gets them any more."""
+    """End dead letters for good: nobody gets them any more.
+
+    A group that has ended left none, so there is nothing to purge then, and stderr says so.
+    """
     check_order(from_ms, to_ms)
     with Admin(meta) as admin:
+        listed = admin.groups(subject)
+        if not listed.missing and group not in [each.group for each in listed]:
+            click.echo(f"delayd: there is no group {group} of {subject}, so it has no dead letters", err=True)
+            return OK
         walk = partial(admin.purge, subject, group, since=moment(from_ms), before=moment(to_ms))
         wording = Wording("purged", "are gone for good then.")
         return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)

@@ -192,6 +192,11 @@ class Core:
         if recovered.pulls is not None and recovered.pull_log is not None:
             self._begin_pulls(recovered.pulls, recovered.pull_log)
 
+    @property
+    def groups(self) -> GroupRecords:
+        """Makes and ends groups."""
+        return self._groups
+
     def serve_too(self, handlers: Mapping[int, Callable[[Peer, Frame], None]]) -> None:
         """Have requests that concern the directory, and not the core, served like all others."""
         self._handlers.update(handlers)

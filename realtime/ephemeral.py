@@ -2,7 +2,8 @@
 
 A consumer is a connection: from its first PULL or PULL_END that names the group, or with a subscription that has the
 group, until the connection ends, however rarely it pulls. A group that has had none for GONE_MS, and of which nobody
-holds a message, is deleted as an operator would. A start gives each group this time again.
+holds a message, ends: what it left at the delay servers ends with it (`realtime.farewell`). A start gives each group
+this time again.
 
 Invariant: what connections make the server remember here is bounded over all of them (rule B1).
 """
@@ -100,7 +101,9 @@ class Ephemeral:
 
     def _has_consumers(self, group: Group) -> bool:
         child = group.child
-        holds = group.outstanding > 0 or (child is not None and child.outstanding > 0)
+        # What is on its way to a delay server could not be ended there.
+        both = (group,) if child is None else (group, child)
+        holds = any(each.outstanding or each.leaving for each in both)
         return bool(self._peers.get(group)) or bool(group.subscriptions) or holds
 
     def _end(self, group: Group) -> None:

@@ -21,6 +21,7 @@ from delayd.log.control import (
     Known,
 )
 from delayd.log_limit import LogLimit
+from delayd.retry_subject import is_reserved
 from delayd.wire.positions import End, Position
 
 from .changes import Changes
@@ -52,7 +53,9 @@ class GroupRecords:
         self.roster = pulls.roster
         self.changes = Changes(())
         self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
-        self.ephemeral = Ephemeral(clock, self.delete)
+        self.ephemeral = Ephemeral(clock, self._end)
+        self.left: dict[Group, None] = {}  # Groups of retry subjects whose own groups have ended.
+        self.on_left: Callable[[], None] = lambda: None
         self._pulls = pulls
         self._index = index
         self._stored = stored
@@ -69,6 +72,8 @@ class GroupRecords:
         for group in replay.groups.values():
             if group.ephemeral:
                 self.ephemeral.watch(group)
+            if group.parent is None and is_reserved(group.subject.name):
+                self.left[group] = None
 
     def create(self, subject_name: str, name: str, beginning: Beginning = FROM_EARLIEST) -> Group:
         """Create a group that does not exist; its record is durable before it is served.
@@ -111,6 +116,21 @@ class GroupRecords:
         if deleted is not None:
             self._log.when_durable(deleted)
 
+    def _end(self, group: Group) -> None:
+        """End a group that has no consumers any more. The group of what was to come to it again stays, until nothing of
+        that is pending at the delay servers.
+        """
+        child = group.child
+        if child is None:
+            self.delete(group)
+            return
+        self._log.append_record(GroupDeleted(group.group_id))
+        self.removes += group_keys(group.group_id)
+        self._forget(group)
+        child.parent = None
+        self.left[child] = None
+        self.on_left()
+
     def find(self, group: Group, position: Position) -> int:
         """Where a position lies in the subject of a group; raises as `realtime.positions.find` does."""
         return find(position, group.subject, self._index, self._stored)
@@ -144,6 +164,7 @@ class GroupRecords:
         for heard in self.on_deleted:
             heard(group)
         self.ephemeral.forget(group)
+        self.left.pop(group, None)
         self._pulls.forget(group)
         self.changes.forget(group)
         if not self.roster.has(group.subject.name):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from delayd.errors import SlowDown
-from delayd.retry_subject import parse_retry_subject, retry_subject
+from delayd.retry_subject import is_reserved, parse_retry_subject, retry_subject
 
 from .groups import Group
 from .kept import LostGroup
@@ -64,7 +64,7 @@ class Roster:
             if subject is not None and names[at][0] != subject:
                 return
             group = self.groups[names[at]]
-            if group.parent is None:
+            if group.parent is None and not is_reserved(group.subject.name):
                 yield group
 
     def children(self, group_id: int) -> Sequence[Group]:
@@ -163,4 +163,5 @@ class Roster:
 
 
 def _is_idle(group: Group) -> bool:
-    return group.ready and not group.subject.end and not group.is_awaited and group.parent is None
+    is_spare = group.ready and not group.subject.end and not group.is_awaited
+    return is_spare and not is_reserved(group.subject.name)

@@ -29,6 +29,7 @@ from delayd.wire.requests import RequestType
 from .alarms import NEVER_MS
 from .core import Core, Executors, Surroundings
 from .courier import Courier
+from .farewell import Farewell
 from .recovery import recover
 
 RETAIN_EVERY_S = 600
@@ -66,6 +67,7 @@ class RealtimeServer:
         self._guard: Guard | None = None
         self._cuts: Cuts | None = None
         self._courier: Courier | None = None
+        self._farewell: Farewell | None = None
 
     def open(self) -> None:
         """Recover from the directory."""
@@ -104,6 +106,8 @@ class RealtimeServer:
         self._courier = Courier(core.retries, self._registration, membership, self._rearm)
         core.shell_waits = self._courier.waits
         self._courier.start()
+        self._farewell = Farewell(core.groups, config.meta, self._rearm)
+        self._farewell.start()
         home.every(RETAIN_EVERY_S, core.retain)
         return config.host, port
 
@@ -113,6 +117,8 @@ class RealtimeServer:
         assert home is not None and core is not None and server is not None and registration is not None
         if self._courier is not None:
             await self._courier.close()
+        if self._farewell is not None:
+            await self._farewell.close()
         await registration.close()
         server.stop_accepting()
         await home.stop(core)

@@ -11,7 +11,8 @@ from delayd.headers import Headers
 from delayd.life import DEAD_KEPT_MS, DEAD_TAG
 from delayd.retry_subject import retry_subject
 from delayd.validate import check_batch
-from delayd.wire.requests import RequestType, need_maps, need_rows
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType, need_maps, need_rows, need_u64
 from realtime import retries
 from realtime.retries import Undone
 from realtime.retry_batch import headers_of
@@ -350,3 +351,31 @@ def test_headers_of_the_largest_message_still_fit() -> None:
     ((_, batch),) = _undone(world)
     (life,) = _lives(batch)
     assert life["delayd.reason"] == "r" * 2_000
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_is_left_of_an_ephemeral_group_is_known_until_it_has_ended(restarts: bool) -> None:
+    world, _ = ready_world([b"a", b"b"])
+    peer = SimPeer()
+    answer, _ = world.ask(peer, RequestType.PULL, {**pull_head(), "ephemeral": True})
+    incarnation, first = need_u64(answer, "incarnation"), need_rows(answer, "parts", 4)[0][0]
+    rejects: Head = {"subject": SUBJECT, "group": GROUP, "rejects": [[incarnation, first, 2, "bad", ""]]}
+    assert world.ask(peer, RequestType.REJECT, rejects)[0]["stale"] == []
+    world.core.disconnected(peer)
+    for _ in range(20):
+        world.pass_time(5_000)
+    # What is on its way to a delay server could not be ended there.
+    assert (SUBJECT, GROUP) in world.core._pulls.groups
+    for undone in list(world.core.retries.waiting(ORIGIN)):
+        world.core.retries.accepted(undone)
+    for _ in range(20):
+        world.pass_time(5_000)
+    if restarts:
+        world = world.restarted()
+    (left,) = world.core.groups.left
+    assert left.subject.name.startswith("%retry/") and left.parent is None
+    assert world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0]["groups"] == []
+    # Another group of this name has nothing to do with it.
+    assert bodies_of(world.ask(SimPeer(), RequestType.PULL, pull_head())[1]) == [b"a", b"b"]
+    world.core.groups.delete(left)
+    assert not world.core.groups.left and not world.restarted().core.groups.left
