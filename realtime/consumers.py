@@ -42,6 +42,7 @@ LEASE_MS_MIN = 100
 WINDOW_MS_MIN = 1_000  # Of an exclusive consumer: a slow network must not look like a dead one.
 WINDOW_MS_MAX = 600_000
 WAS_MAX = 1_000  # A head of 16 KiB has room for as many.
+SHARED: tuple[int, frozenset[int]] = (0, frozenset())  # Window and incarnations of a consumer that does not lead.
 
 
 class Consumers:
@@ -76,8 +77,9 @@ class Consumers:
         need_str(head, "consumer")
         in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
         beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
-        window_ms, was = _exclusive(head)
-        if window_ms:
+        window_ms, was = SHARED
+        if "exclusive_ms" in head:
+            window_ms, was = _exclusive(head)
             # A lead that lives asks again within its window.
             wait_ms = min(wait_ms, window_ms // 2)
             if isinstance(group, Subscription):
@@ -146,7 +148,7 @@ class Consumers:
         """
         head = frame.head
         group = self._known(head) if "subscription" not in head else self._subscribed(peer, head)
-        window_ms, was = _exclusive(head)
+        window_ms, was = _exclusive(head) if "exclusive_ms" in head else SHARED
         if group is None:
             _names(head)
         else:
@@ -247,11 +249,7 @@ class Consumers:
 
 
 def _exclusive(head: Head) -> tuple[int, frozenset[int]]:
-    """The window of a consumer that wants to lead its group, 0 for one that shares it; and which incarnations it had
-    before.
-    """
-    if "exclusive_ms" not in head:
-        return 0, frozenset()
+    """The window of a consumer that wants to lead its group, and which incarnations it had before."""
     window_ms = need_int(head, "exclusive_ms", WINDOW_MS_MIN, WINDOW_MS_MAX)
     was = head.get("was", [])
     if not isinstance(was, list):
