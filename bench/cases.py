@@ -15,6 +15,7 @@ from bench import (
     keys,
     memory,
     near,
+    pending,
     restart,
     schedule,
     steady,
@@ -324,6 +325,13 @@ def _cancels(of: Sizes) -> list[Case]:
             f"cancel by key, columns of 500, {of.keys_pending:,} other keys pending",
             {DELAYD: partial(keys.cancel_keys_in_columns, of.cancels, of.keys_pending)},
             "messages_s",
+        ),
+        Case(
+            "pending",
+            f"page through {of.keys_pending:,} pending messages",
+            {DELAYD: partial(pending.pages, of.keys_pending)},
+            "messages_s",
+            limit_s=120,
         ),
     ]
 

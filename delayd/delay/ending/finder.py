@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
 from delayd.delay.ending.claims import Claims, Place
-from delayd.delay.ending.contents import LOCATED, Contents, LocatedRows, read_contents, runs_of_batches
+from delayd.delay.ending.contents import CACHE_BYTES, LOCATED, Contents, LocatedRows, read_contents, runs_of_batches
 from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
@@ -303,7 +303,7 @@ class Finder:
             if not len(rows) or content is Content.NONE:
                 self._answer(looking, Contents(rows))
                 return
-            work = partial(read_contents, rows, chosen.window, self._sources.reader(), self._site.worker)
+            work = partial(read_contents, rows, chosen.window, self._sources.reader(CACHE_BYTES), self._site.worker)
             self._site.worker.submit(work, lambda done: self._read_whole(looking, done), Priority.NORMAL)
 
     def _read_whole(self, looking: _Looking, done: Done[Contents]) -> None:

@@ -78,9 +78,9 @@ class Sources:
             self._cache.move_to_end(key)
         return batch
 
-    def reader(self) -> "Sources":
+    def reader(self, cache_bytes: int = READER_CACHE_BYTES) -> "Sources":
         """A reader of the same files for one job on another thread, which closes it."""
-        reader = Sources(self._disk, self._folder, self._log, 0, READER_CACHE_BYTES)
+        reader = Sources(self._disk, self._folder, self._log, 0, cache_bytes)
         reader._joined = dict(self._joined)
         return reader
 
