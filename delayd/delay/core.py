@@ -250,6 +250,7 @@ class DelayCore:
                 checkpointer=self._checkpointer,
                 intake=self.intake,
                 ended=lambda: self._owed.all()["sequence"].copy(),
+                peers=lambda: self.endings.owned_slots.claims.peers,
             ),
             config.horizon_days * DAY_MS,
         )

@@ -17,6 +17,7 @@ from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id
+from delayd.log.quota import Limits
 from delayd.net.connection import Connection, connect
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
@@ -32,12 +33,15 @@ from delayd.net.trust import Guard
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
+from delayd.wire.quotas import read_quotas
 from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners, SlotSet
 from delayd.wire.status import status_head
 
 SLEEP_MS_MAX = 500.0  # A cap on every sleep: the server notices within it when the wall clock is set ahead.
 PLACES_MS = 500  # How often to ask meta where realtime servers listen, while one that is needed is away.
+LEARN_MS = 500  # How often a new server asks the others for quotas, while none of them answers.
+QUOTAS = "quotas"  # Who puts the fence up meanwhile.
 SPACE_S = 1
 SWEEP_S = 30
 CONNECT_MS = 2_000
@@ -66,6 +70,7 @@ class DelayServer:
         self._membership: Membership | None = None
         self._guard: Guard | None = None
         self._places: asyncio.Task[None] | None = None
+        self._learning: asyncio.Task[None] | None = None  # A new server takes the quotas of the others.
         self._hold = Hold(lambda seconds, end: asyncio.get_running_loop().call_later(seconds, end))
         self._cuts: Cuts | None = None
 
@@ -124,6 +129,9 @@ class DelayServer:
         self._registration.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
         self._places.add_done_callback(_surface)
+        if core.identity.epoch == 1:
+            self._learning = loop.create_task(self._learn_quotas(self._registration, core))
+            self._learning.add_done_callback(_surface)
         home.every(SPACE_S, self._reserve)
         home.every(SWEEP_S, self._sweep)
         self._wake()
@@ -134,7 +142,7 @@ class DelayServer:
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
         server.stop_accepting()
-        for task in (self._places, *self._dials):
+        for task in (self._places, self._learning, *self._dials):
             if task is not None:
                 task.cancel()
         await home.stop(core)
@@ -309,6 +317,60 @@ class DelayServer:
                 except DelaydError as error:
                     log.debug("places_unknown reason=%r", str(error))
             await asyncio.sleep(PLACES_MS / 1000)
+
+    async def _learn_quotas(self, registration: Registration, core: DelayCore) -> None:
+        """Take the quotas that an operator set before this server was made, from any other one that serves; until then
+        this server takes no sends, because it could not judge them (docs/quotas.md).
+        """
+        await registration.registered()
+        while True:
+            try:
+                others = [info for info in await registration.servers("delay") if info.alive and info.heard]
+                others = [info for info in others if info.server.log_id != core.identity.log_id]
+                if not others:
+                    break
+                why = NotReady("this delay server is new, and asks the others for the quotas of subjects")
+                core.fence.put_up(QUOTAS, why, "start the other delay servers, or look at their logs")
+                for info in others:
+                    if await self._learn_from(info.server.host, info.server.port, core):
+                        break
+                else:
+                    await asyncio.sleep(LEARN_MS / 1000)
+                    continue
+                break
+            except DelaydError as error:
+                log.debug("quotas_unknown reason=%r", str(error))
+                await asyncio.sleep(LEARN_MS / 1000)
+        core.fence.take_down(QUOTAS)
+        self._rearm_soon()
+
+    async def _learn_from(self, host: str, port: int, core: DelayCore) -> bool:
+        """Set the quotas that another delay server has; whether all of them are set."""
+        loop, after, more = asyncio.get_running_loop(), "", True
+        try:
+            connection = await self._connect(host, port)
+        except DelaydError as error:
+            log.debug("quotas_unknown reason=%r", str(error))
+            return False
+        try:
+            while more:
+                head: Head = {"after": after, "prefix": ""}
+                page, more = read_quotas((await connection.request(RequestType.QUOTAS, head, (), CONNECT_MS)).head)
+                for info in page:
+                    done: asyncio.Future[DelaydError | None] = loop.create_future()
+                    limits = Limits(info.per_second, info.pending, info.pending_bytes)
+                    core.quotas.set(info.subject.encode(), limits, done.set_result)
+                    self._rearm_soon()
+                    if (refused := await done) is not None:
+                        raise refused
+                more = more and bool(page)
+                after = page[-1].subject if page else after
+        except DelaydError as error:
+            log.warning("quotas_not_learned from=%s:%d reason=%r", host, port, str(error))
+            return False
+        finally:
+            connection.close()
+        return True
 
     # Housekeeping: jobs only post requests to the core (rule T3).
 

@@ -19,6 +19,13 @@ class Limits(NamedTuple):
         """Whether there is a limit at all."""
         return self != NO_LIMITS
 
+    def share(self, place: int, servers: int) -> "Limits":
+        """The part of each limit that one of several delay servers has; the parts of all add up to the limit.
+
+        An example: of 100 messages the servers 0, 1 and 2 have 34, 33 and 33.
+        """
+        return Limits(*(None if most is None else most // servers + (place < most % servers) for most in self))
+
 
 NO_LIMITS = Limits()
 

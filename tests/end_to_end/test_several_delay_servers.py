@@ -18,8 +18,9 @@ import pytest
 
 import delayd
 from delayd.client.sending.groups import SILENT_S
-from tests.end_to_end.cluster import META
+from tests.end_to_end.cluster import META, logged
 from tests.end_to_end.processes import ServerProcess
+from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
 HOUR = timedelta(hours=1)
@@ -155,3 +156,27 @@ def test_rule_I4_a_send_whose_owner_is_away_says_which_server_that_is_and_what_t
         assert time.monotonic() - began < TIMEOUT_MS / 1000
         assert pair.other.address in raised.value.message
         assert "delayd status" in raised.value.message and "delayd slots move" in raised.value.message
+
+
+def test_a_quota_holds_for_the_cluster_when_a_delay_server_is_added_later(tmp_path: Path) -> None:
+    with (
+        ServerProcess("meta", tmp_path, META) as meta,
+        ServerProcess("delay", tmp_path / "one", {"meta": meta.address}) as one,
+    ):
+        words = ("--meta", meta.address, "--data", str(tmp_path))
+        logged(one, "registered")
+        assert run("subjects", "set", "mails", "--pending", "51", *words).code == 0
+        with (
+            ServerProcess("delay", tmp_path / "other", {"meta": meta.address}) as other,
+            delayd.Producer(meta.address, timeout_ms=TIMEOUT_MS) as producer,
+        ):
+            # The servers hear of each other, and share what the quota allows.
+            for server in (one, other):
+                logged(server, "quotas_shared servers=2")
+            with pytest.raises(delayd.BatchFailed) as raised:
+                producer.send_batch("mails", [b"x"] * 100, delay=HOUR)
+            taken = Counter(raised.value.receipt.log_ids.tolist())
+            assert sorted(taken.values()) == [25, 26]
+            with pytest.raises(delayd.QuotaReached):
+                producer.send("mails", b"x", delay=HOUR)
+            producer.send("other", b"x", delay=HOUR)

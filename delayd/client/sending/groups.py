@@ -90,11 +90,12 @@ class Groups:
         self._take_news()
         return next(iter(self._groups)) if len(self._groups) == 1 else None
 
-    def choose(self, refusers: Collection[int] = ()) -> DelayGroup | None:
+    def choose(self, refusers: Collection[int] = (), roomy: int = 0) -> DelayGroup | None:
         """Choose a group for a batch: the only one; of several one that can be reached and takes batches as far as is
         known, with the fewest batches under way; equal ones in turn.
 
-        ``refusers``: the logs of groups that have refused this batch for its own sake; they come last.
+        ``refusers``: the logs of groups that have refused this batch for its own sake; they come last. ``roomy``: the
+        log of one that has room for all of it, as it has just said; 0 if none has said so.
 
         None while no group is known, and while none of several can be reached.
         """
@@ -117,6 +118,7 @@ class Groups:
                 group.log_id in refusers,
                 group.is_left_out(now),
                 not group.alive,
+                group.log_id != roomy,
                 group.in_flight,
             ),
             default=None,

@@ -108,6 +108,7 @@ class Parcel:
         "number",
         "owner",
         "refusers",
+        "roomy",
         "rows",
     )
 
@@ -125,6 +126,7 @@ class Parcel:
         self.owner: DelayGroup | None = None
         # The logs of the servers that refused it for what it is: its subject's quota or its hour is full there.
         self.refusers: frozenset[int] = NO_REFUSERS
+        self.roomy = 0  # The log of a server that refused other rows for that, and has room for these.
         self.ended: Ended | None = None
         self._backoff: Backoff | None = None
 
@@ -222,7 +224,7 @@ class Sender:
                 return
             group = parcel.owner = self.groups.known(int(log_ids[0]))
         elif group is None:
-            group = self.groups.choose(parcel.refusers)
+            group = self.groups.choose(parcel.refusers, parcel.roomy)
         connection = None if group is None else group.link.standing
         if group is None or connection is None:
             self._later(self._connect(parcel, group, left_s))
@@ -427,12 +429,15 @@ class Sender:
             parcel.rows.fail(refusal.error)
             return []
         refused, others = parcel.rows.split(named)
-        split = [(Parcel(others, parcel.deadline), 0.0)]
+        rest = Parcel(others, parcel.deadline)
+        split = [(rest, 0.0)]
         wait_ms: float | None = None
         if isinstance(refusal.error, RetryLater):
             wait_ms = spread_ms(refusal.error.retry_after_ms)
         elif isinstance(refusal.error, FULL_THERE):
             wait_ms = self._elsewhere_after_ms(parcel, group)
+            # Elsewhere the rows that it takes would use up the room of those that it does not take.
+            rest.roomy = group.log_id if group is not None else 0
         if wait_ms is None:
             refused.fail(refusal.error)
         else:

@@ -114,6 +114,8 @@ class Books:
     checkpointer: Checkpointer
     intake: Intake
     ended: Callable[[], NDArray[np.uint64]]  # Sequences of rows that decisions have ended, rising.
+    # The delay servers that may hold messages, as meta named them last; this server may be missing.
+    peers: Callable[[], frozenset[int]] = frozenset
 
 
 class _Wish(NamedTuple):
@@ -143,7 +145,8 @@ class Quotas:
         self._worker = site.worker
         self._books = books
         self._horizon_ms = horizon_ms
-        self._limits: dict[bytes, Limits] = {}  # Durable ones.
+        self._limits: dict[bytes, Limits] = {}  # Durable ones, of the whole cluster.
+        self._peers = frozenset({site.log_id})  # The servers that share them.
         self._tallies: dict[bytes, Tally] = {}
         self._by_number: dict[int, Tally] = {}
         self._numbers: dict[bytes, int] = {}
@@ -163,7 +166,7 @@ class Quotas:
         for key, value in site.state.scan(QUOTA_PREFIX, damaged):
             subject = key[len(QUOTA_PREFIX) :]
             self._limits[subject] = decode_limits(value)
-            self._tally(subject).limits = self._limits[subject]
+            self._tally(subject).limits = self._share(self._limits[subject])
         for error in damaged:
             log.critical("quota_lost subject=%s reason=%r", error.key[len(QUOTA_PREFIX) :].decode(), str(error))
 
@@ -191,7 +194,22 @@ class Quotas:
             if tally.used_ms <= idle_ms:
                 self._drop_unused(tally)
         self._full = self._held_bytes() > BYTES_MAX
+        self._look_at_peers()
         self._count()
+
+    def _look_at_peers(self) -> None:
+        """Take another share of each quota when delay servers came or went."""
+        peers = self._books.peers() | {self._site.log_id}
+        if peers == self._peers:
+            return
+        self._peers = peers
+        for subject, limits in self._limits.items():
+            self._tallies[subject].limits = self._share(limits)
+        if self._limits:
+            log.info("quotas_shared servers=%d", len(peers))
+
+    def _share(self, limits: Limits) -> Limits:
+        return limits.share(sorted(self._peers).index(self._site.log_id), len(self._peers))
 
     def stop(self) -> None:
         """Give up a counting that is under way: the server stops."""
@@ -259,7 +277,7 @@ class Quotas:
         if wish.limits.any:
             self._limits[wish.subject] = wish.limits
             # Files that were restored since make the server count anew; the quota is in force all the same.
-            self._tally(wish.subject).limits = wish.limits
+            self._tally(wish.subject).limits = self._share(wish.limits)
         else:
             self._limits.pop(wish.subject, None)
             if wish.subject in self._tallies:
