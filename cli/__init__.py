@@ -15,7 +15,7 @@ Servers
     ask, states         ask servers, and put what they answer together
     status, top, servers, subjects, groups, clock   what serves, who has what, how far consumers are
     dead                messages that no handler could work on
-    server, route, slots, target, quarantine, quotas   an operator's word
+    server, route, slots, target, quarantine, quotas   an operator's word; `draining`: how a server is emptied
 Files
     log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
     schedule, dispatch, hour_schedule, hour_range   messages hour by hour, and what became of them

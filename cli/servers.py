@@ -34,8 +34,9 @@ def servers(meta: str, role: str | None, form: str) -> None:
 
     A server that meta has not heard from for a whole lease is not alive: it keeps its subjects and gets no new ones.
 
-    States: `serves`; `away` (meta has not heard from it); `silent` (it can't be reached); `fenced`, `held`, `lost` or
-    `refused` (it waits for an operator, and `delayd status` says why).
+    States: `serves`; `cordoned` (a delay server that gets no new messages); `away` (meta has not heard from it);
+    `silent` (it can't be reached); `fenced`, `held`, `lost` or `refused` (it waits for an operator, and `delayd status`
+    says why).
     """
     show(COLUMNS, ask.run(lambda: _servers(meta, role)), form)
 

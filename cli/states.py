@@ -15,14 +15,16 @@ from delayd.wire.targets import TargetInfo, read_targets
 from . import ask
 
 SERVES, FENCED, HELD, AWAY, SILENT = "serves", "fenced", "held", "away", "silent"
+CORDONED = "cordoned"  # It serves, and gets no new messages.
 # What a delay server says of a realtime server, the weightier first.
 LOST, REFUSED = "lost", "refused"
 
 
 async def states_of(servers: Sequence[ask.Known]) -> dict[int, str]:
-    """By log_id: serves; fenced, held, lost or refused, which waits for an operator; away or silent."""
+    """By log_id: serves or cordoned; fenced, held, lost or refused, which waits for an operator; away or silent."""
     found = dict(zip([server.log_id for server in servers], await asyncio.gather(*map(_state, servers)), strict=True))
-    reached = [server for server in servers if server.role == "delay" and found[server.log_id] in (SERVES, FENCED)]
+    asked = (SERVES, CORDONED, FENCED)
+    reached = [server for server in servers if server.role == "delay" and found[server.log_id] in asked]
     seen = [info for infos in await asyncio.gather(*map(targets_of, reached)) for info in infos]
     for state in (REFUSED, LOST):
         found.update((info.log_id, state) for info in seen if info.state == state and info.log_id in found)
@@ -56,4 +58,6 @@ async def _state(server: ask.Known) -> str:
         return SILENT
     if ask.is_held(answer):
         return HELD
-    return FENCED if need_bool(answer, "fenced") else SERVES
+    if need_bool(answer, "fenced"):
+        return FENCED
+    return CORDONED if server.cordoned else SERVES

@@ -352,6 +352,14 @@ class SlotsInUse(RetryLater):
     """Messages with keys of these slots are pending, so the slots can't get another owner yet."""
 
 
+class ServerCordoned(RetryLater):
+    """An operator has cordoned this delay server: new messages go to another one. Nothing was done."""
+
+
+class ServerInUse(RetryLater):
+    """A delay server can't be retired yet: the sentence says what it still holds."""
+
+
 class NotReady(RetryLater):
     """A server that is starting takes no requests yet."""
 

@@ -53,6 +53,16 @@ def check_again(batch: Batch) -> None:
         raise BadSubject(f"what comes again is on a subject that begins with {RETRY_PREFIX}")
 
 
+def check_drained(batch: Batch) -> None:
+    """Check a batch that another delay server sends, because it is drained.
+
+    Raises:
+        BatchMalformed: it is none.
+    """
+    if ColumnId.ORIGIN_SEQUENCE not in batch.offsets:
+        raise BatchMalformed("messages of another delay server name their first ones")
+
+
 def _region(batch: Batch, column: ColumnId) -> bytes:
     starts, ends = batch.region(column)
     return bytes(batch.heap[int(starts[0]) : int(ends[-1])])

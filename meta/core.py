@@ -43,11 +43,12 @@ from delayd.operator_log import OperatorLog
 from delayd.retry_subject import is_reserved, parse_retry_subject
 from delayd.state import State
 from delayd.validate import check_subject
-from delayd.wire.meta import SUBJECTS_MAX, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
+from delayd.wire.meta import SUBJECTS_MAX, Cordons, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.requests import U64_MAX
 from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, Versions, slots_text
 from delayd.wire.waits import Wait
 
+from .cordons import CordonTable, Standing, key_of
 from .members import DOUBT_KEY, Members, begin_in_doubt, member_key, read_in_doubt, read_members
 from .registry import Registry, RegistryTerms
 from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
@@ -108,6 +109,7 @@ class Meta:
         looked = _stored_routes(state, path, LOOK_PREFIX, [])
         self._table = RouteTable(routes, looked, lost, clock.monotonic_ms())
         self._slots, self._members = _stored_slots(state)
+        self._cordons = CordonTable(state)
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
         # A lost move may have had the highest number, and no number is given twice.
@@ -176,6 +178,8 @@ class Meta:
 
         Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance or SlowDown, see `Registry`.
         """
+        if server.role == "delay":
+            self._cordons.check(server.log_id)
         if not self._registry.holds(server):
             self._need_no_word()
         self._give_routes_back()
@@ -250,6 +254,7 @@ class Meta:
         if not self._members.in_doubt and (wanted & self._slots.free).any():
             self._need_no_word()
             live = [log_id for log_id in self._registry.live("delay") if log_id in self._members.durable]
+            live = self._cordons.open(live) or live
             self._gathered.slots.update(self._slots.assign(wanted, live))
         if self._slots.has_unsettled(wanted):
             self._gathered.waiters.append(partial(self._answer_slots, on_slots))
@@ -302,7 +307,41 @@ class Meta:
 
     def servers(self, role: str | None) -> list[ServerInfo]:
         """All servers of a role, or of each."""
-        return self._registry.servers(role)
+        return self._cordons.mark(self._registry.servers(role))
+
+    def cordons(self) -> Cordons:
+        """Which delay servers take no new messages, for those that register."""
+        return self._cordons.told(self._registry.live("delay"))
+
+    def cordon(self, log_id: int, standing: Standing, on_done: OnDone) -> None:
+        """Use a delay server otherwise from now on, because an operator says so: a cordoned one gets no new messages,
+        and a retired one, which holds none any more, leaves the cluster for good.
+
+        Raises as `forget` does; BadArgument when this can't follow its standing, or it owns keys.
+        """
+        self._need_quiet()
+        if not self._registry.has("delay", log_id) and self._cordons.of(log_id) is not Standing.RETIRED:
+            raise UnknownServer(f"meta knows no delay server {log_id:016x}; see `delayd servers`")
+        if self._cordons.of(log_id) is standing:
+            on_done(f"the delay server {log_id:016x} is {standing.value} already; nothing was changed")
+            return
+        self._cordons.check_change(log_id, standing, self._registry.live("delay"))
+        if standing is Standing.RETIRED and log_id in self._slots.owners:
+            raise BadArgument(f"the delay server {log_id:016x} owns keys; drain it, which moves them")
+        if standing is Standing.SERVING:
+            self._gathered.removes.append(key_of(log_id))
+        else:
+            self._gathered.puts[key_of(log_id)] = standing.value.encode()
+        if standing is Standing.RETIRED:
+            self._retire(log_id)
+        self._gathered.after.append(partial(self._cordons.set, log_id, standing))
+        self._decide(f"the delay server {log_id:016x} is {standing.value} now", on_done)
+
+    def _retire(self, log_id: int) -> None:
+        server = self._registry.find_any("delay", log_id)
+        self._gathered.removes += [_server_key(server), member_key(log_id)]
+        self._gathered.after.append(partial(self._registry.remove, "delay", log_id))
+        self._gathered.after.append(partial(self._members.remove, log_id))
 
     def moves_after(self, number: int) -> list[Move]:
         """The moves by operators after the move with this number, in order; at most MOVES_MAX."""

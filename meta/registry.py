@@ -130,6 +130,10 @@ class Registry:
             )
         return known.server
 
+    def find_any(self, role: str, log_id: int) -> Registered:
+        """The last registration of a server that is known, alive or not."""
+        return self._known[(role, log_id)].server
+
     def begin_anew(self, server: Registered) -> None:
         """Take any epoch of this server from now on; the state says so already."""
         known = self._known[(server.role, server.log_id)]

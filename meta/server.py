@@ -39,6 +39,7 @@ from delayd.wire.requests import (
 from delayd.wire.slots import SlotOwners, members_head, need_slots, need_versions, read_slot_claims, slots_bytes
 from delayd.wire.status import status_head
 
+from .cordons import read_standing
 from .core import Meta
 from .members import begin_in_doubt
 from .registry import RegistryTerms
@@ -82,6 +83,7 @@ class MetaService:
             RequestType.SLOTS: self._tell_slots,
             RequestType.MOVE_SLOTS: self._decide,
             RequestType.SETTLE_SLOTS: self._decide,
+            RequestType.CORDON_SERVER: self._decide,
         }
 
     def open(self) -> None:
@@ -200,6 +202,7 @@ class MetaService:
                     head["slots_lost"] = slots_bytes(self._core.slots_lost(claims, server.log_id))
                     peers = self._core.slot_peers(server.log_id)
                     head["slot_peers"] = None if peers is None else members_head(peers)
+                head |= self._core.cordons().to_head()
                 head["boot"] = self._clock.boot_mark
                 connection.answer(frame.request_id, self._told(head))
             self._idle.set()
@@ -237,6 +240,8 @@ class MetaService:
             self._core.forget(need_str(head, "role"), need_u64(head, "log_id"), need_bool(head, "routes"), on_done)
         elif frame.type == RequestType.MOVE_ROUTE:
             self._core.move(need_str(head, "subject"), need_u64(head, "to"), on_done)
+        elif frame.type == RequestType.CORDON_SERVER:
+            self._core.cordon(need_u64(head, "log_id"), read_standing(need_str(head, "standing")), on_done)
         elif frame.type == RequestType.SETTLE_SLOTS:
             self._core.settle_slots(on_done)
         else:

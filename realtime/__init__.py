@@ -31,7 +31,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     alarms              things that happen at an instant, such as the end of a lease
     retries, retry_requests   messages that come again later, and dead letters (Q2)
     farewell            ends what a group left at the delay servers that ended with its consumers
-    retry_batch         these messages as the batch that their delay server takes; `courier` takes it there
+    retry_batch         these messages as the batch that their delay server takes; `delayd.net.courier` takes it there
     pull_commit         the pull log
 It may go (Q3)
     retention, unseen   which segments may be removed, and subjects that nobody pulls

@@ -412,6 +412,7 @@ class Core:
                 **self._delay_servers.counters,
                 **self._pulls.counters,
                 **self.retries.counters,
+                **self.retries.undone(),
                 "checkpoints": self._checkpoints.published,
                 "free_bytes": self._reserve.free_bytes,
                 "kept_bytes": self._state.message_log.end - self._state.message_log.start,

@@ -26,6 +26,8 @@ from delayd.log.control import RetryAccepted, RetryDecided
 from delayd.log.retry import Decision, RetryRow, encode_rows
 from delayd.log_limit import LogLimit
 from delayd.retry_subject import retry_subject
+from delayd.wire.frame import Head
+from delayd.wire.meta import Cordons
 from delayd.wire.stale import StaleRow
 from delayd.wire.waits import Wait
 
@@ -87,6 +89,8 @@ class Retries:
     ) -> None:
         self.on_new: Callable[[int], None] = lambda origin: None
         self.counters = dict.fromkeys(("retried", "died", "retries_accepted"), 0)
+        # Delay servers that an operator has cordoned or retired, and those that take messages, as meta tells.
+        self.cordons = Cordons(frozenset(), frozenset())
         self._log_id = log_id
         # Two lives must not use one number twice, even when the directory was restored from a copy.
         self._producer = secrets.randbits(64) | 1
@@ -114,6 +118,10 @@ class Retries:
         for origin in self._undone:
             self.on_new(origin)
 
+    def hear(self, cordons: Cordons) -> None:
+        """Hear from meta which delay servers take messages. What was decided before stays with its server."""
+        self.cordons = cordons
+
     def decide(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages come again later, or keep them as dead letters; ``answer`` gets the handles that are stale, when
         the decision is durable.
@@ -135,6 +143,10 @@ class Retries:
         decided = [self._decide(batch, now_ms) for batch in _batches(pieces)]
         self._log.when_durable(partial(self._decided, decided, partial(answer, stale)))
         self._pulls.serve(group)
+
+    def undone(self) -> dict[str, int]:
+        """Figures for STATUS: how many batches wait for each delay server."""
+        return {f"retries_for_{origin:016x}": len(of_origin) for origin, of_origin in self._undone.items()}
 
     def origins(self) -> list[int]:
         """The delay servers for which there are batches."""
@@ -163,7 +175,7 @@ class Retries:
         subject = retry_subject(self._log_id, group.front.group_id)
         return retry_batch(part, subject, sources, decision.at_ms)
 
-    def accepted(self, undone: Undone) -> None:
+    def accepted(self, undone: Undone, result: Head | None = None) -> None:
         """The delay server has taken a batch; from now on it is responsible for the messages."""
         key = (undone.producer, undone.number)
         held = self._undone.get(undone.origin_log_id, {}).get(key)
@@ -184,6 +196,13 @@ class Retries:
 
     def refused(self, undone: Undone, error: DelaydError) -> None:
         """The delay server has refused a batch by name; it is sent again later."""
+        number, what = undone.number, error.message
+        limited.warning("retry_refused", "retry_refused number=%d code=%s reason=%r", number, error.code, what)
+        self._refusals[undone.producer, undone.number] = what
+
+    def unread(self, undone: Undone, error: DelaydError) -> None:
+        """The messages of a batch can't be read now."""
+        limited.warning("retry_unread", "retry_unread number=%d reason=%r", undone.number, error.message)
         self._refusals[undone.producer, undone.number] = error.message
 
     def waits(self) -> Iterator[Wait]:
@@ -238,8 +257,14 @@ class Retries:
                 cut_text(each.reason),
                 cut_text(each.error),
             )
-            yield _Piece(group, batch.dispatch.origin_log_id, row, int(sizes[rows - 1]))
+            yield _Piece(group, self._taker(batch.dispatch.origin_log_id), row, int(sizes[rows - 1]))
             at += rows
+
+    def _taker(self, origin: int) -> int:
+        """The delay server that takes a message again: the one that it came from, unless that one takes no more."""
+        if origin not in self.cordons.closed or not self.cordons.takes:
+            return origin
+        return min(self.cordons.takes, key=lambda log_id: (len(self._undone.get(log_id, ())), log_id))
 
     def _child_of(self, group: Group) -> None:
         """Make sure that messages which come again find the group."""

@@ -11,13 +11,14 @@ from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
 from delayd.identity import draw_id
 from delayd.net.connection import Connection
+from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
-from delayd.net.registration import Registration
+from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
@@ -28,9 +29,9 @@ from delayd.wire.requests import RequestType
 
 from .alarms import NEVER_MS
 from .core import Core, Executors, Surroundings
-from .courier import Courier
 from .farewell import Farewell
 from .recovery import recover
+from .retries import Undone
 
 RETAIN_EVERY_S = 600
 # A copy of a directory must not take messages, or give them to consumers.
@@ -47,6 +48,8 @@ FENCED = frozenset(
         RequestType.SUBSCRIBE,
     }
 )
+
+LETTERS = CourierTerms(RequestType.SEND_AGAIN, "messages that are to come again through delay server {}")
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class RealtimeServer:
         self._registration: Registration | None = None
         self._guard: Guard | None = None
         self._cuts: Cuts | None = None
-        self._courier: Courier | None = None
+        self._courier: Courier[Undone] | None = None
         self._farewell: Farewell | None = None
 
     def open(self) -> None:
@@ -101,9 +104,15 @@ class RealtimeServer:
         port = await self._server.listen(config.host, config.port)
         self._rearm()
         registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid(), place)
-        self._registration = Registration(config.meta, lambda: registered, membership, on_now_ms=home.clock.reference)
+        self._registration = Registration(
+            config.meta,
+            lambda: registered,
+            membership,
+            on_now_ms=home.clock.reference,
+            orders=Orders(core.retries.hear),
+        )
         self._registration.start()
-        self._courier = Courier(core.retries, self._registration, membership, self._rearm)
+        self._courier = Courier(core.retries, LETTERS, self._registration, membership, self._rearm)
         core.shell_waits = self._courier.waits
         self._courier.start()
         self._farewell = Farewell(core.groups, config.meta, self._rearm)

@@ -34,6 +34,7 @@ class ServerAddress(NamedTuple):
     host: str
     port: int
     alive: bool
+    cordoned: bool = False
 
 
 class MetaView:
@@ -157,4 +158,4 @@ class MetaView:
 
 def _address(info: ServerInfo) -> ServerAddress:
     server = info.server
-    return ServerAddress(server.log_id, server.host, server.port, info.alive)
+    return ServerAddress(server.log_id, server.host, server.port, info.alive, info.cordoned)

@@ -25,6 +25,7 @@ It passes through the folders
     ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
     reply               the one way out of a request: what it holds is given back, then it is answered
     stopping            the last steps of a stop
+    retiring            whether the server holds nothing any more, so that it may leave for good
     standing            what the server says of itself: figures, what waits for an operator, what it refuses
     settled             the instant before which everything that fell due has an outcome (S7)
 A start, and damaged files (L5, L9, L10)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from delayd.batch import MOVED_PRODUCER_ID, Batch, ColumnId, Int64s
+from delayd.batch import Batch, ColumnId, Int64s
 from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
@@ -48,6 +48,7 @@ from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
 from delayd.delay.recovery import Recovered, ends_of_all, note_ends, open_seals, recover
+from delayd.delay.retiring import Retiring
 from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
 from delayd.delay.standing import Standing
@@ -278,7 +279,19 @@ class DelayCore:
             ),
             around.ask_slots,
         )
+        self.endings.drain.draw = around.random_id
+        self.endings.drain.when_filed = lambda done: self._checkpointer.when_covers(self.intake.durable.offset, done)
+        self.retiring = Retiring(
+            self.intake,
+            self.endings,
+            self._owed,
+            self._hours,
+            self.dispatcher,
+            self.quarantine,
+            clock.now_ms,
+        )
         self._standing = Standing(
+            log_id=self.identity.log_id,
             clock=clock,
             state=state,
             fence=self.fence,
@@ -377,6 +390,19 @@ class DelayCore:
             waiter(self.fence.error(), False)
             return
         self.intake.send(batch, waiter, allowance, again=True)
+
+    def send_drained(self, batch: Batch, waiter: Waiter) -> None:
+        """As `send`, for messages that another delay server held (docs/drain.md)."""
+        if self.fence.is_up:
+            waiter(self.fence.error(), False)
+            return
+        self.intake.send(batch, waiter, drained=True)
+
+    def cordon(self, cordoned: bool) -> None:
+        """Hear from meta whether an operator has cordoned this server."""
+        if cordoned != self.intake.cordoned:
+            log.warning("cordoned cordoned=%s", cordoned)
+        self.intake.cordoned = cordoned
 
     def outcome(self, producer_id: int, number: int) -> AcceptedBatch | None:
         """Return what became of a batch; None when nothing durable is known of it now.
@@ -562,8 +588,9 @@ class DelayCore:
             self.quotas.took(committed.stored, committed.appended_at_ms)
         for entry in committed.stored:
             batch = entry.batch
-            # Rows that somebody sent took their keys when their commit became durable.
-            if ColumnId.KEY_END in batch.offsets and batch.producer.producer_id == MOVED_PRODUCER_ID:
+            # Rows that a client sent took their keys when their commit became durable. Moved rows name a first one, and
+            # so do those of another delay server.
+            if ColumnId.KEY_END in batch.offsets and ColumnId.ORIGIN_SEQUENCE in batch.offsets:
                 self.endings.taken_names.add(sent_rows(entry, committed.appended_at_ms))
         self._loading.take(rows)
         self._note_reserve()
@@ -628,6 +655,7 @@ class DelayCore:
         self._seal_mending.step()
         self.quotas.step()
         self._rebuild.step()
+        self.endings.drain.step()
         now_ms = self._clock.now_ms()
         this_hour = hour_of_ms(now_ms)
         last_hour = hour_of_ms(self.intake.appended_at_ms)

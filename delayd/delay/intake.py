@@ -27,6 +27,7 @@ from delayd.errors import (
     DiskReserve,
     HourFull,
     PastHorizon,
+    ServerCordoned,
     SlowDown,
     Stopping,
 )
@@ -37,7 +38,7 @@ from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.schedule import Skipped
-from delayd.reserved import check_again, check_own
+from delayd.reserved import check_again, check_drained, check_own
 from delayd.site import Site
 from delayd.validate import check_batch, check_headers, rows_detail
 
@@ -244,6 +245,7 @@ class Intake:
         self.subjects_full = False  # Whether batches with subjects that are new here are refused (rule B1).
         self.decider: Decider | None = None
         self.gate: Gate | None = None
+        self.cordoned = False  # By an operator, as meta tells: new messages go to other servers (docs/drain.md).
         self.keyed: KeyedBatches | None = None
         self._looked_up = 0  # Batches with keys that are looked up and not queued yet.
         self._to_decide = False  # Whether something waits for the decider.
@@ -285,23 +287,33 @@ class Intake:
         """Whether as many bytes wait for the disk as are allowed."""
         return self.queued_bytes > self._config.intake_queue_bytes_max
 
-    def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None, *, again: bool = False) -> None:
+    def send(
+        self,
+        batch: Batch,
+        waiter: Waiter,
+        allowance: Allowance | None = None,
+        *,
+        again: bool = False,
+        drained: bool = False,
+    ) -> None:
         """Take a batch; ``waiter`` is called when it is durable, or with the error if it was refused as a whole.
 
         ``allowance`` limits the new producers that the batch's connection may introduce. ``again``: a realtime server
-        sends messages that come again to their group (rule Q2).
+        sends messages that come again to their group (rule Q2). ``drained``: another delay server, which held them, is
+        drained (docs/drain.md).
         """
         # The batch number is looked up before anything can refuse the batch: a repetition gets the first answer again
         # (rule I1).
-        if not self._producers.begin(batch, waiter, allowance):
+        if not self._producers.begin(batch, waiter, allowance, drained=drained):
             return
         try:
-            self._check(batch, again)
+            self._check(batch, again, drained)
         except DelaydError as error:
             self._refuse(batch, error)
             return
         self.queued_bytes += batch.total_bytes + BATCH_BYTES
-        if ColumnId.KEY_END in batch.offsets and self.keyed is not None:
+        # The keys of drained rows meet nobody: until their slots move, the server that sends them is their owner.
+        if ColumnId.KEY_END in batch.offsets and self.keyed is not None and not drained:
             self._looked_up += 1
             self.keyed.take(batch)
             return
@@ -367,30 +379,36 @@ class Intake:
         """Refuse all batches from now on; batches that were taken are still committed."""
         self._closed = True
 
-    def _check(self, batch: Batch, again: bool) -> None:
+    def _check(self, batch: Batch, again: bool, drained: bool) -> None:
         if self._closed:
             raise Stopping("this server is stopping; send to another one, or again when it is back")
+        # Keyed messages go to the owner of their keys, whether or not it is cordoned.
+        if self.cordoned and not again and not drained and ColumnId.KEY_END not in batch.offsets:
+            raise ServerCordoned("an operator has cordoned this server; send to another one")
         if self.reserve.closed:
             raise DiskReserve("this server's disk is at its reserve; free space there, or send again later")
         if self.reserve.behind or self.queued_bytes > self._config.intake_queue_bytes_max:
             raise SlowDown("this server is behind with its disk; send again later")
         batch.verify()
         check_batch(batch)
-        if ColumnId.KEY_END in batch.offsets and self.keyed is not None:
+        if ColumnId.KEY_END in batch.offsets and self.keyed is not None and not drained:
             self.keyed.check()
         if ColumnId.HEADERS_END in batch.offsets:
             check_headers(batch)
-        if again:
+        if drained:
+            check_drained(batch)
+        elif again:
             check_again(batch)
         else:
             check_own(batch)
         if self.subjects_full and not self._knows_subjects(batch):
             raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
         if ColumnId.EXPIRES_AT_MS in batch.offsets:
-            check_expiry(batch, again=again)
+            check_expiry(batch, again=again or drained)
         earliest, latest = batch.range_of(ColumnId.DELIVER_AT_MS)
         self._check_instants(earliest, latest, batch.int64s(ColumnId.DELIVER_AT_MS))
-        if self.gate is not None:
+        # No quota refuses what was accepted elsewhere; it counts when it is durable.
+        if self.gate is not None and not drained:
             # This comes last: a batch that is admitted counts, so nothing may refuse it any more.
             self.gate.admit(batch)
 

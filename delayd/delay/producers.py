@@ -155,11 +155,12 @@ class Producers:
             self._fence(key)
         answer(found)
 
-    def begin(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> bool:
+    def begin(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None, *, drained: bool = False) -> bool:
         """Register a batch that has arrived; False when it is not to be appended, and then ``waiter`` is told why.
 
         The waiter is called with the accepted batch and whether it had been accepted before, or with an error. A new
-        producer uses one place of ``allowance``.
+        producer uses one place of ``allowance``. ``drained``: another delay server sends the rows, and its number alone
+        says which batch this is; when it is sent again, rows that have their outcomes already are missing.
         """
         producer_id, number, low_water = batch.producer
         key = (producer_id, number)
@@ -172,6 +173,7 @@ class Producers:
             if packed is not None:
                 known = _unpack(packed)
                 same = known.columns_crc32c == batch.columns_crc32c and known.heap_crc32c == batch.heap_crc32c
+                same |= drained
                 waiter(known if same else _reused(number), same)
                 return False
         if self.lost and producer_id in self.lost:
@@ -179,7 +181,8 @@ class Producers:
             return False
         reserved = ENDED_BYTES * batch.count if ColumnId.KEY_END in batch.offsets else 0
         under_way = self._waiting.get(key)
-        if under_way is not None and under_way[:2] != (batch.columns_crc32c, batch.heap_crc32c):
+        crcs = (batch.columns_crc32c, batch.heap_crc32c)
+        if under_way is not None and under_way[:2] != crcs and not drained:
             waiter(_reused(number), False)
             return False
         # Fast path: nearly every batch is the next one of a producer that is known, and there is room.

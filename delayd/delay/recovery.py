@@ -37,7 +37,7 @@ from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms
 from delayd.identity import Identity
 from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, decode_known
-from delayd.log.dispatch import OutcomeRows
+from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.ended import NO_ENDED, TOOK_NO_KEY, EndedRows, decided_about, decode_ended
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.key_run import KnownRuns
@@ -472,7 +472,9 @@ def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, Acc
 
 def note_ends(ends: dict[int, int], outcomes: OutcomeRows, accepted: Mapping[int, AcceptedTarget]) -> None:
     """Raise the ends of targets to the highest offsets that an hour's outcomes name (rule H7)."""
-    for target in np.unique(outcomes.parts["target_log_id"]).tolist():
-        parts = outcomes.parts[outcomes.parts["target_log_id"] == target]
+    # Parts of CANCELLED rows name no target: those that were drained name a delay server.
+    handed_over = outcomes.parts[outcomes.parts["outcome"] != Outcome.CANCELLED]
+    for target in np.unique(handed_over["target_log_id"]).tolist():
+        parts = handed_over[handed_over["target_log_id"] == target]
         offsets = parts["target_offset"][counts(parts, accepted.get(target))]
         ends[target] = max(ends.get(target, 0), int(offsets.max(initial=0)))

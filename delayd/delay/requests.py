@@ -17,6 +17,7 @@ from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, D
 from delayd.log.ended import ENDED_BYTES
 from delayd.log.quota import Limits
 from delayd.validate import check_subject, refused_rows
+from delayd.wire.drain import DrainProgress, read_drain_order
 from delayd.wire.ending import AnswerRows, read_asked, read_asked_keys, read_moves, wanted_of_keys
 from delayd.wire.finding import Piece, read_window
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -78,6 +79,9 @@ class Requests:
             RequestType.STATUS: self._tell_status,
             RequestType.SEND: self._send,
             RequestType.SEND_AGAIN: self._send_again,
+            RequestType.SEND_DRAINED: self._send_drained,
+            RequestType.DRAIN: self._drain,
+            RequestType.RETIRE: self._retire,
             RequestType.OUTCOME: self._outcome,
             RequestType.CHECKPOINT: self._checkpoint,
             RequestType.TRUST_CLOCK: self._trust_clock,
@@ -200,6 +204,36 @@ class Requests:
             answer(batch, False)
             return
         self._core.send_again(batch, answer, self.allowances.setdefault(peer, Allowance()))
+
+    def _send_drained(self, peer: Peer, frame: Frame) -> None:
+        """Take messages that another delay server held: one batch."""
+        batch, answer = _parse(frame.body), partial(self._answer_one, peer, frame.request_id)
+        if isinstance(batch, BatchMalformed):
+            answer(batch, False)
+            return
+        self._core.send_drained(batch, answer)
+
+    def _drain(self, peer: Peer, frame: Frame) -> None:
+        """Let pending messages go to another delay server, a piece at a time."""
+
+        def told(what: DrainProgress | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                peer.answer_error(frame.request_id, what)
+            else:
+                peer.answer(frame.request_id, self._head(**what.to_head()))
+
+        self._core.endings.let_leave(read_drain_order(frame.head), told)
+
+    def _retire(self, peer: Peer, frame: Frame) -> None:
+        """Say whether this server holds nothing any more."""
+
+        def done(told: str | DelaydError) -> None:
+            if isinstance(told, DelaydError):
+                peer.answer_error(frame.request_id, told)
+            else:
+                peer.answer(frame.request_id, self._head(message=told))
+
+        self._core.retiring.retire(done)
 
     def _answer_one(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         if isinstance(what, AcceptedBatch) and not what.decided:

@@ -13,12 +13,14 @@ from functools import partial
 from delayd.batch import Buffer
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Surroundings, Threads
+from delayd.delay.ending.owed import Leaving
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id
 from delayd.log.quota import Limits
 from delayd.net.connection import Connection, connect
+from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.hold import Hold
@@ -46,6 +48,8 @@ SPACE_S = 1
 SWEEP_S = 30
 CONNECT_MS = 2_000
 
+LETTERS = CourierTerms(RequestType.SEND_DRAINED, "messages on their way to delay server {}")
+
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +73,7 @@ class DelayServer:
         self._registration: Registration | None = None
         self._membership: Membership | None = None
         self._guard: Guard | None = None
+        self._courier: Courier[Leaving] | None = None
         self._places: asyncio.Task[None] | None = None
         self._learning: asyncio.Task[None] | None = None  # A new server takes the quotas of the others.
         self._hold = Hold(lambda seconds, end: asyncio.get_running_loop().call_later(seconds, end))
@@ -117,8 +122,13 @@ class DelayServer:
             self._registered,
             membership,
             on_now_ms=home.clock.reference,
-            orders=Orders(core.moves, core.endings.owned_slots),
+            orders=Orders(
+                lambda cordons: core.cordon(core.identity.log_id in cordons.closed),
+                core.moves,
+                core.endings.owned_slots,
+            ),
         )
+        self._courier = Courier(core.endings.drain, LETTERS, self._registration, membership, self._rearm_soon)
         self._guard = membership.guard(config.role, core.identity.log_id)
         cut_terms = (config.folder, core.identity.log_id, home.state, home.executors[-1])
         self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
@@ -127,6 +137,7 @@ class DelayServer:
         self._server = Server(self, limits=DELAY_LIMITS)
         self._port = await self._server.listen(config.host, config.port)
         self._registration.start()
+        self._courier.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
         self._places.add_done_callback(_surface)
         if core.identity.epoch == 1:
@@ -141,6 +152,8 @@ class DelayServer:
         """Accept no more requests, make everything durable, write a last checkpoint."""
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
+        if self._courier is not None:
+            await self._courier.close()
         server.stop_accepting()
         for task in (self._places, self._learning, *self._dials):
             if task is not None:
@@ -408,6 +421,7 @@ class DelayServer:
                 "clock_confirmed": clock.confirmed,
                 "clock_in_doubt": clock.in_boot_doubt,
                 "fenced": core.fence.is_up,
+                "cordoned": core.intake.cordoned,
             },
         )
 

@@ -23,6 +23,7 @@ from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import SEALED
 from delayd.state import State
+from delayd.wire.slots import slots_text
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
 
@@ -30,6 +31,7 @@ from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 class Standing:
     """The parts that know how a server stands."""
 
+    log_id: int
     clock: Clock
     state: State
     fence: Fence
@@ -58,6 +60,7 @@ class Standing:
             "loaded_rows": len(self.hours.wheel),
             "scheduled_rows": int(self.hours.filed.rows["rows"].sum()),
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
+            "leaving_rows": self.endings.drain.rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "targets": len(links),
             "targets_away": sum(link.phase is not Phase.READY for link in links),
@@ -111,6 +114,12 @@ class Standing:
         for link in self.dispatcher.links.values():
             yield from link.waits()
         yield from self.quarantine.waits()
+        yield from self.endings.drain.waits()
+        slots = self.endings.owned_slots
+        if slots.leaving.any():
+            what = f"keys of the slots {slots_text(slots.leaving)}"
+            why = f"their messages are on their way to delay server {slots.leaving_to:016x}, and a drain has to finish"
+            yield Wait(what, why, f"delayd server drain {self.log_id:016x}")
 
     def refuses(self) -> Iterator[Wait]:
         """List what this server refuses for now; each of these states ends by itself."""

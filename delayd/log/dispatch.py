@@ -57,6 +57,7 @@ class Reason(IntEnum):
     REJECTED = 5
     KEPT = 6
     IN_FLIGHT = 7
+    DRAINED = 8  # It lives on at another delay server, to which an operator moved it (docs/drain.md).
 
 
 _REASON_NAMES = {reason.value: reason.name.lower() for reason in Reason}
@@ -81,7 +82,9 @@ class NewPart(NamedTuple):
     target_offset: int = 0
     attempt: int = 1
     hashes: NDArray[np.uint64] | None = None  # One content hash a row; None where nobody has read the rows' contents.
-    reason: int = 0  # Of CANCELLED rows; `batch_id` and `target_appended_at_ms` then name the other row.
+    # Of CANCELLED rows; `batch_id` and `target_appended_at_ms` then name the other row. Of DRAINED rows that row is at
+    # the delay server ``target_log_id``, and `target_appended_at_ms` is when that one accepted it.
+    reason: int = 0
 
     def stated_hashes(self) -> NDArray[np.uint64]:
         """The content hash of each row, 0 where it is not known."""

@@ -14,13 +14,16 @@ ENDED = np.dtype(
     [
         ("sequence", "<u8"),
         ("deliver_at_ms", "<i8"),
-        ("other", "<u8"),  # The sequence of the row that took its place, or that it met; else 0.
+        # The sequence of the row that took its place, or that it met; else 0. Of a DRAINED row these two are the log_id
+        # of the delay server that gets it, and the number of the batch in which it goes there.
+        ("other", "<u8"),
         ("other_at_ms", "<i8"),
         # A row that took its place is filed in the hour of the later of these two instants (rule P5).
         ("decided_at_ms", "<i8"),
         ("hour", "<u4"),  # Filing hour.
         ("reason", "u1"),
-        ("zero", "u1", (3,)),
+        ("zero", "u1"),
+        ("place", "<u2"),  # Of a DRAINED row: which row of that batch it is. Else 0.
     ]
 )
 ENDED_BYTES = 48
@@ -55,6 +58,10 @@ def decode_ended(data: bytes) -> EndedRows:
     sequences = rows["sequence"]
     if not bool((sequences[1:] > sequences[:-1]).all()):
         raise BatchMalformed("ended rows do not rise in sequence")
-    if not bool(np.isin(rows["reason"], _REASONS).all()) or rows["zero"].any():
+    if not bool(np.isin(rows["reason"], _REASONS).all()) or rows["zero"].any() or _has_stray_place(rows):
         raise BatchMalformed("an ended row has an unknown reason")
     return rows
+
+
+def _has_stray_place(rows: EndedRows) -> bool:
+    return bool((rows["place"][rows["reason"] != Reason.DRAINED] != 0).any())

@@ -17,6 +17,7 @@ A server's process, from its start to its end
     machine             what a server has from its machine: disk, state, clocks, threads, secret
     home                lock, state, clock, threads and jobs of a server with logs
     registration        the server's line to meta
+    courier             batches that live on at delay servers, until those have taken them
     membership          which cluster the server belongs to, and whether it is the only one of its log_id
     cut, hold           what its files hold at one moment, for a backup
     timer, loop_watch, collector, heap   the loop's timer, its longest wait, and when memory is given back

@@ -65,6 +65,7 @@ TYPES_WITH_BODY = frozenset(
     {
         RequestType.SEND,
         RequestType.SEND_AGAIN,
+        RequestType.SEND_DRAINED,
         RequestType.DISPATCH,
         RequestType.CANCEL,
         RequestType.GET,

@@ -26,10 +26,12 @@ from delayd.net.membership import Membership
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.meta import (
     SUBJECTS_MAX,
+    Cordons,
     Move,
     Registered,
     Routes,
     ServerInfo,
+    read_cordons,
     read_moves,
     read_routes,
     read_servers,
@@ -84,10 +86,11 @@ class HeldSlots(Protocol):
 
 
 class Orders(NamedTuple):
-    """What operators decide at meta for a delay server."""
+    """What operators decide at meta for a server; a realtime server hears of cordons only."""
 
-    moves: Moves
-    slots: HeldSlots
+    on_cordons: Callable[[Cordons], None]
+    moves: Moves | None = None
+    slots: HeldSlots | None = None
 
 
 class Registration:
@@ -230,7 +233,7 @@ class Registration:
     async def _register(self, connection: Connection) -> int:
         head = self._describe().to_head()
         orders = self._orders
-        if orders is not None:
+        if orders is not None and orders.moves is not None and orders.slots is not None:
             head["moves_seen"] = orders.moves.seen
             head |= orders.slots.claims.to_head()
         answer = await connection.request(RequestType.REGISTER, head, (), REQUEST_MS_MAX)
@@ -240,6 +243,8 @@ class Registration:
         if self._on_now_ms is not None:
             self._on_now_ms(now_ms, need_str(answer.head, "boot") if "boot" in answer.head else "")
         if orders is not None:
+            orders.on_cordons(read_cordons(answer.head))
+        if orders is not None and orders.moves is not None and orders.slots is not None:
             orders.moves.take(read_moves(answer.head))
             orders.slots.lost(need_slots(answer.head, "slots_lost"))
             if answer.head.get("slot_peers") is not None:

@@ -10,6 +10,7 @@ What heads say
     slots               which delay server owns which keys
     ending              which messages CANCEL and GET name, and the answer to each
     finding             pending messages of a subject and a window, a piece at a time
+    drain               what leaves a delay server for another one, a piece at a time
     results             what became of each batch of a SEND
     positions           where a group begins, or is moved to
     stale               handles that a realtime server no longer holds, and why

@@ -75,6 +75,7 @@ class MessageState(IntEnum):
     REPLACED = 9
     REJECTED = 10
     KEPT = 11
+    DRAINED = 12  # It is at another delay server: ``target_log_id``, ``other`` and ``target_appended_at_ms`` say where.
 
 
 class Asked(NamedTuple):

@@ -47,7 +47,7 @@ class Window(NamedTuple):
     ``until_sequence`` bounds the walk to rows that were there when it began; 0: it begins with this piece.
     """
 
-    subject: bytes
+    subject: bytes  # Empty for every subject, which only a server asks itself.
     from_ms: int
     to_ms: int
     place: Place = Place()

@@ -57,6 +57,6 @@ DELAY_LIMITS = request_limits(
         RequestType.PLACES: PLACES_BODY_BYTES_MAX,
         RequestType.RESCHEDULE: MOVES_BODY_BYTES_MAX,
     },
-    {RequestType.SEND_AGAIN: SEND_BODY_BYTES_MAX},
+    {RequestType.SEND_AGAIN: SEND_BODY_BYTES_MAX, RequestType.SEND_DRAINED: SEND_BODY_BYTES_MAX},
 )
 REALTIME_LIMITS = request_limits({}, {RequestType.DISPATCH: BODY_BYTES_MAX})

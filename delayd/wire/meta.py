@@ -20,6 +20,7 @@ from delayd.wire.requests import (
     is_u64,
     need_bool,
     need_int,
+    need_ints,
     need_list,
     need_map,
     need_maps,
@@ -70,10 +71,12 @@ class ServerInfo(NamedTuple):
     alive: bool
     seen_ms_ago: int
     heard: bool = True  # Whether it has registered in this life of meta; otherwise its address is only remembered.
+    cordoned: bool = False  # A delay server to which no new messages go, by an operator's word.
 
     def to_head(self) -> Head:
         """As one item of `servers`."""
-        return {**self.server.to_head(), "alive": self.alive, "seen_ms_ago": self.seen_ms_ago, "heard": self.heard}
+        own: Head = {"alive": self.alive, "seen_ms_ago": self.seen_ms_ago, "heard": self.heard}
+        return {**self.server.to_head(), **own, "cordoned": self.cordoned}
 
 
 class Routes(NamedTuple):
@@ -94,6 +97,27 @@ class Move(NamedTuple):
     number: int
     subject: str
     log_id: int
+
+
+class Cordons(NamedTuple):
+    """The delay servers that take no new messages, cordoned and retired ones, and those that are alive and do.
+
+    When there are none of the former, nobody is named.
+    """
+
+    closed: frozenset[int]
+    takes: frozenset[int]
+
+    def to_head(self) -> dict[str, HeadValue]:
+        """As fields of the answer of REGISTER."""
+        return {"cordoned": [*sorted(self.closed)], "takes": [*sorted(self.takes)]}
+
+
+def read_cordons(head: Head) -> Cordons:
+    """Read these fields; meta of an earlier version has none."""
+    if "cordoned" not in head:
+        return Cordons(frozenset(), frozenset())
+    return Cordons(frozenset(need_ints(head, "cordoned")), frozenset(need_ints(head, "takes")))
 
 
 class SubjectPage(NamedTuple):
@@ -150,7 +174,8 @@ def read_servers(head: Head) -> list[ServerInfo]:
 
 def _server(head: Head) -> ServerInfo:
     alive, heard = need_bool(head, "alive"), need_bool(head, "heard")
-    return ServerInfo(read_registered(head), alive, need_int(head, "seen_ms_ago"), heard)
+    cordoned = need_bool(head, "cordoned") if "cordoned" in head else False
+    return ServerInfo(read_registered(head), alive, need_int(head, "seen_ms_ago"), heard, cordoned)
 
 
 def read_routes(head: Head) -> Routes:

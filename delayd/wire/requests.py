@@ -66,6 +66,7 @@ class RequestType(IntEnum):
     SLOTS = 16
     MOVE_SLOTS = 17
     SETTLE_SLOTS = 18
+    CORDON_SERVER = 19
     SEND = 20
     OUTCOME = 21
     CHECKPOINT = 22
@@ -83,6 +84,8 @@ class RequestType(IntEnum):
     PLACES = 34
     RELEASE_SLOTS = 36
     SEND_AGAIN = 37
+    DRAIN = 38
+    RETIRE = 39
     PULL = 40
     ACK = 41
     NACK = 42
@@ -99,6 +102,7 @@ class RequestType(IntEnum):
     MOVE_GROUP = 53
     PAUSE_GROUP = 54
     SUBSCRIBE = 55
+    SEND_DRAINED = 63
 
 
 ANSWERED_IN_FRAMES = frozenset({RequestType.HELLO})

@@ -33,6 +33,7 @@ class Known(NamedTuple):
     pid: int
     alive: bool
     seen_ms_ago: int
+    cordoned: bool = False
 
     @property
     def address(self) -> str:
@@ -139,6 +140,5 @@ async def held_status(server: Known) -> Head | None:
 
 def _known(info: ServerInfo) -> Known:
     server = info.server
-    return Known(
-        server.role, server.log_id, server.host, server.port, server.epoch, server.pid, info.alive, info.seen_ms_ago
-    )
+    where = (server.role, server.log_id, server.host, server.port, server.epoch, server.pid)
+    return Known(*where, info.alive, info.seen_ms_ago, info.cordoned)

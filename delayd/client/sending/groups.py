@@ -8,7 +8,8 @@ Of the servers that can be reached, these are left out as long as another one is
 
 1. One that refused a batch by name: its disk is full, it is fenced, starting, stopping. It gets a batch again after a
    while that grows from 25 ms to 2 s; a refused batch moves on at once, so such a try costs one round trip.
-2. One that has answered nothing for SILENT_S since it was asked: it hangs. An answer, also to a PING, ends that.
+2. One that an operator has cordoned, as meta tells.
+3. One that has answered nothing for SILENT_S since it was asked: it hangs. An answer, also to a PING, ends that.
 
 An example with servers A and B. A's disk fills up: it refuses batch 7, which goes to B in the same turn of the loop, as
 do batches 8 to 20. Batch 21 goes to A again after 25 ms, is refused, and moves to B. When the disk of A has space
@@ -32,12 +33,13 @@ SILENT_S = 1.0  # Far above a slow fsync; what is under way at a server that han
 class DelayGroup:
     """One delay server group, named by its log."""
 
-    __slots__ = ("_asked_at", "_backoff", "_left_out_until", "alive", "in_flight", "link", "log_id")
+    __slots__ = ("_asked_at", "_backoff", "_left_out_until", "alive", "cordoned", "in_flight", "link", "log_id")
 
     def __init__(self, server: ServerAddress) -> None:
         self.log_id = server.log_id
         self.link = ServerLink(server.host, server.port, server.log_id)
         self.alive = server.alive
+        self.cordoned = server.cordoned  # It takes no new messages; keys that it owns are still its own.
         self.in_flight = 0
         self._asked_at = 0.0  # When it was first asked for something since it last answered.
         self._left_out_until = 0.0
@@ -63,7 +65,7 @@ class DelayGroup:
     def is_left_out(self, now: float) -> bool:
         """Whether batches had better go elsewhere."""
         silent = self._asked_at > self.link.heard_at and now - self._asked_at > SILENT_S
-        return silent or now < self._left_out_until
+        return self.cordoned or silent or now < self._left_out_until
 
 
 class Groups:
@@ -226,5 +228,5 @@ class Groups:
             if group is None:
                 self._groups[server.log_id] = DelayGroup(server)
             else:
-                group.alive = server.alive
+                group.alive, group.cordoned = server.alive, server.cordoned
                 group.link.move(server.host, server.port)

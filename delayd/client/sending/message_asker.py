@@ -67,6 +67,7 @@ _FIELDS = (  # What a question takes from a receipt, and the most that each may 
     ("accepted_at_ms", INSTANT_MS_MAX),
 )
 
+_LEADS_ON = (MessageState.MOVED, MessageState.DRAINED)
 MANY_UNDER_WAY = 4  # Requests of 65,536 rows under way at one server; it takes 16 of them.
 
 
@@ -299,14 +300,14 @@ class MessageAsker:
         assert log_ids is not None, "receipts name servers, and owners were found for keys"
         if rows.row_count == 1 and instants is None and isinstance(rows.asked, AskedKeys):
             return log_ids, await self._joined.ask(request, int(log_ids[0]), rows.asked, deadline)
-        found = np.zeros(rows.row_count, ANSWER)
+        found, servers = np.zeros(rows.row_count, ANSWER), np.zeros(rows.row_count, np.uint64)
         rows_max = ROWS_MAX if isinstance(rows.asked, Asked) else KEY_ROWS_MAX
 
         async def ask(log_id: int, places: NDArray[np.intp]) -> None:
             async with self._room_at(log_id):
                 asked = rows.asked.take(places.tolist())
                 wanted = None if instants is None else instants.take(places)
-                found[places] = await self._ask_newest(request, log_id, asked, deadline, wanted)
+                servers[places], found[places] = await self._ask_where(request, log_id, asked, deadline, wanted)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -317,7 +318,7 @@ class MessageAsker:
         except ExceptionGroup as errors:
             # The first one ended the others; callers know nothing of groups of errors.
             raise errors.exceptions[0] from None
-        return log_ids, found
+        return servers, found
 
     def _room_at(self, log_id: int) -> asyncio.Semaphore:
         """The room for requests at one server, so that one that is away keeps nobody from the others."""
@@ -334,14 +335,36 @@ class MessageAsker:
         deadline: float,
         wanted: NewInstants | None = None,
     ) -> AnswerRows:
-        """Ask one server about rows; where it stopped on the way to the newest row of a message, go on from there."""
+        """Ask about rows of one server, and go on to the newest row of each message, wherever that is: the answers."""
+        return (await self._ask_where(request, log_id, asked, deadline, wanted))[1]
+
+    async def _ask_where(
+        self,
+        request: RequestType,
+        log_id: int,
+        asked: Asked | AskedKeys,
+        deadline: float,
+        wanted: NewInstants | None = None,
+    ) -> tuple[NDArray[np.uint64], AnswerRows]:
+        """The same, with the server that gave each answer: a server names the row where it stopped on the way, and the
+        other server to which an operator has drained a message.
+        """
         found = (await self._ask(request, log_id, asked, deadline, wanted)).copy()
-        while len(rows := np.flatnonzero(found["state"] == MessageState.MOVED)):
+        servers = np.full(len(found), log_id, np.uint64)
+        while len(rows := np.flatnonzero(np.isin(found["state"], _LEADS_ON))):
             told = found.take(rows)
-            newer = Asked(told["sequence"].copy(), told["deliver_at_ms"].copy(), told["accepted_at_ms"].copy())
-            own = None if wanted is None else wanted.take(rows)
-            found[rows] = await self._ask(request, log_id, newer, deadline, own)
-        return found
+            drained = told["state"] == MessageState.DRAINED
+            servers[rows] = np.where(drained, told["target_log_id"], servers.take(rows))
+            newer = Asked(
+                np.where(drained, told["other"], told["sequence"]),
+                np.where(drained, told["other_at_ms"], told["deliver_at_ms"]),
+                np.where(drained, told["target_appended_at_ms"], told["accepted_at_ms"]),
+            )
+            for server in np.unique(servers.take(rows)).tolist():
+                there = np.flatnonzero(servers.take(rows) == np.uint64(server))
+                own = None if wanted is None else wanted.take(rows.take(there))
+                found[rows.take(there)] = await self._ask(request, server, newer.take(there.tolist()), deadline, own)
+        return servers, found
 
     async def _owners_of(self, asked: AskedKeys, deadline: float) -> NDArray[np.uint64]:
         """The server that owns each key."""

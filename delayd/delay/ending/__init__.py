@@ -10,6 +10,7 @@ A map, from a request to the outcome of its rows.
     claims              where a row is in memory, and how it is claimed there
     leads               where receipts of moved messages have led
     moving              copies of messages that are to be moved to other instants
+    drain               rows that go to another delay server, until that server has taken them
     owed                decisions that are durable, and whose outcomes are not durable yet
     pending_keys        how many rows with keys of some slots are pending
     message_requests    requests from their arrival to their answers

@@ -6,9 +6,11 @@ Each request is refused while a fence is up: this server may be a copy, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from delayd.batch import Batch, Int64s
 from delayd.delay.ending.claims import Claims, Holders
+from delayd.delay.ending.drain import Drain, OnProgress
 from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.keyed_requests import KeyedRequests
@@ -23,8 +25,10 @@ from delayd.delay.intake import Intake
 from delayd.delay.keys.index import KeyIndex
 from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
 from delayd.delay.timers.hours import Hours
+from delayd.errors import DelaydError
 from delayd.fence import Fence
 from delayd.site import Site
+from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.ending import Asked
 from delayd.wire.finding import Window
 
@@ -52,11 +56,12 @@ class Endings:
         row_files = RowFiles(books.hours.filed, holders.outcomes, books.sources)
         self.requests = MessageRequests(site, claims, books.owed, intake, row_files)
         self.taken_names = TakenNames(books.keys)
-        pending_keys = PendingKeys(books.keys, self.requests, worker, lambda slots: self.keyed_sends.takes(slots))
-        self.owned_slots = OwnedSlots(site, ask_slots, pending_keys.count)
+        self._pending_keys = PendingKeys(books.keys, self.requests, worker, lambda slots: self.keyed_sends.takes(slots))
+        self.owned_slots = OwnedSlots(site, ask_slots, self._pending_keys.count)
         self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
         self.keyed_sends = KeyedSends(worker, self.taken_names, self.owned_slots, claims, self.requests, intake)
         self._finder = Finder(site, books.hours, claims, books.sources, lambda: intake.durable_sequence)
+        self.drain = Drain(site, books.hours, books.sources, self._finder, self.requests, books.owed)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
 
@@ -85,6 +90,39 @@ class Endings:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
         self._fence.check()
         self._finder.find(window, answer)
+
+    def let_leave(self, order: DrainOrder, answer: OnProgress) -> None:
+        """Let the next pending messages of a walk go to another delay server; raises as `cancel`, and BadArgument.
+
+        Messages with keys go when their slots are served here no more: then nobody meets such a message while it is on
+        its way.
+        """
+        self._fence.check()
+        if not order.to or order.slots is None:
+            self.drain.piece(order, answer)
+            return
+
+        slots = order.slots
+
+        def counted(piece: DrainProgress, count: int | DelaydError) -> None:
+            answer(count if isinstance(count, DelaydError) else piece._replace(left=count))
+
+        def told(piece: DrainProgress | DelaydError) -> None:
+            if isinstance(piece, DelaydError) or piece.place is not None:
+                answer(piece)
+            else:
+                self._pending_keys.count(slots, partial(counted, piece))
+
+        def left(error: DelaydError | None) -> None:
+            if error is None:
+                try:
+                    self.drain.piece(order, told)
+                except DelaydError as refused:
+                    error = refused
+            if error is not None:
+                answer(error)
+
+        self.owned_slots.leave(slots, order.to, left)
 
     def ask_by_key(self, wish: Wish, names: Batch, answer: Answer, wanted_at_ms: Int64s | None = None) -> None:
         """Do the same as `cancel`, `get` or `reschedule` for messages that an ASKED batch names by their keys.

@@ -67,7 +67,7 @@ class _Chosen(NamedTuple):
     """Which rows a piece is about."""
 
     window: Window
-    subject: int | None  # Its number; None when no row in memory has it.
+    subject: int | None  # Its number; None when no row in memory has it, and for a window of every subject.
     first: int  # The hours, both included.
     last: int
     until_sequence: int
@@ -76,9 +76,10 @@ class _Chosen(NamedTuple):
         """The chosen ones of some rows; on the worker thread."""
         found = [np.empty(0, LOCATED)]
         number = self.subject
-        for rows in _slices(parts) if number is not None else ():
-            chosen: NDArray[np.bool_] = rows["subject"] == number
-            chosen &= (rows["hour"] >= self.first) & (rows["hour"] <= self.last)
+        for rows in _slices(parts) if number is not None or not self.window.subject else ():
+            chosen: NDArray[np.bool_] = (rows["hour"] >= self.first) & (rows["hour"] <= self.last)
+            if number is not None:
+                chosen &= rows["subject"] == number
             # So long before its hour the column counts seconds, and the row's own instant is not known here.
             chosen &= (rows["sequence"] < np.uint64(self.until_sequence)) & (rows["due_ms"] >= -COARSE_FROM_MS)
             # Rows of earlier pieces; `first` is the hour of the place, or a later one.
@@ -181,7 +182,7 @@ class Finder:
 
     def _snapshot(self, window: Window) -> _Snapshot:
         subjects, wheel = self._hours.subjects, self._hours.wheel
-        number = subjects.number(window.subject) if subjects.has(window.subject) else None
+        number = subjects.number(window.subject) if window.subject and subjects.has(window.subject) else None
         first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
         chosen = _Chosen(window, number, first, last, window.until_sequence or self._until())
         filed = np.union1d(self._hours.filed.rows["hour"], self._hours.beside.rows["hour"]).astype(np.uint32)
@@ -369,8 +370,10 @@ def _slices(parts: Iterable[Rows]) -> Iterator[Rows]:
 
 
 def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
-    """The rows of one subject in a SCHEDULE batch; None when it has none."""
+    """The rows of one subject in a SCHEDULE batch, or of every one; None when it has none."""
     names = batch.subjects()
+    if not subject:
+        return np.arange(batch.count)
     if subject not in names:
         return None
     if ColumnId.SUBJECT not in batch.offsets:

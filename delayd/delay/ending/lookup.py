@@ -47,6 +47,7 @@ STATE_OF_REASON = {
     Reason.REJECTED: MessageState.REJECTED,
     Reason.KEPT: MessageState.KEPT,
     Reason.IN_FLIGHT: MessageState.REJECTED,
+    Reason.DRAINED: MessageState.DRAINED,
 }
 
 
@@ -137,10 +138,13 @@ class Lookup:
         told["decided_at_ms"] = parts["claimed_at_ms"]
         told["target_log_id"] = parts["target_log_id"]
         told["target_offset"] = parts["target_offset"]
-        # Of CANCELLED rows these two fields name another row.
-        told["target_appended_at_ms"] = np.where(cancelled, 0, parts["target_appended_at_ms"])
+        # Of CANCELLED rows these two fields name another row. Of DRAINED ones that row is at another delay server, due
+        # at the same instant, and the second field says when it was accepted there.
+        drained = cancelled & (parts["reason"] == Reason.DRAINED)
+        told["target_appended_at_ms"] = np.where(cancelled & ~drained, 0, parts["target_appended_at_ms"])
         told["other"] = outcomes.others(rows)
         told["other_at_ms"] = np.where(cancelled, parts["target_appended_at_ms"], 0)
+        told["other_at_ms"][drained] = told["deliver_at_ms"][drained]
         answers[place.rows.take(at)] = told
 
     def _find_outcomes(self, segment: Segment, place: HourPlace, own: Wanted) -> OutcomeRows:

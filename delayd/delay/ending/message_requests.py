@@ -25,12 +25,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX, Batch, ColumnId, Int64s
+from delayd.batch import ROWS_MAX, Batch, ColumnId, Int64s, ProducerPart
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.ending.claims import Claims, Place, Places
 from delayd.delay.ending.leads import Leads
 from delayd.delay.ending.lookup import STATE_OF_REASON, HourPlace, LookedUp, Lookup
-from delayd.delay.ending.moving import COPY_ROWS, Copied, ToMove, copy_rows
+from delayd.delay.ending.moving import COPY_ROWS, Copied, Leave, ToMove, copy_rows
 from delayd.delay.ending.outside import Run, sort_rows
 from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.taken_names import Named
@@ -47,6 +47,7 @@ from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, EndedRows
 from delayd.site import Site
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.slots import SlotSet
 
 PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.
 COMMIT_ROWS_MAX = 2 * PIECE_ROWS  # It decides about so many rows of all requests.
@@ -58,11 +59,13 @@ ROWS_OWED_MAX = 1 << 21  # Rows whose outcomes are not written: while a disk is 
 _ANSWERS = np.full(max(MessageState) + 1, CancelAnswer.ALREADY_DISPATCHED, np.uint8)
 _ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = CancelAnswer.UNKNOWN
 _ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = CancelAnswer.IN_FLIGHT
+_ANSWERS[MessageState.DRAINED] = CancelAnswer.IN_FLIGHT
 _ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = CancelAnswer.CANCELLED
 
 _MOVE_ANSWERS = np.full(max(MessageState) + 1, RescheduleAnswer.ALREADY_DISPATCHED, np.uint8)
 _MOVE_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = RescheduleAnswer.UNKNOWN
 _MOVE_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = RescheduleAnswer.IN_FLIGHT
+_MOVE_ANSWERS[MessageState.DRAINED] = RescheduleAnswer.IN_FLIGHT
 _MOVE_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = RescheduleAnswer.CANCELLED
 
 STEPS_MAX = 100  # Moves that one request follows; then it is told how far it came, and to ask again from there.
@@ -117,11 +120,25 @@ class _Move:
     """What a request that moves rows knows besides."""
 
     wanted_at_ms: Int64s  # For each row of the request.
-    done: NDArray[np.bool_]  # Rows of the request that were moved, or can't be read now.
-    unread: NDArray[np.bool_]  # The latter.
+    done: NDArray[np.bool_]  # Rows of the request that were moved, or stay for now.
+    stay: NDArray[np.bool_]  # The latter: they can't be read, or are not among those that leave.
     copied: Copied | None = None
     has_copy: bool = False  # Whether a copy is being made or waits for its commit.
     tries: int = 0
+    leave: Leaver | None = None
+
+
+class Leaver(NamedTuple):
+    """Where the rows of a request go that leave this server."""
+
+    to: int  # The log_id of a delay server.
+    slots: SlotSet | None
+    draw: Callable[[], int]  # A number for each batch that no other batch has.
+    goes: Callable[[Batch], None]  # Called with each batch when the decision about its rows is durable.
+
+    def of_copy(self) -> Leave:
+        """What a copy of some rows is made for."""
+        return Leave(ProducerPart(self.draw() >> 1 | 1, 1, 1), self.slots)
 
 
 @dataclass(slots=True)
@@ -133,6 +150,7 @@ class _Whole:
     reply: Reply[AnswerRows]
     wanted_at_ms: Int64s | None
     named: Named | None
+    leave: Leaver | None = None
     left: deque[Indices] = field(default_factory=deque)  # The rows of the pieces that are not answered.
     is_begun: bool = False  # Whether one was answered.
     answers: AnswerRows = field(init=False)
@@ -165,10 +183,9 @@ class _Commit:
         self.parts.append(ended)
         self.ended.add(ended["sequence"].copy())
 
-    def add_moved(self, batch: Batch, ended: EndedRows) -> None:
-        """Take the batch of rows that are moved by it."""
+    def add_moved(self, batch: Batch) -> None:
+        """Take the batch of rows that are moved by it; rows that leave this server have none."""
         self.moved.append(batch)
-        self.moved_now.add(ended["sequence"].copy())
         self.next_sequence += batch.count
         self._moved_rows += batch.count
         self._moved_bytes += batch.total_bytes
@@ -254,6 +271,15 @@ class MessageRequests:
         self._intake.check_move(wanted_at_ms)
         self._take(Wish.MOVE, asked, Reply(answer), wanted_at_ms)
 
+    def leave(self, asked: Asked, leaver: Leaver, answer: Answer) -> None:
+        """Take a request whose rows go to another delay server, as many as may; those have the state DRAINED in the
+        answer.
+
+        Raises:
+            SlowDown, Stopping, BadRequest: nothing of it is done.
+        """
+        self._take(Wish.MOVE, asked, Reply(answer), asked.deliver_at_ms, leaver)
+
     def begin(self, reply: Reply[AnswerRows], rows: int, wanted_at_ms: Int64s | None) -> None:
         """Take room for a request by key, whose names are looked up first; raises as `move` and `ask`."""
         if wanted_at_ms is not None:
@@ -267,16 +293,23 @@ class MessageRequests:
             _check_agree(asked, wanted_at_ms)
         self._begin(_Whole(wish, asked, reply, wanted_at_ms, named))
 
-    def _take(self, wish: Wish, asked: Asked, reply: Reply[AnswerRows], wanted_at_ms: Int64s | None) -> None:
+    def _take(
+        self,
+        wish: Wish,
+        asked: Asked,
+        reply: Reply[AnswerRows],
+        wanted_at_ms: Int64s | None,
+        leave: Leaver | None = None,
+    ) -> None:
         with reply.begins():
             wanted_of(asked)  # A request that can't be read takes no room.
             self._take_room(reply, len(asked.sequences))
-            self._begin(_Whole(wish, asked, reply, wanted_at_ms, None))
+            self._begin(_Whole(wish, asked, reply, wanted_at_ms, None, leave))
 
     def _begin(self, whole: _Whole) -> None:
         pieces = _cut(whole.asked)
         if len(pieces) == 1:
-            self._look(_new_request(whole.wish, whole.asked, whole.reply, whole.wanted_at_ms, whole.named))
+            self._look(_new_piece(whole, whole.asked, whole.reply, whole.wanted_at_ms, whole.named))
             return
         whole.left.extend(pieces)
         self._go_on_soon(whole)
@@ -293,7 +326,7 @@ class MessageRequests:
         asked = Asked._make(column.take(rows) for column in whole.asked)
         reply: Reply[AnswerRows] = Reply(partial(self._piece_told, whole))
         with reply.goes_on():
-            self._look(_new_request(whole.wish, asked, reply, wanted_at_ms, named))
+            self._look(_new_piece(whole, asked, reply, wanted_at_ms, named))
 
     def _piece_told(self, whole: _Whole, what: AnswerRows | DelaydError) -> None:
         """Take the answer to a piece."""
@@ -325,7 +358,7 @@ class MessageRequests:
 
     def _look(self, request: _Request) -> None:
         """Look for the rows of a request, in memory and then in files; then it is ready."""
-        if request.steps == 0:
+        if request.steps == 0 and not _leaves(request):
             followed = self._leads.follow(request.asked)
             request.told |= followed.sequences != request.asked.sequences
             request.asked = followed
@@ -454,7 +487,7 @@ class MessageRequests:
 
     def _follow(self, request: _Request) -> bool:
         """Go on with the rows that took the place of moved ones, if there are any and it was not done too often."""
-        if request.steps == STEPS_MAX:
+        if request.steps == STEPS_MAX or _leaves(request):
             return False
         wanted, looked_up = request.wanted, request.looked_up
         other, others = np.zeros(len(wanted), np.uint64), np.zeros((2, len(wanted)), np.int64)
@@ -519,19 +552,27 @@ class MessageRequests:
         wanted_at_ms = _of_wanted(move.wanted_at_ms, len(wanted), request.order)
         done = np.zeros(len(wanted), np.bool_)
         done[request.order.compress(move.done)] = True
-        rows = np.flatnonzero((claimable != NOT_CLAIMABLE) & (wanted_at_ms != wanted.deliver_at_ms) & ~done)
+        chosen = (claimable != NOT_CLAIMABLE) & ~done
+        if move.leave is None:
+            chosen &= wanted_at_ms != wanted.deliver_at_ms
+        rows = np.flatnonzero(chosen)
         rows = rows.take(np.argsort(wanted.hours.take(rows), kind="stable"))
         return ToMove(
-            rows, wanted.hours.take(rows), wanted.sequences.take(rows), locations.take(rows), wanted_at_ms.take(rows)
+            rows,
+            wanted.hours.take(rows),
+            wanted.sequences.take(rows),
+            locations.take(rows),
+            wanted_at_ms.take(rows),
+            None if move.leave is None else move.leave.of_copy(),
         )
 
     def _copied(self, request: _Request, done: Done[Copied]) -> None:
         with request.reply.goes_on():
             move, copied = request.move, done.result()
             assert move is not None, "it moves rows"
-            unread = np.isin(request.order, copied.unread)
-            move.done |= unread
-            move.unread |= unread
+            stay = np.isin(request.order, copied.stay)
+            move.done |= stay
+            move.stay |= stay
             if copied.batch is not None:
                 move.copied = copied
             else:
@@ -601,7 +642,7 @@ class MessageRequests:
 
     def _waits(self, request: _Request, commit: _Commit) -> bool:
         """Whether a request has to wait for the next commit."""
-        copied = request.move.copied if request.move is not None else None
+        copied = request.move.copied if request.move is not None and not _leaves(request) else None
         if copied is not None and copied.batch is not None and not commit.has_room(copied.batch):
             return True
         if bool(commit.moved_now.has(request.wanted).any()):
@@ -664,18 +705,29 @@ class MessageRequests:
         rising = np.argsort(rows)
         chosen = rows.take(rising)
         self._claims.claim(wanted.take(chosen), claimable.take(chosen))
-        ended = _ended(wanted.take(chosen), Reason.MOVED, commit.decided_at_ms)
-        ended["other"] = np.uint64(commit.next_sequence) + rising.astype(np.uint64)
-        ended["other_at_ms"] = batch.int64s(ColumnId.DELIVER_AT_MS).take(rising)
         commit.moves.append(_Moved(request, rows, commit.next_sequence))
+        leave = move.leave
+        reason = Reason.MOVED if leave is None else Reason.DRAINED
+        ended = _ended(wanted.take(chosen), reason, commit.decided_at_ms)
+        if leave is None:
+            ended["other"] = np.uint64(commit.next_sequence) + rising.astype(np.uint64)
+            ended["other_at_ms"] = batch.int64s(ColumnId.DELIVER_AT_MS).take(rising)
+            commit.add_moved(batch)
+        else:
+            ended["other"], ended["other_at_ms"], ended["place"] = leave.to, batch.producer.producer_id, rising
         commit.add(ended)
-        commit.add_moved(batch, ended)
+        commit.moved_now.add(ended["sequence"].copy())
 
     def committed(self) -> None:
         """The decisions are durable: they take effect before anything else of the commit does."""
         commit, self._commit = self._commit, None
         if commit is not None:
             self._claims.settle()
+            for request, _, _ in commit.moves:
+                move = request.move
+                if move is not None and move.leave is not None and move.copied is not None:
+                    assert move.copied.batch is not None, "rows were copied"
+                    move.leave.goes(move.copied.batch)
             self._owed.take(commit.rows)
             self._durable.append(commit)
 
@@ -698,17 +750,19 @@ class MessageRequests:
         number[rows] = np.arange(len(rows))
         of_row = number.take(request.order)
         own = of_row >= 0
-        asked = request.asked
-        due = move.copied.batch.int64s(ColumnId.DELIVER_AT_MS).take(of_row)
-        request.asked = Asked(
-            np.where(own, np.uint64(base_sequence) + of_row.astype(np.uint64), asked.sequences),
-            np.where(own, due, asked.deliver_at_ms),
-            np.where(own, np.int64(decided_at_ms), asked.accepted_at_ms),
-        )
-        self._leads.note(asked, request.asked, own)
+        if move.leave is None:
+            asked = request.asked
+            due = move.copied.batch.int64s(ColumnId.DELIVER_AT_MS).take(of_row)
+            request.asked = Asked(
+                np.where(own, np.uint64(base_sequence) + of_row.astype(np.uint64), asked.sequences),
+                np.where(own, due, asked.deliver_at_ms),
+                np.where(own, np.int64(decided_at_ms), asked.accepted_at_ms),
+            )
+            self._leads.note(asked, request.asked, own)
         move.done |= own
         self._give_up_copy(request)
-        if (move.done & ~move.unread).all():
+        told = move.done if move.leave is not None else move.done & ~move.stay
+        if told.all():
             self._answer(request, np.zeros(len(request.wanted), ANSWER))
         elif self._intake.closed:
             self._refuse(request, _stopping())
@@ -733,7 +787,7 @@ class MessageRequests:
         """End a request that can't be done now. When some of its rows were moved before, only the others are left: they
         are to be asked for again.
         """
-        if request.move is not None and (request.move.done & ~request.move.unread).any():
+        if request.move is not None and (request.move.done & ~request.move.stay).any():
             self._answer(request, _in_flight(request.wanted))
         else:
             request.reply.end(error)
@@ -776,20 +830,13 @@ class MessageRequests:
         state[here] = MessageState.PENDING
         claimable[here] = places[here]
         found, ended = self._owed.find(wanted)
-        for reason, told in STATE_OF_REASON.items():
-            state[found.compress(ended["reason"] == reason)] = told
-        states["other"][found], states["other_at_ms"][found] = ended["other"], ended["other_at_ms"]
-        states["decided_at_ms"][found] = ended["decided_at_ms"]
+        _tell(states, state, found, ended)
         claimable[found] = NOT_CLAIMABLE
         if bool((state == MessageState.IN_FLIGHT).any()):
             # A row whose outcome became durable during the look-up has ended all the same.
             found, ended = self._owed.find_lately(wanted)
             unsure = state.take(found) == MessageState.IN_FLIGHT
-            found, ended = found.compress(unsure), ended.compress(unsure)
-            for reason, told in STATE_OF_REASON.items():
-                state[found.compress(ended["reason"] == reason)] = told
-            states["other"][found], states["other_at_ms"][found] = ended["other"], ended["other_at_ms"]
-            states["decided_at_ms"][found] = ended["decided_at_ms"]
+            _tell(states, state, found.compress(unsure), ended.compress(unsure))
         states["state"] = state
         return states, claimable
 
@@ -808,9 +855,9 @@ class MessageRequests:
         if request.wish is Wish.CANCEL:
             told["answer"] = _ANSWERS.take(told["state"])
         elif move is not None:
-            moved = move.done & ~move.unread
+            moved = move.done & ~move.stay
             told[moved] = 0
-            told["state"][moved] = MessageState.PENDING
+            told["state"][moved] = MessageState.PENDING if move.leave is None else MessageState.DRAINED
             for name, column in asked._asdict().items():
                 told[_COLUMN_OF[name]][moved] = column.compress(moved)
             told["answer"] = _MOVE_ANSWERS.take(told["state"])
@@ -819,16 +866,16 @@ class MessageRequests:
         request.reply.end(told)
 
 
-def _new_request(
-    wish: Wish,
+def _new_piece(
+    whole: _Whole,
     asked: Asked,
     reply: Reply[AnswerRows],
     wanted_at_ms: Int64s | None = None,
     named: Named | None = None,
 ) -> _Request:
     marks = np.zeros((3, len(asked.sequences)), np.bool_)
-    move = None if wanted_at_ms is None else _Move(wanted_at_ms, marks[1], marks[2])
-    return _Request(wish, asked, reply, marks[0], move=move, named=named)
+    move = None if wanted_at_ms is None else _Move(wanted_at_ms, marks[1], marks[2], leave=whole.leave)
+    return _Request(whole.wish, asked, reply, marks[0], move=move, named=named)
 
 
 def _cut(asked: Asked) -> list[Indices]:
@@ -864,6 +911,24 @@ def _stopping() -> Stopping:
 
 def _nothing() -> None:
     """Another turn of the loop goes on after it."""
+
+
+def _leaves(request: _Request) -> bool:
+    """Whether the rows of a request go to another delay server."""
+    return request.move is not None and request.move.leave is not None
+
+
+def _tell(states: AnswerRows, state: NDArray[np.uint8], found: Indices, ended: EndedRows) -> None:
+    """Tell what some wanted rows were ended as. Rows that are on their way to another delay server are IN_FLIGHT: where
+    they are is known when that server has taken them.
+    """
+    for reason, told in STATE_OF_REASON.items():
+        state[found.compress(ended["reason"] == reason)] = told
+    leaves = ended["reason"] == Reason.DRAINED
+    state[found.compress(leaves)] = MessageState.IN_FLIGHT
+    stays = found.compress(~leaves)
+    states["other"][stays], states["other_at_ms"][stays] = ended["other"][~leaves], ended["other_at_ms"][~leaves]
+    states["decided_at_ms"][stays] = ended["decided_at_ms"][~leaves]
 
 
 def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, pairwise
@@ -44,6 +44,7 @@ class _Decision:
     rows: EndedRows
     order: NDArray[np.int32]  # The rows by hour and reason.
     hours: NDArray[np.uint32]  # Their hours, in this order.
+    to: int = 0  # The delay server that has them now, when they were drained.
     at: int = 0  # How many of them were given to the outcome log, in this order.
     left: int = 0  # Parts that were given to it and are not durable.
 
@@ -59,6 +60,18 @@ class _Decision:
         cuts = [0, *(np.flatnonzero(~_continues(rows)) + 1).tolist(), len(rows)][: parts_max + 1]
         self.at += cuts[-1]
         return [rows[low:end] for low, end in pairwise(cuts)]
+
+
+@dataclass(slots=True, eq=False)
+class Leaving:
+    """Rows that go to another delay server as one batch, until that server has taken it (docs/drain.md).
+
+    After a crash rows whose outcomes are durable are missing here; then the other server has the whole batch.
+    """
+
+    to: int  # The log_id of that server.
+    number: int  # The number of the batch, drawn at random.
+    rows: EndedRows  # By their places in the batch.
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +118,7 @@ class Owed:
     ) -> None:
         """``on_ended`` is called with the sequences of rows that a durable decision has ended."""
         self._on_ended = on_ended
+        self.on_leaving: Callable[[Leaving], None] = lambda leaving: None
         self._outcomes = outcomes
         self._rows = 0
         # Each is more than twice as long as the next, or was merged with others up to MERGED_ROWS_MAX.
@@ -126,8 +140,24 @@ class Owed:
     def take(self, rows: EndedRows) -> None:
         """Give rows, whose decision is durable, their outcomes; ``rows`` rise in sequence."""
         self._on_ended(rows["sequence"].copy())
-        for first in range(0, len(rows), ROWS_MAX):
-            self._take(rows[first : first + ROWS_MAX])
+        leaves = rows["reason"] == Reason.DRAINED
+        stays = rows.compress(~leaves) if leaves.any() else rows
+        for first in range(0, len(stays), ROWS_MAX):
+            part = stays[first : first + ROWS_MAX]
+            self._keep(part)
+            self._give(part)
+        self._go_on()
+        if len(stays) < len(rows):
+            for leaving in _batches(rows.compress(leaves)):
+                self._keep(_rising(leaving.rows))
+                self.on_leaving(leaving)
+
+    def arrived(self, leaving: Leaving, base_sequence: int, appended_at_ms: int) -> None:
+        """Give the rows of a batch their outcomes: the other delay server has taken it durably."""
+        rows = _rising(leaving.rows)
+        rows["other"] = np.uint64(base_sequence) + rows["place"]
+        rows["other_at_ms"] = appended_at_ms
+        self._give(rows, leaving.to)
         self._go_on()
 
     def find(self, wanted: Wanted) -> tuple[Indices, EndedRows]:
@@ -163,13 +193,16 @@ class Owed:
         """No row is due earlier."""
         return min((part.lowest_ms for part in self._sorted), default=None)
 
-    def _take(self, rows: EndedRows) -> None:
-        keys = rows["hour"].astype(np.uint64) << np.uint64(8) | rows["reason"]
-        order = np.argsort(keys, kind="stable").astype(np.int32)
-        decision = _Decision(rows, order, rows["hour"].take(order))
+    def _keep(self, rows: EndedRows) -> None:
+        """Know rows until their outcomes are durable."""
         self._rows += len(rows)
         self._add(_Sorted(rows))
-        self._wait(decision)
+
+    def _give(self, rows: EndedRows, to: int = 0) -> None:
+        """Have outcomes of rows that are known written, as what stands in the rows says."""
+        keys = rows["hour"].astype(np.uint64) << np.uint64(8) | rows["reason"]
+        order = np.argsort(keys, kind="stable").astype(np.int32)
+        self._wait(_Decision(rows, order, rows["hour"].take(order), to))
 
     def _add(self, part: _Sorted) -> None:
         parts = self._sorted
@@ -198,7 +231,7 @@ class Owed:
             self._parts += len(parts)
             self._writing[hour] = self._writing.get(hour, 0) + len(parts)
             for rows in parts:
-                self._outcomes.record(hour, _new_part(rows), partial(self._durable, hour, decision))
+                self._outcomes.record(hour, _new_part(rows, decision.to), partial(self._durable, hour, decision))
 
     def _durable(self, hour: int, decision: _Decision) -> None:
         decision.left -= 1
@@ -243,13 +276,26 @@ def joined_bytes(parts: Iterable[EndedRows]) -> bytes:
     return in_one(parts).tobytes()
 
 
-def _new_part(rows: EndedRows) -> NewPart:
+def _batches(rows: EndedRows) -> Iterator[Leaving]:
+    """Rows that leave, batch by batch."""
+    rows = rows.take(np.lexsort((rows["place"], rows["other_at_ms"])))
+    numbers, begins = np.unique(rows["other_at_ms"], return_index=True)
+    for number, own in zip(numbers.tolist(), np.split(rows, begins[1:]), strict=True):
+        yield Leaving(int(own["other"][0]), number, own)
+
+
+def _rising(rows: EndedRows) -> EndedRows:
+    return rows.take(np.argsort(rows["sequence"], kind="stable"))
+
+
+def _new_part(rows: EndedRows, to: int) -> NewPart:
     first = rows[0]
     return NewPart(
         rows["sequence"].copy(),
         rows["deliver_at_ms"].copy(),
         Outcome.CANCELLED,
         claimed_at_ms=int(first["decided_at_ms"]),
+        target_log_id=to,
         batch_id=int(first["other"]),
         target_appended_at_ms=int(first["other_at_ms"]),
         reason=int(first["reason"]),

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.errors import (
+    BadArgument,
     DamagedValue,
     DelaydError,
     DiskFull,
@@ -35,6 +36,7 @@ from delayd.errors import (
 )
 from delayd.executor import Done
 from delayd.site import Site
+from delayd.wire.requests import need_u64
 from delayd.wire.slots import (
     NO_SLOTS,
     OWNER_UNKNOWN,
@@ -43,14 +45,17 @@ from delayd.wire.slots import (
     SlotOwners,
     SlotSet,
     Versions,
+    need_slots,
     read_slot_claims,
     slot_set,
+    slots_bytes,
     slots_text,
 )
 
 log = logging.getLogger(__name__)
 
 STATE_KEY = b"slots"
+LEAVING_KEY = b"slots_leaving"
 ASK_RETRY_AFTER_MS = 200  # Meta comes back, or an operator's move goes on.
 
 Slots = NDArray[np.uint16]
@@ -75,6 +80,9 @@ class OwnedSlots:
 
     def __init__(self, site: Site, ask: AskSlots, count_pending: CountPending) -> None:
         self._kept = _read(site)
+        # Slots that are served no more, though this server owns them: their messages are on their way to the server
+        # ``_leaving_to``, which gets the slots when it has all of them (docs/drain.md).
+        self.leaving, self.leaving_to = _read_leaving(site)
         self._site = site
         self._ask = ask
         self._count_pending = count_pending
@@ -120,7 +128,11 @@ class OwnedSlots:
         """Hear from meta that another server owns these slots: an operator said that this one was lost."""
         gone = self.owned & slots
         if gone.any():
-            log.critical("slots_taken_away slots=%s", slots_text(gone))
+            # Slots whose messages have left were to go.
+            if (gone & ~self.leaving).any():
+                log.critical("slots_taken_away slots=%s", slots_text(gone))
+            else:
+                log.warning("slots_left slots=%s", slots_text(gone))
             # From this moment on nothing of them is taken. If the state can't follow, meta says it again.
             self._taken_away = self._taken_away | gone
             self._change(lambda kept: kept._replace(owned=kept.owned & ~gone), partial(self._gone, gone))
@@ -128,6 +140,41 @@ class OwnedSlots:
     def _gone(self, slots: SlotSet, error: DelaydError | None) -> None:
         if error is None:
             self._taken_away = self._taken_away & ~slots
+            if (self.leaving & slots).any():
+                self._keep_leaving(self.leaving & ~slots, self.leaving_to, lambda error: None)
+
+    def leave(self, slots: SlotSet, to: int, done: Go) -> None:
+        """Serve these slots no more, durably, because their messages go to another server; ``done`` is called then.
+
+        It is called with BadArgument when others go to another server at this moment, with SlowDown while rows with
+        such keys are being taken, or DiskReserve.
+        """
+        if self.leaving.any() and self.leaving_to not in (0, to):
+            what = f"slots are on their way to {self.leaving_to:016x}; let that one get these messages, too"
+            done(BadArgument(what))
+            return
+        slots = slots & self.owned
+        if not (slots & ~self.leaving).any():
+            done(None)
+            return
+        self._keep_leaving(self.leaving | slots, to, done)
+
+    def _keep_leaving(self, slots: SlotSet, to: int, done: Go) -> None:
+        # From this moment on nothing of them is taken; what was taken before is found by the walk that follows.
+        before = (self.leaving, self.leaving_to)
+        self.leaving, self.leaving_to = slots, to if slots.any() else 0
+        value = msgpack.packb({"slots": slots_bytes(slots), "to": to})
+
+        def stored(ended: Done[None]) -> None:
+            try:
+                ended.result()
+            except DiskFull as error:
+                self.leaving, self.leaving_to = before
+                done(DiskReserve(f"this server can't store which keys leave it: {error.message}"))
+                return
+            done(None)
+
+        self._site.worker.submit(partial(self._site.state.commit, [(LEAVING_KEY, value)]), stored)
 
     def release(self, slots: SlotSet, done: OnReleased) -> None:
         """Serve these slots no more, when no row of them is pending. Another server may get them then.
@@ -172,6 +219,8 @@ class OwnedSlots:
         served: NDArray[np.bool_] = self.owned.take(slots)
         if self._releasing.any():
             served &= ~self._releasing.take(slots)
+        if self.leaving.any():
+            served &= ~self.leaving.take(slots)
         return bool(served.all())
 
     def _ask_meta(self) -> None:
@@ -251,6 +300,19 @@ def was_given_since(owners: SlotOwners, versions: Versions) -> SlotSet:
     """Which slots meta has given to their owners after they were given up at these versions."""
     since: SlotSet = owners.versions > versions
     return since
+
+
+def _read_leaving(site: Site) -> tuple[SlotSet, int]:
+    try:
+        value = site.state.get(LEAVING_KEY)
+    except DamagedValue as error:
+        # Nobody knows which keys left, so none is served until an operator drains this server or takes it back.
+        log.critical("slots_leaving_lost key=%s", key_text(error.key))
+        return ~NO_SLOTS, 0
+    if value is None:
+        return NO_SLOTS, 0
+    head = msgpack.unpackb(value)
+    return need_slots(head, "slots"), need_u64(head, "to")
 
 
 def _read(site: Site) -> SlotClaims:

@@ -35,7 +35,7 @@ from tests.waiting import holds_once, until
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
-PING, STATUS, SEND, SEND_AGAIN, DISPATCH, PULL = 1, 2, 20, 37, 31, 40
+PING, STATUS, SEND, SEND_AGAIN, SEND_DRAINED, DISPATCH, PULL = 1, 2, 20, 37, 63, 31, 40
 WITH_ROWS = (RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE, RequestType.PLACES)
 
 
@@ -448,7 +448,9 @@ def test_rule_B1_a_type_without_a_body_is_refused_at_its_header(kind: int, limit
         reader.get_buffer()[:24] = header
         reader.received(24)
         of_delay = kind in (SEND, *WITH_ROWS) and limits is DELAY_LIMITS
-        of_servers = (kind, limits) in ((SEND_AGAIN, DELAY_LIMITS), (DISPATCH, REALTIME_LIMITS))
+        to_delay, to_realtime = (SEND_AGAIN, SEND_DRAINED), (DISPATCH,)
+        of_servers = kind in to_delay and limits is DELAY_LIMITS
+        of_servers |= kind in to_realtime and limits is REALTIME_LIMITS
         takes = of_delay or (of_servers and trusted)
         assert (reader.fault is None) == takes
         assert takes or isinstance(reader.fault, FrameTooLarge)

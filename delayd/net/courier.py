@@ -1,4 +1,5 @@
-"""The courier: it takes what is to come again to the delay servers, until they have taken it (rule Q2).
+"""The courier: it takes batches that live on elsewhere to delay servers, until they have taken them: messages that come
+again to their group (rule Q2), and those of a server that is drained (docs/drain.md).
 
 One task a delay server lives as long as there is something for it. It sends batches in the order of their numbers, a
 few at a time, and always to the same delay server. While that is away it tries again, with back-off.
@@ -11,7 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from delayd.errors import BadRequest, ConnectionLost, DelaydError, ServerUnavailable, error_by_code
 from delayd.log_limit import LogLimit
@@ -21,8 +22,6 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.meta import ServerInfo
 from delayd.wire.requests import ERROR_TEXT_BYTES_MAX, RequestType, need_maps, need_str, need_u64
 from delayd.wire.waits import Wait
-
-from .retries import Undone
 
 UNDER_WAY = 4  # Batches that a delay server has not answered for: their disk writes overlap with the way of the next.
 CONNECT_MS = 2_000.0
@@ -34,24 +33,30 @@ log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
 
-class Letters(Protocol):
-    """What is to be sent: `realtime.retries.Retries`."""
+L = TypeVar("L")
+
+
+class Letters(Protocol[L]):
+    """What is to be sent: `realtime.retries.Retries` and `delayd.delay.ending.drain.Drain`."""
 
     on_new: Callable[[int], None]
 
     def origins(self) -> list[int]:
         """The delay servers for which there is something."""
 
-    def waiting(self, origin: int) -> Iterator[Undone]:
+    def waiting(self, origin: int) -> Iterator[L]:
         """What is to be sent to one, in order."""
 
-    def batch_of(self, undone: Undone) -> bytes:
+    def batch_of(self, undone: L) -> bytes:
         """The batch; DelaydError: try later."""
 
-    def accepted(self, undone: Undone) -> None:
-        """The delay server has taken it."""
+    def accepted(self, undone: L, result: Head) -> None:
+        """The delay server has taken it; ``result`` is that of its answer."""
 
-    def refused(self, undone: Undone, error: DelaydError) -> None:
+    def unread(self, undone: L, error: DelaydError) -> None:
+        """Its batch can't be made now."""
+
+    def refused(self, undone: L, error: DelaydError) -> None:
         """The delay server has refused it by name."""
 
 
@@ -62,11 +67,26 @@ class Meta(Protocol):
         """The servers of a role that meta knows. Raises DelaydError while it is away."""
 
 
-class Courier:
+class CourierTerms(NamedTuple):
+    """How letters are sent, and what people call them."""
+
+    request: RequestType
+    what: str  # What waits while a delay server is away, with a place for that server's name.
+
+
+class Courier(Generic[L]):
     """Sends what waits; belongs to the loop. ``after`` is called when something was told to the core."""
 
-    def __init__(self, letters: Letters, meta: Meta, membership: Membership, after: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        letters: Letters[L],
+        terms: CourierTerms,
+        meta: Meta,
+        membership: Membership,
+        after: Callable[[], None],
+    ) -> None:
         self._letters = letters
+        self._terms = terms
         self._meta = meta
         self._membership = membership
         self._after = after
@@ -92,8 +112,7 @@ class Courier:
     def waits(self) -> Iterator[Wait]:
         """List the delay servers that are away while messages are to come again through them."""
         for origin, why in self._away.items():
-            what = f"messages that are to come again through delay server {origin:016x}"
-            yield Wait(what, why, "delayd servers; start it, or look at its log")
+            yield Wait(self._terms.what.format(f"{origin:016x}"), why, "delayd servers; start it, or look at its log")
 
     def _new(self, origin: int) -> None:
         self._news.setdefault(origin, asyncio.Event()).set()
@@ -165,7 +184,7 @@ class Courier:
             DelaydError: the delay server does not answer.
         """
         left = self._letters.waiting(origin)
-        under_way: dict[asyncio.Future[Frame], Undone] = {}
+        under_way: dict[asyncio.Future[Frame], L] = {}
         moved = False
         try:
             while True:
@@ -174,12 +193,9 @@ class Courier:
                         batch = self._letters.batch_of(undone)
                     except DelaydError as error:
                         # The file with its messages can't be read now; others are sent meanwhile.
-                        limited.warning(
-                            "retry_unread", "retry_unread number=%d reason=%r", undone.number, error.message
-                        )
-                        self._letters.refused(undone, error)
+                        self._letters.unread(undone, error)
                         continue
-                    under_way[connection.request(RequestType.SEND_AGAIN, {}, [batch], ANSWER_MS)] = undone
+                    under_way[connection.request(self._terms.request, {}, [batch], ANSWER_MS)] = undone
                 if not under_way:
                     return moved
                 done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +206,7 @@ class Courier:
             for answered in under_way:
                 answered.cancel()
 
-    def _answered(self, undone: Undone, answer: Frame, origin: int) -> bool:
+    def _answered(self, undone: L, answer: Frame, origin: int) -> bool:
         if need_u64(answer.head, "log_id") != origin:
             raise ConnectionLost("another delay server has answered", sent=True)
         results = need_maps(answer.head, "results")
@@ -198,11 +214,8 @@ class Courier:
             raise BadRequest(f"{len(results)} results came for one batch")
         error = _refusal(results[0])
         if error is None:
-            self._letters.accepted(undone)
+            self._letters.accepted(undone, results[0])
             return True
-        limited.warning(
-            "retry_refused", "retry_refused number=%d code=%s reason=%r", undone.number, error.code, error.message
-        )
         self._letters.refused(undone, error)
         return False
 
