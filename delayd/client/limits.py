@@ -25,6 +25,8 @@ from delayd.wire.requests import U32_MAX
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
 
+_MS, _DAY = timedelta(milliseconds=1), timedelta(days=1)
+
 Headers = Mapping[str, str | bytes]
 Item = TypeVar("Item")
 
@@ -122,6 +124,19 @@ def need_ms(name: str, value: float, least: float, most: float) -> None:
         raise BadSetting(f"{name} must be a number of milliseconds, not {type(value).__name__}")
     if not least <= value <= most:
         raise BadSetting(f"{name} is {value} and must lie within {least:g} and {most:g}")
+
+
+def need_connect_timeout(value: timedelta | None) -> None:
+    """BadSetting unless this is a time for which a call may try to connect, or None: as long as it may take."""
+    if value is not None and not _MS <= need_timedelta("connect_timeout", value, BadSetting) <= _DAY:
+        raise BadSetting(f"connect_timeout is {value} and must lie within 1 ms and a day; None: as long as timeout_ms")
+
+
+def unreached_s(timeout_ms: float, connect_timeout: timedelta | None) -> float:
+    """How much of a time limit is left when a call gives up because no connection could be made; 0 without a limit of
+    its own for that.
+    """
+    return 0.0 if connect_timeout is None else max(0.0, timeout_ms / 1000 - connect_timeout.total_seconds())
 
 
 def need_bool(name: str, value: bool) -> bool:

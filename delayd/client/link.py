@@ -33,6 +33,7 @@ class ServerLink:
         self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
         self.clock = clock_of(host).server_clock(f"{host}:{port}")
         self.failing = False  # The last try to connect failed.
+        self.failure: ServerUnavailable | None = None  # Why it did.
         self.left_ms = 0  # The server's clock when it was heard last on the connection before.
         self._heard_ms = 0  # The same on this one.
         self.heard_at = 0.0  # When the server last answered anything, on the loop's clock.
@@ -169,7 +170,8 @@ class ServerLink:
         self._attempt = None
         if not attempt.cancelled():
             # The caller may have given up; an exception that nobody fetches would be logged as a bug.
-            attempt.exception()
+            error = attempt.exception()
+            self.failure = error if isinstance(error, ServerUnavailable) else None
 
     async def _keep_alive(self, connection: Connection) -> None:
         # If a server hangs, or a network drops everything, the connection stays open; so PINGs find that out.

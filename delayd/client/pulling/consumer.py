@@ -89,6 +89,8 @@ class Consumer:
             ``for`` loop wait until one of these is settled, or its lease ends.
         group_max_in_flight: how many messages all consumers of the group may hold together, of each subject; the
             realtime server gives out no more. Say the same in each of them: what was said last counts.
+        connect_timeout: how long a pull goes on when no server can be connected to; then it raises ServerUnavailable.
+            None: as long as ``timeout_ms``.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Consumer:
         exclusive: bool | timedelta = False,
         max_in_flight: int | None = None,
         group_max_in_flight: int | None = None,
+        connect_timeout: timedelta | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
         what = Subjects(subject)
@@ -120,7 +123,7 @@ class Consumer:
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
         window = exclusive_of(exclusive)
         beginning = (start_of(start, from_now=alone), alone, *tags, ordered, window)
-        bounds = (max_in_flight, group_max_in_flight)
+        bounds = (max_in_flight, group_max_in_flight, connect_timeout)
         prefetch = need_bool("prefetch", prefetch) and window is None
         terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
         own = group if broadcast else ""
@@ -174,6 +177,8 @@ class Consumer:
     def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
         """Get the next messages, as columns: at least one, or an empty batch when none came within ``wait``.
 
+        The ``outage`` of an empty batch says why no server could be asked; it is None when they had no messages.
+
         When a pull is interrupted, for example by Ctrl-C, its messages go to the next call, or back to the server.
 
         Args:
@@ -192,7 +197,7 @@ class Consumer:
         try:
             while not core.take(most, given):
                 if not engine.thread.call(core.more(most, until), ends_with_caller=True):
-                    return MessageBatch(Pulled.nothing(self._settings.subject), self)
+                    return MessageBatch(Pulled.nothing(self._settings.subject, core.outage), self)
             return MessageBatch(given[0], self)
         except BaseException:
             core.put_back(given)

@@ -33,7 +33,7 @@ from delayd.client.pulling.source import Callbacks, OneSource, Source
 from delayd.client.pulling.stock import Batch, Stock
 from delayd.client.pulling.words import Kind, Word, extended
 from delayd.client.retry import Backoff
-from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater
+from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable
 
 SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
 # Looking after each message would cost a fast handler more than the hand-out does; so once in this many.
@@ -82,6 +82,7 @@ class ConsumerCore(Generic[Batch]):
         self._failure: DelaydError | None = None  # Why a PULL failed that nobody waited for; the next pull raises it.
         self._waiters: list[asyncio.Future[bool]] = []
         self._giving_back: set[asyncio.Task[None]] = set()
+        self.outage: DelaydError | None = None  # Why the last pull that got nothing has reached no server.
         self._away = False  # Iteration waits for a server, and has logged that.
         self._backoff = Backoff()
         self._failures = Failures((settings.subject, settings.group))
@@ -189,11 +190,21 @@ class ConsumerCore(Generic[Batch]):
 
         If a caller is cancelled here, messages that arrive go to the next call.
         """
-        return await self._watched(self._more(most, until))
+        found = await self._watched(self._more(most, until))
+        self.outage = None if found else self._why_nobody_is_asked()
+        return found
 
     async def more_to_iterate(self) -> bool:
         """Wait until a message is in stock, however long servers are away; False after the close."""
         return await self._watched(self._more_to_iterate())
+
+    def _why_nobody_is_asked(self) -> DelaydError | None:
+        """Why a pull that is under way has reached no server; None when one has it, or has answered it."""
+        if not self._source.under_way or self._source.is_asking:
+            return None
+        return self._source.trouble or ServerUnavailable(
+            f"no realtime server of {self._settings.subject} was reached in the time of this pull"
+        )
 
     async def _watched(self, more: Coroutine[object, object, bool]) -> bool:
         if self._watcher is None:

@@ -24,7 +24,15 @@ from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, bound_o
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
-from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, RequestFailed, RetryLater, StaleHandle
+from delayd.errors import (
+    BadRequest,
+    DelaydError,
+    NoRealtimeServer,
+    RequestFailed,
+    RetryLater,
+    ServerUnavailable,
+    StaleHandle,
+)
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_list
@@ -52,6 +60,7 @@ class ManySource:
         # Those that are asked for messages. Callers on other threads look at it, so it is replaced as a whole.
         self._asked: tuple[_Server, ...] = ()
         self._wish = (1, 0, 0)  # Of the last start: most, wait_ms, ahead.
+        self._unfound: DelaydError | None = None  # Why the last look for servers found none.
         self._unrouted = 0
         self._finding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -70,6 +79,13 @@ class ManySource:
     def is_asking(self) -> bool:
         """See Source."""
         return any(server.lane.is_asking for server in self._asked)
+
+    @property
+    def trouble(self) -> DelaydError | None:
+        """See Source."""
+        if not self._asked:
+            return self._unfound
+        return next((server.lane.trouble for server in self._asked if server.lane.trouble), None)
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """See Source."""
@@ -141,8 +157,10 @@ class ManySource:
             try:
                 await self._look()
             except DelaydError as error:
+                self._unfound = error
                 wait_s = backoff.next_ms() / 1000
-                if not isinstance(error, RequestFailed | RetryLater) or self._loop.time() + wait_s >= deadline:
+                until = deadline - (self._settings.unreached_s if isinstance(error, ServerUnavailable) else 0.0)
+                if not isinstance(error, RequestFailed | RetryLater) or self._loop.time() + wait_s >= until:
                     self._finding = None
                     self._callbacks.on_pulled(error, 0)
                     return
@@ -308,7 +326,7 @@ class _Server:
             terms_of(settings),
             self._standing,
             self._connection,
-            settings.timeout_ms,
+            settings,
             partial(answered, self),
         )
         names: Head = {"group": settings.group}

@@ -20,11 +20,12 @@ from delayd import life
 from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.client.instants import utc
 from delayd.client.pulling.subjects import Subjects
-from delayd.errors import BadArgument, BadBody, BadHeaders
+from delayd.errors import BadArgument, BadBody, BadHeaders, DelaydError
 from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
 from delayd.log_id import LogId
 from delayd.retry_subject import RETRY_PREFIX
+from delayd.tags import decode_tags
 
 ATTEMPT_MAX = 65_535
 _RETRY = RETRY_PREFIX.encode()
@@ -87,11 +88,12 @@ class Pulled(NamedTuple):
     received_at_ms: int  # By the server's clock, as far as it is known.
     lease_ends: float  # On `monotonic_s`; after it the server offers the messages to others.
     subjects: Subjects | None = None  # What the places of its parts are; None when all parts are of ``subject``.
+    outage: DelaydError | None = None  # See `MessageColumns.outage`.
 
     @classmethod
-    def nothing(cls, subject: str) -> Pulled:
+    def nothing(cls, subject: str, outage: DelaydError | None) -> Pulled:
         """No messages."""
-        return cls(subject, 0, (), 0, 0.0)
+        return cls(subject, 0, (), 0, 0.0, outage=outage)
 
     @property
     def message_count(self) -> int:
@@ -169,6 +171,11 @@ class MessageColumns:
         return f"{type(self).__name__}({len(self)} messages of {self.subject})"
 
     @property
+    def outage(self) -> DelaydError | None:
+        """Of an empty batch: why no server could be asked for messages. None: they were asked, and had none."""
+        return self.pulled.outage
+
+    @property
     def subject(self) -> str:
         """The subject to which the messages were sent; of a consumer of many subjects, what it consumes."""
         return self.pulled.subject
@@ -216,6 +223,17 @@ class MessageColumns:
         Headers that can't be decoded concern their own message only: they are replaced by an `UnreadableHeaders`.
         """
         return [_readable(packed) for packed in self.headers_bytes]
+
+    @cached_property
+    def tags(self) -> list[tuple[str, ...]]:
+        """The tags with which each message was sent."""
+        tags: list[tuple[str, ...]] = []
+        for part in self.pulled.parts:
+            if ColumnId.TAGS_END in part.batch:
+                tags += [_own_tags(item) for item in items_of(part, ColumnId.TAGS_END)]
+            else:
+                tags += [()] * len(part.rows)
+        return tags
 
     @cached_property
     def deliver_at_ms(self) -> Int64s:
@@ -334,6 +352,11 @@ class MessageView:
         return columns.subject if columns.pulled.subjects is None else columns.subjects[self.row]
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags with which the message was sent."""
+        return self.columns.tags[self.row]
+
+    @property
     def deliver_at_ms(self) -> int:
         """When the message was due, in milliseconds since the epoch."""
         return self.columns.instants[self.row]
@@ -426,6 +449,10 @@ def items_of(part: PulledPart, column: ColumnId) -> list[bytes]:
     run = bytes(part.batch.heap[first:last])
     begins, stops = (_rows(part, starts) - first).tolist(), (_rows(part, ends) - first).tolist()
     return [run[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
+
+
+def _own_tags(item: bytes) -> tuple[str, ...]:
+    return tuple(tag for tag in decode_tags(item) if not tag.startswith(life.TAG_PREFIX))
 
 
 def _readable(packed: bytes) -> Mapping[str, str | bytes]:

@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from delayd.client.instants import monotonic_us
+from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.retry import Backoff, spread_ms
-from delayd.errors import DelaydError, RequestFailed, RequestTimedOut, RetryLater
+from delayd.errors import DelaydError, RequestFailed, RequestTimedOut, RetryLater, ServerUnavailable
 from delayd.net.calls import OnAnswer
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -38,16 +39,18 @@ class PullLane:
         terms: Mapping[str, HeadValue],
         standing: Callable[[], Connection | None],
         connection: Callable[[], Awaitable[Connection]],
-        timeout_ms: float,
+        settings: ConsumerSettings,
         on_end: OnEnd,
     ) -> None:
         self._names = names
         self._terms = terms
         self._standing = standing
         self._connection = connection
-        self._timeout_s = timeout_ms / 1000
+        self._timeout_s = settings.timeout_ms / 1000
+        self._unreached_s = settings.unreached_s
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
+        self.trouble: DelaydError | None = None  # Why the last try failed; None once one is answered.
         self._asked: _Asked | None = None
         self._trying: asyncio.Task[None] | None = None
 
@@ -128,16 +131,18 @@ class PullLane:
         if isinstance(answer, DelaydError):
             self._failed(asked, answer)
         else:
-            self._asked = None
+            self._asked = self.trouble = None
             self._on_end(answer, asked.asked_us)
 
     def _failed(self, asked: _Asked, error: DelaydError) -> None:
         asked.connection = None
+        self.trouble = error
         if isinstance(error, RequestFailed | RetryLater):
             asked.backoff = asked.backoff or Backoff()
             later = isinstance(error, RetryLater)
             wait_s = (spread_ms(error.retry_after_ms) if later else asked.backoff.next_ms()) / 1000
-            if self._loop.time() + wait_s < asked.deadline:
+            left_s = self._unreached_s if isinstance(error, ServerUnavailable) else 0.0
+            if self._loop.time() + wait_s < asked.deadline - left_s:
                 self._try_in(asked, wait_s)
                 return
         self._asked = None

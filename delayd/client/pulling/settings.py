@@ -15,10 +15,12 @@ from delayd.client.limits import (
     TIMEOUT_MS_MIN,
     check_group,
     need_bool,
+    need_connect_timeout,
     need_ms,
     need_text,
     need_timedelta,
     need_whole,
+    unreached_s,
 )
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import LEASE_MAX, LEASE_MIN, Backoff
@@ -60,6 +62,7 @@ class ConsumerSettings:
     exclusive: timedelta | None = None  # How long the lead may be silent; None: consumers share the group.
     max_in_flight: int | None = None  # None: as many as the caller asks for.
     group_max_in_flight: int | None = None  # Of all consumers of the group; None: as many as they ask for.
+    connect_timeout: timedelta | None = None  # None: as long as `timeout_ms`.
     shared_name: str = ""  # Of a consumer with a group of its own: how its name begins.
     pid: int = 0  # The process to which that group belongs.
 
@@ -98,6 +101,7 @@ class ConsumerSettings:
         if self.auto_extend is not None and need_timedelta("auto_extend", self.auto_extend, BadSetting) < self.lease:
             raise BadSetting(f"auto_extend is {self.auto_extend} and must be at least the lease, {self.lease}")
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+        need_connect_timeout(self.connect_timeout)
 
     def of_this_process(self) -> ConsumerSettings:
         """The settings of this consumer here: a group of its own is that of one process, so a fork gets another one
@@ -107,6 +111,11 @@ class ConsumerSettings:
         if not self.shared_name or self.pid == pid:
             return self
         return replace(self, group=f"{self.shared_name}.{secrets.token_hex(8)}", pid=pid)
+
+    @property
+    def unreached_s(self) -> float:
+        """How much of the time limit is left when a pull gives up because no connection could be made."""
+        return unreached_s(self.timeout_ms, self.connect_timeout)
 
     @property
     def subject(self) -> str:

@@ -65,6 +65,10 @@ class Source(Protocol):
     def is_asking(self) -> bool:
         """Whether a server that is there has a PULL to answer."""
 
+    @property
+    def trouble(self) -> DelaydError | None:
+        """Why the last try of a PULL failed; None when it was answered, or there was none."""
+
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """Ask for up to ``most`` messages wherever no PULL is under way; see `PullLane.start`."""
 
@@ -247,7 +251,7 @@ class OneSource:
         self._ended = False
         names: Head = {"subject": settings.subject, "group": settings.group}
         terms = self._terms = terms_of(settings) | beginning_of(settings) | bound_of(settings)
-        self._lane = PullLane(names, terms, self._standing, self._connection, settings.timeout_ms, self._answered)
+        self._lane = PullLane(names, terms, self._standing, self._connection, settings, self._answered)
         namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
         self._names = names
         self._began = False  # Whether a PULL was answered, so that the group was made.
@@ -269,6 +273,11 @@ class OneSource:
     def is_asking(self) -> bool:
         """See Source."""
         return self._lane.is_asking
+
+    @property
+    def trouble(self) -> DelaydError | None:
+        """See Source."""
+        return self._lane.trouble
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """See Source."""

@@ -24,11 +24,13 @@ from delayd.client.limits import (
     check_body,
     check_sent_subject,
     lengths_of,
+    need_connect_timeout,
     need_listed,
     need_ms,
     need_timedelta,
     need_whole,
     pack_headers,
+    unreached_s,
 )
 from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs, wish_column
 from delayd.client.sending.expiries import ExpireAt, Ttls, check_after, expiries_of, expiry_of
@@ -57,14 +59,21 @@ class ProducerSettings:
     queue_bytes_max: int = QUEUE_BYTES_MAX
     timeout_ms: float = TIMEOUT_MS
     horizon: timedelta = HORIZON
+    connect_timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
         need_ms("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
         need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+        need_connect_timeout(self.connect_timeout)
         # Any number that a machine has memory for.
         need_whole("queue_bytes_max", self.queue_bytes_max, MESSAGE_BYTES_MAX, BadSetting, most=1 << 63)
         if not timedelta(0) < need_timedelta("horizon", self.horizon, BadSetting) <= HORIZON:
             raise BadSetting(f"horizon is {self.horizon} and must lie within 0 and {HORIZON.days} days")
+
+    @property
+    def unreached_s(self) -> float:
+        """How much of the time limit is left when a call gives up because no connection could be made."""
+        return unreached_s(self.timeout_ms, self.connect_timeout)
 
 
 # One send, checked: subject, body, when, whether `when` is in us on the monotonic clock instead of ms since the epoch,

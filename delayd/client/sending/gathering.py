@@ -82,11 +82,12 @@ class Gathering:
 
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
-        for waiter, receipt in zip(self.waiters, receipts(accepted, self._deliver_at_ms), strict=True):
+        given = receipts(accepted, self._deliver_at_ms)
+        for waiter, row, receipt in zip(self.waiters, self.rows, given, strict=True):
             # A cancelled caller has stopped waiting; its message is kept all the same.
             if not waiter.done():
                 if isinstance(receipt, DelaydError):
-                    self._fail(waiter, receipt)
+                    self._fail(waiter, _named(receipt, row))
                 else:
                     waiter.set_result(receipt)
 
@@ -116,6 +117,13 @@ class Gathering:
         for at, (row, waiter) in enumerate(zip(self.rows, self.waiters, strict=True)):
             (named if at in chosen else others).add(row, row_bytes(row), waiter)
         return named, others
+
+
+def _named(error: DelaydError, row: Single) -> DelaydError:
+    """The error of a row that met another one by its key, with the key and the subject in its text."""
+    key = "" if row[5] is None else row[5].key.decode()
+    text = f"{row[0]}, key {key!r}: {error.message}"
+    return type(error)(text, retry_after_ms=error.retry_after_ms, **error.details)
 
 
 def row_bytes(row: Single) -> int:

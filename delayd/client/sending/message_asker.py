@@ -206,7 +206,9 @@ class NewInstants:
 class MessageAsker:
     """Asks the delay servers that hold messages; used by one producer, on one loop."""
 
-    def __init__(self, groups: Groups, owners: KeyOwners, timeout_ms: float) -> None:
+    def __init__(self, groups: Groups, owners: KeyOwners, timeout_ms: float, unreached_s: float = 0.0) -> None:
+        """``unreached_s``: how much of the time limit is left when a question is given up because nobody is reached."""
+        self._unreached_s = unreached_s
         self._groups = groups
         self._owners = owners
         self._timeout_s = timeout_ms / 1000
@@ -399,7 +401,8 @@ class MessageAsker:
             except (RetryLater, ConnectionLost, RequestTimedOut) as error:
                 hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
                 wait_s = max(hint_ms, backoff.next_ms()) / 1000
-                if loop.time() + wait_s >= deadline:
+                until = deadline - self._unreached_s if isinstance(error, ServerUnavailable) else deadline
+                if loop.time() + wait_s >= until:
                     raise
                 await asyncio.sleep(wait_s)
 

@@ -45,7 +45,9 @@ def spread_of(spread: timedelta) -> int:
 class PlaceAsker:
     """Asks delay servers for instants; used by one producer, on one loop."""
 
-    def __init__(self, groups: Groups, meta: MetaView, timeout_ms: float) -> None:
+    def __init__(self, groups: Groups, meta: MetaView, timeout_ms: float, unreached_s: float = 0.0) -> None:
+        """``unreached_s``: how much of the time limit is left when a call is given up because nobody is reached."""
+        self._unreached_s = unreached_s
         self._groups = groups
         self._meta = meta
         self._timeout_s = timeout_ms / 1000
@@ -88,7 +90,8 @@ class PlaceAsker:
                 self._meta.refresh_soon()
                 hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
                 wait_s = max(hint_ms, backoff.next_ms()) / 1000
-                if loop.time() + wait_s >= deadline:
+                until = deadline - self._unreached_s if isinstance(error, ServerUnavailable) else deadline
+                if loop.time() + wait_s >= until:
                     raise
                 await asyncio.sleep(wait_s)
 

@@ -70,6 +70,8 @@ class Producer:
         queue_bytes_max: how many bytes of sends may have no outcome yet. When there are more, a send waits for room.
         timeout_ms: how long a send waits for room in the queue, and then for its outcome.
         horizon: how far ahead a message may be due at most; 732 days is the limit.
+        connect_timeout: how long a call goes on when no server can be connected to, as when none runs; then it raises
+            ServerUnavailable. None: as long as ``timeout_ms``, so that a call outlasts a restart.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class Producer:
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         timeout_ms: float = TIMEOUT_MS,
         horizon: timedelta = HORIZON,
+        connect_timeout: timedelta | None = None,
     ) -> None:
         meta = need_meta(address)
-        settings = self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
+        settings = self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon, connect_timeout)
         self._arguments = Arguments(horizon, clock_at(meta))
         self._own = OwnEngine("producer", lambda: _Engine(meta, settings))
         self._standing_engine = self._own.standing

@@ -153,12 +153,14 @@ Ended = Callable[[Parcel, Split], None]
 class Sender:
     """Brings parcels to their outcome; used by one producer, on one loop."""
 
-    def __init__(self, meta: MetaView, timeout_ms: float) -> None:
+    def __init__(self, meta: MetaView, timeout_ms: float, unreached_s: float = 0.0) -> None:
+        """``unreached_s``: how much of the time limit is left when a parcel is given up, if no server is reached."""
         self.groups = Groups(meta)
         self.owners = KeyOwners(meta, self.groups)
         self.producer_id = 0  # Drawn at the first send (rule I2).
         self._meta = meta
         self._timeout_s = timeout_ms / 1000
+        self._unreached_s = unreached_s
         self._no_try_s = self._timeout_s * NO_TRY_SHARE
         self._loop = asyncio.get_running_loop()
         self._next_number = 1
@@ -257,8 +259,9 @@ class Sender:
 
     async def _connect(self, parcel: Parcel, group: DelayGroup | None, left_s: float) -> None:
         """Find a group and connect to it, and then send."""
+        reach_s = left_s if parcel.may_be_kept else max(left_s - self._unreached_s, 0.0)
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(reach_s):
                 if group is None:
                     group = await self.groups.find()
                     if len(self.groups) > 1:
@@ -273,9 +276,10 @@ class Sender:
                         self._unbind(parcel)
                     raise
         except TimeoutError:
-            if not self._meta.delay_servers and parcel.failure is None:
-                address = self._meta.link.address
-                parcel.failure = ServerUnavailable(f"meta at {address} gave no answer in time; nothing was sent")
+            if parcel.failure is None:
+                link = self._meta.link if group is None else group.link
+                what = f"{'meta' if group is None else 'the delay server'} at {link.address} gave no answer in time"
+                parcel.failure = link.failure or ServerUnavailable(f"{what}; nothing was sent")
             self._end(parcel, self.given_up(parcel))
         except DelaydError as error:
             self._heard(parcel, error)
@@ -333,12 +337,21 @@ class Sender:
 
     def _heard(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
         """Take the result of a try: the parcel has ended, or it is tried again after a while."""
-        wait_ms = None if isinstance(outcome, Accepted) else self._again_after_ms(parcel, outcome)
+        wait_ms: float | None = None
+        if not isinstance(outcome, Accepted) and not self._is_unreached(parcel, outcome):
+            wait_ms = self._again_after_ms(parcel, outcome)
         if wait_ms is None:
             self._end(parcel, outcome)
         else:
             wait_s = min(wait_ms / 1000, parcel.deadline - self._loop.time())
             self._loop.call_later(max(wait_s, 0), self._try, parcel)
+
+    def _is_unreached(self, parcel: Parcel, outcome: object) -> bool:
+        """Whether no server could be reached for as long as the caller allows (``connect_timeout``)."""
+        if not self._unreached_s or not isinstance(outcome, ServerUnavailable) or parcel.may_be_kept:
+            return False
+        is_over = parcel.deadline - self._loop.time() <= self._unreached_s
+        return is_over and not (self._moves(parcel) and self.groups.another_takes())
 
     def _again_after_ms(self, parcel: Parcel, outcome: Refusal | DelaydError) -> float | None:
         """How long to wait before the next try; None when this result is the outcome."""

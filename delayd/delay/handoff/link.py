@@ -322,8 +322,8 @@ class Link:
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 
     def _lost(self, session: int, error: DelaydError) -> None:
-        if session != self._session or self.phase is Phase.CLOSED:
-            return
+        if session != self._session or self.phase is Phase.CLOSED or self._closed:
+            return  # After `close` the connection has ended because this server ended it.
         if self._away != str(error):
             self._away = str(error)
             limited.warning("target_away", "target_away target=%016x reason=%r", self.target, self._away)

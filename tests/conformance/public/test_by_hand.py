@@ -119,3 +119,25 @@ def test_a_client_that_is_used_in_another_loop_refuses_and_does_nothing(desk: De
                 assert (await producer.cancel_where(desk.subject)).found == 1
 
     asyncio.run(scenario())
+
+
+def test_a_message_has_the_tags_with_which_it_was_sent_in_each_of_its_lives(desk: Desk) -> None:
+    desk.producer.send(desk.subject, b"1", delay=AT_ONCE, tags=["eu", "large"])
+    desk.producer.send(desk.subject, b"2", delay=AT_ONCE)
+    consumer = desk.consumer()
+    first, second = sorted(desk.take(consumer, 2), key=lambda message: message.body)
+    assert (first.tags, second.tags) == (("eu", "large"), ())
+    first.nack(timedelta(milliseconds=20), error="not yet")
+    second.ack()
+    again = consumer.pull(1, wait=timedelta(seconds=DEADLINE_S))
+    assert again.tags == [("eu", "large")] and again[0].attempt == 2
+    again.ack()
+
+
+def test_an_error_about_a_key_names_key_and_subject(desk: Desk) -> None:
+    (receipt,) = desk.send(b"1", delay=LATER, key="order-42")
+    with pytest.raises(delayd.KeyPending) as raised:
+        desk.send(b"2", delay=LATER, key="order-42")
+    for named in ("order-42", desk.subject, str(receipt.sequence)):
+        assert named in raised.value.message
+    assert (raised.value.sequence, raised.value.deliver_at_ms) == (receipt.sequence, receipt.deliver_at_ms)
