@@ -38,6 +38,10 @@ from delayd.worker.threads import Threads
 from delayd.worker.verdicts import Kind, Verdict
 
 ATTEMPTS_OVER = "its attempts are over"
+SLOW_HELP = "it goes on and its lease is extended, for a day at most; a time_limit= has its message given back earlier"
+LOST_HELP = (
+    "it goes on, for nobody can end a function, and its message comes again; give it a longer time_limit=, or None"
+)
 CANCEL_S = 2.0  # A coroutine that is cancelled at the end of the drain has this long to clean up.
 CLOSE_S = 5.0  # When a server is away at the end, acknowledgements are waited for this long.
 
@@ -260,10 +264,9 @@ class Lane:
     def _lose(self, job: Job) -> None:
         job.is_lost = True
         lost = sum(each.is_lost for each in self._jobs)
-        told = (*self._names, self._limit_s, lost, self._slots)
+        told = (*self._names, self._limit_s, lost, self._slots, LOST_HELP)
         log.error(
-            "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d: a function can't be ended, so it goes on while "
-            "its message comes again; name a longer time_limit=, or None",
+            "slot_lost subject=%s group=%s limit_s=%g lost=%d of=%d help=%r",
             *told,
         )
         error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.limit}"
@@ -271,11 +274,10 @@ class Lane:
 
     def _tell_slow(self, job: Job) -> None:
         """Log that a function takes long, and what becomes of its message."""
-        which = (*self._names, self.handler.name, job.message.sequence, self._look_s)
+        which = (*self._names, self.handler.name, job.message.sequence, self._look_s, SLOW_HELP)
         limited.warning(
             f"handler_slow {self._names}",
-            "handler_slow subject=%s group=%s handler=%s sequence=%d after_s=%g: its lease is extended, for a day at "
-            "most; name a time_limit= to have its message given back earlier",
+            "handler_slow subject=%s group=%s handler=%s sequence=%d after_s=%g help=%r",
             *which,
         )
 
@@ -286,12 +288,12 @@ class Lane:
         message = job.message
         which = (*self._names, message.sequence, message.origin_sequence, message.attempt)
         if job.trouble and verdict.kind is Kind.NACK:
-            comes = "" if word is None or word.kind is WordKind.REJECT else f" again_in_s={word.delay_ms / 1000:g}"
+            again = "never" if word is None or word.kind is WordKind.REJECT else f"{word.delay_ms / 1000:g}"
             limited.warning(
                 f"handler_failed {self._names}",
-                "handler_failed subject=%s group=%s sequence=%d origin=%d attempt=%d%s\n%s",
+                "handler_failed subject=%s group=%s sequence=%d origin=%d attempt=%d again_in_s=%s\n%s",
                 *which,
-                comes,
+                again,
                 job.trouble,
             )
         if word is not None and word.kind is WordKind.REJECT:

@@ -524,7 +524,7 @@ def _give_up(waiter: asyncio.Future[bool]) -> None:
 
 
 def _handles_of(batch: MessageColumns, row: int) -> Handles:
-    return batch.pulled.cut(row)[1].cut(1)[0].handles
+    return [batch.handle_at(row)]
 
 
 def _heard(extended_until: asyncio.Future[None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from delayd.client.pulling.acks import Handles
 from delayd.log_limit import LogLimit
@@ -38,7 +38,7 @@ class LeaseKeeper:
         self._extend = extend
         self._loop = asyncio.get_running_loop()
         self._told: deque[tuple[Handles, float]] = deque()  # With when they were handed out; 0: they are settled.
-        self._since: dict[tuple[int, ...], float] = {}  # By incarnation, pull sequence and what stands behind these.
+        self._since: dict[tuple[int, ...], float] = {}  # By the handle of one message.
         self._timer = self._loop.call_later(self._every_s, self._tick)
         self._reads_soon = False
 
@@ -64,12 +64,13 @@ class LeaseKeeper:
         self._reads_soon = False
         while self._told:
             handles, since = self._told.popleft()
-            for incarnation, first, count, *place in handles:
-                for sequence in range(first, first + count):
+            for handle in handles:
+                # Most handles are of one message.
+                for one in (tuple(handle),) if handle[2] == 1 else _ones(handle):
                     if since:
-                        self._since[incarnation, sequence, *place] = since
+                        self._since[one] = since
                     else:
-                        self._since.pop((incarnation, sequence, *place), None)
+                        self._since.pop(one, None)
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._tick)
@@ -81,4 +82,11 @@ class LeaseKeeper:
         if over:
             limited.warning("lease_let_go", "lease_let_go subject=%s group=%s messages=%d", *self._names, len(over))
         if self._since:
-            self._extend([[incarnation, sequence, 1, *place] for incarnation, sequence, *place in self._since])
+            self._extend([[*one] for one in self._since])
+
+
+def _ones(handle: list[int]) -> Iterator[tuple[int, ...]]:
+    """The handle of each message of a handle of many."""
+    incarnation, first, count, *place = handle
+    for sequence in range(first, first + count):
+        yield incarnation, sequence, 1, *place

@@ -401,6 +401,6 @@ def test_the_log_of_a_failure_tells_the_origin_and_when_the_message_comes_again(
     assert [line.partition(origin)[2] for line in told] == [
         "1 again_in_s=0.04",
         "2 again_in_s=0.04",
-        "3",
+        "3 again_in_s=never",
         "3 reason='its attempts are over'",
     ]
