@@ -7,6 +7,7 @@ from functools import partial
 from bench import (
     again,
     cancels,
+    crowded,
     edge,
     fair,
     far,
@@ -56,6 +57,7 @@ class Sizes:
     singles: int
     cancels: int  # In columns; a quarter of them one by one.
     keys_pending: int
+    crowded: tuple[int, int, int]  # Messages that wait, that were just cancelled, and hours in which those were due.
     herds: tuple[int, ...]
     steady_s: int
     settle_s: int  # The longest delay less the shortest one; 0 in a tiny run.
@@ -84,6 +86,7 @@ SIZES = {
         singles=2_000,
         cancels=4_000,
         keys_pending=4_000,
+        crowded=(2_000, 4_000, 20),
         herds=(5_000,),
         steady_s=1,
         settle_s=0,
@@ -110,6 +113,7 @@ SIZES = {
         singles=50_000,
         cancels=200_000,
         keys_pending=200_000,
+        crowded=(200_000, 400_000, 2_000),
         herds=(200_000,),
         steady_s=2,
         settle_s=4,
@@ -136,6 +140,7 @@ SIZES = {
         singles=200_000,
         cancels=400_000,
         keys_pending=1_000_000,
+        crowded=(1_000_000, 2_000_000, 10_000),
         herds=(200_000, 1_000_000),
         steady_s=10,
         settle_s=4,
@@ -304,6 +309,13 @@ def _cancels(of: Sizes) -> list[Case]:
                 REDIS: partial(cancels.redis_cancel, singles, 1, schedule.SENDERS),
             },
             "messages_s",
+        ),
+        Case(
+            "crowded",
+            "single get and cancel, by an empty server and a crowded one",
+            {DELAYD: partial(crowded.crowded, *of.crowded)},
+            runs=1,
+            limit_s=300,
         ),
         Case(
             "cancels-500",

@@ -413,6 +413,8 @@ class Core:
                 **self._pulls.counters,
                 **self.retries.counters,
                 **self.retries.undone(),
+                "waiting_pulls": self._pulls.waiting_pulls,
+                "leads": len(self._led),
                 "checkpoints": self._checkpoints.published,
                 "free_bytes": self._reserve.free_bytes,
                 "kept_bytes": self._state.message_log.end - self._state.message_log.start,

@@ -353,6 +353,11 @@ class Pulls:
             # They are served in the next turn, because this one may be in the middle of serving.
             self._serve_soon(group)
 
+    @property
+    def waiting_pulls(self) -> int:
+        """PULLs that are not answered yet."""
+        return self._waiting
+
     def disconnected(self, peer: Peer) -> None:
         """Drop the waiting PULLs of a connection that has ended."""
         self._incarnations.pop(peer, None)

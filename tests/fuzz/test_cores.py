@@ -11,8 +11,10 @@ from delayd.delay.ending.claims import Claims
 from delayd.delay.ending.taken_names import TakenNames
 from delayd.delay.ending.wanted import wanted_of
 from delayd.errors import CallerError
+from realtime.pulls import Pulls
 
 from .delay_core import Run
+from .realtime_core import RealtimeRun
 
 REQUESTS = 800
 SEEDS, REQUESTS_A_SEED = 8, 400  # A defect is seen in one of so many runs.
@@ -25,6 +27,20 @@ def test_rules_B2_C1_E1_each_request_is_answered_truly_and_then_nothing_is_held(
     assert run.counts["answered"] and run.counts["refused"] and run.counts["compared"]
     for kind, state in (("CANCEL", "CANCELLED"), ("RESCHEDULE", "PENDING"), ("GET", "PENDING"), ("GET", "DISPATCHED")):
         assert run.counts[f"{kind} {state}"], run.counts
+
+
+def test_rules_E1_Q1_consumers_are_served_truly_beside_hostile_ones_and_then_nobody_waits() -> None:
+    run = RealtimeRun(seed=8)
+    run.requests(3 * REQUESTS)
+    assert run.counts["requests"] >= 3 * REQUESTS
+    assert run.counts["answered"] and run.counts["refused"] and run.counts["acknowledged"]
+
+
+def test_waiting_pulls_that_outlive_their_connections_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pulls, "disconnected", lambda self, peer: None)
+    monkeypatch.setattr(Pulls, "wake", lambda self: None)
+    with pytest.raises(AssertionError):
+        RealtimeRun(seed=8).requests(3 * REQUESTS)
 
 
 def _keep_room(patch: pytest.MonkeyPatch) -> None:
