@@ -54,6 +54,7 @@ HELD = ("queued_bytes", "asked_rows", "asked_copies", "key_look_ups", "find_piec
 PEERS = 6
 STEPS_A_REQUEST = 6  # So much of what could happen next does happen between two requests.
 MESSAGES_KEPT = 3_000
+REST_STEPS = 30  # Of up to 100 ms.
 REST_EVERY = 2_000  # Requests; then all that is pending is listed and compared.
 DUE_AFTER_MS = (0, 7, 1_003, 60_007, HOUR_MS + 7, 30 * HOUR_MS + 7)
 FAR_MS = 400 * HOUR_MS
@@ -236,6 +237,15 @@ class Run:
             world.look_around()
             self._turn(world.core.wake, "wake")
             self._step(20)
+
+    def _rest(self) -> None:
+        """Let everything come to its end that is under way, and time pass for what is written a little later."""
+        self._settle()
+        for _ in range(REST_STEPS):
+            self._world.clock.advance(max(1, min(100, self._world.idle_ms())))
+            self._world.look_around()
+            self._turn(self._world.core.wake, "wake")
+            self._settle()
 
     # Hostile callers.
 
@@ -477,9 +487,7 @@ class Run:
 
     def _compare_all(self) -> None:
         """At rest: what FIND lists is what is pending, and each message is told as what it is."""
-        self._settle()
-        self._pass(2_000)
-        self._settle()
+        self._rest()
         if any(each.busy for each in self._messages):
             raise Untrue("a request was never answered")
         found: set[int] = set()
@@ -523,8 +531,7 @@ class Run:
             raise Untrue(f"{owed} requests were never answered")
         for peer in list(self._peers):
             self._requests.disconnected(peer)
-        self._pass(5_000)
-        self._settle()
+        self._rest()
         counters = self._world.core.counters()
         held = {name: counters[name] for name in HELD if counters[name]}
         if self._requests.allowances:

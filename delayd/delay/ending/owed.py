@@ -43,10 +43,11 @@ class _Decision:
 
     rows: EndedRows
     order: NDArray[np.int32]  # The rows by hour and reason.
-    hours: NDArray[np.uint32]  # Their hours, in this order.
+    begins: NDArray[np.int32]  # Where each part begins in this order, and where the last one ends.
+    hours: NDArray[np.uint32]  # The hour of each part.
     to: int = 0  # The delay server that has them now, when they were drained.
-    at: int = 0  # How many of them were given to the outcome log, in this order.
-    left: int = 0  # Parts that were given to it and are not durable.
+    at: int = 0  # How many parts were given to the outcome log.
+    left: int = 0  # Those of them that are not durable.
 
     @property
     def hour(self) -> int | None:
@@ -54,12 +55,11 @@ class _Decision:
         return int(self.hours[self.at]) if self.at < len(self.hours) else None
 
     def parts(self, parts_max: int) -> list[EndedRows]:
-        """Take the next rows of the nearest hour: each array is one part."""
-        high = int(np.searchsorted(self.hours, self.hours[self.at], "right"))
-        rows = self.rows.take(self.order[self.at : min(high, self.at + ROWS_MAX)])
-        cuts = [0, *(np.flatnonzero(~_continues(rows)) + 1).tolist(), len(rows)][: parts_max + 1]
-        self.at += cuts[-1]
-        return [rows[low:end] for low, end in pairwise(cuts)]
+        """Take the next parts of the nearest hour."""
+        end = int(np.searchsorted(self.hours, self.hours[self.at], "right"))
+        cuts = self.begins[self.at : min(end, self.at + parts_max) + 1].tolist()
+        self.at += len(cuts) - 1
+        return [self.rows.take(self.order[low:high]) for low, high in pairwise(cuts)]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,15 +82,20 @@ class _Sorted:
     sequences: Sequences = field(init=False)
     is_owed: NDArray[np.bool_] = field(init=False)
     owed: int = field(init=False)
+    first: int = field(init=False)  # The lowest and the highest sequence.
+    last: int = field(init=False)
     lowest_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.sequences = self.rows["sequence"].copy()
         self.is_owed, self.owed = np.ones(len(self.rows), np.bool_), len(self.rows)
+        self.first, self.last = int(self.sequences[0]), int(self.sequences[-1])
         self.lowest_ms = int(self.rows["deliver_at_ms"].min())
 
     def find(self, wanted: Wanted) -> tuple[Indices, Indices]:
         """Which wanted rows stand here, and where."""
+        if int(wanted.sequences[-1]) < self.first or int(wanted.sequences[0]) > self.last:
+            return NO_INDICES, NO_INDICES
         at = np.searchsorted(self.sequences, wanted.sequences)
         left = np.arange(len(wanted))
         found, places = [NO_INDICES], [NO_INDICES]
@@ -165,6 +170,8 @@ class Owed:
         found, ended = [NO_INDICES], [NO_ENDED]
         for part in self._sorted:
             own, at = part.find(wanted)
+            if not len(own):
+                continue
             is_owed = part.is_owed.take(at)
             found.append(own.compress(is_owed))
             ended.append(part.rows.take(at.compress(is_owed)))
@@ -202,7 +209,10 @@ class Owed:
         """Have outcomes of rows that are known written, as what stands in the rows says."""
         keys = rows["hour"].astype(np.uint64) << np.uint64(8) | rows["reason"]
         order = np.argsort(keys, kind="stable").astype(np.int32)
-        self._wait(_Decision(rows, order, rows["hour"].take(order), to))
+        ordered = rows.take(order)
+        begins = np.concatenate(([0], np.flatnonzero(~_continues(ordered)) + 1)).astype(np.int32)
+        hours = ordered["hour"].take(begins)
+        self._wait(_Decision(rows, order, np.append(begins, np.int32(len(rows))), hours, to))
 
     def _add(self, part: _Sorted) -> None:
         parts = self._sorted
