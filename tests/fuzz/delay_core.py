@@ -27,6 +27,7 @@ from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.hours import INSTANT_MS_MAX
 from delayd.testing.clock import START_MS
+from delayd.testing.executor import StepExecutor
 from delayd.wire.ending import (
     AnswerRows,
     Asked,
@@ -209,7 +210,7 @@ class Run:
         if name in ("run_one", "sync", "carry_up"):
             move()  # On another thread, or in another process.
         else:
-            self._turn(move, name)
+            self._turn(move, _name(move))
 
     def _settle(self) -> None:
         world = self._world
@@ -538,6 +539,17 @@ class Run:
             held["allowances"] = len(self._requests.allowances)
         if held:
             raise Untrue(f"everybody has left, and this is held: {held}")
+
+
+def _name(move: Callable[[], None]) -> str:
+    """What the loop does in a move: of a job that has ended, the function that hears of it."""
+    executor = getattr(move, "__self__", None)
+    if not isinstance(executor, StepExecutor) or not executor._ran:
+        return getattr(move, "__qualname__", "")
+    call: object = executor._ran[0]
+    while isinstance(call, partial):
+        call = call.func
+    return getattr(call, "__qualname__", "")
 
 
 def _hear(
