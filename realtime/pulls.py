@@ -437,7 +437,8 @@ class Pulls:
     def _serve_soon(self, source: Group | Subscription) -> None:
         if isinstance(source, Group):
             source = source.front
-            self.leads.look_soon(source)
+            if source.standby:
+                self.leads.look_soon(source)
         if source.waiting.wanted:
             self._to_serve[source] = None
         if isinstance(source, Group):
