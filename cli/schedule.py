@@ -9,7 +9,7 @@ import numpy as np
 
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome
+from delayd.log.dispatch import Outcome, Reason, reason_name
 from delayd.reading.scheduled import NONE, Hour, HourCount, Schedule, damaged
 
 from .find import find
@@ -261,4 +261,7 @@ def _state(hour: Hour, row: int) -> str:
     index = int(hour.outcome_of[row])
     if index == NONE:
         return "pending"
-    return Outcome(int(hour.outcomes.parts["outcome"][hour.outcomes.part_of[index]])).name.lower()
+    part = hour.outcomes.parts[hour.outcomes.part_of[index]]
+    if int(part["reason"]) > Reason.CANCELLED:
+        return reason_name(int(part["reason"]))
+    return Outcome(int(part["outcome"])).name.lower()

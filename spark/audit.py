@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayd.disk import RealDisk
-from delayd.errors import DelaydError, error_by_code
+from delayd.errors import BadArgument, DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
 from delayd.reading.arrow import TIMESTAMP
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
+from delayd.reading.histogram import NO_COUNTS
 from delayd.reading.plan import AuditPlan, plan_audit, until_still
 from delayd.reading.summary import COUNTS, HourSummary
 
@@ -36,14 +38,16 @@ FINDING = pa.struct(
         ("detail", pa.string()),
     ]
 )
+# Steps of a histogram that were counted, and their counts: most hours have a few of the 608 steps, or none.
+STEPS = pa.list_(pa.struct([("step", pa.int64()), ("count", pa.int64())]))
 HOUR = pa.schema(
     [
         ("part", pa.int64()),
         ("log_id", pa.string()),
         ("hour", pa.string()),
         *((name, pa.int64()) for name in COUNTS),
-        ("lateness", pa.list_(pa.int64())),
-        ("past_due_lateness", pa.list_(pa.int64())),
+        ("lateness", STEPS),
+        ("past_due_lateness", STEPS),
         ("findings_count", pa.int64()),
         ("findings", pa.list_(FINDING)),
         ("seal_differs", pa.list_(pa.string())),  # Null: there is no seal that the hour can be held against.
@@ -80,7 +84,11 @@ def audit_data(
         lost_grace_ms: a due message without an outcome is LOST only when it was due longer ago than this.
         findings_limit: how many findings to keep as rows, None for all; all are counted.
         tasks: how many tasks share the hours; None takes three for each core.
+
+    Raises:
+        BadArgument: ``tasks`` is below 1, or there is nothing to audit.
     """
+    tasks = tasks_of(tasks)  # Before anything is read.
 
     def audit() -> AuditReport:
         plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms)
@@ -98,7 +106,7 @@ def collect_frame(
     tasks: int | None = None,
 ) -> AuditReport:
     """Audit the hours of a plan. Raises LogMoved when files went away meanwhile."""
-    parts = plan.split(tasks or TASKS_A_CORE * (os.cpu_count() or 1))
+    parts = plan.split(tasks_of(tasks))
     rows = audit_frame(session, parts, findings_limit).toArrow().to_pylist() if parts else []
     return report_of(rows, data, now_ms, plan, findings_limit)
 
@@ -118,6 +126,15 @@ def report_of(
         if row["seal_differs"] is not None and book.has_standing(summary.hour):
             book.note(summary.hour, row["seal_differs"])
     return collected.report(data, now_ms, plan, books, plan_faults(RealDisk(), plan, books))
+
+
+def tasks_of(wanted: str | int | None) -> int:
+    """How many tasks share the hours; None takes three for each core. Raises BadArgument for a number below 1."""
+    if wanted is None:
+        return TASKS_A_CORE * (os.cpu_count() or 1)
+    if not str(wanted).isdecimal() or int(wanted) < 1:
+        raise BadArgument(f"tasks {wanted!r} is no number of tasks: give 1 or more, or leave it out")
+    return int(wanted)
 
 
 def audit_frame(
@@ -165,7 +182,7 @@ def _encode(
     row: dict[str, object] = {name: getattr(summary, name) for name in COUNTS}
     row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
     row["seal_differs"] = seal_differs
-    row |= {"lateness": summary.lateness, "past_due_lateness": summary.past_due_lateness}
+    row |= {"lateness": _steps(summary.lateness), "past_due_lateness": _steps(summary.past_due_lateness)}
     row["findings"] = [
         {
             "kind": finding.kind.name,
@@ -183,7 +200,7 @@ def _encode(
 def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:
     log_id, hour = int(row["log_id"], 16), hour_from_name(row["hour"])
     counts = {name: int(row[name]) for name in COUNTS}
-    lateness, past_due = (np.array(row[name], np.int64) for name in ("lateness", "past_due_lateness"))
+    lateness, past_due = (_counts(row[name]) for name in ("lateness", "past_due_lateness"))
     summary = HourSummary(log_id, hour, **counts, lateness=lateness, past_due_lateness=past_due)
     findings = [
         Finding(
@@ -198,6 +215,18 @@ def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:
         for found in row["findings"]
     ]
     return summary, findings, row["findings_count"]
+
+
+def _steps(counts: NDArray[np.int64]) -> list[dict[str, int]]:
+    return [{"step": step, "count": int(counts[step])} for step in np.flatnonzero(counts).tolist()]
+
+
+def _counts(steps: Sequence[dict[str, int]]) -> NDArray[np.int64]:
+    if not steps:
+        return NO_COUNTS
+    counts = NO_COUNTS.copy()
+    counts[[each["step"] for each in steps]] = [each["count"] for each in steps]
+    return counts
 
 
 def _raise_error(code: str | None, message: str) -> None:

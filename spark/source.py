@@ -4,7 +4,6 @@ Invariant: Spark fixes which rows it reads when it plans the query. A task that 
 rows that a server writes meanwhile are left out. Load again to see more.
 """
 
-import os
 import pickle
 import time
 from collections.abc import Iterator
@@ -22,8 +21,10 @@ from delayd.reading.result import table_of
 from delayd.reading.sums import SUMS
 from delayd.reading.tables import TABLES, HourTables
 
+from .audit import tasks_of
+
 ROWS_MAX = 65_536  # About 10 MB of Arrow.
-TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
+OPTIONS = ("kind", "from", "to", "tasks")
 HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 
 
@@ -54,15 +55,25 @@ class DelaydDataSource(DataSource):
         return ", ".join(f"{name} {'string' if type_ == 'id' else type_}" for name, type_ in types.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = dict(self.options)
-        first = hour_from_name(options["from"]) if "from" in options else 0
-        last = hour_from_name(options["to"]) if "to" in options else HOURS_MAX
-        if "path" not in options:
+        self._check_names()
+        first, last = self._hour("from", 0), self._hour("to", HOURS_MAX)
+        if last < first:
+            raise BadArgument(f"from {self.options['from']} is after to {self.options['to']}: no hour lies between")
+        if "path" not in self.options:
             raise BadArgument("nothing says where the data is: end with .load(DATA)")
-        tasks = int(options.get("tasks", TASKS_A_CORE * (os.cpu_count() or 1)))
+        tasks = tasks_of(self.options.get("tasks"))
         kind = self._kind()
         reader = SumsReader if kind in SUMS else DelaydReader
-        return reader(kind, options["path"], range(first, last + 1), tasks, schema.names)
+        return reader(kind, self.options["path"], range(first, last + 1), tasks, schema.names)
+
+    def _check_names(self) -> None:
+        # Spark hands every option on, so a name that is mistyped would change nothing and say nothing.
+        unknown = sorted(set(self.options) - {*OPTIONS, "path"})
+        if unknown:
+            raise BadArgument(f"option {unknown[0]!r} is not one of {', '.join(OPTIONS)}")
+
+    def _hour(self, name: str, default: int) -> int:
+        return hour_from_name(self.options[name]) if name in self.options else default
 
     def _kind(self) -> str:
         kind = self.options.get("kind", "lifecycle")

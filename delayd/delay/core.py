@@ -576,6 +576,7 @@ class DelayCore:
             self.dispatcher.lowest_message_log_offset(),
             self._held.lowest_message_log_offset(),
             self.quotas.lowest_message_log_offset(),
+            decided_from_ms=self._owed.earliest_ms(),
         )
 
     # Calls between the parts.

@@ -20,12 +20,13 @@ from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FileKind, Segment
+from delayd.reading.decisions import NO_DECISIONS, Decisions
 from delayd.reading.directory import Directory, Role, find_undamaged
 from delayd.reading.dispatch import open_hour, read_outcomes
 from delayd.reading.groups import LogMoved, open_base, segment_bases, settle
 from delayd.reading.matching import Held, Wanted
 from delayd.reading.salvage import Salvaged, Space, group_ends, salvage
-from delayd.reading.schedule import ScheduleSnapshot, beside_path, take_snapshot, was_removed
+from delayd.reading.schedule import ScheduleSnapshot, beside_path, read_decisions, take_snapshot, was_removed
 from delayd.tags import decode_tags
 
 PIECE_BYTES = 8 << 20  # What is read and searched at a time; what it finds is in memory then, too.
@@ -87,6 +88,7 @@ class Search:
     with_rows: bool = True  # False: only counted.
     with_bodies: bool = True
     known: tuple[tuple[int, int], ...] = ()  # Ranges of sequences that were looked at before.
+    decided: Decisions = NO_DECISIONS  # Of the delay server that is searched.
 
 
 Run = Callable[[Iterator[list[Piece]], Search], Iterator[Found]]
@@ -129,6 +131,7 @@ class Finder:
             try:
                 snapshot = self._snapshot(directory, damage)
                 pieces = list(unfiled_pieces(self._disk, snapshot, damage))
+                search = replace(search, decided=read_decisions(self._disk, snapshot, damage))
             except LogMoved:
                 moved = True
                 continue
@@ -345,6 +348,12 @@ class _PieceFinder:
                 for row, place in zip(rows.tolist(), at.tolist(), strict=True):
                     if known[0][place] == sequences[row]:
                         states[row] = known[1][place]
+        # A decision counts as soon as it is durable, and its outcome may be written much later.
+        decided = self._search.decided
+        found = decided.find(sequences)
+        for row in np.flatnonzero(found >= 0).tolist():
+            if states[row] == PENDING:
+                states[row] = reason_name(int(decided.rows["reason"][found[row]]))
         return states
 
     def _outcomes(self, directory: Directory, hour: int) -> tuple[UInt64s, list[str]] | None:

@@ -21,10 +21,15 @@ def _lower_bounds() -> Int64s:
 
 LOWER_BOUNDS_MS = _lower_bounds()
 BUCKETS = len(LOWER_BOUNDS_MS)
+# What an hour without a lateness has. It is one array for all of them: 100,000 hours would take 500 MB.
+NO_COUNTS = np.zeros(BUCKETS, np.int64)
+NO_COUNTS.flags.writeable = False
 
 
 def count_ms(values_ms: Int64s) -> NDArray[np.int64]:
     """Count values by step: int64[BUCKETS]; negative values, from a clock that is behind, count as 0."""
+    if not len(values_ms):
+        return NO_COUNTS
     steps = np.searchsorted(LOWER_BOUNDS_MS, values_ms, side="right") - 1
     return np.bincount(np.maximum(steps, 0), minlength=BUCKETS).astype(np.int64)
 

@@ -142,12 +142,19 @@ class HourBooks:
         return FiledByLog(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
 
     def outcomes(self) -> OutcomeRows:
-        """The hour's outcomes, from the dispatch log."""
+        """The hour's outcomes, from the dispatch log, and behind them those that it lacks of decided rows."""
         size = self.origin.dispatch_sizes.get(self.hour, 0)
         snapshot = self.origin.snapshot
         durable = snapshot.outcome_ends.get(self.hour, 0)
         self.torn.clear()
-        return read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable, self.part)
+        found = read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable, self.part)
+        filed = snapshot.hours.get(self.hour)
+        # The dispatch log of a sealed hour has all outcomes, and its seal is compared with them.
+        return (
+            found
+            if filed is not None and filed.sealed
+            else self.tail.get().decisions.behind(self.hour, found, self.part)
+        )
 
     def realtime(self) -> TargetRows:
         """The rows of the hour that the targets hold."""

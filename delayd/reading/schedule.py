@@ -14,7 +14,7 @@ import numpy as np
 
 from delayd.batch import Batch, BatchKind, ColumnId, Int64s, parse
 from delayd.disk import Disk, open_named
-from delayd.errors import DamagedData
+from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms, hours_of
 from delayd.location import locate
 from delayd.log.checkpoint import read_checkpoint
@@ -24,6 +24,7 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows, SequenceSampler, all_expiring, rows_of_part
+from delayd.reading.decisions import NO_DECISIONS, DecisionCollector, Decisions
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
@@ -108,6 +109,7 @@ class MessageTail:
     first: int = 0
     faults: tuple[str, ...] = ()
     given_up: frozenset[str] = frozenset()  # The ids of everything that operators gave up, as far as the log is kept.
+    decisions: Decisions = NO_DECISIONS  # As far as the log is kept.
 
     def counts(self) -> dict[int, int]:
         """Rows by hour."""
@@ -176,6 +178,7 @@ def read_tail(
     start = min([snapshot.replay_offset, *segment_bases(disk, snapshot.place)[:1]])
     tail, accepted = RowCollector(), RowCollector(rows_expected=_kept_rows(snapshot, start))
     check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
+    decisions = DecisionCollector()
     # Where only some rows are wanted, the bodies of the others are not read.
     bounds = start, snapshot.replay_offset, snapshot.message_stop
     for group in read_known(disk, snapshot.place, bounds, [] if torn is None else torn, whole=hours is None):
@@ -191,6 +194,7 @@ def read_tail(
                         collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
                     sequence += batch.count
         check.take(group, sequence)
+        decisions.take(group)
     check.end()
     rows, hours = _by_hour(tail.rows())
     return MessageTail(
@@ -201,6 +205,7 @@ def read_tail(
         first=check.first,
         faults=tuple(check.faults),
         given_up=frozenset(check.given_up),
+        decisions=decisions.decisions(),
     )
 
 
@@ -225,6 +230,26 @@ def read_unfiled(disk: Disk, snapshot: ScheduleSnapshot, damage: list[DamagedDat
     except DamagedData as error:
         damage.append(error)
     return _by_hour(collector.rows())
+
+
+def read_decisions(disk: Disk, snapshot: ScheduleSnapshot, damage: list[DamagedData]) -> Decisions:
+    """Read the decisions of the message log, as far back as it is kept.
+
+    ``damage`` receives what is wrong with the log; the decisions before it are returned.
+
+    Raises:
+        LogMoved: its segments are gone: take a new snapshot.
+    """
+    start = min([snapshot.replay_offset, *segment_bases(disk, snapshot.place)[:1]])
+    bounds, collector = (start, snapshot.replay_offset, snapshot.message_stop), DecisionCollector()
+    try:
+        for group in read_known(disk, snapshot.place, bounds, [], whole=False):
+            collector.take(group)
+    except DamagedData as error:
+        damage.append(error)
+    except BatchMalformed as error:
+        damage.append(DamagedData(snapshot.place.folder, 0, error.message))
+    return collector.decisions()
 
 
 def _kept_rows(snapshot: ScheduleSnapshot, start: int) -> int:

@@ -18,6 +18,7 @@ from delayd.log.dispatch import Outcome, OutcomeRows, decode_outcomes
 from delayd.log.schedule import dispatch_path
 from delayd.log.seal import SealFacts
 from delayd.reading.columns import ScheduleRows
+from delayd.reading.decisions import NO_DECISIONS
 from delayd.reading.directory import Directory, Role, find_undamaged
 from delayd.reading.dispatch import dispatch_sizes, hours_on_disk, read_outcomes
 from delayd.reading.groups import LogMoved, file_size
@@ -26,6 +27,7 @@ from delayd.reading.schedule import (
     HourRows,
     ScheduleSnapshot,
     read_body,
+    read_decisions,
     read_hour,
     read_unfiled,
     take_snapshot,
@@ -110,6 +112,8 @@ class Schedule:
         self._sealed: frozenset[int] = frozenset()  # Hours that were sealed before the sizes were taken.
         self.tail_damage: DamagedData | None = None  # Why messages that are not filed yet are left out.
         self._unfiled: dict[int, Counted] = {}  # Hours with rows in the tail.
+        self._decisions = NO_DECISIONS
+        self._decided_hours: set[int] = set()
         self._facts: dict[int, SealFacts] | None = None  # What the seals say; None: not read yet.
         self._snapshot, self._tail = self._look()
 
@@ -153,7 +157,7 @@ class Schedule:
 
     def has_outcomes(self, hour: int) -> bool:
         """Whether anything is known to have become of messages of an hour."""
-        return hour in self._sealed or self._sizes.get(hour, 0) > 0
+        return hour in self._sealed or self._sizes.get(hour, 0) > 0 or hour in self._decided_hours
 
     def read(self, hour: int) -> Hour:
         """Read an hour.
@@ -189,6 +193,7 @@ class Schedule:
         if hour in self._sealed:
             size = file_size(self._disk, dispatch_path(self.directory.path, hour))
         outcomes = read_outcomes(self._disk, self.directory, hour, size, durable=durable)
+        outcomes = self._decisions.behind(hour, outcomes)
         rows = read_hour(self._disk, self._snapshot, self._tail, hour)
         found = _find(outcomes.sequences, rows.sequence)
         return Hour(hour, rows, outcomes, found, self._state(hour))
@@ -243,6 +248,8 @@ class Schedule:
             snapshot = take_snapshot(self._disk, self.directory, tail=False)
             damage.append(error)
         unfiled = read_unfiled(self._disk, snapshot, damage)
+        self._decisions = read_decisions(self._disk, snapshot, damage)
+        self._decided_hours = self._decisions.hours()
         self.tail_damage = damage[0] if damage else None
         return snapshot, unfiled
 

@@ -10,11 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.reading.histogram import BUCKETS, quantile_ms
-
-
-def _no_counts() -> NDArray[np.int64]:
-    return np.zeros(BUCKETS, np.int64)
+from delayd.reading.histogram import NO_COUNTS, quantile_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +45,8 @@ class HourSummary:
     tallied: int = 0  # Unproven rows that the target's tally of the hour proves: it agrees with the dispatch log.
     past_due: int = 0  # Dispatched rows that were already due when accepted.
     late_ms_max: int = 0
-    lateness: NDArray[np.int64] = field(default_factory=_no_counts, repr=False)
-    past_due_lateness: NDArray[np.int64] = field(default_factory=_no_counts, repr=False)
+    lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
+    past_due_lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
 
     @property
     def balanced(self) -> bool:
@@ -93,6 +89,14 @@ def sum_up(hours: Iterable[HourSummary]) -> HourSummary:
     sums["late_ms_max"] = max((hour.late_ms_max for hour in listed), default=0)
     return HourSummary(
         **sums,
-        lateness=np.sum([_no_counts(), *(hour.lateness for hour in listed)], axis=0),
-        past_due_lateness=np.sum([_no_counts(), *(hour.past_due_lateness for hour in listed)], axis=0),
+        lateness=_sum(hour.lateness for hour in listed),
+        past_due_lateness=_sum(hour.past_due_lateness for hour in listed),
     )
+
+
+def _sum(histograms: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    total = NO_COUNTS.copy()
+    for counts in histograms:
+        if counts is not NO_COUNTS:
+            total += counts
+    return total

@@ -16,7 +16,7 @@ import numpy as np
 
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name, hour_of_ms
 from delayd.location import ROW_BITS, locate
 from delayd.log.consume import consume_place, read_unchecked
@@ -30,12 +30,13 @@ from delayd.log.retry import decode_rows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import RowCollector, ScheduleRows
+from delayd.reading.decisions import as_outcomes
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import open_hour
 from delayd.reading.find import Finder, FoundRow, Search
 from delayd.reading.groups import LogMoved, log_size, read_groups, read_log, segment_bases
 from delayd.reading.matching import Wanted
-from delayd.reading.schedule import ScheduleSnapshot, read_hour, take_snapshot
+from delayd.reading.schedule import ScheduleSnapshot, read_decisions, read_hour, take_snapshot
 from delayd.reading.seals import NO_TAIL
 from delayd.reading.skim import Skimmed, read_known
 from delayd.retry_subject import parse_retry_subject, retry_subject
@@ -225,6 +226,8 @@ def _trace_row(disk: Disk, delay: Directory, targets: dict[int, Directory], subj
         position = offset + FILE_HEADER_BYTES
         found.steps.append(Step("filed", None, path, position, f"hour {hour_name(hour)}, row {number}"))
     outcome = _outcome(disk, delay, hour, sequence)
+    if outcome is None and _decided(disk, snapshot, found, sequence):
+        return _Row(found)
     if outcome is None:
         files = "a checkpoint that files it, and " if filed is None else ""
         found.waits_for = f"{files}its instant; `delayd status` says what a due message waits for"
@@ -286,23 +289,45 @@ def _outcome(disk: Disk, delay: Directory, hour: int, sequence: int) -> tuple[St
                     rows = decode_outcomes([batch])
                     part: np.void = rows.parts[int(rows.part_of[int(at[0])])]
                     named = int(rows.others(at[:1])[0])
-                    outcome = Outcome(int(part["outcome"]))
-                    what = "claimed" if outcome is Outcome.DISPATCHED else outcome.name.lower().replace("_", " ")
-                    detail = f"attempt {int(part['attempt'])}, batch {int(part['batch_id'])}"
-                    if outcome is Outcome.DISPATCHED:
-                        detail += f" to {int(part['target_log_id']):016x}"
-                    elif outcome is Outcome.CANCELLED:
-                        detail = ""
-                        if part["reason"] > Reason.CANCELLED:
-                            what = reason_name(int(part["reason"])).replace("_", " ")
-                            due = np.datetime64(int(part["target_appended_at_ms"]), "ms")
-                            other = f"sequence {named}, due {due}Z"
-                            detail = f"to {other}" if int(part["reason"]) in FOLLOWED else f"because of {other}"
-                    at_ms = int(part["claimed_at_ms"]) or None
-                    return Step(what, at_ms, path, segment.position(offset), detail), part, named
+                    return _ended(part, named, path, segment.position(offset)), part, named
     finally:
         segment.close()
     return None
+
+
+def _decided(disk: Disk, snapshot: ScheduleSnapshot, found: Trace, sequence: int) -> bool:
+    """Add the decision that has ended a row whose outcome is not written yet; whether there is one."""
+    damage: list[DamagedData] = []
+    decisions = read_decisions(disk, snapshot, damage)
+    (at,) = decisions.find(np.array([sequence], np.uint64)).tolist()
+    if at < 0:
+        found.unseen += [f"whether a decision has ended it: {error.message}" for error in damage]
+        return False
+    row = decisions.rows[at : at + 1]
+    hour, named = int(row["hour"][0]), int(row["other"][0])
+    part = as_outcomes(row).parts[0]
+    path, position = _place(disk, snapshot.place, int(decisions.offsets[at]))
+    found.steps.append(_ended(part, named, path, position))
+    follow = f"; trace sequence {named}, which took its place" if int(part["reason"]) in FOLLOWED else ""
+    found.unseen.append(f"its outcome: the dispatch log of hour {hour_name(hour)} does not have it yet{follow}")
+    return True
+
+
+def _ended(part: np.void, named: int, path: str, position: int) -> Step:
+    """The step that a part of outcomes tells; ``named`` is the sequence of the other row, if it names one."""
+    outcome = Outcome(int(part["outcome"]))
+    what = "claimed" if outcome is Outcome.DISPATCHED else outcome.name.lower().replace("_", " ")
+    detail = f"attempt {int(part['attempt'])}, batch {int(part['batch_id'])}"
+    if outcome is Outcome.DISPATCHED:
+        detail += f" to {int(part['target_log_id']):016x}"
+    elif outcome is Outcome.CANCELLED:
+        detail = ""
+        if part["reason"] > Reason.CANCELLED:
+            what = reason_name(int(part["reason"])).replace("_", " ")
+            due = np.datetime64(int(part["target_appended_at_ms"]), "ms")
+            other = f"sequence {named}, due {due}Z"
+            detail = f"to {other}" if int(part["reason"]) in FOLLOWED else f"because of {other}"
+    return Step(what, int(part["claimed_at_ms"]) or None, path, position, detail)
 
 
 def _at_target(disk: Disk, targets: dict[int, Directory], found: Trace, part: np.void, subject: str) -> list[_Life]:

@@ -1,5 +1,6 @@
 """An audit in Spark says what the audit without Spark says, figure by figure and finding by finding."""
 
+import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,11 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from freezegun import freeze_time
 
+from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.plan import plan_audit
 from delayd.reading.seals import SealState
+from spark.audit import audit_part
 from spark.program import audit
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 
@@ -153,6 +157,40 @@ def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", fa
         Exception, match="kind 'bodies' is not one of accepted, schedule, dispatch, message, lifecycle, consumption"
     ):
         session.read.format("delayd").option("kind", "bodies").load(faulty.root).count()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tasks": "0"}, "tasks '0' is no number of tasks"),
+        ({"tasks": "-1"}, "tasks '-1' is no number of tasks"),
+        ({"tasks": "many"}, "tasks 'many' is no number of tasks"),
+        ({"form": "2026112016"}, "option 'form' is not one of kind, from, to, tasks"),
+        ({"from": "2026-11-20"}, "'2026-11-20' is no hour"),
+        ({"from": "2026112017", "to": "2026112016"}, "from 2026112017 is after to 2026112016"),
+        ({"kind": "tally", "limit": "3"}, "option 'limit' is not one of"),
+    ],
+)
+def test_an_option_that_would_read_nothing_or_be_ignored_is_refused_by_name(
+    session: "SparkSession", faulty: Books, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(Exception, match=words):
+        session.read.format("delayd").options(**options).load(faulty.root).count()
+
+
+def test_an_audit_by_no_tasks_is_refused_by_name(faulty: Books) -> None:
+    for tasks in (0, -3):
+        with pytest.raises(BadArgument, match=f"tasks {tasks} is no number of tasks"):
+            audit(faulty.root, tasks=tasks)
+
+
+def test_an_hour_sends_the_driver_only_the_steps_of_lateness_that_it_has(faulty: Books) -> None:
+    plan, _ = plan_audit(RealDisk(), faulty.root, NOW_MS)
+    for row in (row for batch in audit_part(0, plan, 0) for row in batch.to_pylist()):
+        steps = [*row["lateness"], *row["past_due_lateness"]]
+        assert sum(each["count"] for each in steps) <= row["dispatched"]
+        assert all(each["count"] for each in steps)
+        assert len(pickle.dumps(row)) < 2_000
 
 
 def test_a_directory_without_books_is_refused(tmp_path: Path) -> None:

@@ -361,16 +361,17 @@ class SegmentRetention:
         self._covered.append((self._clock.monotonic_ms(), replay_offset))
         self._told = keep_from
 
-    def release(self, *lowest: int | None) -> None:
+    def release(self, *lowest: int | None, decided_from_ms: int | None = None) -> None:
         """Begin to remove segments below an old checkpoint and below each of ``lowest``, the offsets that rows refer
-        to.
+        to. Decisions from ``decided_from_ms`` on stay readable, because no other file tells them yet.
         """
         until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
         # The newest old checkpoint stays in the list: rows may keep its segments for longer.
         while len(self._covered) > 1 and self._covered[1][0] <= until:
             self._covered.pop(0)
         if self._covered and self._covered[0][0] <= until:
-            limit = min([self._covered[0][1], *(offset for offset in lowest if offset is not None)])
+            needed = [*lowest, None if decided_from_ms is None else self._log.older_than(decided_from_ms)]
+            limit = min([self._covered[0][1], *(offset for offset in needed if offset is not None)])
             # When a reader misses a segment, the checkpoint tells it whether retention removed it or somebody else did
             # (rule S5).
             self.keep_from = max(self.keep_from, self._log.base_below(limit))

@@ -85,12 +85,14 @@ class _Sorted:
     first: int = field(init=False)  # The lowest and the highest sequence.
     last: int = field(init=False)
     lowest_ms: int = field(init=False)
+    earliest_ms: int = field(init=False)  # When the first of these decisions was made.
 
     def __post_init__(self) -> None:
         self.sequences = self.rows["sequence"].copy()
         self.is_owed, self.owed = np.ones(len(self.rows), np.bool_), len(self.rows)
         self.first, self.last = int(self.sequences[0]), int(self.sequences[-1])
         self.lowest_ms = int(self.rows["deliver_at_ms"].min())
+        self.earliest_ms = int(self.rows["decided_at_ms"].min())
 
     def find(self, wanted: Wanted) -> tuple[Indices, Indices]:
         """Which wanted rows stand here, and where."""
@@ -199,6 +201,10 @@ class Owed:
     def lowest_ms(self) -> int | None:
         """No row is due earlier."""
         return min((part.lowest_ms for part in self._sorted), default=None)
+
+    def earliest_ms(self) -> int | None:
+        """No decision was made earlier: the message log must be kept from there on, for readers (docs/keys.md)."""
+        return min((part.earliest_ms for part in self._sorted), default=None)
 
     def _keep(self, rows: EndedRows) -> None:
         """Know rows until their outcomes are durable."""
