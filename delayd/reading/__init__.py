@@ -10,6 +10,7 @@ What there is, and how it is read
 The three logs of an hour
     schedule            the schedule side: schedule log below the checkpoint, message log above it
     dispatch            the dispatch log
+    decisions           decisions of the message log: outcomes that the dispatch log does not have yet
     realtime, target_columns   what the realtime servers hold, and the columns that it is kept in
 The audit of an hour
     plan, pieces        what to read, in which order, in which parts
