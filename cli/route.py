@@ -1,18 +1,36 @@
-"""``delayd route``: an operator's word on which realtime server has a subject."""
+"""``delayd route``: an operator's word on which realtime server has a subject.
+
+Invariant: what stays at the old server is counted and told before a subject is moved away from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
 
 import click
 
+from delayd.client.admin.groups import GroupAt, groups_at
+from delayd.errors import BadArgument, NoRealtimeServer, ServerUnavailable, SlowDown
+from delayd.net.connection import Connection
+from delayd.retry_subject import is_reserved
 from delayd.secret import Secret
+from delayd.wire.frame import Head
+from delayd.wire.meta import SUBJECTS_MAX, read_subject_page
 from delayd.wire.requests import RequestType, need_str
 
 from . import ask
+from .exits import OK, TRY_LATER
 from .offers import offer_subjects
 from .options import LogId, confirm, examples, meta_option, secret_data_option, secret_of, secret_option, yes_option
+
+TRIES_MAX = 100  # Meta stores one word at a time.
 
 
 @click.group(
     epilog=examples(
         "delayd route move orders.cancel --to c3d6a1cd20e12b0e",
+        "delayd route move --all-from c3d6a1cd20e12b0e",
     )
 )
 def route() -> None:
@@ -22,32 +40,139 @@ def route() -> None:
 @route.command(
     epilog=examples(
         "delayd route move orders.cancel --to c3d6a1cd20e12b0e --data /var/lib/delayd",
+        "delayd route move --all-from c3d6a1cd20e12b0e --yes",
     )
 )
-@click.argument("subject", shell_complete=offer_subjects)
-@click.option("--to", "log_id", type=LogId(), required=True, metavar="LOG_ID", help="The realtime server that gets it.")
+@click.argument("subject", required=False, shell_complete=offer_subjects)
+@click.option("--to", "log_id", type=LogId(), metavar="LOG_ID", help="The realtime server that gets it.")
+@click.option("--all-from", "source", type=LogId(), metavar="LOG_ID", help="Move all subjects of this realtime server.")
+@click.option("--strand", is_flag=True, help="With --all-from: also move subjects of which messages stay behind.")
 @meta_option
 @secret_option
 @secret_data_option
 @yes_option
-def move(subject: str, log_id: int, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
-    """Give a subject to another realtime server.
+def move(
+    subject: str | None,
+    log_id: int | None,
+    source: int | None,
+    strand: bool,
+    meta: str,
+    secret_file: str | None,
+    data: str,
+    yes: bool,
+) -> int:
+    """Give a subject to another realtime server, or all subjects of a server to the others.
 
     Delay servers hear of the move within a heartbeat. They use the new server as soon as no message of the subject is
     in doubt at the old one. While the old server is away, the subject's messages wait until it comes back, or until
     you run `delayd target lost`.
+
+    Messages that the old server has stay there, where consumers that start from now on do not find them: the command
+    counts them. With --all-from it leaves subjects of which messages would stay behind where they are, unless you say
+    --strand; exit code 4 says so.
     """
     secret = secret_of(secret_file, data)
+    if source is not None:
+        if subject is not None or log_id is not None:
+            raise BadArgument("--all-from moves all subjects to the other servers; name no subject and no --to")
+        confirm(f"New messages of all subjects of {source:016x} go to the other realtime servers.", yes)
+        return ask.run(lambda: _move_all(meta, secret, source, strand))
+    if subject is None or log_id is None:
+        raise BadArgument("name a subject and the server that gets it (--to), or say --all-from")
     confirm(
         f"New messages of {subject} go to {log_id:016x}: those that the old server has stay there, where consumers "
         "that start from now on do not find them; let consumers empty it first, see `delayd groups`.",
         yes,
     )
     click.echo(ask.run(lambda: _move(meta, secret, subject, log_id)))
+    return OK
 
 
 async def _move(address: str, secret: Secret, subject: str, log_id: int) -> str:
     async with ask.meta(address) as connection:
         await ask.prove(connection, secret)
-        answer = await ask.ask(connection, RequestType.MOVE_ROUTE, {"subject": subject, "to": log_id})
+        servers = await ask.known_servers(connection, "realtime")
+        told = await _say(connection, subject, log_id)
+        # Counted behind the move: whoever consumes on makes it less. Delay servers may still hand some messages over.
+        for server in servers:
+            if server.log_id != log_id and server.alive:
+                for group in await groups_at(server, subject):
+                    told += _stays(group)
+        return told
+
+
+async def _move_all(address: str, secret: Secret, source: int, strand: bool) -> int:
+    async with ask.meta(address) as connection:
+        await ask.prove(connection, secret)
+        servers = {server.log_id: server for server in await ask.known_servers(connection, "realtime")}
+        others = sorted(log_id for log_id, server in servers.items() if server.alive and log_id != source)
+        if not others:
+            raise NoRealtimeServer("no other realtime server is alive; start one")
+        routes = await _routes(connection)
+        stays = await _all_that_stays(servers.get(source), strand)
+        loads = {log_id: sum(each == log_id for _, each in routes) for log_id in others}
+        mine = [name for name, log_id in routes if log_id == source]
+        left = 0
+        for name in mine:
+            groups = [group for group in stays.get(name, ()) if _count(group)]
+            if groups and not strand:
+                left += 1
+                for group in groups:
+                    click.echo(f"{name} stays: {_count(group):,} messages for the group {group.group} are not consumed")
+                continue
+            to = min(others, key=lambda log_id: (loads[log_id], log_id))
+            loads[to] += 1
+            click.echo(await _say(connection, name, to) + "".join(_stays(group) for group in groups))
+        click.echo(f"moved {len(mine) - left} of {len(mine)} subjects")
+        if left:
+            click.echo("delayd: let consumers empty the others first, or say --strand", err=True)
+        return TRY_LATER if left else OK
+
+
+async def _all_that_stays(server: ask.Known | None, strand: bool) -> dict[str, Sequence[GroupAt]]:
+    """By subject, the groups of a server. Raises ServerUnavailable when nobody knows what it has, unless ``strand``."""
+    listed = await groups_at(server, None) if server is not None else None
+    if listed is None or listed.missing:
+        if strand:
+            return {}
+        why = listed.missing[0] if listed is not None else "meta does not know it"
+        raise ServerUnavailable(f"what lies at that server can't be counted ({why}); start it, or say --strand")
+    return {name: list(groups) for name, groups in groupby(listed, lambda group: group.subject)}
+
+
+async def _routes(connection: Connection) -> list[tuple[str, int]]:
+    """All subjects that can be moved, and the server of each."""
+    found: list[tuple[str, int]] = []
+    more = True
+    while more:
+        head: Head = {"prefix": "", "after": found[-1][0] if found else "", "limit": SUBJECTS_MAX}
+        page = read_subject_page(await ask.ask(connection, RequestType.META_SUBJECTS, head))
+        found += page.subjects
+        more = page.more and bool(page.subjects)
+    return [(name, log_id) for name, log_id in found if not is_reserved(name)]
+
+
+async def _say(connection: Connection, subject: str, log_id: int) -> str:
+    for _ in range(TRIES_MAX):
+        try:
+            answer = await ask.ask(connection, RequestType.MOVE_ROUTE, {"subject": subject, "to": log_id})
+        except SlowDown:
+            continue
         return need_str(answer, "message")
+    raise SlowDown("meta stores other decisions; say it again")
+
+
+def _count(group: GroupAt) -> int:
+    """The messages that a group has not done with."""
+    return group.waiting + group.info.outstanding + group.info.redelivering
+
+
+def _stays(group: GroupAt) -> str:
+    """A line about what stays behind for a group, if anything does."""
+    if not (count := _count(group)):
+        return ""
+    server = group.server
+    return (
+        f"\n{count:,} messages for the group {group.group} stay at {server.log_id:016x} ({server.address}); "
+        f"`delayd route move {group.subject} --to {server.log_id:016x}` lets consumers find them"
+    )
