@@ -3,12 +3,22 @@
 Invariant: the secret itself never leaves this process. Only an HMAC goes over a connection, over both sides' nonces,
 the side that speaks and the server that is dialled, so a proof fits one connection and one direction only
 (docs/protocol.md, Trust).
+
+While the secret is changed, the file has two lines, and each line is a secret: this side proves with the first one, and
+takes a proof that the other side made with either. An example, with the machines A and B and the secrets old and new:
+
+1. Both files become "old, new", one after the other: both machines prove with old, which both take.
+2. Both become "new, old": A proves with new, which B takes, whether B's file has the lines in this order yet or not.
+3. Both become "new": a machine that still has both lines proves with new as well.
+
+A file that changes is read again for the next proof, so no server needs a restart.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import stat
 from typing import NamedTuple
@@ -17,13 +27,21 @@ from delayd.errors import BadSetting, NotWritable
 
 SECRET_FILE = "cluster.secret"  # In the data directory.
 SECRET_BYTES = 32
+KEYS_MAX = 2  # The one that is valid, and the one that it takes the place of.
 NONCE_BYTES = 32
 FILE_MODE = 0o600
-FILE_BYTES_MAX = 1024  # A secret is one short line; a larger file is something else.
+FILE_BYTES_MAX = 1024  # A secret is one short line or two; a larger file is something else.
 
 # Each side proves under a label of its own, so that nobody can send a side its own proof back.
 _SERVER = b"delayd 1, the server proves: "
 _DIALLER = b"delayd 1, the dialler proves: "
+
+
+log = logging.getLogger(__name__)
+
+Seen = tuple[int, int, int, int]
+"""Device, inode, length and time of change of a file."""
+NO_FILE: Seen = (0, 0, 0, 0)
 
 
 class Exchange(NamedTuple):
@@ -37,32 +55,64 @@ class Exchange(NamedTuple):
 
 
 class Secret:
-    """The cluster's secret, as read from `path`."""
+    """The cluster's secret, as read from `path`; with `seen` the file is read again when it has changed since."""
 
-    def __init__(self, key: bytes, path: str) -> None:
+    def __init__(self, key: bytes, path: str, *others: bytes, seen: Seen | None = None) -> None:
         self.path = path
-        self._key = key
+        self._keys = (key, *others)
+        self._seen = seen
 
     def server_proof(self, exchange: Exchange) -> bytes:
         """The proof of the side that was dialled."""
-        return self._proof(_SERVER, exchange)
+        self._look()
+        return _proof(self._keys[0], _SERVER, exchange)
 
     def dialler_proof(self, exchange: Exchange) -> bytes:
         """The proof of the side that dialled."""
-        return self._proof(_DIALLER, exchange)
+        self._look()
+        return _proof(self._keys[0], _DIALLER, exchange)
 
-    def _proof(self, label: bytes, exchange: Exchange) -> bytes:
-        spoken = b"".join(
-            (
-                label,
-                exchange.dialler_nonce,
-                exchange.server_nonce,
-                exchange.log_id.to_bytes(8, "little"),
-                exchange.cluster_id.to_bytes(8, "little"),
-                exchange.role.encode(),
-            )
+    def is_server_proof(self, shown: bytes, exchange: Exchange) -> bool:
+        """Whether the side that was dialled has one of these secrets."""
+        self._look()
+        return any(same_proof(shown, _proof(key, _SERVER, exchange)) for key in self._keys)
+
+    def is_dialler_proof(self, shown: bytes, exchange: Exchange) -> bool:
+        """Whether the side that dialled has one of these secrets."""
+        self._look()
+        return any(same_proof(shown, _proof(key, _DIALLER, exchange)) for key in self._keys)
+
+    def _look(self) -> None:
+        """Read the file again if it has changed; one that can't be used leaves what is known."""
+        if self._seen is None:
+            return
+        try:
+            seen = _seen(os.stat(self.path))
+        except OSError:
+            seen = NO_FILE
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._keys = read_secret(self.path)._keys
+        except BadSetting as error:
+            log.warning("secret_unreadable path=%s reason=%r", self.path, str(error))
+        else:
+            log.info("secret_changed path=%s valid=%d", self.path, len(self._keys))
+
+
+def _proof(key: bytes, label: bytes, exchange: Exchange) -> bytes:
+    spoken = b"".join(
+        (
+            label,
+            exchange.dialler_nonce,
+            exchange.server_nonce,
+            exchange.log_id.to_bytes(8, "little"),
+            exchange.cluster_id.to_bytes(8, "little"),
+            exchange.role.encode(),
         )
-        return hmac.digest(self._key, spoken, hashlib.sha256)
+    )
+    return hmac.digest(key, spoken, hashlib.sha256)
 
 
 def same_proof(shown: bytes, expected: bytes) -> bool:
@@ -97,10 +147,10 @@ def read_secret(path: str) -> Secret:
     except OSError as error:
         raise _bad(f"{path} can't be read ({error.strerror}); be the user that the servers run as") from error
     try:
-        found = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(found):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise _bad(f"{path} is no file, but a folder, a pipe or a device; put the secret there")
-        mode = stat.S_IMODE(found)
+        mode = stat.S_IMODE(found.st_mode)
         if mode & 0o077:
             raise _bad(f"{path} has mode {mode:03o}, so others may read it; run `chmod 600 {path}`")
         text = os.read(descriptor, FILE_BYTES_MAX + 1)
@@ -109,12 +159,19 @@ def read_secret(path: str) -> Secret:
     finally:
         os.close(descriptor)
     try:
-        key = bytes.fromhex(text.decode("ascii").strip())
+        keys = [bytes.fromhex(line) for line in text.decode("ascii").split()]
     except ValueError:
-        key = b""
-    if len(key) != SECRET_BYTES:
-        raise _bad(f"{path} holds no secret, which is {2 * SECRET_BYTES} hexadecimal digits; copy it again")
-    return Secret(key, path)
+        keys = []
+    if not 1 <= len(keys) <= KEYS_MAX or any(len(key) != SECRET_BYTES for key in keys):
+        raise _bad(
+            f"{path} holds no secret, which is {2 * SECRET_BYTES} hexadecimal digits, or two of them on two lines while"
+            " it is changed; copy it again"
+        )
+    return Secret(keys[0], path, *keys[1:], seen=_seen(found))
+
+
+def _seen(found: os.stat_result) -> Seen:
+    return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def _make(data: str, path: str) -> None:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from delayd.errors import BadRequest, NotTrusted, UnknownRequest, WrongCluster
 from delayd.net.connection import Connection
-from delayd.secret import NONCE_BYTES, Exchange, Secret, same_proof
+from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_bytes, need_str, need_u64
 
@@ -117,7 +117,7 @@ class Guard:
         exchange = self._begun.pop(connection, None)
         if exchange is None:
             raise BadRequest("a proof without a challenge before it")
-        if not same_proof(need_bytes(head, "proof"), self._secret.dialler_proof(exchange)):
+        if not self._secret.is_dialler_proof(need_bytes(head, "proof"), exchange):
             raise NotTrusted(
                 f"the proof is wrong: the peer's secret is not the one of this {self._role} server; copy the file "
                 f"{os.path.basename(self._secret.path)} from the machine of the meta server"
@@ -144,7 +144,7 @@ async def prove(connection: Connection, secret: Secret, cluster_id: int, timeout
         proof = need_bytes(answer, "proof")
     except (BadRequest, UnknownRequest) as error:
         raise NotTrusted(f"{connection.peer} answers no challenge, so it is no server of this cluster") from error
-    if not same_proof(proof, secret.server_proof(exchange)):
+    if not secret.is_server_proof(proof, exchange):
         raise NotTrusted(
             f"{connection.peer} does not have this cluster's secret ({secret.path}): it is another cluster's, or its "
             "secret is to be copied from the machine of the meta server"

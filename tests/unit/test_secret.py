@@ -94,3 +94,62 @@ def test_a_proof_fits_one_exchange_one_direction_and_one_secret() -> None:
     assert same_proof(secret.server_proof(EXCHANGE), proof)
     assert not any(same_proof(other, proof) for other in others)
     assert len(set(others)) == len(others)
+
+
+OLD, NEW, STRANGE = (bytes([number]) * 32 for number in (1, 2, 3))
+
+
+def put_secrets(path: Path, *keys: bytes) -> None:
+    """Put a file in the place of another one, as an operator does."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{key.hex()}\n" for key in keys))
+    new.chmod(0o600)
+    new.replace(path)
+
+
+def test_both_of_two_secrets_are_valid_and_the_first_one_proves(tmp_path: Path) -> None:
+    path = tmp_path / SECRET_FILE
+    put_secrets(path, NEW, OLD)
+    both = read_secret(str(path))
+    assert both.server_proof(EXCHANGE) == Secret(NEW, "").server_proof(EXCHANGE)
+    assert both.dialler_proof(EXCHANGE) == Secret(NEW, "").dialler_proof(EXCHANGE)
+    for key, valid in ((OLD, True), (NEW, True), (STRANGE, False)):
+        other = Secret(key, "")
+        assert both.is_server_proof(other.server_proof(EXCHANGE), EXCHANGE) == valid
+        assert both.is_dialler_proof(other.dialler_proof(EXCHANGE), EXCHANGE) == valid
+        assert not both.is_server_proof(other.dialler_proof(EXCHANGE), EXCHANGE)
+    put_secrets(path, OLD, NEW, STRANGE)
+    with pytest.raises(BadSetting, match="holds no secret"):
+        read_secret(str(path))
+
+
+def test_a_secret_is_changed_in_three_steps_and_all_machines_trust_each_other_at_any_moment(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        put_secrets(path, OLD)
+    machines = [read_secret(str(path)) for path in paths]
+    for step in ((OLD, NEW), (NEW, OLD), (NEW,)):
+        for path in paths:
+            put_secrets(path, *step)
+            for one, other in (machines, machines[::-1]):
+                assert one.is_server_proof(other.server_proof(EXCHANGE), EXCHANGE)
+                assert one.is_dialler_proof(other.dialler_proof(EXCHANGE), EXCHANGE)
+    assert not machines[0].is_dialler_proof(Secret(OLD, "").dialler_proof(EXCHANGE), EXCHANGE)
+
+
+def test_a_secret_file_that_can_not_be_used_any_more_leaves_the_secrets_that_are_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / SECRET_FILE
+    put_secrets(path, OLD)
+    secret = read_secret(str(path))
+    path.chmod(0o644)
+    for _ in range(2):
+        assert secret.is_dialler_proof(Secret(OLD, "").dialler_proof(EXCHANGE), EXCHANGE)
+    assert caplog.text.count("secret_unreadable") == 1
+    path.unlink()
+    for _ in range(2):
+        assert secret.is_dialler_proof(Secret(OLD, "").dialler_proof(EXCHANGE), EXCHANGE)
+    assert caplog.text.count("secret_unreadable") == 2
+    put_secrets(path, NEW)
+    assert not secret.is_dialler_proof(Secret(OLD, "").dialler_proof(EXCHANGE), EXCHANGE)
