@@ -24,6 +24,7 @@ from delayd.errors import (
     DirectoryInUse,
     DiskFull,
     NotWritable,
+    Shortage,
     SyncFailed,
     read_error,
 )
@@ -276,5 +277,8 @@ def _inode_of(path: str) -> int | None:
         return None
 
 
-def _damaged(file: str, error: lmdb.Error) -> DamagedData:
+def _damaged(file: str, error: lmdb.Error) -> DataError:
+    # A limit of this process says nothing about the file.
+    if os.strerror(errno.ENOMEM) in str(error):
+        return Shortage(file, errno.ENOMEM)
     return DamagedData(file, 0, str(error))

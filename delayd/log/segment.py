@@ -518,6 +518,14 @@ def _header_checks(data: bytes) -> bool:
     return len(data) == FILE_HEADER_BYTES and crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
 
 
+def kind_of_file(data: bytes) -> int:
+    """The `FileKind` that the first bytes of a file name; 0 when they are no header."""
+    if len(data) < FILE_HEADER.size:
+        return 0
+    magic, _, kind = FILE_HEADER.unpack_from(data)[:3]
+    return int(kind) if magic == FILE_MAGIC else 0
+
+
 def read_file_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> FileHeader:
     """Check the bytes of a file header and read it; errors as of `open_segment`."""
     if len(data) < FILE_HEADER_BYTES:

@@ -13,6 +13,7 @@ ends it at once. That is safe at any moment, because everything that was acknowl
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -154,10 +155,12 @@ class Program:
 
     def _open(self, service: Service) -> None:
         """Open a service; Unreadable names the path that the system refuses, such as a folder in the place of a
-        file.
+        file, and Shortage says that a limit leaves this process too little memory.
         """
         try:
             service.open()
+        except MemoryError as error:
+            raise Shortage(self._folder or "", errno.ENOMEM) from error
         except OSError as error:
             # If the directory itself is missing nothing below it can be mended: the setting names a wrong place.
             has_place = self._folder is None or os.path.isdir(self._folder)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import lmdb
 import pytest
 
-from delayd.errors import DamagedData, DamagedValue, DirectoryInUse, NewerFormat, NotWritable, SyncFailed
+from delayd.errors import DamagedData, DamagedValue, DirectoryInUse, NewerFormat, NotWritable, Shortage, SyncFailed
 from delayd.state import LmdbState, check_stored, read_state_file
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
@@ -218,3 +219,12 @@ def test_a_file_that_goes_under_the_server_waits_for_an_operator(tmp_path: Path,
     ((_, why, command),) = state.waits()
     assert str(file) in why and "restart" in command
     state.close()
+
+
+def test_a_limit_on_memory_is_no_damage_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise lmdb.Error("state.lmdb: Cannot allocate memory")
+
+    monkeypatch.setattr(lmdb, "open", refused)
+    with pytest.raises(Shortage, match="memory"):
+        LmdbState(str(tmp_path / "state.lmdb"))

@@ -22,6 +22,7 @@ SERVING_ERRORS = {
     "bug": ZeroDivisionError("a bug"),
 }
 STARTING_ERRORS = {
+    "memory": MemoryError(),
     "bad_setting": BadSetting("port must be at most 65535"),
     "in_use": DirectoryInUse("/data", "pid 7, delay"),
 }

@@ -12,7 +12,10 @@ from pathlib import Path
 import apscheduler.schedulers.base
 import pytest
 
-from delayd.config import DelayConfig
+from delayd.config import DelayConfig, RealtimeConfig
+from delayd.disk import RealDisk
+from delayd.errors import BadSetting
+from delayd.log.segment import FileHeader, FileKind, create_segment
 from delayd.net import home
 from delayd.net.home import Home
 from delayd.net.machine import REAL_MACHINE
@@ -140,3 +143,22 @@ async def turns(count: int = 8) -> None:
     """Let a loop go round; each callback that a callback plans takes one turn more."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", [FileKind.MESSAGE, FileKind.REALTIME])
+def test_a_folder_that_was_put_in_the_place_of_another_roles_is_named(tmp_path: Path, kind: FileKind) -> None:
+    config = (DelayConfig if kind is FileKind.REALTIME else RealtimeConfig)(data=str(tmp_path))
+    path = f"{config.folder}/message/{0:020}.log"
+    disk = RealDisk()
+    disk.make_folder(f"{config.folder}/message")
+    create_segment(disk, path, FileHeader(kind, 7, 0, 0, 0)).close()
+    before = Path(path).read_bytes()
+
+    async def opened() -> None:
+        Home(config, REAL_MACHINE, (), lambda: None)
+
+    for _ in range(2):  # The lock is free for the next start.
+        with pytest.raises(BadSetting, match="put each folder back in its place") as raised:
+            asyncio.run(opened())
+        assert ("realtime" if kind is FileKind.REALTIME else "delay") in raised.value.message
+    assert Path(path).read_bytes() == before

@@ -111,6 +111,7 @@ def test_it_serves_on_when_its_stdin_closes_if_it_was_not_told_to() -> None:
     [
         ("bad_setting", 2, "code=bad_setting"),
         ("in_use", 2, "is in use by pid 7, delay"),
+        ("memory", 1, "code=shortage"),
     ],
 )
 def test_what_can_not_start_says_why_prints_no_ready_line_and_exits_by_who_must_act(
