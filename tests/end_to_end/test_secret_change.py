@@ -6,9 +6,8 @@ from pathlib import Path
 
 from delayd.secret import SECRET_FILE
 from tests.end_to_end.cluster import cluster, command
-from tests.trust import KEY
+from tests.trust import KEY, put_secrets
 from tests.unit.cli.runner import run
-from tests.unit.test_secret import put_secrets
 
 NEW = bytes(range(32, 64))
 

@@ -8,6 +8,7 @@ import pytest
 
 from delayd.errors import BadSetting, NotWritable
 from delayd.secret import NONCE_BYTES, SECRET_FILE, Exchange, Secret, open_secret, read_secret, same_proof
+from tests.trust import put_secrets
 
 EXCHANGE = Exchange(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES, "meta", 7, 9)
 
@@ -97,14 +98,6 @@ def test_a_proof_fits_one_exchange_one_direction_and_one_secret() -> None:
 
 
 OLD, NEW, STRANGE = (bytes([number]) * 32 for number in (1, 2, 3))
-
-
-def put_secrets(path: Path, *keys: bytes) -> None:
-    """Put a file in the place of another one, as an operator does."""
-    new = path.with_suffix(".new")
-    new.write_text("".join(f"{key.hex()}\n" for key in keys))
-    new.chmod(0o600)
-    new.replace(path)
 
 
 def test_both_of_two_secrets_are_valid_and_the_first_one_proves(tmp_path: Path) -> None:
