@@ -160,7 +160,8 @@ KIND_COLUMNS: dict[BatchKind, KindColumns] = {
 }
 # An ASKED batch that names its rows by their keys, and not by their receipts.
 ASKED_BY_KEY = KindColumns(
-    frozenset({ColumnId.KEY_END}), frozenset({ColumnId.KEY_END, ColumnId.SUBJECT, ColumnId.WANTED_AT_MS})
+    frozenset({ColumnId.KEY_END}),
+    frozenset({ColumnId.KEY_END, ColumnId.SUBJECT, ColumnId.WANTED_AT_MS, ColumnId.ORIGIN_SEQUENCE}),
 )
 
 

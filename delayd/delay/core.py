@@ -57,6 +57,7 @@ from delayd.delay.stopping import Stopping
 from delayd.delay.table import message_rows
 from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.delay.timers.hours import Hours
+from delayd.delay.timers.ledger import Ledger
 from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
@@ -149,14 +150,17 @@ class DelayCore:
             lambda hour, error: self._mending.dispatch_damaged(hour, error),
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
-        files = (found.decided, found.quarantined, found.hours, found.pending)
+        filed = FiledHours(found.hours, found.beside)
+        files = (found.decided, found.quarantined, filed, found.pending)
+        earlier = EarlierOutcomes(*files, lambda sequences: self.dispatcher.settle(sequences))
         self._hours = Hours(
             found.hours,
             found.beside,
             found.pending,
             found.wheel,
             found.subjects,
-            EarlierOutcomes(*files, lambda sequences: self.dispatcher.settle(sequences)),
+            earlier,
+            Ledger(earlier),
             set(found.quarantined),
         )
         self._wheel = found.wheel
@@ -197,12 +201,13 @@ class DelayCore:
                 found.targets_lost.keys(),
                 EarlierLives(found.next_sequence, _earlier_until_ms(clock, found.appended_at_ms)),
             ),
-            Routing(lambda target: Link(target, link_terms), self.intake.control, around.ask_routes),
+            Routing(
+                self._hours.ledger, lambda target: Link(target, link_terms), self.intake.control, around.ask_routes
+            ),
         )
         self.moves = RouteMoves(state, self.dispatcher, threads.worker)
         books = TargetBooks(words, ends, refusers)
         self.targets = Targets(site, books, self.dispatcher, self._outcomes, self.quarantine, self.intake)
-        filed = FiledHours(found.hours, found.beside)
         self._keys = _open_keys(site, found, around.random_id)
         self._checkpointer = Checkpointer(
             keeping,
@@ -246,7 +251,7 @@ class DelayCore:
             site,
             QuotaBooks(
                 log=found.log,
-                filed=FiledHours(found.hours, found.beside),
+                filed=filed,
                 outcomes=self._outcomes,
                 checkpointer=self._checkpointer,
                 intake=self.intake,
@@ -263,10 +268,12 @@ class DelayCore:
                 fence=self.fence,
                 intake=self.intake,
                 hours=self._hours,
+                filed=filed,
                 dispatcher=self.dispatcher,
                 sources=self._sources,
                 keys=self._keys,
                 owed=self._owed,
+                producers=self.producers,
             ),
             Holders(
                 hours=self._hours,
@@ -369,9 +376,13 @@ class DelayCore:
         )
 
     def ask_targets_first(self) -> None:
-        """Serve nobody until each target has answered: this directory was moved, restored or copied (rule H8)."""
+        """Serve nobody until each target has answered: this directory was moved, restored or copied (rule H8).
+
+        It may be older than what it served last, so the sequences that it may have given since are left out (rule I5).
+        """
         for link in self.dispatcher.links.values():
             link.ask_first()
+        self.intake.jump(_nobody_waits)
 
     # Requests.
 
@@ -499,6 +510,7 @@ class DelayCore:
         self.dispatcher.step()
         self.targets.wake()
         self._outcomes.wake()
+        self.endings.keyed_sends.wake()
         if self._checkpointer.collecting is not None:
             self._checkpointer.step()
         self._begin_checkpoint()
@@ -528,6 +540,9 @@ class DelayCore:
             wake_ms = dispatcher_ms
         if outcomes_ms is not None and outcomes_ms < wake_ms:
             wake_ms = outcomes_ms
+        keyed_ms = self.endings.keyed_sends.next_wake_ms()
+        if keyed_ms is not None and keyed_ms < wake_ms:
+            wake_ms = keyed_ms
         # No checkpoint begins while an hour is loaded, even if one is due.
         if not self._holds_up_checkpoints or self._checkpointer.collecting is not None:
             checkpoint_ms = self._checkpointer.next_wake_ms()
@@ -663,18 +678,22 @@ class DelayCore:
         if last_hour < this_hour and self.intake.idle and self._clock.confirmed:
             self.intake.tick()
         self._loading.drop_empty(last_hour)
-        self.dispatcher.claimed.forget_but(self._wheel.hours())
-        earlier = self._hours.earlier
-        if earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
-            # No answer about an earlier epoch can come any more. Only hours that are still to be loaded need these
-            # outcomes.
-            earlier.forget(self._loaded_until)
+        self._forget_ended()
         if not self._stopping.begun:
             # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are
             # due before (P5).
             filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
             passed = hour_of_ms(min(self.intake.appended_at_ms, self.intake.filed_from_ms))
             self._loading.step(filing_ms, passed, self._put_off)
+
+    def _forget_ended(self) -> None:
+        """Forget which rows have ended, of hours of which nothing is delivered any more."""
+        set_aside = {*self._hours.withheld, *self._loading.next_hours}
+        if self._mending.running is not None:
+            set_aside.add(self._mending.running)
+        links = self.dispatcher.links.values()
+        answers_may_come = not all(link.sender.window.earlier_settled for link in links)
+        self._hours.ledger.forget(self._loaded_until, self._wheel.hours(), set_aside, answers_may_come=answers_may_come)
 
     def _put_off(self) -> set[int]:
         """Hours to load later: those being mended, and those of which the commit under way has claimed rows."""
@@ -756,6 +775,10 @@ def _earlier_until_ms(clock: Clock, appended_at_ms: int) -> int:
         # They append when an hour has passed, also when they have nothing to do.
         until_ms = hour_start_ms(hour_of_ms(appended_at_ms) + 1)
     return max(clock.now_ms(), appended_at_ms, until_ms)
+
+
+def _nobody_waits() -> None:
+    """Requests are refused until meta has taken this directory; the next commit is behind the jump in any case."""
 
 
 def _open_keys(site: Site, found: Recovered, random_seed: Callable[[], int]) -> KeyIndex:

@@ -37,7 +37,7 @@ from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
-from delayd.log.schedule import Skipped
+from delayd.log.schedule import RESTORED_STEP, Skipped
 from delayd.reserved import check_again, check_drained, check_own
 from delayd.site import Site
 from delayd.validate import check_batch, check_headers, rows_detail
@@ -219,7 +219,7 @@ class FoundLog:
     log: Log
     next_sequence: int
     appended_at_ms: int  # When the last durable group was appended; it never decreases (rule P5).
-    skipped: tuple[Skipped, ...]  # Sequences that an operator's decision has left unused, once that is durable.
+    skipped: tuple[Skipped, ...]  # Sequences that were left unused because the directory was restored, durably.
 
 
 class Intake:
@@ -261,6 +261,8 @@ class Intake:
         self._controls: list[Control] = []
         self._tick = False
         self._skip = 0  # The next commit leaves this many sequences unused.
+        self._jumped = False  # Whether this life has left sequences unused, durably.
+        self._jumps: list[Callable[[], None]] = []  # Who waits for that.
         # After an operator set the log's time back: the next group may be stamped with this instant, though the log is
         # ahead.
         self._set_back_ms: int | None = None
@@ -365,11 +367,25 @@ class Intake:
         self._set_back_ms = to_ms
         self._commit()
 
-    def skip(self, sequences: int, on_durable: Callable[[], None]) -> None:
-        """Leave sequences unused, by an operator's decision; a control record says so, for the books (rule S5)."""
-        self._controls.insert(0, Control(encode_known([SkippedSequences(sequences)]), on_durable))
-        self._skip += sequences
+    def jump(self, on_durable: Callable[[], None]) -> None:
+        """Leave RESTORED_STEP sequences unused, once in a life: this directory was restored, or may have been, and the
+        sequences that the lost files gave are not given twice (rule I5). A control record says so, for the books (rule
+        S5).
+        """
+        if self._jumped:
+            on_durable()
+            return
+        if not self._jumps:
+            self._controls.insert(0, Control(encode_known([SkippedSequences(RESTORED_STEP)]), self._has_jumped))
+            self._skip += RESTORED_STEP
+        self._jumps.append(on_durable)
         self._commit()
+
+    def _has_jumped(self) -> None:
+        self._jumped = True
+        waiting, self._jumps = self._jumps, []
+        for on_durable in waiting:
+            on_durable()
 
     def note_reserve(self, *, behind: bool, subjects_full: bool) -> None:
         """Take what durable groups and checkpoints have made of replay lag and of the subjects in memory."""

@@ -29,7 +29,7 @@ import msgpack
 
 from delayd.batch import MOVED_PRODUCER_ID, Batch, ColumnId
 from delayd.errors import BatchMalformed, BatchNumberReused, DelaydError, ProducerLost, SlowDown
-from delayd.log.ended import ENDED_BYTES
+from delayd.log.ended import ENDED_BYTES, decode_ended
 
 PIECE_PRODUCERS = 1_000  # One turn of the loop looks at this many producers; each takes some microseconds.
 PREFIX = b"producer/"
@@ -240,6 +240,46 @@ class Producers:
         producer.used_ms = self._now_ms
         self._changed.add(producer_id)
         self._end((producer_id, number), accepted)
+
+    def check_room(self) -> None:
+        """Raise SlowDown when no further try can be remembered."""
+        if self.is_full:
+            self._forget_idle(0)
+        if self.is_full:
+            raise SlowDown("this server remembers as many tries as it can; ask later", retry_after_ms=FULL_RETRY_MS)
+
+    def tried(self, asker: int, number: int, low_water: int, ended: bytes) -> None:
+        """Record that a try has ended a row, durably; ``ended`` is the row as `delayd.log.ended` has it.
+
+        An asker counts like a producer, and its tries like batches of one row. Of an asker that asks for more rows at
+        once than are remembered, the first ones are forgotten.
+        """
+        producer = self._producers.pop(asker, None)
+        if producer is None:
+            producer = Producer()
+            self.held_bytes += PRODUCER_BYTES
+            self._forgotten.discard(asker)
+        self._producers[asker] = producer
+        if low_water > producer.low_water:
+            self._forget_below(producer, low_water)
+        if len(producer.accepted) >= NUMBERS_MAX:
+            self.held_bytes -= NUMBER_BYTES - _NUMBER.size + len(producer.accepted.pop(next(iter(producer.accepted))))
+        if number not in producer.accepted:
+            self.held_bytes += NUMBER_BYTES + len(ended)
+        (row,) = decode_ended(ended)
+        producer.seen_at_ms = int(row["decided_at_ms"])
+        producer.accepted[number] = _pack(number, AcceptedBatch(0, 1, producer.seen_at_ms, 0, 0, ended))
+        producer.used_ms = self._monotonic_ms()
+        self._changed.add(asker)
+
+    def knows(self, producer_id: int) -> bool:
+        """Whether anything of a producer or an asker is remembered."""
+        return producer_id in self._producers
+
+    def row_of_try(self, asker: int, number: int) -> bytes:
+        """The row that a try has ended; empty when it has ended none that is known."""
+        found = self.find(asker, number)
+        return b"" if found is None else found.decided
 
     def refuse(self, batch: Batch, error: DelaydError) -> None:
         """Forget a batch that was refused, and call its waiters."""

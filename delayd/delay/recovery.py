@@ -36,9 +36,18 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms
 from delayd.identity import Identity
-from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, decode_known
+from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, Tried, decode_known
 from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.log.ended import NO_ENDED, TOOK_NO_KEY, EndedRows, decided_about, decode_ended
+from delayd.log.ended import (
+    NO_ENDED,
+    NO_TRIED,
+    TOOK_NO_KEY,
+    EndedRows,
+    decided_about,
+    decode_ended,
+    decode_tried,
+    tried_rows,
+)
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.key_run import KnownRuns
 from delayd.log.log import Log, LogPlace, open_needed_log
@@ -350,7 +359,7 @@ class _Replay:
         self.keyed.append(rows.kept(~among(rows.sequences, without)))
 
     def _take_records(self, group: CommitGroup) -> None:
-        header = group.header
+        header, ended, tried = group.header, [NO_ENDED], [NO_TRIED]
         for record in _records(group):
             match record:
                 case TargetNote(subject, log_id):
@@ -362,7 +371,12 @@ class _Replay:
                     self.reach_ms = max(self.reach_ms, from_ms)
                     self.appended_at_ms = header.appended_at_ms
                 case Ended(rows):
-                    self.ended.append(decode_ended(rows))
+                    ended.append(decode_ended(rows))
+                case Tried(rows):
+                    tried.append(decode_tried(rows))
+        self.ended += ended[1:]
+        for each in tried_rows(np.concatenate(ended), np.concatenate(tried)):
+            self._producers.tried(*each)
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:

@@ -18,7 +18,7 @@ from delayd.log.ended import ENDED_BYTES
 from delayd.log.quota import Limits
 from delayd.validate import check_subject, refused_rows
 from delayd.wire.drain import DrainProgress, read_drain_order
-from delayd.wire.ending import AnswerRows, read_asked, read_asked_keys, read_moves, wanted_of_keys
+from delayd.wire.ending import AnswerRows, read_asked, read_asked_keys, read_moves, read_tries, wanted_of_keys
 from delayd.wire.finding import Piece, read_window
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
@@ -303,13 +303,17 @@ class Requests:
         names = read_asked_keys(frame.body)
         if names is not None:
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
-            self._core.endings.ask_by_key(_WISHES[RequestType(frame.type)], names, answered, wanted_at_ms)
+            wish, tries = _WISHES[RequestType(frame.type)], read_tries(frame.head, names)
+            self._core.endings.ask_by_key(wish, names, answered, wanted_at_ms, tries)
             return
+        subject = need_str(frame.head, "subject").encode() if "subject" in frame.head else b""
+        if subject:
+            check_subject(subject)
         if frame.type == RequestType.RESCHEDULE:
-            self._core.endings.reschedule(*read_moves(frame.body), answered)
+            self._core.endings.reschedule(*read_moves(frame.body), answered, subject)
             return
         ask = self._core.endings.cancel if frame.type == RequestType.CANCEL else self._core.endings.get
-        ask(read_asked(frame.body), answered)
+        ask(read_asked(frame.body), answered, subject)
 
     def _find(self, peer: Peer, frame: Frame) -> None:
         """List pending messages, a piece at a time."""

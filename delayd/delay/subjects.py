@@ -65,6 +65,10 @@ class Subjects:
         """The numbers of several names: u32[n]."""
         return np.fromiter(map(self.number, names), np.uint32, len(names))
 
+    def find(self, name: bytes) -> int | None:
+        """The number of a name, if it is remembered."""
+        return self._numbers.get(name)
+
     def has(self, name: bytes) -> bool:
         """Whether a name is remembered."""
         return name in self._numbers

@@ -27,7 +27,7 @@ class TargetNote(NamedTuple):
 
 
 class SkippedSequences(NamedTuple):
-    """An operator's decision left this many sequences before this group's first one unused (rule S5)."""
+    """A server that was restored, or may have been, left so many sequences before this group unused (rule S5)."""
 
     sequences: int
 
@@ -135,9 +135,16 @@ class Ended(NamedTuple):
     rows: bytes
 
 
+class Tried(NamedTuple):
+    """Requests by key have ended these rows of the same batch of records, under these numbers (`delayd.log.ended`)."""
+
+    rows: bytes
+
+
 Known = (
     TargetNote
     | Ended
+    | Tried
     | SkippedSequences
     | LogTime
     | OperatorWord
@@ -171,6 +178,7 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "retry": RetryDecided,
     "retried": RetryAccepted,
     "ended": Ended,
+    "tried": Tried,
 }
 _TYPES = {made: name for name, made in _CLASSES.items()}
 _FIELDS: dict[type[Known], tuple[type, ...]] = {
@@ -190,6 +198,7 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     RetryDecided: (int, int, int, int, int, bytes),
     RetryAccepted: (int, int, int),
     Ended: (bytes,),
+    Tried: (bytes,),
 }
 
 

@@ -4,10 +4,14 @@
 Invariant: each row stands once, by rising sequence.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch import Int64s
 from delayd.errors import BatchMalformed
+from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from delayd.log.dispatch import Reason
 
 ENDED = np.dtype(
@@ -22,18 +26,45 @@ ENDED = np.dtype(
         ("decided_at_ms", "<i8"),
         ("hour", "<u4"),  # Filing hour.
         ("reason", "u1"),
-        ("zero", "u1"),
-        ("place", "<u2"),  # Of a DRAINED row: which row of that batch it is. Else 0.
+        # Of a row that met another: how many hours after the hour of ``other_at_ms`` that one is filed, because it was
+        # due already when it was accepted: the lowest 8 bits here, 16 more in ``place``. 0 for all other rows.
+        ("late", "u1"),
+        ("place", "<u2"),  # Of a DRAINED row: which row of that batch it is. Else 0, but for rows that met another.
     ]
 )
 ENDED_BYTES = 48
 assert ENDED.itemsize == ENDED_BYTES, "the columns of an ended row leave no gap"
 
+# A row that a request by key has ended, and the number of that try.
+TRIED = np.dtype([("asker", "<u8"), ("number", "<u8"), ("low_water", "<u8"), ("sequence", "<u8")])
+TRIED_BYTES = 32
+
+TriedRows = NDArray[np.void]  # Its dtype is TRIED.
+NO_TRIED: TriedRows = np.zeros(0, TRIED)
+
 EndedRows = NDArray[np.void]  # Its dtype is ENDED.
 NO_ENDED: EndedRows = np.zeros(0, ENDED)
 # Rows with a key that ended for one of these reasons never took it.
 TOOK_NO_KEY = (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT)
+LATE_HOURS_MAX = (1 << 24) - 1  # 1,900 years; no instant before 2001 is accepted.
 _REASONS = np.array(sorted(Reason), np.uint8)
+
+
+def note_hours_of_others(rows: EndedRows, hours: NDArray[np.uint32]) -> None:
+    """Write the filing hour of the row that each of some new rows met."""
+    late = hours.astype(np.int64) - rows["other_at_ms"] // HOUR_MS
+    late = np.clip(late, 0, LATE_HOURS_MAX)
+    rows["late"], rows["place"] = late & 0xFF, late >> 8
+
+
+def others_filed_at_ms(rows: EndedRows) -> Int64s:
+    """An instant in the filing hour of the row that each of some new rows met: with it and its due instant, the row
+    can be asked about.
+    """
+    late = np.where(np.isin(rows["reason"], TOOK_NO_KEY), rows["late"] + (rows["place"].astype(np.int64) << 8), 0)
+    begins = (rows["other_at_ms"] // HOUR_MS + late) * HOUR_MS
+    filed: Int64s = np.minimum(np.where(late > 0, begins, rows["other_at_ms"]), INSTANT_MS_MAX)
+    return filed
 
 
 def decided_about(ended: EndedRows, base_sequence: int, count: int) -> EndedRows:
@@ -58,10 +89,34 @@ def decode_ended(data: bytes) -> EndedRows:
     sequences = rows["sequence"]
     if not bool((sequences[1:] > sequences[:-1]).all()):
         raise BatchMalformed("ended rows do not rise in sequence")
-    if not bool(np.isin(rows["reason"], _REASONS).all()) or rows["zero"].any() or _has_stray_place(rows):
-        raise BatchMalformed("an ended row has an unknown reason")
+    if not bool(np.isin(rows["reason"], _REASONS).all()) or _has_strays(rows):
+        raise BatchMalformed("an ended row has an unknown reason, or says what a row with its reason can't say")
     return rows
 
 
-def _has_stray_place(rows: EndedRows) -> bool:
-    return bool((rows["place"][rows["reason"] != Reason.DRAINED] != 0).any())
+def _has_strays(rows: EndedRows) -> bool:
+    """Whether a row says what only rows that met others, or only drained ones, may say."""
+    met = np.isin(rows["reason"], TOOK_NO_KEY)
+    places = rows["place"].compress(~met & (rows["reason"] != Reason.DRAINED))
+    return bool(rows["late"].compress(~met).any() or places.any())
+
+
+def decode_tried(data: bytes) -> TriedRows:
+    """Read the rows of a record `tried`: a view of its bytes.
+
+    Raises:
+        BatchMalformed: they are not such rows.
+    """
+    if len(data) % TRIED_BYTES:
+        raise BatchMalformed(f"{len(data)} bytes are not made of tries")
+    return np.frombuffer(data, TRIED)
+
+
+def tried_rows(ended: EndedRows, tried: TriedRows) -> Iterator[tuple[int, int, int, bytes]]:
+    """For each try its asker, number and low-water mark, and the row that it ended, as `ENDED` has it; ``ended`` rise
+    in sequence.
+    """
+    at = np.searchsorted(ended["sequence"], tried["sequence"])
+    for (asker, number, low_water, sequence), place in zip(tried.tolist(), at.tolist(), strict=True):
+        if place < len(ended) and int(ended["sequence"][place]) == sequence:
+            yield asker, number, low_water, ended[place].tobytes()

@@ -295,6 +295,26 @@ def test_a_key_that_is_taken_keeps_or_is_replaced(
         assert [message.body for message in _take(consumer, 2)] == [comes, b"end"]
 
 
+def test_a_receipt_of_another_subject_is_refused_and_its_message_stays(delayd_address: str, subject: str) -> None:
+    other = f"{subject}.other"
+    with delayd.Producer(delayd_address) as producer:
+        receipt = producer.send(subject, b"x", delay=LATER)
+        batch = producer.send_batch(subject, [b"y", b"z"], delay=LATER)
+        known = delayd.Receipt.of_token(receipt.token)
+        for ask in (
+            lambda: producer.cancel(other, receipt=receipt),
+            lambda: producer.get(other, receipt=known),
+            lambda: producer.reschedule(other, receipt=known, delay=SOON),
+            lambda: producer.cancel_batch(other, receipt=batch),
+            lambda: producer.get_batch(other, receipt=batch),
+            lambda: producer.reschedule_batch(other, receipt=batch, delay=SOON),
+        ):
+            with pytest.raises(errors.BadArgument, match="another subject"):
+                ask()
+        assert producer.get(subject, receipt=receipt).deliver_at_ms == receipt.deliver_at_ms
+        assert set(producer.cancel_batch(subject, receipt=batch).tolist()) == {delayd.CancelAnswer.CANCELLED}
+
+
 @pytest.mark.parametrize("which", [{}, {"receipt": "none"}, {"key": 7}])
 def test_who_names_no_message_is_refused(delayd_address: str, subject: str, which: dict[str, Any]) -> None:
     with delayd.Producer(delayd_address) as producer:
@@ -714,6 +734,31 @@ def test_a_worker_gives_back_what_fails_and_rejects_what_is_over(delayd_address:
         (b"reject", 1),
         *((b"retry", attempt) for attempt in (1, 2)),
     ]
+
+
+@pytest.mark.parametrize("conflict", ["reject", "keep", "replace"])
+def test_a_handler_arms_its_next_run_under_the_key_of_its_message(
+    delayd_address: str, subject: str, conflict: Any
+) -> None:
+    runs: list[tuple[int, int]] = []
+    kept: list[bool] = []
+    worker = delayd.Worker(delayd_address)
+    with delayd.Producer(delayd_address) as producer:
+
+        @worker.on(subject, group="g", backoff=QUICK, max_attempts=3, decode="json")
+        def run(number: int, message: delayd.Message) -> None:
+            runs.append((number, message.attempt))
+            if number == 4 and message.attempt == 1:
+                raise delayd.Retry(after=SOON)
+            if number < 8:
+                next_one = json.dumps(number + 1).encode()
+                kept.append(producer.send(subject, next_one, delay=SOON, key="job", on_conflict=conflict).kept)
+
+        with _working(worker):
+            producer.send(subject, b"1", delay=SOON, key="job")
+            _until(lambda: bool(runs) and runs[-1][0] == 8, "eight runs are made")
+    assert runs == [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (5, 1), (6, 1), (7, 1), (8, 1)]
+    assert kept == [False] * 7
 
 
 __all__ += [name for name in dir() if name.startswith("test_")]

@@ -15,6 +15,8 @@ from delayd.encode import encode, lay_out, one_subject_table
 from delayd.errors import BadKey, BadRequest, BatchMalformed
 from delayd.hours import INSTANT_MS_MAX
 from delayd.validate import check_batch
+from delayd.wire.frame import Head
+from delayd.wire.requests import need_u64
 
 ANSWER = np.dtype(
     [
@@ -95,10 +97,12 @@ class AskedKeys(NamedTuple):
 
     subject: bytes
     keys: Sequence[bytes]
+    numbers: Sequence[int] = ()  # Of each row's try, the same each time that it is asked (rule I1); or none.
 
     def take(self, rows: Sequence[int]) -> "AskedKeys":
         """Some of the rows, in this order."""
-        return AskedKeys(self.subject, [self.keys[row] for row in rows])
+        numbers = [self.numbers[row] for row in rows] if self.numbers else ()
+        return AskedKeys(self.subject, [self.keys[row] for row in rows], numbers)
 
 
 def encode_asked_keys(asked: AskedKeys, wanted_at_ms: Int64s | None = None) -> bytes:
@@ -106,6 +110,8 @@ def encode_asked_keys(asked: AskedKeys, wanted_at_ms: Int64s | None = None) -> b
     table = one_subject_table(asked.subject)
     ends, keys = lay_out(asked.keys, len(table))
     columns: list[tuple[ColumnId, Columns]] = [(ColumnId.KEY_END, ends)]
+    if asked.numbers:
+        columns.append((ColumnId.ORIGIN_SEQUENCE, np.array(asked.numbers, np.uint64)))
     if wanted_at_ms is not None:
         columns.append((ColumnId.WANTED_AT_MS, wanted_at_ms))
     return encode(BatchKind.ASKED, None, len(asked.keys), columns, [table, keys], 1)
@@ -126,6 +132,35 @@ def read_asked_keys(body: Buffer) -> Batch | None:
     if len(batch.keyed_rows()) < batch.count:
         raise BadKey("a row of a request by key has none")
     return batch
+
+
+class Tries(NamedTuple):
+    """The numbers under which a caller asks for a change of rows by their keys (docs/keys.md, Tries)."""
+
+    asker: int
+    low_water: int  # The caller asks under no lower number again.
+    numbers: NDArray[np.uint64]  # For each row of the request.
+
+    def take(self, rows: NDArray[np.intp]) -> "Tries":
+        """Those of some rows."""
+        return self._replace(numbers=self.numbers.take(rows))
+
+
+def read_tries(head: Head, names: Batch) -> Tries | None:
+    """The numbers of a request by key; None when it has none.
+
+    Raises:
+        BadRequest: it names an asker and no numbers, or the other way round.
+    """
+    numbered = ColumnId.ORIGIN_SEQUENCE in names.offsets
+    if ("asker" in head) != numbered:
+        raise BadRequest("the numbers of tries and their asker come together", field="asker")
+    if not numbered:
+        return None
+    asker, low_water = need_u64(head, "asker"), need_u64(head, "low_water")
+    if not asker:
+        raise BadRequest("asker 0 is the server itself", field="asker")
+    return Tries(asker, low_water, names.uint64s(ColumnId.ORIGIN_SEQUENCE))
 
 
 def wanted_of_keys(names: Batch, *, moves: bool) -> Int64s | None:

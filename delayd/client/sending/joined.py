@@ -18,9 +18,12 @@ from delayd.wire.requests import RequestType
 
 JOINED_MAX = 4_096  # Questions in one request.
 
-Kind = tuple[RequestType, int, bytes]  # What is asked, of which server, about which subject's keys.
+# What is asked, of which server, about messages of which subject, and that again where receipts name the messages.
+Kind = tuple[RequestType, int, bytes, bytes]
 Row = tuple[int, int, int]  # The fields of `Asked`.
-Ask = Callable[[RequestType, int, Asked | AskedKeys, float], Awaitable[AnswerRows]]
+
+# Takes a request, a server, its rows and a deadline, and where receipts name the messages their subject.
+Ask = Callable[..., Awaitable[AnswerRows]]
 
 
 class _Question(NamedTuple):
@@ -41,9 +44,11 @@ class Joined:
         self._waiting: dict[Kind, list[_Question]] = {}
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: RequestType, log_id: int, asked: Row | AskedKeys, deadline: float) -> AnswerRows:
-        """Ask about one message."""
-        kind = (request, log_id, asked.subject if isinstance(asked, AskedKeys) else b"")
+    async def ask(
+        self, request: RequestType, log_id: int, asked: Row | AskedKeys, deadline: float, subject: bytes = b""
+    ) -> AnswerRows:
+        """Ask about one message; ``subject`` is that of a receipt."""
+        kind = (request, log_id, asked.subject if isinstance(asked, AskedKeys) else subject, subject)
         question = _Question(asked, deadline, self._loop.create_future())
         waiting = self._waiting.get(kind)
         if waiting is None:
@@ -54,7 +59,7 @@ class Joined:
         answer = await question.answer
         if answer is None:
             async with self._room(log_id):
-                return await self._ask(request, log_id, _join([asked]), deadline)
+                return await self._ask(request, log_id, _join([asked]), deadline, *_given(subject))
         return answer
 
     def _serve(self, kind: Kind) -> None:
@@ -64,7 +69,7 @@ class Joined:
         serving.add_done_callback(self._serving.discard)
 
     async def _ask_together(self, kind: Kind) -> None:
-        request, log_id, _ = kind
+        request, log_id, _, subject = kind
         questions: list[_Question] = []
         try:
             async with self._room(log_id):
@@ -77,7 +82,8 @@ class Joined:
                 if not questions:
                     return
                 together = _join([question.asked for question in questions])
-                rows = await self._ask(request, log_id, together, max(question.deadline for question in questions))
+                deadline = max(question.deadline for question in questions)
+                rows = await self._ask(request, log_id, together, deadline, *_given(subject))
         except BaseException as error:
             # Of several questions each is asked alone now, and hears its own error.
             spoiled = len(questions) > 1 and isinstance(error, DelaydError)
@@ -98,10 +104,16 @@ class Joined:
                     question.answer.set_result(rows[number : number + 1])
 
 
+def _given(subject: bytes) -> tuple[bytes, ...]:
+    return (subject,) if subject else ()
+
+
 def _join(asked: Sequence[Row | AskedKeys]) -> Asked | AskedKeys:
     """Make one question of those of one kind."""
     first = asked[0]
     if isinstance(first, AskedKeys):
-        return AskedKeys(first.subject, [key for each in asked if isinstance(each, AskedKeys) for key in each.keys])
+        named = [each for each in asked if isinstance(each, AskedKeys)]
+        keys = [key for each in named for key in each.keys]
+        return AskedKeys(first.subject, keys, [number for each in named for number in each.numbers])
     sequences, due_ms, accepted_ms = zip(*asked, strict=True)
     return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))

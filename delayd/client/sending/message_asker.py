@@ -7,6 +7,7 @@ same effect however often it is asked.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -23,7 +24,7 @@ from delayd.client.sending.groups import Groups
 from delayd.client.sending.joined import Joined, Row
 from delayd.client.sending.key_owners import OWNER_LOST, KeyOwners
 from delayd.client.sending.labels import Key, check_key, check_keys
-from delayd.client.sending.receipt import BatchReceipt, Receipt, ReceiptColumns
+from delayd.client.sending.receipt import BatchReceipt, Receipt, ReceiptColumns, SendVerdict
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -125,6 +126,7 @@ class AskedRows(NamedTuple):
     log_ids: NDArray[np.uint64] | None
     asked: Asked | AskedKeys
     row_count: int
+    subject: bytes = b""  # Of the messages that receipts name: the server refuses one of another subject.
 
 
 class AskedOne(NamedTuple):
@@ -132,6 +134,7 @@ class AskedOne(NamedTuple):
 
     log_id: int
     asked: Row | AskedKeys
+    subject: bytes = b""  # As in `AskedRows`.
 
     def rows(self) -> AskedRows:
         """As columns of one row."""
@@ -139,7 +142,7 @@ class AskedOne(NamedTuple):
             return AskedRows(None, self.asked, 1)
         sequence, due_ms, accepted_ms = self.asked
         columns = Asked(np.array([sequence], np.uint64), np.array([due_ms]), np.array([accepted_ms]))
-        return AskedRows(np.array([self.log_id], np.uint64), columns, 1)
+        return AskedRows(np.array([self.log_id], np.uint64), columns, 1, self.subject)
 
 
 def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> AskedOne:
@@ -158,7 +161,7 @@ def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> A
         value = getattr(receipt, field)
         if not isinstance(value, int) or not 0 <= value <= most:
             raise BadArgument(f"receipt is none that a send returned: its {field} is {value!r:.100}")
-    return AskedOne(receipt.log_id, (receipt.sequence, receipt.deliver_at_ms, receipt.accepted_at_ms))
+    return AskedOne(receipt.log_id, (receipt.sequence, receipt.deliver_at_ms, receipt.accepted_at_ms), name)
 
 
 def asked_of_batch(
@@ -174,7 +177,18 @@ def asked_of_batch(
         what = "what send_batch or reschedule_batch returned, or a page of pending messages"
         raise BadArgument(f"receipt is {what}, not {type(receipt).__name__}")
     asked = Asked(receipt.sequences, receipt.deliver_at_ms, receipt.accepted_at_ms)
-    return AskedRows(receipt.log_ids, asked, len(receipt))
+    if isinstance(receipt, BatchReceipt):
+        asked = _standing(receipt, asked)
+    return AskedRows(receipt.log_ids, asked, len(receipt), name)
+
+
+def _standing(receipt: BatchReceipt, asked: Asked) -> Asked:
+    """The messages that stand for those of a batch: of one that was KEPT it is the earlier message with its key."""
+    kept = receipt.verdicts == SendVerdict.KEPT
+    if not kept.any():
+        return asked
+    others = (receipt.others, receipt.others_at_ms, receipt.others_filed_at_ms)
+    return Asked._make(np.where(kept, *columns) for columns in zip(others, asked, strict=True))
 
 
 def _need_one_of(no_receipt: bool, no_key: bool, name: str) -> None:
@@ -214,6 +228,10 @@ class MessageAsker:
         self._timeout_s = timeout_ms / 1000
         self._rooms: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()  # By server, while in use.
         self._joined = Joined(self._room_at, self._ask_newest)
+        # Changes by key are numbered, so that one which is asked for again is made once (rule I1).
+        self._asker = secrets.randbits(64) or 1
+        self._next_number = 1
+        self._under_way: dict[int, None] = {}  # The first number of each such call that has not ended.
 
     async def cancel(self, rows: AskedRows) -> AnswerRows:
         """End messages; one answer a row, in order, once those that are CANCELLED are so durably."""
@@ -270,7 +288,7 @@ class MessageAsker:
             _, rows = await self._ask_all(request, one.rows())
         else:
             deadline = asyncio.get_running_loop().time() + self._timeout_s
-            rows = await self._joined.ask(request, one.log_id, one.asked, deadline)
+            rows = await self._joined.ask(request, one.log_id, one.asked, deadline, one.subject)
         row: np.void = rows[0]
         return row
 
@@ -279,9 +297,10 @@ class MessageAsker:
     ) -> tuple[NDArray[np.uint64], AnswerRows]:
         """Ask all servers that hold messages: the server of each message, and one answer a row, in order."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        keys = rows.asked
-        if not isinstance(keys, AskedKeys):
+        if not isinstance(rows.asked, AskedKeys):
             return await self._ask_at(request, rows, instants, deadline)
+        keys = rows.asked if request is RequestType.GET else self._numbered(rows.asked)
+        rows = rows._replace(asked=keys)
 
         async def ask() -> tuple[NDArray[np.uint64], AnswerRows]:
             # After a try that failed, rows that were answered are asked about again: they get the same answers.
@@ -292,7 +311,19 @@ class MessageAsker:
                 self._owners.heard(error)
                 raise
 
-        return await self._until(deadline, ask)
+        try:
+            return await self._until(deadline, ask)
+        finally:
+            if keys.numbers:
+                del self._under_way[keys.numbers[0]]
+
+    def _numbered(self, keys: AskedKeys) -> AskedKeys:
+        """Give the rows of a call their numbers."""
+        first = self._next_number
+        self._next_number += len(keys.keys)
+        if keys.keys:
+            self._under_way[first] = None
+        return keys._replace(numbers=range(first, self._next_number))
 
     async def _ask_at(
         self, request: RequestType, rows: AskedRows, instants: NewInstants | None, deadline: float
@@ -309,7 +340,8 @@ class MessageAsker:
             async with self._room_at(log_id):
                 asked = rows.asked.take(places.tolist())
                 wanted = None if instants is None else instants.take(places)
-                servers[places], found[places] = await self._ask_where(request, log_id, asked, deadline, wanted)
+                where = await self._ask_where(request, log_id, asked, deadline, rows.subject, wanted)
+                servers[places], found[places] = where
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -335,10 +367,11 @@ class MessageAsker:
         log_id: int,
         asked: Asked | AskedKeys,
         deadline: float,
+        subject: bytes = b"",
         wanted: NewInstants | None = None,
     ) -> AnswerRows:
         """Ask about rows of one server, and go on to the newest row of each message, wherever that is: the answers."""
-        return (await self._ask_where(request, log_id, asked, deadline, wanted))[1]
+        return (await self._ask_where(request, log_id, asked, deadline, subject, wanted))[1]
 
     async def _ask_where(
         self,
@@ -346,12 +379,13 @@ class MessageAsker:
         log_id: int,
         asked: Asked | AskedKeys,
         deadline: float,
+        subject: bytes = b"",
         wanted: NewInstants | None = None,
     ) -> tuple[NDArray[np.uint64], AnswerRows]:
         """The same, with the server that gave each answer: a server names the row where it stopped on the way, and the
         other server to which an operator has drained a message.
         """
-        found = (await self._ask(request, log_id, asked, deadline, wanted)).copy()
+        found = (await self._ask(request, log_id, asked, deadline, subject, wanted)).copy()
         servers = np.full(len(found), log_id, np.uint64)
         while len(rows := np.flatnonzero(np.isin(found["state"], _LEADS_ON))):
             told = found.take(rows)
@@ -365,7 +399,8 @@ class MessageAsker:
             for server in np.unique(servers.take(rows)).tolist():
                 there = np.flatnonzero(servers.take(rows) == np.uint64(server))
                 own = None if wanted is None else wanted.take(rows.take(there))
-                found[rows.take(there)] = await self._ask(request, server, newer.take(there.tolist()), deadline, own)
+                asked_there = newer.take(there.tolist())
+                found[rows.take(there)] = await self._ask(request, server, asked_there, deadline, subject, own)
         return servers, found
 
     async def _owners_of(self, asked: AskedKeys, deadline: float) -> NDArray[np.uint64]:
@@ -378,13 +413,19 @@ class MessageAsker:
             raise ServerUnavailable("meta named no delay server in time; nothing was asked") from None
 
     async def _ask(
-        self, request: RequestType, log_id: int, asked: Asked | AskedKeys, deadline: float, wanted: NewInstants | None
+        self,
+        request: RequestType,
+        log_id: int,
+        asked: Asked | AskedKeys,
+        deadline: float,
+        subject: bytes,
+        wanted: NewInstants | None,
     ) -> AnswerRows:
         """Ask one server, again and again while it may answer later; about keys only while it is their owner."""
         loop = asyncio.get_running_loop()
         return await self._until(
             deadline,
-            lambda: self._ask_once(request, log_id, asked, wanted, max(0.0, deadline - loop.time())),
+            lambda: self._ask_once(request, log_id, asked, subject, wanted, max(0.0, deadline - loop.time())),
             OWNER_LOST if isinstance(asked, AskedKeys) else (),
         )
 
@@ -407,7 +448,13 @@ class MessageAsker:
                 await asyncio.sleep(wait_s)
 
     async def _ask_once(
-        self, request: RequestType, log_id: int, asked: Asked | AskedKeys, wanted: NewInstants | None, left_s: float
+        self,
+        request: RequestType,
+        log_id: int,
+        asked: Asked | AskedKeys,
+        subject: bytes,
+        wanted: NewInstants | None,
+        left_s: float,
     ) -> AnswerRows:
         group = await self._groups.named(log_id)
         connection = await group.link.connection()
@@ -415,8 +462,12 @@ class MessageAsker:
         wanted_at_ms = None if wanted is None else wanted.at(group.link.clock)
         if isinstance(asked, AskedKeys):
             body, row_count = encode_asked_keys(asked, wanted_at_ms), len(asked.keys)
+            if asked.numbers:
+                head |= {"asker": self._asker, "low_water": next(iter(self._under_way), self._next_number)}
         else:
             body, row_count = encode_asked(asked, wanted_at_ms), len(asked.sequences)
+            if subject:
+                head["subject"] = subject.decode()
         answer = await connection.request(request, head, [body], timeout_ms=left_s * 1000)
         try:
             if need_u64(answer.head, "log_id") != log_id:

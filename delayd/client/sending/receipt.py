@@ -24,7 +24,7 @@ from delayd.client.limits import need_text
 from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import Reason
-from delayd.log.ended import decode_ended
+from delayd.log.ended import decode_ended, others_filed_at_ms
 from delayd.log_id import LogId
 
 Column = TypeVar("Column", bound=np.generic)
@@ -155,22 +155,24 @@ def receipts(accepted: Accepted, deliver_at_ms: Sequence[int]) -> Iterable[Recei
     if not decided:
         return made
     columns = zip(made, *(column.tolist() for column in Verdicts.of(accepted)), strict=True)
-    return [_met(receipt, SendVerdict(verdict), other, other_at_ms) for receipt, verdict, other, other_at_ms in columns]
+    return [_met(receipt, SendVerdict(verdict), *other) for receipt, verdict, *other in columns]
 
 
-def _met(receipt: Receipt, verdict: SendVerdict, other: int, other_at_ms: int) -> Receipt | KeyPending | InFlight:
+def _met(
+    receipt: Receipt, verdict: SendVerdict, other: int, other_at_ms: int, filed_at_ms: int
+) -> Receipt | KeyPending | InFlight:
     """The outcome of a single send of which this is the receipt, if no key met another."""
     if verdict is SendVerdict.ACCEPTED:
         return receipt
     if verdict is SendVerdict.REPLACED:
         return receipt._replace(replaced=other)
     if verdict is SendVerdict.KEPT:
-        # The server does not say when it had accepted the earlier message. Whoever asks about this one needs that only
-        # for a message that was past due by then, so an instant in its filing hour does as well.
+        # The server does not say when it had accepted the earlier message. Whoever asks about this one needs an instant
+        # of its filing hour.
         return receipt._replace(
             sequence=other,
             deliver_at_ms=other_at_ms,
-            accepted_at_ms=min(receipt.accepted_at_ms, other_at_ms),
+            accepted_at_ms=min(receipt.accepted_at_ms, filed_at_ms),
             was_due=other_at_ms <= receipt.accepted_at_ms,
             kept=True,
         )
@@ -193,6 +195,7 @@ class Verdicts(NamedTuple):
     verdict: NDArray[np.uint8]  # `SendVerdict`.
     other: NDArray[np.uint64]  # The sequence of the earlier message that the row met; 0 for ACCEPTED.
     other_at_ms: Int64s  # When that message is due; 0 for ACCEPTED.
+    other_filed_at_ms: Int64s  # An instant of the hour in which it is filed; 0 for ACCEPTED.
 
     @classmethod
     def of(cls, accepted: Accepted) -> Verdicts:
@@ -200,6 +203,7 @@ class Verdicts(NamedTuple):
         columns = cls(
             np.zeros(accepted.row_count, np.uint8),
             np.zeros(accepted.row_count, np.uint64),
+            np.zeros(accepted.row_count, np.int64),
             np.zeros(accepted.row_count, np.int64),
         )
         rows = decode_ended(accepted.decided)
@@ -215,6 +219,7 @@ class Verdicts(NamedTuple):
         columns.verdict[place] = verdict
         columns.other[place] = np.where(replaced, rows["sequence"], rows["other"])
         columns.other_at_ms[place] = np.where(replaced, rows["deliver_at_ms"], rows["other_at_ms"])
+        columns.other_filed_at_ms[place] = others_filed_at_ms(rows)
         if bool((columns.other_at_ms < 0).any()) or bool((columns.other_at_ms > INSTANT_MS_MAX).any()):
             raise BatchMalformed("a decision names an instant that no message has")
         return columns
@@ -338,6 +343,11 @@ class BatchReceipt:
     def tokens(self) -> list[str | None]:
         """The token of each message; None for a message that is not kept, because of its key. See `Receipt.token`."""
         return [None if receipt is None else receipt.token for receipt in self.receipts()]
+
+    @property
+    def others_filed_at_ms(self) -> Int64s:
+        """int64[n]: an instant of the hour in which each of those earlier messages is filed; 0 where there is none."""
+        return self._ordered([_NO_INT64S, *(Verdicts.of(part.accepted).other_filed_at_ms for part in self.parts)])
 
     @property
     def duplicates(self) -> int:

@@ -206,7 +206,7 @@ class _Walk:
             if row_count and self._act is not None:
                 log_ids = np.full(row_count, log_id, np.uint64)
                 try:
-                    counts = await self._act(AskedRows(log_ids, piece.asked(), row_count), piece)
+                    counts = await self._act(AskedRows(log_ids, piece.asked(), row_count, self._window.subject), piece)
                 except DelaydError as error:
                     self._failed[log_id] = error
                     return

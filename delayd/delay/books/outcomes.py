@@ -76,6 +76,8 @@ class OutcomeLog:
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
         # Called with the rows of each flush whose outcomes are durable, in several arrays.
         self.on_ended: Callable[[list[NDArray[np.uint64]]], None] = lambda sequences: None
+        # Called with the rows of each outcome that is recorded, while somebody waits for one.
+        self.on_recorded: Callable[[NDArray[np.uint64]], None] | None = None
         self._filed_below = 0
         self._moved = set(ends)  # Hours whose end is in no checkpoint yet.
         self._disk = site.disk
@@ -111,6 +113,8 @@ class OutcomeLog:
         self._waiting.append(Recorded(hour, part, on_durable))
         if self._due_ms is None:
             self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+        if self.on_recorded is not None:
+            self.on_recorded(part.sequences)
 
     def when_durable(self, callback: Callable[[], None]) -> None:
         """Call back when everything recorded so far is durable."""

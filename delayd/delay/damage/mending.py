@@ -148,6 +148,7 @@ class Mending:
         self._subjects = hours.subjects
         self._pending = hours.pending
         self._earlier = hours.earlier
+        self._ledger = hours.ledger
         self._withheld = hours.withheld
         self._quarantine = aside.quarantine
         self._damaged = aside.damaged
@@ -512,6 +513,8 @@ class Mending:
             # No row of the hour went to the wheel in this life, so its rows in the message log are among the kept rows.
             kept = without(self._pending.of_hour(hour), decided)
             rows = np.concatenate((rows, kept)) if len(kept) else rows
+        # Callers may have ended rows while the files were read.
+        rows = self._ledger.may_enter(rows)
         if self._is_given_up(hour):
             rows = self._doubt(hour, rows, unloaded)
             self._outcomes.when_durable(partial(self._finish_word, hour))

@@ -3,17 +3,14 @@
 Invariant: a claimed row is never sent, and a row that a target may hold is never claimed.
 
     the row is                                         is claimed by
-    in the wheel                                       a note: it is held back when it falls due
-    above the checkpoint, of an hour that is not loaded   a note: the load leaves it out
-    in the schedule log of such an hour                the same
     due, and at no target                              taking it out of where it waits
-    of the commit that is under way                    both notes
+    anywhere else, or of the commit that is under way  a note in the ledger: it passes no gate
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 
@@ -27,7 +24,7 @@ from delayd.delay.ending.wanted import Indices, Sequences, Wanted
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.delay.rows import Rows, join_rows, new_rows
-from delayd.delay.timers.claimed import Claimed
+from delayd.delay.subjects import Subjects
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loading import Loading
 from delayd.location import Locations
@@ -60,14 +57,6 @@ class Holders:
     mending: Callable[[], int | None]  # The hour that is being mended.
 
 
-@dataclass(slots=True)
-class _Open:
-    """What an undo needs: the claims of the commit that is under way."""
-
-    noted: list[tuple[int, Sequences]] = field(default_factory=list)  # Notes for the load of an hour.
-    taken: list[Rows] = field(default_factory=list)
-
-
 class Claims:
     """Claims over all holders of rows; belongs to the loop."""
 
@@ -79,12 +68,18 @@ class Claims:
         self._outcomes = holders.outcomes
         self._quarantine = holders.quarantine
         self._mending = holders.mending
-        self._open = _Open()
+        self._ledger = holders.hours.ledger
+        self._taken: list[Rows] = []  # Rows that the commit under way has taken out of where they waited.
         self._outside = Outside()  # Over rows that wait for targets, or for a route, or to be readable.
 
     @property
-    def _claimed(self) -> Claimed:
-        return self._dispatcher.claimed
+    def subjects(self) -> Subjects:
+        """The subjects that rows in memory have."""
+        return self._hours.subjects
+
+    def tell_outcomes(self, heard: Callable[[Sequences], None] | None) -> None:
+        """Call ``heard`` with the rows of each outcome that is recorded from now on; None: nobody waits for any."""
+        self._outcomes.on_recorded = heard
 
     def is_loaded(self, hour: int) -> bool:
         """Whether the rows of an hour are in the wheel, or have left it."""
@@ -92,7 +87,7 @@ class Claims:
 
     def noted_hours(self) -> set[int]:
         """Hours of which the commit that is under way has claimed rows for their load: the load waits for it."""
-        return {hour for hour, _ in self._open.noted}
+        return self._ledger.open_hours
 
     def look(self, wanted: Wanted, locations: Locations | None = None) -> Places:
         """Where each wanted row is now; ``locations`` is filled in for rows of WHEEL, COLUMNS and OUT."""
@@ -109,7 +104,6 @@ class Claims:
                     taken = rows.take(at)
                     places[own.take(found)] = self._place(taken, Place.WHEEL)
                     locations[own.take(found)] = taken["location"]
-                places[own.compress(self._claimed.has(hour, wanted.sequences.take(own)))] = Place.ENDED
         # Until a checkpoint passes them, the pending rows also have those of hours that were loaded since: such a row
         # is in the wheel, or has left it.
         far = self._far(wanted)
@@ -118,8 +112,7 @@ class Claims:
             at, found = at.compress(far.take(found)), found.compress(far.take(found))
             places[found] = Place.COLUMNS
             locations[found] = rows.take(at)["location"]
-        noted = self._hours.earlier.has(wanted.hours, wanted.sequences)
-        places[noted & (places != Place.WHEEL)] = Place.ENDED
+        places[self._ledger.have_ended(wanted.hours, wanted.sequences)] = Place.ENDED
         left = np.flatnonzero(places == Place.NOWHERE)
         if len(left):
             places[left], locations[left] = self._look_outside(wanted.take(left))
@@ -141,9 +134,7 @@ class Claims:
         rows["subject"], rows["sequence"] = subject, wanted.sequences
         rows["hour"], rows["due_ms"] = wanted.hours, wanted.due_ms
         places = self._place(rows, Place.WHEEL)
-        for hour in np.unique(wanted.hours).tolist():
-            own = wanted.of_hour(hour)
-            places[own.compress(self._claimed.has(hour, wanted.sequences.take(own)))] = Place.ENDED
+        places[self._ledger.have_ended(wanted.hours, wanted.sequences)] = Place.ENDED
         self._set_aside(wanted, places)
         return places
 
@@ -168,43 +159,33 @@ class Claims:
         """Claim rows: of WHEEL, COLUMNS and OUT, and NOWHERE for rows that a schedule log holds whose hour is not
         loaded.
         """
-        for chosen, hour in _by_hour(wanted, places == Place.WHEEL):
-            self._claimed.add(hour, wanted.sequences.take(chosen))
-        far = (places == Place.COLUMNS) | (places == Place.NOWHERE)
-        for chosen, hour in _by_hour(wanted, far):
-            sequences = wanted.sequences.take(chosen)
-            self._hours.earlier.claim(hour, sequences)
-            self._open.noted.append((hour, sequences))
+        self._end(wanted, places != Place.OUT)
         out = np.flatnonzero(places == Place.OUT)
         if len(out):
             rows = wanted.take(out)
             arrays = {id(found.array) for found in self._outside.find(rows, self._waiting())}
-            self._open.taken += self._dispatcher.take_out(rows.sequences, arrays)
-            self._open.taken += self._held.take_out(rows.sequences, arrays)
+            self._taken += self._dispatcher.take_out(rows.sequences, arrays)
+            self._taken += self._held.take_out(rows.sequences, arrays)
 
     def claim_new(self, wanted: Wanted) -> None:
         """Claim rows of the commit that is under way: they are in no memory of rows yet."""
-        for chosen, hour in _by_hour(wanted, np.ones(len(wanted), np.bool_)):
-            sequences = wanted.sequences.take(chosen)
-            # The hour may be loaded before the rows come, or after it: each note holds for one of the two cases.
-            self._claimed.add(hour, sequences)
-            self._hours.earlier.claim(hour, sequences)
-            self._open.noted.append((hour, sequences))
+        self._end(wanted, np.ones(len(wanted), np.bool_))
 
     def settle(self) -> None:
         """The decisions about the claimed rows are durable."""
-        self._claimed.settle()
-        self._open = _Open()
+        self._ledger.committed()
+        self._taken = []
 
     def undo(self) -> None:
         """The decisions were not stored: the rows are pending again."""
-        undone, self._open = self._open, _Open()
-        held_back = self._claimed.undo()
-        for hour, sequences in undone.noted:
-            self._hours.earlier.unclaim(hour, sequences)
-        rows = [part for part in (*undone.taken, held_back) if part is not None and len(part)]
+        taken, self._taken = self._taken, []
+        rows = [part for part in (*taken, self._ledger.undo()) if part is not None and len(part)]
         if rows:
             self._loading.put_back(join_rows(rows))
+
+    def _end(self, wanted: Wanted, chosen: NDArray[np.bool_]) -> None:
+        for rows, hour in _by_hour(wanted, chosen):
+            self._ledger.end(hour, wanted.sequences.take(rows))
 
     def _far(self, wanted: Wanted) -> NDArray[np.bool_]:
         """Which wanted rows are of hours that are not loaded."""
@@ -217,7 +198,7 @@ class Claims:
         """Where rows count as being that a holder has, whether or not a target may hold them."""
         places = np.full(len(rows), free, np.uint8)
         places[self._dispatcher.may_have_left(rows)] = Place.IN_FLIGHT
-        places[self._dispatcher.is_decided(rows["sequence"])] = Place.ENDED
+        places[self._ledger.are_settled(rows["sequence"])] = Place.ENDED
         return places
 
     def _look_outside(self, wanted: Wanted) -> tuple[Places, Locations]:
@@ -230,7 +211,7 @@ class Claims:
             taken = rows.take(at)
             places[found] = self._place(taken, Place.OUT)
             locations[found] = taken["location"]
-        for rows in self._open.taken:
+        for rows in self._taken:
             # The commit under way ends it: afterwards it is owed its outcome, or waits again.
             places[wanted.find(rows)[1]] = Place.ENDED
         unwritten = list(self._outcomes.unwritten())

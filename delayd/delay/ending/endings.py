@@ -19,17 +19,19 @@ from delayd.delay.ending.message_requests import Answer, MessageRequests, RowFil
 from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.pending_keys import PendingKeys
 from delayd.delay.ending.taken_names import TakenNames
+from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.sources import Sources
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
 from delayd.delay.keys.index import KeyIndex
 from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
+from delayd.delay.producers import Producers
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DelaydError
 from delayd.fence import Fence
 from delayd.site import Site
 from delayd.wire.drain import DrainOrder, DrainProgress
-from delayd.wire.ending import Asked
+from delayd.wire.ending import Asked, Tries
 from delayd.wire.finding import Window
 
 
@@ -40,10 +42,12 @@ class Books:
     fence: Fence
     intake: Intake
     hours: Hours
+    filed: FiledHours
     dispatcher: Dispatcher
     sources: Sources
     keys: KeyIndex
     owed: Owed
+    producers: Producers
 
 
 class Endings:
@@ -53,38 +57,39 @@ class Endings:
         self._fence = books.fence
         intake, worker = books.intake, site.worker
         claims = self._claims = Claims(holders)
-        row_files = RowFiles(books.hours.filed, holders.outcomes, books.sources)
-        self.requests = MessageRequests(site, claims, books.owed, intake, row_files)
+        row_files = RowFiles(books.filed, holders.outcomes, books.sources)
+        self.requests = MessageRequests(site, claims, books.owed, intake, row_files, books.producers)
         self.taken_names = TakenNames(books.keys)
         self._pending_keys = PendingKeys(books.keys, self.requests, worker, lambda slots: self.keyed_sends.takes(slots))
         self.owned_slots = OwnedSlots(site, ask_slots, self._pending_keys.count)
         self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
-        self.keyed_sends = KeyedSends(worker, self.taken_names, self.owned_slots, claims, self.requests, intake)
+        self.keyed_sends = KeyedSends(site, self.taken_names, self.owned_slots, claims, self.requests, intake)
         self._finder = Finder(site, books.hours, claims, books.sources, lambda: intake.durable_sequence)
         self.drain = Drain(site, books.hours, books.sources, self._finder, self.requests, books.owed)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
 
-    def cancel(self, asked: Asked, answer: Answer) -> None:
-        """End pending messages; ``answer`` is called with one answer a row, once they are durable (rule C1).
+    def cancel(self, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
+        """End pending messages; ``answer`` is called with one answer a row, once they are durable (rule C1). With a
+        subject, it is called with BadArgument when a message has another one.
 
         Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
         """
         self._fence.check()
-        self.requests.ask(Wish.CANCEL, asked, answer)
+        self.requests.ask(Wish.CANCEL, asked, answer, subject)
 
-    def get(self, asked: Asked, answer: Answer) -> None:
+    def get(self, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
         """Call back with what became of messages; raises as `cancel`."""
         self._fence.check()
-        self.requests.ask(Wish.GET, asked, answer)
+        self.requests.ask(Wish.GET, asked, answer, subject)
 
-    def reschedule(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
+    def reschedule(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer, subject: bytes = b"") -> None:
         """Move pending messages to other instants; ``answer`` is called with one answer a row, once they are durable.
 
         Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
         """
         self._fence.check()
-        self.requests.move(asked, wanted_at_ms, answer)
+        self.requests.move(asked, wanted_at_ms, answer, subject)
 
     def find(self, window: Window, answer: OnFound) -> None:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
@@ -124,13 +129,21 @@ class Endings:
 
         self.owned_slots.leave(slots, order.to, left)
 
-    def ask_by_key(self, wish: Wish, names: Batch, answer: Answer, wanted_at_ms: Int64s | None = None) -> None:
-        """Do the same as `cancel`, `get` or `reschedule` for messages that an ASKED batch names by their keys.
+    def ask_by_key(
+        self,
+        wish: Wish,
+        names: Batch,
+        answer: Answer,
+        wanted_at_ms: Int64s | None = None,
+        tries: Tries | None = None,
+    ) -> None:
+        """Do the same as `cancel`, `get` or `reschedule` for messages that an ASKED batch names by their keys. With
+        ``tries``, a change is made once however often it is asked for under its number (rule I1).
 
         Raises as those do; SlowDown, too, while the index of keys is made again.
         """
         self._fence.check()
-        self._keyed_requests.ask(wish, names, answer, wanted_at_ms)
+        self._keyed_requests.ask(wish, names, answer, wanted_at_ms, tries)
 
     def held(self) -> dict[str, int]:
         """What requests that are not answered hold, for STATUS; everything is 0 when each of them is answered."""

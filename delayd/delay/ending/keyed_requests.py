@@ -10,6 +10,7 @@ is under way are followed; when the commit that is being closed has such a row, 
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from delayd.batch import Batch, Int64s
 from delayd.delay.ending.message_requests import Answer, MessageRequests, Wish
@@ -21,7 +22,16 @@ from delayd.delay.reply import Reply
 from delayd.errors import DamagedData, DelaydError
 from delayd.executor import Done, Executor, Priority
 from delayd.names import Names, slots_of_names
-from delayd.wire.ending import AnswerRows
+from delayd.wire.ending import AnswerRows, Tries
+
+
+class _Wanted(NamedTuple):
+    """What a request wants."""
+
+    wish: Wish
+    batch: Batch
+    at_ms: Int64s | None
+    tries: Tries | None
 
 
 class KeyedRequests:
@@ -33,7 +43,14 @@ class KeyedRequests:
         self._taken = taken
         self._requests = requests
 
-    def ask(self, wish: Wish, batch: Batch, answer: Answer, wanted_at_ms: Int64s | None = None) -> None:
+    def ask(
+        self,
+        wish: Wish,
+        batch: Batch,
+        answer: Answer,
+        wanted_at_ms: Int64s | None = None,
+        tries: Tries | None = None,
+    ) -> None:
         """Take a request whose names are those of an ASKED batch; ``answer`` is called with one answer a row, or with
         an error. ``wanted_at_ms`` are the instants to which rows are to be moved.
 
@@ -42,25 +59,17 @@ class KeyedRequests:
         """
         reply: Reply[AnswerRows] = Reply(answer)
         with reply.begins():
-            self._requests.begin(reply, batch.count, wanted_at_ms)
-            self._look_up(wish, batch, wanted_at_ms, reply)
+            self._requests.begin(reply, batch.count, wanted_at_ms, tries)
+            self._look_up(_Wanted(wish, batch, wanted_at_ms, tries), reply)
 
-    def _look_up(self, wish: Wish, batch: Batch, wanted_at_ms: Int64s | None, reply: Reply[AnswerRows]) -> None:
+    def _look_up(self, wanted: _Wanted, reply: Reply[AnswerRows]) -> None:
         self._taken.check()
         watch, view = self._taken.begin()
         reply.holds(partial(self._taken.end, watch))
-        work = partial(_find, view, batch)
-        self._worker.submit(work, partial(self._found, wish, batch, wanted_at_ms, watch, reply), Priority.DUE)
+        work = partial(_find, view, wanted.batch)
+        self._worker.submit(work, partial(self._found, wanted, watch, reply), Priority.DUE)
 
-    def _found(
-        self,
-        wish: Wish,
-        batch: Batch,
-        wanted_at_ms: Int64s | None,
-        watch: Watch,
-        reply: Reply[AnswerRows],
-        done: Done[tuple[Asked, Found]],
-    ) -> None:
+    def _found(self, wanted: _Wanted, watch: Watch, reply: Reply[AnswerRows], done: Done[tuple[Asked, Found]]) -> None:
         with reply.goes_on():
             try:
                 names, found = done.result()
@@ -69,25 +78,19 @@ class KeyedRequests:
                 raise
             slots = slots_of_names(names.names)
             if self._owned.are_served(slots):
-                self._requests.ask_named(wish, Named(self._taken, watch, names, found), wanted_at_ms, reply)
+                named = Named(self._taken, watch, names, found)
+                self._requests.ask_named(wanted.wish, named, wanted.at_ms, reply, wanted.tries)
             else:
                 # What the look-up found may be old when meta has answered: then the names are looked up anew.
                 self._taken.end(watch)
-                self._owned.admit(slots, partial(self._admitted, wish, batch, wanted_at_ms, reply))
+                self._owned.admit(slots, partial(self._admitted, wanted, reply))
 
-    def _admitted(
-        self,
-        wish: Wish,
-        batch: Batch,
-        wanted_at_ms: Int64s | None,
-        reply: Reply[AnswerRows],
-        error: DelaydError | None,
-    ) -> None:
+    def _admitted(self, wanted: _Wanted, reply: Reply[AnswerRows], error: DelaydError | None) -> None:
         """Meta has said who owns the keys (rule I4)."""
         with reply.goes_on():
             if error is not None:
                 raise error
-            self._look_up(wish, batch, wanted_at_ms, reply)
+            self._look_up(wanted, reply)
 
 
 def _find(view: View, batch: Batch) -> tuple[Asked, Found]:

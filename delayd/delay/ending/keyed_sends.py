@@ -9,6 +9,14 @@ Invariant: of the rows with one name, one at most is pending. Batches are decide
 One round of look-ups is under way at a time; batches that come meanwhile make the next one. A look-up sees the index as
 it was when the round began. When the group is closed, it is compared with the names that were taken since.
 
+A batch that meets a row in flight is set aside until that row is decided, for FLIGHT_MS at most: a consumer may have
+the message before this server hears that its target has taken it, and often sends the next one under the same key.
+Batches that name one of its keys wait behind it. Then they are looked up anew. An example, with row 3 at its target:
+
+    1. A sends under key k, and meets 3, which is in flight: A is set aside.
+    2. B sends under key k: B is set aside, because it is behind A. C sends under key l and is decided.
+    3. The target's answer comes: 3 is DISPATCHED, A takes the key, and B meets A.
+
 Say the rows 7, 8 and 9 of a commit have one name, and row 3, which is pending, has it, too:
 
     7 keep       met 3: KEPT
@@ -29,11 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.delay.ending.claims import Claims, Place
+from delayd.delay.ending.claims import Claims, Place, Places
 from delayd.delay.ending.lookup import LookedUp
 from delayd.delay.ending.message_requests import NOT_CLAIMABLE, MessageRequests
 from delayd.delay.ending.taken_names import TakenNames, Watch
-from delayd.delay.ending.wanted import Indices, Wanted
+from delayd.delay.ending.wanted import Indices, Sequences, Wanted
 from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
 from delayd.delay.keys.index import View
@@ -41,19 +49,29 @@ from delayd.delay.keys.owned_slots import OwnedSlots, Slots
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
-from delayd.executor import Done, Executor, Priority
+from delayd.executor import Done, Priority
 from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, NO_ENDED, EndedRows, decided_about
+from delayd.log.ended import ENDED, NO_ENDED, EndedRows, decided_about, note_hours_of_others
 from delayd.names import Names, slots_of_names
+from delayd.site import Site
 from delayd.wire.ending import MessageState
 from delayd.wire.slots import NO_SLOTS, SlotSet, slot_set
 
-KEEP, REPLACE = 1, 2  # Values of column row_flags; 0 is to reject.
+REJECT, KEEP, REPLACE = 0, 1, 2  # Values of column row_flags.
 ROUND_ROWS_MAX = 131_072  # Rows of one round, as of one commit.
+FLIGHT_MS = (
+    5_000  # A target that is well answers within milliseconds, and a restarted server is greeted within seconds.
+)
+LOOK_AGAIN_MS = 250  # A row may come back from its target without an outcome, and then nobody says so.
+ASIDE_ROWS_MAX = 65_536  # Names of batches that are set aside; more are decided at once, as if they had waited.
 NO_WANTED = Wanted(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint32))
 
 Bools = NDArray[np.bool_]
 NO_ROWS: Bools = np.zeros(0, np.bool_)
+NO_PLACES: Places = np.zeros(0, np.uint8)
+_UNASKED = 0xFF  # Stands instead of a `Place` for a row that no round has looked for.
+# A row leaves these places by an outcome only; one that no checkpoint had filed leaves its place to a file, too.
+_LEAVES_WHEN_DECIDED = (Place.WHEEL, Place.OUT, Place.ENDED)
 
 
 class _Names(NamedTuple):
@@ -73,7 +91,7 @@ class _Round:
     left: int  # Batches that are not decided about yet.
     wanted: Wanted
     unknown: Bools  # Which of them were looked up in files.
-    nowhere: Bools  # Which of these were nowhere in memory then.
+    places: Places  # Where they were in memory then.
     slots: SlotSet  # Those of the batches.
     looked_up: LookedUp | None = None
 
@@ -85,12 +103,21 @@ class _LookedUp(NamedTuple):
     round: _Round
 
 
+class _Aside(NamedTuple):
+    """A batch that waits until rows that it met are decided."""
+
+    batch: Batch
+    hashes: list[int]  # Of its names.
+    met: Rows  # Rows that are in flight; none when it waits for another batch only.
+    until_ms: int  # Monotonic: then it is decided in any case.
+
+
 class KeyedSends:
     """All batches with keys; belongs to the loop."""
 
     def __init__(
         self,
-        worker: Executor,
+        site: Site,
         taken: TakenNames,
         owned: OwnedSlots,
         claims: Claims,
@@ -98,7 +125,14 @@ class KeyedSends:
         intake: Intake,
     ) -> None:
         self._owned = owned
-        self._worker = worker
+        self._worker = site.worker
+        self._clock = site.clock
+        self._aside: list[_Aside] = []  # In the order of their arrival.
+        self._aside_hashes: set[int] = set()  # Of their names.
+        self._awaited: set[int] = set()  # Rows in flight that they have met.
+        # By producer and number, of batches that are looked up again: until when they may be set aside.
+        self._waits_until: dict[tuple[int, int], int] = {}
+        self._look_again_ms: int | None = None
         self._taken = taken
         self._claims = claims
         self._requests = requests
@@ -121,6 +155,65 @@ class KeyedSends:
         self._arrived.append(batch)
         self._look()
 
+    # Rows in flight.
+
+    def next_wake_ms(self) -> int | None:
+        """When `wake` has something to do, in monotonic ms."""
+        return self._look_again_ms
+
+    def wake(self) -> None:
+        """Look again whether rows that batches wait for are decided, or came back."""
+        now_ms = self._clock.monotonic_ms()
+        if self._look_again_ms is None or now_ms < self._look_again_ms:
+            return
+        met = _wanted(np.concatenate([each.met for each in self._aside]))
+        overdue = self._intake.closed or min(each.until_ms for each in self._aside) <= now_ms
+        if overdue or bool((self._claims.look(met) != Place.IN_FLIGHT).any()):
+            self._take_up()
+        else:
+            self._look_again_ms = now_ms + LOOK_AGAIN_MS
+
+    def _recorded(self, sequences: Sequences) -> None:
+        """Some rows have outcomes now."""
+        if not self._awaited.isdisjoint(sequences.tolist()):
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """Look up anew what was set aside; what still meets a row in flight is set aside again."""
+        aside, self._aside = self._aside, []
+        self._aside_hashes.clear()
+        self._awaited.clear()
+        self._look_again_ms = None
+        self._claims.tell_outcomes(None)
+        self._waits_until.update({each.batch.producer[:2]: each.until_ms for each in aside})
+        self._arrived.extendleft(each.batch for each in reversed(aside))
+        self._look()
+
+    def _set_aside(self, round_: _Round, batches: Sequence[Batch], names: Sequence[_Names]) -> list[bool]:
+        """Set batches aside that must wait for rows in flight; for each batch, whether it goes on."""
+        now_ms = self._clock.monotonic_ms()
+        flying = round_.wanted.sequences.compress(round_.places == Place.IN_FLIGHT)
+        if not len(flying) and not self._aside and not self._waits_until:
+            return [True] * len(batches)
+        goes_on: list[bool] = []
+        for batch, each in zip(batches, names, strict=True):
+            until_ms = self._waits_until.pop(batch.producer[:2], now_ms + FLIGHT_MS)
+            met = each.found.compress(np.isin(each.found["sequence"], flying)) if len(flying) else each.found[:0]
+            hashes = each.asked.hashes.tolist() if len(met) or self._aside else []
+            waits = len(met) > 0 or not self._aside_hashes.isdisjoint(hashes)
+            if waits and now_ms < until_ms and len(self._aside_hashes) < ASIDE_ROWS_MAX and not self._intake.closed:
+                self._wait(_Aside(batch, hashes, met, until_ms), now_ms)
+            goes_on.append(not self._aside or self._aside[-1].batch is not batch)
+        return goes_on
+
+    def _wait(self, aside: _Aside, now_ms: int) -> None:
+        self._aside.append(aside)
+        self._aside_hashes.update(aside.hashes)
+        self._awaited.update(aside.met["sequence"].tolist())
+        self._claims.tell_outcomes(self._recorded)
+        if self._look_again_ms is None:
+            self._look_again_ms = now_ms + LOOK_AGAIN_MS
+
     # Looking up.
 
     def _look(self) -> None:
@@ -132,7 +225,7 @@ class KeyedSends:
             batches.append(self._arrived.popleft())
             rows += batches[-1].count
         watch, view = self._taken.begin()
-        self._under_way = _Round(watch, len(batches), NO_WANTED, NO_ROWS, NO_ROWS, NO_SLOTS)
+        self._under_way = _Round(watch, len(batches), NO_WANTED, NO_ROWS, NO_PLACES, NO_SLOTS)
         work = partial(_find, view, batches, self._worker.give_way)
         self._worker.submit(work, partial(self._found, batches), Priority.DUE)
 
@@ -148,28 +241,34 @@ class KeyedSends:
             self._under_way = None
             self._taken.end(round_.watch)
             for batch in batches:
-                self._intake.refuse(batch, SlowDown(f"keys can't be looked up now: {error}"))
+                self._refuse(batch, SlowDown(f"keys can't be looked up now: {error}"))
             self._look()
             return
         batches, served = self._admitted(batches, names)
         if not batches:
-            self._under_way = None
-            self._taken.end(round_.watch)
-            self._look()
+            self._end_round(round_)
             return
-        round_.left = len(batches)
         round_.slots = slot_set(np.concatenate([each.slots for each in served]))
-        looked_up = [_LookedUp(each, round_) for each in served]
         round_.wanted = _wanted(np.concatenate([each.found for each in served]))
-        if not len(round_.wanted):
-            self._queue(batches, looked_up)
-            return
-        self._requests.when_sorted(partial(self._look_up_rows, round_, batches, looked_up))
+        self._requests.when_sorted(partial(self._look_up_rows, round_, batches, served))
 
-    def _look_up_rows(self, round_: _Round, batches: Sequence[Batch], looked_up: Sequence[_LookedUp]) -> None:
-        places, unknown = self._requests.look(round_.wanted)
-        round_.unknown, round_.nowhere = unknown, unknown & (places == Place.NOWHERE)
-        if unknown.any():
+    def _end_round(self, round_: _Round) -> None:
+        """No batch of a round goes on."""
+        self._under_way = None
+        self._taken.end(round_.watch)
+        self._look()
+
+    def _look_up_rows(self, round_: _Round, batches: Sequence[Batch], names: Sequence[_Names]) -> None:
+        unknown = round_.unknown
+        if len(round_.wanted):
+            round_.places, round_.unknown = _, unknown = self._requests.look(round_.wanted)
+        goes_on = self._set_aside(round_, batches, names)
+        batches, looked_up = list(compress(batches, goes_on)), [_LookedUp(each, round_) for each in names]
+        looked_up = list(compress(looked_up, goes_on))
+        round_.left = len(batches)
+        if not batches:
+            self._end_round(round_)
+        elif unknown.any():
             work = self._requests.look_up(round_.wanted, unknown)
             self._worker.submit(work, partial(self._rows_found, batches, looked_up), Priority.DUE)
         else:
@@ -188,7 +287,11 @@ class KeyedSends:
         if error is None:
             self.take(batch)
         else:
-            self._intake.refuse(batch, error)
+            self._refuse(batch, error)
+
+    def _refuse(self, batch: Batch, error: DelaydError) -> None:
+        self._waits_until.pop(batch.producer[:2], None)
+        self._intake.refuse(batch, error)
 
     def takes(self, slots: SlotSet) -> bool:
         """Whether rows with keys of some slots are on their way to the disk."""
@@ -269,11 +372,16 @@ class KeyedSends:
         pending, in_flight = np.zeros((2, len(starts)), np.bool_)
         claimable: NDArray[np.uint8] = np.zeros(0, np.uint8)
         if len(wanted):
-            states, claimable = self._requests.states(wanted, *_known(wanted, looked_up))
+            places = self._claims.look(wanted)
+            places_then, known = _known(wanted, looked_up)
+            states, claimable = self._requests.states(wanted, places_then == Place.NOWHERE, known, places)
             pending[held] = (claimable != NOT_CLAIMABLE).take(at)
-            # A row that is cancelled with this commit has left its key already, though nobody may be told so yet.
+            # A row that its target has taken is decided, though its outcome may not have been in its file when that was
+            # asked. It stands nowhere any more once the outcome is durable. And a row that is cancelled with this
+            # commit has left its key already, though nobody may be told so yet.
+            decided = (places == Place.ENDED) | (places == Place.NOWHERE) & np.isin(places_then, _LEAVES_WHEN_DECIDED)
             unsure = (states["state"] == MessageState.IN_FLIGHT) & ~self._requests.is_cancelled_now(wanted)
-            in_flight[held] = unsure.take(at)
+            in_flight[held] = (unsure & ~decided).take(at)
         # By row, in this order: how its name stands, and which row it meets.
         n = len(order)
         place = np.arange(n)
@@ -293,8 +401,10 @@ class KeyedSends:
         # Rows that take no key end at once; rows that are replaced end, too.
         mine = rows.rows.take(order)
         reason = np.where(policy == KEEP, Reason.KEPT, Reason.REJECTED)
-        reason[flying & (policy == REPLACE)] = Reason.IN_FLIGHT
+        # Of a row in flight nobody can say that it stands for a new one: a consumer may have it already.
+        reason[flying & (policy != REJECT)] = Reason.IN_FLIGHT
         none = _ended(mine[~took], reason[~took], met[~took])
+        note_hours_of_others(none, met["hour"][~took])
         replaces = took & meets
         replaced = _ended(met[replaces], np.full(int(replaces.sum()), Reason.REPLACED), mine[replaces])
         self._claim(wanted, claimable, none, replaced)
@@ -446,23 +556,23 @@ def _wanted(rows: Rows | EndedRows) -> Wanted:
     return Wanted(sequences, rows["deliver_at_ms"].take(firsts), rows["hour"].take(firsts))
 
 
-def _known(wanted: Wanted, looked_up: Sequence[_LookedUp]) -> tuple[Bools, LookedUp | None]:
-    """What rounds have looked up of wanted rows: which were nowhere in memory then, and what the files say."""
-    nowhere = np.zeros(len(wanted), np.bool_)
+def _known(wanted: Wanted, looked_up: Sequence[_LookedUp]) -> tuple[Places, LookedUp | None]:
+    """What rounds have looked up of wanted rows: where each was in memory then, and what the files say."""
+    places: Places = np.full(len(wanted), _UNASKED, np.uint8)
     known: LookedUp | None = None
     for round_ in {id(each.round): each.round for each in looked_up}.values():
+        at = np.searchsorted(wanted.sequences, round_.wanted.sequences)
+        at[at == len(wanted)] = 0
+        found = wanted.sequences.take(at) == round_.wanted.sequences
+        places[at.compress(found)] = round_.places.compress(found)
         if round_.looked_up is None:
             continue
         if known is None:
             known = LookedUp._make(np.zeros(len(wanted), column.dtype) for column in round_.looked_up)
-        at = np.searchsorted(wanted.sequences, round_.wanted.sequences)
-        at[at == len(wanted)] = 0
-        mine = np.flatnonzero((wanted.sequences.take(at) == round_.wanted.sequences) & round_.unknown)
-        at = at.take(mine)
-        nowhere[at] = round_.nowhere.take(mine)
-        for column, found in zip(known, round_.looked_up, strict=True):
-            column[at] = found.take(mine)
-    return nowhere, known
+        mine = np.flatnonzero(found & round_.unknown)
+        for column, of_round in zip(known, round_.looked_up, strict=True):
+            column[at.take(mine)] = of_round.take(mine)
+    return places, known
 
 
 def _ended(rows: Rows, reasons: NDArray[np.int64], others: Rows) -> EndedRows:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ColumnId, Int64s
+from delayd.batch import Batch, ColumnId, Int64s
 from delayd.delay.ending.hour_outcomes import HourOutcomes
 from delayd.delay.ending.wanted import Indices, Sequences, Wanted
-from delayd.delay.filing.hour_table import HourFile
-from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.delay.filing.hour_table import HourFiles
+from delayd.delay.filing.schedule_log import scan_hour
+from delayd.delay.subjects import Subjects
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
 from delayd.executor import Executor
@@ -29,8 +30,8 @@ from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)
 
-ROW_BYTES = 24
-REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: four million.
+ROW_BYTES = 28
+REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: more than three million.
 OUTCOMES_BYTES_MAX = 48 << 20  # Of rows of all hours that have outcomes: four million.
 
 STATE_OF_OUTCOME = {
@@ -56,7 +57,7 @@ class HourPlace(NamedTuple):
 
     hour: int
     rows: Indices
-    filed: HourFile | None  # None: the rows of the hour are in memory.
+    filed: HourFiles | None  # None: the rows of the hour are in memory.
     outcomes_end: int | None  # None: all of the dispatch log.
 
 
@@ -70,12 +71,14 @@ class LookedUp(NamedTuple):
 
 
 class _Filed(NamedTuple):
-    """The rows of an hour's schedule log."""
+    """The filed rows of an hour."""
 
-    last_crc32c: int
+    last_crc32cs: tuple[int, int]
     sequences: Sequences  # Rising.
     deliver_at_ms: Int64s
     locations: Locations
+    subjects: NDArray[np.uint32]  # Which of ``names`` each row has.
+    names: list[bytes]
 
 
 class Lookup:
@@ -100,12 +103,15 @@ class Lookup:
             try:
                 if place.outcomes_end != 0:
                     self._read_outcomes(place, own, found.answers)
-                if place.filed is not None and place.filed.length:
+                if place.filed is not None and any(file.length for file in place.filed):
                     filed = self._filed(place.hour, place.filed)
                     at = np.searchsorted(filed.sequences, own.sequences)
                     at[at == len(filed.sequences)] = 0
                     same = filed.sequences.take(at) == own.sequences
                     same &= filed.deliver_at_ms.take(at) == own.deliver_at_ms
+                    if own.of_subject is not None and same.any():
+                        numbers = filed.subjects.take(at.compress(same)).tolist()
+                        same[same] = own.of_subject.keep_named([filed.names[number] for number in numbers])
                     found.filed[place.rows] = same
                     found.locations[place.rows] = filed.locations.take(at)
             except (DataError, FileNotFoundError) as error:
@@ -168,24 +174,33 @@ class Lookup:
             self._outcomes.popitem(last=False)
         return found
 
-    def _filed(self, hour: int, file: HourFile) -> _Filed:
+    def _filed(self, hour: int, files: HourFiles) -> _Filed:
         """The rows of an hour, remembered for the next request; an hour may have more rows than are remembered."""
         known = self._remembered.get(hour)
-        if known is not None and known.last_crc32c == file.last_crc32c:
+        last_crc32cs = (files.own.last_crc32c, files.beside.last_crc32c)
+        if known is not None and known.last_crc32cs == last_crc32cs:
             self._remembered.move_to_end(hour)
             return known
         sequences: list[Sequences] = [np.empty(0, np.uint64)]
         due: list[Int64s] = [np.empty(0, np.int64)]
         locations: list[Locations] = [np.empty(0, np.uint64)]
-        for stored in scan_fronts(self._disk, self._folder, self._log_id, hour, file):
+        numbers: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
+        subjects = Subjects()
+        for stored in scan_hour(self._disk, self._folder, self._log_id, hour, files):
             sequences.append(stored.batch.uint64s(ColumnId.SEQUENCE).copy())
             due.append(stored.batch.int64s(ColumnId.DELIVER_AT_MS).copy())
             locations.append(pack_locations(True, stored.offset, np.arange(stored.batch.count, dtype=np.uint16)))
+            numbers.append(_subjects_of(stored.batch, subjects))
             self._worker.give_way()
         joined = np.concatenate(sequences)
         order = np.argsort(joined, kind="stable")
         filed = _Filed(
-            file.last_crc32c, joined.take(order), np.concatenate(due).take(order), np.concatenate(locations).take(order)
+            last_crc32cs,
+            joined.take(order),
+            np.concatenate(due).take(order),
+            np.concatenate(locations).take(order),
+            np.concatenate(numbers).take(order),
+            subjects.names,
         )
         if known is not None:
             self._remembered_bytes -= ROW_BYTES * len(known.sequences)
@@ -196,3 +211,11 @@ class Lookup:
             _, oldest = self._remembered.popitem(last=False)
             self._remembered_bytes -= ROW_BYTES * len(oldest.sequences)
         return filed
+
+
+def _subjects_of(batch: Batch, subjects: Subjects) -> NDArray[np.uint32]:
+    """The subject of each row of a batch, by number."""
+    numbers = subjects.of_batch(batch)
+    if ColumnId.SUBJECT in batch.offsets:
+        return numbers.take(batch.uint32s(ColumnId.SUBJECT))
+    return np.repeat(numbers[:1], batch.count)

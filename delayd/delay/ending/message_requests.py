@@ -34,19 +34,21 @@ from delayd.delay.ending.moving import COPY_ROWS, Copied, Leave, ToMove, copy_ro
 from delayd.delay.ending.outside import Run, sort_rows
 from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.taken_names import Named
-from delayd.delay.ending.wanted import Indices, Pile, Wanted, wanted_newest, wanted_of
-from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
+from delayd.delay.ending.wanted import Indices, OfSubject, Pile, Wanted, wanted_newest, wanted_of
+from delayd.delay.filing.hour_table import FiledHours, OutcomeEnd
 from delayd.delay.filing.sources import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
+from delayd.delay.producers import Producers
 from delayd.delay.reply import Reply
 from delayd.delay.rows import filing_hours
-from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
+from delayd.errors import BadArgument, BadRequest, DelaydError, SlowDown, Stopping
 from delayd.executor import Done, Priority
-from delayd.log.control import Ended, encode_known
+from delayd.hours import HOUR_MS
+from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, NO_ENDED, EndedRows
+from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
 from delayd.site import Site
-from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer, Tries
 from delayd.wire.slots import SlotSet
 
 PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.
@@ -108,6 +110,10 @@ class _Request:
     waits: int = 0  # Commits that had a row which took a name of the request.
     move: _Move | None = None
     named: Named | None = None  # The names of a request by key.
+    of_subject: OfSubject | None = None  # What the messages of a request by receipt must have.
+    tries: Tries | None = None  # The numbers of a request by key that wants a change.
+    # Rows of the request whose tries have ended a row before: the request is about that row, whoever has the key now.
+    pinned: NDArray[np.bool_] | None = None
 
     @property
     def is_overdue(self) -> bool:
@@ -151,6 +157,8 @@ class _Whole:
     wanted_at_ms: Int64s | None
     named: Named | None
     leave: Leaver | None = None
+    subject: bytes = b""
+    tries: Tries | None = None
     left: deque[Indices] = field(default_factory=deque)  # The rows of the pieces that are not answered.
     is_begun: bool = False  # Whether one was answered.
     answers: AnswerRows = field(init=False)
@@ -171,6 +179,7 @@ class _Commit:
         self.answers: list[tuple[_Request, AnswerRows]] = []
         self.moved: list[Batch] = []
         self.moves: list[_Moved] = []
+        self.tried: list[TriedRows] = []
         self._moved_rows, self._moved_bytes = 0, 0
 
     def has_room(self, batch: Batch) -> bool:
@@ -203,7 +212,7 @@ class _Moved(NamedTuple):
 class RowFiles:
     """Where rows are looked up that are not in memory, and read that are moved."""
 
-    filed: HourTable
+    filed: FiledHours
     outcomes: OutcomeLog
     sources: Sources
 
@@ -218,7 +227,9 @@ class MessageRequests:
         owed: Owed,
         intake: Intake,
         files: RowFiles,
+        producers: Producers,
     ) -> None:
+        self._producers = producers  # They remember tries, too.
         self._claims = claims
         self._owed = owed
         self._filed = files.filed
@@ -252,16 +263,17 @@ class MessageRequests:
         """Copies of rows that are being made, or wait for their commit."""
         return self._copies
 
-    def ask(self, wish: Wish, asked: Asked, answer: Answer) -> None:
-        """Take a request; ``answer`` is called with one answer a row, in its order, or with an error.
+    def ask(self, wish: Wish, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
+        """Take a request; ``answer`` is called with one answer a row, in its order, or with an error: BadArgument when
+        a message has another ``subject`` than this, and then nothing is done.
 
         Raises:
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        self._take(wish, asked, Reply(answer), None)
+        self._take(_Whole(wish, asked, Reply(answer), None, None, subject=subject))
 
-    def move(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer) -> None:
-        """Take a request that moves rows to other instants; each row is answered by itself.
+    def move(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer, subject: bytes = b"") -> None:
+        """Take a request that moves rows to other instants; each row is answered by itself. ``subject`` as in `ask`.
 
         Raises:
             PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve: an instant is refused, as that of a send is.
@@ -269,7 +281,7 @@ class MessageRequests:
         """
         _check_agree(asked, wanted_at_ms)
         self._intake.check_move(wanted_at_ms)
-        self._take(Wish.MOVE, asked, Reply(answer), wanted_at_ms)
+        self._take(_Whole(Wish.MOVE, asked, Reply(answer), wanted_at_ms, None, subject=subject))
 
     def leave(self, asked: Asked, leaver: Leaver, answer: Answer) -> None:
         """Take a request whose rows go to another delay server, as many as may; those have the state DRAINED in the
@@ -278,41 +290,53 @@ class MessageRequests:
         Raises:
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        self._take(Wish.MOVE, asked, Reply(answer), asked.deliver_at_ms, leaver)
+        self._take(_Whole(Wish.MOVE, asked, Reply(answer), asked.deliver_at_ms, None, leaver))
 
-    def begin(self, reply: Reply[AnswerRows], rows: int, wanted_at_ms: Int64s | None) -> None:
+    def begin(
+        self, reply: Reply[AnswerRows], rows: int, wanted_at_ms: Int64s | None, tries: Tries | None = None
+    ) -> None:
         """Take room for a request by key, whose names are looked up first; raises as `move` and `ask`."""
+        if tries is not None:
+            self._producers.check_room()
         if wanted_at_ms is not None:
             self._intake.check_move(wanted_at_ms)
         self._take_room(reply, rows)
 
-    def ask_named(self, wish: Wish, named: Named, wanted_at_ms: Int64s | None, reply: Reply[AnswerRows]) -> None:
+    def ask_named(
+        self,
+        wish: Wish,
+        named: Named,
+        wanted_at_ms: Int64s | None,
+        reply: Reply[AnswerRows],
+        tries: Tries | None = None,
+    ) -> None:
         """Take a request by key that `begin` has taken room for."""
         asked = named.rows()
         if wanted_at_ms is not None:
             _check_agree(asked, wanted_at_ms)
-        self._begin(_Whole(wish, asked, reply, wanted_at_ms, named))
+        self._begin(_Whole(wish, asked, reply, wanted_at_ms, named, tries=None if wish is Wish.GET else tries))
 
-    def _take(
-        self,
-        wish: Wish,
-        asked: Asked,
-        reply: Reply[AnswerRows],
-        wanted_at_ms: Int64s | None,
-        leave: Leaver | None = None,
-    ) -> None:
-        with reply.begins():
-            wanted_of(asked)  # A request that can't be read takes no room.
-            self._take_room(reply, len(asked.sequences))
-            self._begin(_Whole(wish, asked, reply, wanted_at_ms, None, leave))
+    def _take(self, whole: _Whole) -> None:
+        with whole.reply.begins():
+            wanted_of(whole.asked)  # A request that can't be read takes no room.
+            self._take_room(whole.reply, len(whole.asked.sequences))
+            self._begin(whole)
 
     def _begin(self, whole: _Whole) -> None:
         pieces = _cut(whole.asked)
         if len(pieces) == 1:
-            self._look(_new_piece(whole, whole.asked, whole.reply, whole.wanted_at_ms, whole.named))
+            request = _new_piece(whole, whole.asked, whole.reply, whole.wanted_at_ms, whole.named)
+            self._prepare(request, whole.subject, whole.tries)
+            self._look(request)
             return
         whole.left.extend(pieces)
         self._go_on_soon(whole)
+
+    def _prepare(self, request: _Request, subject: bytes, tries: Tries | None) -> None:
+        request.of_subject = self._of_subject(subject)
+        if tries is not None:
+            request.tries, request.pinned = tries, np.zeros(len(request.told), np.bool_)
+            self._pin(request)
 
     def _go_on_soon(self, whole: _Whole) -> None:
         """Begin the next piece in another turn of the loop."""
@@ -326,7 +350,9 @@ class MessageRequests:
         asked = Asked._make(column.take(rows) for column in whole.asked)
         reply: Reply[AnswerRows] = Reply(partial(self._piece_told, whole))
         with reply.goes_on():
-            self._look(_new_piece(whole, asked, reply, wanted_at_ms, named))
+            request = _new_piece(whole, asked, reply, wanted_at_ms, named)
+            self._prepare(request, whole.subject, None if whole.tries is None else whole.tries.take(rows))
+            self._look(request)
 
     def _piece_told(self, whole: _Whole, what: AnswerRows | DelaydError) -> None:
         """Take the answer to a piece."""
@@ -363,6 +389,7 @@ class MessageRequests:
             request.told |= followed.sequences != request.asked.sequences
             request.asked = followed
         request.wanted, request.order = wanted_newest(request.asked, request.told)
+        request.wanted.of_subject = request.of_subject
         request.looked_up = None
         self.when_sorted(partial(self._look_sorted, request))
 
@@ -419,7 +446,7 @@ class MessageRequests:
         for low, high in pairwise(cuts):
             hour = int(hours[low])
             file = self._filed.get(hour)
-            filed = None if self._claims.is_loaded(hour) else file
+            filed = None if self._claims.is_loaded(hour) else self._filed.files(hour)
             end: int | None = self._outcomes.ends.get(hour, OutcomeEnd()).length
             if not end and file.rows and file.sealed and not file.removed:
                 end = None  # A start does not open it: all of it was durable when the hour was sealed.
@@ -433,6 +460,7 @@ class MessageRequests:
             self._ready(request)
 
     def _ready(self, request: _Request) -> None:
+        self._check_subject(request)
         if self._renew(request) or self._follow(request):
             return
         if request.wish is Wish.GET:
@@ -454,6 +482,20 @@ class MessageRequests:
         (self._overdue if request.is_overdue else self._queue).append(request)
         self._intake.decide()
 
+    def _of_subject(self, subject: bytes) -> OfSubject | None:
+        return OfSubject(subject, self._claims.subjects) if subject else None
+
+    def _check_subject(self, request: _Request) -> None:
+        """Raise BadArgument when a request names a message of another subject: no row of it was claimed."""
+        of_subject = request.of_subject
+        if of_subject is not None and of_subject.strangers:
+            subject = of_subject.name.decode()
+            raise BadArgument(
+                f"a receipt is that of a message of another subject than {subject}; nothing was done. Name the subject"
+                " to which the message was sent",
+                subject=subject,
+            )
+
     def _lost(self, request: _Request, states: AnswerRows) -> bool:
         """Look anew for rows that have gone from memory to a file, or the other way, since they were looked for."""
         unsure = states["state"] == MessageState.IN_FLIGHT
@@ -471,10 +513,15 @@ class MessageRequests:
     def _renew(self, request: _Request) -> bool:
         """Go on with the rows that have taken the names of a request since, if there are any."""
         named = request.named
+        if self._pin(request):
+            self._look(request)
+            return True
         if named is None or request.steps == STEPS_MAX or not named.newer():
             return False
         asked, newest = request.asked, named.rows()
         newer = newest.sequences > asked.sequences
+        if request.pinned is not None:
+            newer &= ~request.pinned
         if request.move is not None:
             newer &= ~request.move.done
         if not newer.any():
@@ -483,6 +530,34 @@ class MessageRequests:
         request.told |= newer
         request.asked = Asked._make(np.where(newer, *columns) for columns in zip(newest, asked, strict=True))
         self._look(request)
+        return True
+
+    def _pin(self, request: _Request) -> bool:
+        """Take up the rows that earlier tries of a request have ended; whether there are any that are new to it.
+
+        Such a try is done: it is answered about the row that it ended, and a moved message by the row that took its
+        place then.
+        """
+        tries, pinned = request.tries, request.pinned
+        if tries is None or pinned is None or pinned.all() or not self._producers.knows(tries.asker):
+            return False
+        known = [self._producers.row_of_try(tries.asker, number) for number in tries.numbers.tolist()]
+        new = np.array([bool(row) for row in known], np.bool_) & ~pinned
+        if not new.any():
+            return False
+        pinned |= new
+        request.told |= new
+        rows = np.zeros(len(known), ENDED)
+        rows[new] = np.frombuffer(
+            b"".join(row for row, is_new in zip(known, new.tolist(), strict=True) if is_new), ENDED
+        )
+        # An instant of the filing hour serves as that of the acceptance.
+        begins = rows["hour"].astype(np.int64) * HOUR_MS
+        columns = (rows["sequence"], rows["deliver_at_ms"], np.where(rows["deliver_at_ms"] < begins, begins, 0))
+        if request.move is not None:
+            request.move.done |= new
+            columns = (rows["other"], rows["other_at_ms"], rows["decided_at_ms"])
+        request.asked = Asked._make(np.where(new, *pair) for pair in zip(columns, request.asked, strict=True))
         return True
 
     def _follow(self, request: _Request) -> bool:
@@ -549,9 +624,11 @@ class MessageRequests:
         request.places = None
         if request.looked_up is not None:
             locations = np.where(claimable == Place.NOWHERE, request.looked_up.locations, locations)
-        wanted_at_ms = _of_wanted(move.wanted_at_ms, len(wanted), request.order)
-        done = np.zeros(len(wanted), np.bool_)
-        done[request.order.compress(move.done)] = True
+        # Several receipts may stand for one message: their wishes are done one after the other.
+        left = ~move.done
+        wanted_at_ms = _of_wanted(move.wanted_at_ms.compress(left), len(wanted), request.order.compress(left))
+        done = np.ones(len(wanted), np.bool_)
+        done[request.order.compress(left)] = False
         chosen = (claimable != NOT_CLAIMABLE) & ~done
         if move.leave is None:
             chosen &= wanted_at_ms != wanted.deliver_at_ms
@@ -621,7 +698,10 @@ class MessageRequests:
         joined = np.concatenate(commit.parts)
         commit.rows = joined.take(np.argsort(joined["sequence"], kind="stable"))
         cuts = range(0, len(commit.rows), ROWS_MAX)
-        record = encode_known([Ended(commit.rows[begin : begin + ROWS_MAX].tobytes()) for begin in cuts])
+        records: list[Known] = [Ended(commit.rows[begin : begin + ROWS_MAX].tobytes()) for begin in cuts]
+        if commit.tried:
+            records.append(Tried(np.concatenate(commit.tried).tobytes()))
+        record = encode_known(records)
         return Decided(record, with_rows=bool(commit.moved or len(by_sends)), moved=commit.moved)
 
     def _decide_all(self, commit: _Commit, waiting: deque[_Request]) -> deque[_Request]:
@@ -665,6 +745,7 @@ class MessageRequests:
         if commit.parts:
             request.places = None  # Its rows may just have been claimed.
         states, claimable = self._states(request)
+        self._check_subject(request)
         # Rows that an earlier request of this commit has claimed are answered when they are durable.
         again = commit.ended.has(request.wanted)
         states["state"][again] = MessageState.CANCELLED
@@ -679,6 +760,7 @@ class MessageRequests:
             if len(chosen):
                 self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))
                 commit.add(_ended(request.wanted.take(chosen), Reason.CANCELLED, commit.decided_at_ms))
+                _note_tries(request, chosen, commit)
                 states["state"][chosen] = MessageState.CANCELLED
                 states["decided_at_ms"][chosen] = commit.decided_at_ms
             commit.answers.append((request, states))
@@ -717,6 +799,7 @@ class MessageRequests:
             ended["other"], ended["other_at_ms"], ended["place"] = leave.to, batch.producer.producer_id, rising
         commit.add(ended)
         commit.moved_now.add(ended["sequence"].copy())
+        _note_tries(request, chosen, commit)
 
     def committed(self) -> None:
         """The decisions are durable: they take effect before anything else of the commit does."""
@@ -729,6 +812,8 @@ class MessageRequests:
                     assert move.copied.batch is not None, "rows were copied"
                     move.leave.goes(move.copied.batch)
             self._owed.take(commit.rows)
+            for each in tried_rows(commit.rows, np.concatenate([NO_TRIED, *commit.tried])):
+                self._producers.tried(*each)
             self._durable.append(commit)
 
     def answer(self) -> None:
@@ -749,10 +834,11 @@ class MessageRequests:
         number = np.full(len(request.wanted), -1, np.int64)
         number[rows] = np.arange(len(rows))
         of_row = number.take(request.order)
-        own = of_row >= 0
+        own = (of_row >= 0) & ~move.done
         if move.leave is None:
             asked = request.asked
             due = move.copied.batch.int64s(ColumnId.DELIVER_AT_MS).take(of_row)
+            own &= due == move.wanted_at_ms
             request.asked = Asked(
                 np.where(own, np.uint64(base_sequence) + of_row.astype(np.uint64), asked.sequences),
                 np.where(own, due, asked.deliver_at_ms),
@@ -866,6 +952,18 @@ class MessageRequests:
         request.reply.end(told)
 
 
+def _note_tries(request: _Request, chosen: Indices, commit: _Commit) -> None:
+    """Note the numbers of the tries that end some wanted rows with a commit."""
+    if request.tries is None:
+        return
+    of_row = np.flatnonzero(np.isin(request.order, chosen))
+    tried = np.zeros(len(of_row), TRIED)
+    tried["asker"], tried["low_water"] = request.tries.asker, request.tries.low_water
+    tried["number"] = request.tries.numbers.take(of_row)
+    tried["sequence"] = request.wanted.sequences.take(request.order.take(of_row))
+    commit.tried.append(tried)
+
+
 def _new_piece(
     whole: _Whole,
     asked: Asked,
@@ -933,7 +1031,7 @@ def _tell(states: AnswerRows, state: NDArray[np.uint8], found: Indices, ended: E
 
 def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:
     """A column of a request's rows as one of its ``count`` wanted rows."""
-    found = np.empty(count, np.int64)
+    found = np.zeros(count, np.int64)
     found[order] = column
     return found
 

@@ -120,7 +120,7 @@ class Outside:
                 same = found["due_ms"] == wanted.due_ms.take(names)
                 same &= found["hour"] == wanted.hours.take(names)
                 if same.any():
-                    yield Found(rows, places.compress(same), names.compress(same))
+                    yield Found(rows, *wanted.own(rows, places.compress(same), names.compress(same)))
             at = at + 1
 
     def _has(self, rows: Rows, run: Run) -> bool:

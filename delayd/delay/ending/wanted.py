@@ -6,11 +6,14 @@ that somebody has made up names no row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.delay.rows import Rows, SequenceSet, due_within, filing_hours
+from delayd.delay.subjects import Subjects
 from delayd.errors import BadRequest
 from delayd.wire.ending import Asked
 
@@ -21,16 +24,48 @@ TABLE_ROWS_MIN = 512 << 10  # The table then has up to eight times as many entri
 NO_INDICES: Indices = np.empty(0, np.intp)
 
 
+class OfSubject:
+    """The subject that all messages of a request must have, and whether one of another subject was found."""
+
+    __slots__ = ("_subjects", "name", "strangers")
+
+    def __init__(self, name: bytes, subjects: Subjects) -> None:
+        self.name = name
+        self.strangers = False
+        self._subjects = subjects
+
+    def keep(self, numbers: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which rows in memory have the subject, by the server's numbers of theirs."""
+        # A name that no row in memory has may have no number, and may have got another one since it was asked for.
+        own = self._subjects.find(self.name)
+        found: NDArray[np.bool_] = numbers == np.uint32(own) if own is not None else np.zeros(len(numbers), np.bool_)
+        self.strangers = self.strangers or not bool(found.all())
+        return found
+
+    def keep_named(self, names: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Which filed rows have the subject."""
+        found = np.array([name == self.name for name in names], np.bool_)
+        self.strangers = self.strangers or not bool(found.all())
+        return found
+
+
 class Wanted:
-    """Columns of rows, each sequence once."""
+    """Columns of rows, each sequence once. With a subject, a row of another one is not the wanted row."""
 
-    __slots__ = ("_set", "deliver_at_ms", "due_ms", "hours", "sequences")
+    __slots__ = ("_set", "deliver_at_ms", "due_ms", "hours", "of_subject", "sequences")
 
-    def __init__(self, sequences: Sequences, deliver_at_ms: Int64s, hours: NDArray[np.uint32]) -> None:
+    def __init__(
+        self,
+        sequences: Sequences,
+        deliver_at_ms: Int64s,
+        hours: NDArray[np.uint32],
+        of_subject: OfSubject | None = None,
+    ) -> None:
         self.sequences = sequences  # Rising.
         self.deliver_at_ms = deliver_at_ms
         self.hours = hours  # Filing hours.
         self.due_ms = due_within(deliver_at_ms, hours)
+        self.of_subject = of_subject
         self._set: SequenceSet | None = None  # To hold many rows against, in several arrays.
 
     def __len__(self) -> int:
@@ -38,7 +73,8 @@ class Wanted:
 
     def take(self, chosen: Indices) -> Wanted:
         """Some of the rows; ``chosen`` rises."""
-        return Wanted(self.sequences.take(chosen), self.deliver_at_ms.take(chosen), self.hours.take(chosen))
+        columns = (self.sequences.take(chosen), self.deliver_at_ms.take(chosen), self.hours.take(chosen))
+        return Wanted(*columns, self.of_subject)
 
     def of_hour(self, hour: int) -> Indices:
         """Which rows are filed in one hour."""
@@ -63,7 +99,7 @@ class Wanted:
         places = np.searchsorted(self.sequences, sequences.take(found))
         same = rows["due_ms"].take(found) == self.due_ms.take(places)
         same &= rows["hour"].take(found) == self.hours.take(places)
-        return found.compress(same), places.compress(same)
+        return self.own(rows, found.compress(same), places.compress(same))
 
     def find_rising(self, rows: Rows) -> tuple[Indices, Indices]:
         """The same for rows that rise in sequence: many rows cost little when few are wanted."""
@@ -75,7 +111,14 @@ class Wanted:
         found = np.flatnonzero(sequences.take(at) == self.sequences)
         rows_found = rows.take(at.take(found))
         same = (rows_found["due_ms"] == self.due_ms.take(found)) & (rows_found["hour"] == self.hours.take(found))
-        return at.take(found).compress(same), found.compress(same)
+        return self.own(rows, at.take(found).compress(same), found.compress(same))
+
+    def own(self, rows: Rows, at: Indices, found: Indices) -> tuple[Indices, Indices]:
+        """Of rows that were found ``at`` places, and are the wanted rows ``found``, those of the wanted subject."""
+        if self.of_subject is None or not len(at):
+            return at, found
+        kept = self.of_subject.keep(rows["subject"].take(at))
+        return at.compress(kept), found.compress(kept)
 
     def places_of(self, sequences: Sequences) -> Indices:
         """Which wanted rows have one of these sequences, in any order."""

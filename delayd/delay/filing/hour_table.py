@@ -138,12 +138,30 @@ class HourTable:
         return self.rows[: bisect_right(self.rows["hour"], hour)]
 
 
+class HourFiles(NamedTuple):
+    """The files that have the rows of one hour: its schedule log, and the file beside it while that is damaged."""
+
+    own: HourFile
+    beside: HourFile
+
+
 @dataclass(frozen=True, slots=True)
 class FiledHours:
-    """What the last checkpoint counts of each hour."""
+    """What the last checkpoint counts of each hour: whoever looks for rows of an hour looks into both files."""
 
     hours: HourTable
     beside: HourTable  # Of the files beside damaged schedule logs.
+
+    def __contains__(self, hour: int) -> bool:
+        return hour in self.hours or hour in self.beside
+
+    def get(self, hour: int) -> HourFile:
+        """The hour's own file; an empty one when nothing was written yet."""
+        return self.hours.get(hour)
+
+    def files(self, hour: int) -> "HourFiles":
+        """Both files of an hour."""
+        return HourFiles(self.hours.get(hour), self.beside.get(hour))
 
     def all(self) -> NDArray[np.uint32]:
         """The hours that have filed rows, rising."""

@@ -5,7 +5,8 @@ P4).
 from collections.abc import Iterator
 
 from delayd.batch import HEADER, Batch, BatchKind, padded, parse
-from delayd.delay.filing.hour_table import HourFile
+from delayd.delay.filing.hour_table import HourFile, HourFiles
+from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import BESIDE
 from delayd.delay.stored import Stored
 from delayd.disk import Disk
@@ -78,6 +79,12 @@ def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile,
         _check_end(segment, file, end, crc32c)
     finally:
         segment.close()
+
+
+def scan_hour(disk: Disk, folder: str, log_id: int, hour: int, files: HourFiles) -> Iterator[Stored]:
+    """Yield the batches of an hour's schedule log and of the file beside it, as `scan_fronts` does."""
+    yield from scan_fronts(disk, folder, log_id, hour, files.own)
+    yield from scan_fronts(disk, folder, log_id, hour, files.beside, schedule_beside_path(folder, hour))
 
 
 def _check_end(segment: Segment, file: HourFile, end: int, crc32c: int | None) -> None:

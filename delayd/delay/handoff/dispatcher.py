@@ -20,9 +20,9 @@ from delayd.clock import Clock
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
 from delayd.delay.handoff.waiting import lowest_offset, split_off
-from delayd.delay.rows import NO_SEQUENCES, Rows, among, due_at_ms, without
+from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.subjects import Subjects
-from delayd.delay.timers.claimed import Claimed
+from delayd.delay.timers.ledger import Ledger
 from delayd.delay.timers.wheel import Wheel
 from delayd.log.control import TargetNote, encode_known
 
@@ -60,6 +60,7 @@ class Notes:
 class Routing:
     """What the dispatcher asks of the other parts of the server."""
 
+    ledger: Ledger
     new_link: Callable[[int], Link]
     log_control: LogControl
     ask_routes: AskRoutes
@@ -94,8 +95,7 @@ class Dispatcher:
         self._lost = words.lost  # Targets that are sent nothing any more (rule H5).
         self._is_freed = words.is_freed  # Tells whether all rows that wait for a lost target are in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
-        self._decided = NO_SEQUENCES
-        self.claimed = Claimed()  # Rows in the wheel that a caller's decision has ended.
+        self._ledger = routing.ledger
         self._trusted = False
         for target in sorted(set(notes.targets.values())):
             self._link(target)
@@ -132,8 +132,7 @@ class Dispatcher:
             # Rows beyond this number are taken in a later turn of the loop: `next_due_ms` then says that they are due.
             rows = self._wheel.take_due(now_ms, ROWS_A_STEP)
             if len(rows):
-                rows = without(rows, self._decided)
-                self._hand_out(self.claimed.without(rows) if self.claimed.some else rows)
+                self._hand_out(self._ledger.may_leave(rows))
         for link in self._order:
             link.pump()
         if self._moving:
@@ -239,7 +238,7 @@ class Dispatcher:
         link = self._link(target)
         self._link_of[number] = self._index_of[target]
         for rows in self._unrouted.pop(number, []):
-            link.offer(without(rows, self._decided))
+            link.offer(self._ledger.may_leave(rows))
 
     def place(self, target: int, host: str, port: int) -> None:
         """Tell where a target listens."""
@@ -250,13 +249,9 @@ class Dispatcher:
 
     def settle(self, sequences: NDArray[np.uint64]) -> None:
         """Rows got an outcome in another way: they are not sent, wherever they wait now or come from later."""
-        self._decided = np.sort(np.concatenate((self._decided, sequences)), kind="stable")
+        self._ledger.settle(sequences)
         for link in self._order:
-            link.sender.settle(self._decided)
-
-    def is_decided(self, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which rows got an outcome in another way, though they may still wait here or stand in the wheel."""
-        return among(sequences, self._decided)
+            link.sender.settle(self._ledger.settled)
 
     def may_have_left(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows an earlier life of this server may have sent, to a target that has not answered since (rule

@@ -22,7 +22,6 @@ from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
 from delayd.executor import Done
-from delayd.log.schedule import RESTORED_STEP
 from delayd.operator_log import Pairs
 from delayd.site import Site
 from delayd.wire.targets import TargetInfo
@@ -174,7 +173,7 @@ class Targets:
             link.hold()
             # Sequences that were given after the backup was made may be at the target: none of them is given twice
             # (I5).
-            self._intake.skip(RESTORED_STEP, store)
+            self._intake.jump(store)
         else:
             store()
 

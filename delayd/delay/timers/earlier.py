@@ -3,12 +3,12 @@
 Invariant: a row counts as one that has an outcome when its hour is not known, is sealed, or is quarantined.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay.filing.hour_table import HourTable
+from delayd.delay.filing.hour_table import FiledHours, HourTable
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.rows import NO_SEQUENCES, among
 from delayd.errors import DamagedData
@@ -28,7 +28,7 @@ class EarlierOutcomes:
         self,
         decided: dict[int, Sequences],
         quarantined: Mapping[int, DamagedData],
-        hours: HourTable,
+        hours: HourTable | FiledHours,
         pending: PendingRows,
         settle: Callable[[Sequences], None],
     ) -> None:
@@ -117,10 +117,12 @@ class EarlierOutcomes:
             self._settle(np.concatenate(self._told))
             self._told = []
 
-    def forget(self, until: int) -> None:
-        """Forget hours up to ``until``, which are loaded: no answer about them comes any more."""
-        self._decided = {hour: found for hour, found in self._decided.items() if hour > until}
-        self._answered = {hour: found for hour, found in self._answered.items() if hour > until}
+    def forget(self, until: int, kept: Collection[int] = ()) -> None:
+        """Forget hours up to ``until``, but those ``kept``: no answer about them comes, and nothing of them is loaded
+        any more.
+        """
+        self._decided = {hour: found for hour, found in self._decided.items() if hour > until or hour in kept}
+        self._answered = {hour: found for hour, found in self._answered.items() if hour > until or hour in kept}
 
 
 def _merged(*parts: Sequences) -> Sequences:

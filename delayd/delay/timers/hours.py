@@ -6,6 +6,7 @@ from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.delay.timers.ledger import Ledger
 from delayd.delay.timers.wheel import Wheel
 
 
@@ -19,4 +20,5 @@ class Hours:
     wheel: Wheel
     subjects: Subjects
     earlier: EarlierOutcomes
+    ledger: Ledger  # Knows which rows have ended: each row passes it on its way in and out of the wheel.
     withheld: set[int]  # Hours of which nothing is loaded, because any of their rows may have been handed over.

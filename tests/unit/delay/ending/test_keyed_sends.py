@@ -106,14 +106,41 @@ def test_rows_of_one_batch_and_of_one_commit_meet_one_another_in_their_order() -
     }
 
 
-@pytest.mark.parametrize("policy", [REJECT, KEEP, REPLACE])
-def test_a_row_in_flight_is_met_as_such(policy: int) -> None:
+def flying() -> World:
+    """A world with a row that is in flight, under the key a: its target hangs."""
     world = World()
     sent(world, wanted(1, 1_000, "flies"), [b"a"], REJECT)
     world.outside.targets[0x7001].hangs = True
     world.pass_ms(2_000)
-    told = sent(world, wanted(2, 50_000, "next"), [b"a", b"a"], policy)
-    assert told == [({REJECT: REJECTED, KEEP: KEPT, REPLACE: IN_FLIGHT}[policy], 1)] * 2
+    return world
+
+
+@pytest.mark.parametrize("policy", [REJECT, KEEP, REPLACE])
+def test_a_send_that_meets_a_row_in_flight_takes_the_key_when_that_row_is_decided(policy: int) -> None:
+    world = flying()
+    first = send(world, wanted(1, 50_000, "first"), [b"a"], policy)
+    other = sent(world, wanted(1, 50_000, "other"), [b"b"], policy)
+    assert other == [(ACCEPTED, 0)], "only what meets the row waits"
+    second = send(world, wanted(1, 51_000, "second"), [b"a"], policy)
+    world.settle()
+    assert not {first, second} & world.outside.accepted.keys()
+    world.outside.targets[0x7001].hangs = False
+    world.pass_ms(1_000)
+    assert verdicts(world, first) == [(ACCEPTED, 0)]
+    met = {REJECT: REJECTED, KEEP: KEPT, REPLACE: REPLACED}[policy]
+    base_sequence = world.outside.accepted[first][1].base_sequence
+    assert verdicts(world, second) == [(met, base_sequence)], "it waited behind the first"
+    end(world)
+
+
+@pytest.mark.parametrize("policy", [REJECT, KEEP, REPLACE])
+def test_a_row_that_stays_in_flight_is_met_as_such_after_a_while(policy: int) -> None:
+    world = flying()
+    number = send(world, wanted(2, 50_000, "next"), [b"a", b"a"], policy)
+    world.settle()
+    assert number not in world.outside.accepted
+    world.pass_ms(6_000)
+    assert verdicts(world, number) == [({REJECT: REJECTED, KEEP: IN_FLIGHT, REPLACE: IN_FLIGHT}[policy], 1)] * 2
     world.outside.targets[0x7001].hangs = False
     world.pass_ms(1_000)
     assert sent(world, wanted(1, 50_000, "last"), [b"a"], policy) == [(ACCEPTED, 0)]

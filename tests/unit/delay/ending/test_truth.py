@@ -1,0 +1,308 @@
+"""What callers hear of a message is true, wherever its row stands: in an hour that is mended, beside a damaged file, or
+in a directory that was restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from delayd.delay.core import DelayCore
+from delayd.delay.ending.message_requests import Wish
+from delayd.executor import Priority
+from delayd.hours import hour_of_ms
+from delayd.log.ended import decode_ended, others_filed_at_ms
+from delayd.log.schedule import RESTORED_STEP, dispatch_path, schedule_path
+from delayd.testing.clock import START_MS
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.tree import PowerLoss
+from delayd.wire.ending import (
+    AnswerRows,
+    Asked,
+    AskedKeys,
+    CancelAnswer,
+    MessageState,
+    RescheduleAnswer,
+    Tries,
+    encode_asked_keys,
+    read_asked_keys,
+)
+from tests.unit.delay.ending.keyed import KEEP, KEPT, REJECT, REJECTED, send, sent, verdicts
+from tests.worlds.delay import FOLDER, World, wanted
+
+HOUR_MS = 3_600_000
+HOUR = hour_of_ms(START_MS)
+
+
+def delivered(world: World) -> list[bytes]:
+    return [body for target in world.outside.targets.values() for kept in target.log for body in kept.bodies]
+
+
+def flip(disk: MemoryDisk, path: str) -> None:
+    """Damage the last byte of a file; a second time is a repair."""
+    file = disk.open(path, write=True)
+    at = file.size() - 1
+    file.pwritev([bytes([file.pread(1, at)[0] ^ 1])], at)
+    file.sync()
+
+
+class HeldJobs:
+    """Takes jobs out of the worker's queue, so that they take as long as the test wants."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._name = name
+        self._held: list[tuple[Priority, object]] = []
+
+    def hold(self) -> bool:
+        """Take those that wait now; whether there were any."""
+        jobs = self._world.threads.worker._waiting.jobs  # type: ignore[attr-defined]
+        for priority in Priority:
+            for job in [job for job in jobs[priority] if self._name in repr(job)]:
+                jobs[priority].remove(job)
+                self._held.append((priority, job))
+        return bool(self._held)
+
+    def release(self) -> None:
+        jobs = self._world.threads.worker._waiting.jobs  # type: ignore[attr-defined]
+        for priority, job in self._held:
+            jobs[priority].append(job)
+        self._held.clear()
+        self._world.settle()
+
+
+def mending(decide: Callable[[World], None]) -> World:
+    """A world whose first hour is mended; ``decide`` is called while the worker reads the hour's files."""
+    world = World()
+    sent(world, wanted(1, HOUR_MS, "holder"), [b"k"], REJECT)
+    world.send(wanted(3, 0, "early"))
+    world.pass_ms(1_000)
+    world.checkpoint()
+    remains = world.remains(PowerLoss.ALL_LOST)
+    flip(remains.disk, dispatch_path(FOLDER, HOUR))
+    world = World(remains)
+    world.pass_ms(1_500)
+    assert world.core.counters()["quarantined_hours"] == 1
+    flip(world.disk, dispatch_path(FOLDER, HOUR))
+    jobs = HeldJobs(world, "Mending._read")
+    world.clock.advance(31_000)
+    world.look_around()
+    world.core.wake()
+    while not jobs.hold():
+        move = world.next_move()
+        if move is None:
+            world.clock.advance(500)
+            world.core.wake()
+        else:
+            move()
+    decide(world)
+    world.clock.advance(1_100)  # A tick passes.
+    world.settle()
+    jobs.release()
+    assert not len(world.core.quarantine)
+    for _ in range(2):
+        world.clock.advance(HOUR_MS)
+        world.pass_ms(2_000)
+    return world
+
+
+def test_rule_C1_a_row_that_is_rejected_while_its_hour_is_mended_is_not_delivered() -> None:
+    numbers: list[int] = []
+
+    def decide(world: World) -> None:
+        numbers.append(send(world, wanted(1, 90_000, "rejected"), [b"k"], REJECT))
+        numbers.append(send(world, wanted(1, 91_000, "kept"), [b"k"], KEEP))
+        world.settle()
+
+    world = mending(decide)
+    assert [verdicts(world, number)[0][0] for number in numbers] == [REJECTED, KEPT]
+    assert not {b"rejected-0", b"kept-0"} & set(delivered(world))
+    world.check_books()
+
+
+def test_a_message_beside_a_damaged_file_is_found_before_the_files_are_joined_again() -> None:
+    first = HOUR + 30
+    paths = [schedule_path(FOLDER, hour) for hour in (first, first + 1)]
+    world = World()
+    sent(world, wanted(2, 30 * HOUR_MS, "filed", every_ms=HOUR_MS), [b"a", b"b"], REJECT)
+    world.checkpoint()
+    for path in paths:
+        world.disk.rename(path, path + ".away")
+    sent(world, wanted(2, 30 * HOUR_MS, "beside", every_ms=HOUR_MS), [b"j", b"k"], REJECT)
+    world.checkpoint()
+    for path in paths:
+        world.disk.rename(path + ".away", path)
+    world = world.after_crash()
+    world.core.wake()
+    assert world.core._mending.running == first
+    jobs = HeldJobs(world, "Mending.")
+    assert jobs.hold(), "the first hour is being read, and the second one's turn has not come"
+    world.clock.advance(1_500)
+    world.settle()
+    second = world.receipts("beside").take([1])
+    told: list[AnswerRows] = []
+    world.core.endings.get(second, told.append)  # type: ignore[arg-type]
+    number = send(world, wanted(1, 32 * HOUR_MS, "second"), [b"k"], REJECT)
+    world.settle()
+    assert [MessageState(state) for rows in told for state in rows["state"].tolist()] == [MessageState.PENDING]
+    assert verdicts(world, number)[0][0] == REJECTED
+    jobs.release()
+    world.pass_ms(65_000)
+    assert world.states(second) == [MessageState.PENDING]
+
+
+def test_a_kept_send_is_told_the_filing_hour_of_an_earlier_message_that_was_due_already() -> None:
+    world = World()
+    world.meta_up = False  # Nobody says where the message goes.
+    late_ms = START_MS - 2 * HOUR_MS
+    sent(world, [(late_ms, b"orders.eu", b"late-0")], [b"k"], REJECT)
+    (verdict,) = sent(world, [(late_ms, b"orders.eu", b"kept-0")], [b"k"], KEEP)
+    assert verdict[0] == KEPT
+    _, accepted = world.outside.accepted[world.outside.last_number]
+    row = decode_ended(accepted.decided)
+    told = Asked(row["other"].copy(), row["other_at_ms"].copy(), others_filed_at_ms(row))
+    assert hour_of_ms(int(told.accepted_at_ms[0])) == HOUR
+    assert world.states(told) == [MessageState.PENDING]
+    answers = world.cancel(told)
+    world.settle()
+    assert answers == [[CancelAnswer.CANCELLED]]
+
+
+class Restored(DelayCore):
+    """A server that finds its directory in another place, as each copy does."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.ask_targets_first()
+
+
+def test_rule_I5_a_restored_server_gives_no_sequence_that_the_lost_files_gave() -> None:
+    world = World()
+    world.send(wanted(1, HOUR_MS, "first"))
+    world.settle()
+    world.checkpoint()
+    backup = world.remains(PowerLoss.ALL_LOST)
+    world.send(wanted(1, 2 * HOUR_MS, "lost"))
+    world.settle()
+    lost = world.receipts("lost")
+    restored = World(backup, core=Restored)
+    restored.pass_ms(2_000)
+    number = restored.send(wanted(1, 2 * HOUR_MS, "new"))
+    restored.settle()
+    new = restored.outside.accepted[number][1].base_sequence
+    assert new == int(lost.sequences[0]) + RESTORED_STEP
+    assert restored.states(lost) == [MessageState.UNKNOWN]
+    answers = restored.cancel(lost)
+    restored.settle()
+    assert answers == [[CancelAnswer.UNKNOWN]]
+    assert restored.states(restored.receipts("new")) == [MessageState.PENDING]
+    restored.checkpoint()
+    for _ in range(3):
+        restored.clock.advance(HOUR_MS)
+        restored.pass_ms(2_000)
+    assert np.array_equal(np.array(restored.core.intake.skipped), [(new - RESTORED_STEP, RESTORED_STEP)])
+    restored.check_books()
+
+
+SUBJECT = b"orders.eu"
+
+
+def ask_by_key(
+    world: World, wish: Wish, keys: list[bytes], numbers: list[int], wanted_at_ms: int | None = None
+) -> AnswerRows:
+    """Ask for a change by keys, under numbers; the answers."""
+    batch = read_asked_keys(encode_asked_keys(AskedKeys(SUBJECT, keys)))
+    assert batch is not None
+    instants = None if wanted_at_ms is None else np.full(len(keys), wanted_at_ms, np.int64)
+    told: list[AnswerRows] = []
+    tries = Tries(7, min(numbers), np.array(numbers, np.uint64))
+    world.core.endings.ask_by_key(wish, batch, told.append, instants, tries)  # type: ignore[arg-type]
+    world.settle()
+    (rows,) = told
+    return rows
+
+
+def lives(world: World) -> list[World]:
+    """The same life, one after a power loss, and one after a checkpoint and a power loss."""
+    after = world.after_crash(PowerLoss.ALL_LOST)
+    other = world.after_crash(PowerLoss.ALL_LOST)
+    other.settle()
+    other.checkpoint()
+    return [world, after, other.after_crash(PowerLoss.ALL_LOST)]
+
+
+def test_rule_I1_a_cancel_by_key_that_is_asked_again_ends_no_other_message() -> None:
+    world = World()
+    sent(world, wanted(2, 5 * HOUR_MS, "first"), [b"k", b"l"], REJECT)
+    told = ask_by_key(world, Wish.CANCEL, [b"k", b"l"], [1, 2])
+    assert told["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
+    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
+    for life in lives(world):
+        life.settle()
+        again = ask_by_key(life, Wish.CANCEL, [b"k", b"l"], [1, 2])
+        assert again["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
+        assert again["sequence"].tolist() == told["sequence"].tolist()
+        assert again["decided_at_ms"].tolist() == told["decided_at_ms"].tolist()
+        assert life.states(life.receipts("second")) == [MessageState.PENDING]
+        other = ask_by_key(life, Wish.CANCEL, [b"k"], [3])
+        assert other["answer"].tolist() == [CancelAnswer.CANCELLED], "another number is another try"
+        assert life.states(life.receipts("second")) == [MessageState.CANCELLED]
+
+
+def test_rule_I1_a_move_by_key_that_is_asked_again_moves_no_other_message() -> None:
+    world = World()
+    to_ms = START_MS + 9 * HOUR_MS
+    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
+    told = ask_by_key(world, Wish.MOVE, [b"k"], [1], to_ms)
+    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
+    cancelled = world.cancel(world.receipts("first"))
+    world.settle()
+    assert cancelled == [[CancelAnswer.CANCELLED]]
+    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
+    for life in lives(world):
+        life.settle()
+        again = ask_by_key(life, Wish.MOVE, [b"k"], [1], to_ms)
+        for name in ("answer", "sequence", "deliver_at_ms", "accepted_at_ms"):
+            assert again[name].tolist() == told[name].tolist(), name
+        assert life.states(life.receipts("second")) == [MessageState.PENDING]
+
+
+def test_a_message_that_has_just_been_cancelled_says_when() -> None:
+    world = World()
+    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
+    receipt = world.receipts("first")
+    world.cancel(receipt)
+    told: list[AnswerRows] = []
+    while not world.core._owed.all().size and (move := world.next_move()) is not None:
+        move()
+    world.core.endings.get(receipt, told.append)  # type: ignore[arg-type]
+    world.settle()
+    (rows,) = told
+    assert MessageState(int(rows["state"][0])) is MessageState.CANCELLED
+    assert rows["decided_at_ms"].tolist() == [world.core.intake.appended_at_ms]
+
+
+def test_two_receipts_of_one_message_are_moved_to_two_instants_one_after_the_other() -> None:
+    world = World()
+    world.send(wanted(1, 5 * HOUR_MS, "first"))
+    world.settle()
+    first = world.receipts("first")
+    told = world.reschedule(first, START_MS + 6 * HOUR_MS)
+    world.settle()
+    (moved,) = told
+    second = Asked(*(moved[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms")))
+    both = Asked._make(np.concatenate(columns) for columns in zip(first, second, strict=True))
+    instants = [START_MS + 7 * HOUR_MS, START_MS + 8 * HOUR_MS]
+    answers = world.reschedule(both, *instants)
+    world.settle()
+    (rows,) = answers
+    assert rows["answer"].tolist() == [RescheduleAnswer.MOVED] * 2
+    assert rows["deliver_at_ms"].tolist() == instants
+    asked: list[AnswerRows] = []
+    world.core.endings.get(first, asked.append)  # type: ignore[arg-type]
+    world.settle()
+    due = int(asked[0]["deliver_at_ms"][0])
+    assert due in instants
+    newest = max(rows["sequence"].tolist())
+    assert asked[0]["sequence"].tolist() == [newest], "the wish that was done last stands"
