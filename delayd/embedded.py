@@ -72,9 +72,11 @@ class Embedded:
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], machine: Machine = REAL_MACHINE) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise BadArgument(f"path is that of a directory, such as './data', not {type(path).__name__}")
         text = os.fspath(path)
         if not text:
-            raise BadArgument("delayd.open takes the path of a directory, such as './data'")
+            raise BadArgument("path is empty; delayd.open takes that of a directory, such as './data'")
         self.path = str(Path(text).absolute())
         self._pid = os.getpid()
         self._machine = machine

@@ -230,6 +230,8 @@ def open_data(path: str | os.PathLike[str]) -> Data:
     Raises:
         BadArgument: there is no delay server's directory.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise BadArgument(f"path is that of a directory, such as './data', not {path!r:.100}")
     return Data(os.fspath(path), RealDisk())
 
 

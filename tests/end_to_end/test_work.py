@@ -118,7 +118,7 @@ def app(servers: Up, tmp_path: Path) -> App:
 
 
 def test_the_examples_of_the_page_run(servers: Up) -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
     for example in EXAMPLES:
         program = example.replace("127.0.0.1:7400", servers.meta)
         command = [sys.executable, "-W", "error", "-c", program]

@@ -131,6 +131,8 @@ def place_in(count: int, row: int) -> int:
     """The place of a message in a batch of ``count``; counted from the end when it is negative."""
     try:
         return range(count)[row]
+    except IndexError:
+        raise IndexError(f"a batch of {count} messages has no row {row}") from None
     except TypeError:
         raise BadArgument(f"row is a whole number or a slice such as [:10], not {type(row).__name__}") from None
 

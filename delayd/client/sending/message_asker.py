@@ -156,7 +156,9 @@ def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> A
         return AskedOne(0, AskedKeys(name, [check_key(key)]))
     _need_one_of(receipt is None, key is None, "key")
     if not isinstance(receipt, Receipt):
-        raise BadArgument(f"receipt is what a send returned, not {type(receipt).__name__}")
+        raise BadArgument(
+            f"receipt is what a send returned, not {type(receipt).__name__}; Receipt.of_token makes one of a token"
+        )
     for field, most in _FIELDS:
         value = getattr(receipt, field)
         if not isinstance(value, int) or not 0 <= value <= most:

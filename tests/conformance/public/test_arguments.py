@@ -164,3 +164,15 @@ def test_the_advice_for_a_naive_instant_keeps_the_local_time(desk: Desk, argumen
     advice = raised.value.message.partition("give ")[2].partition(" if it is the local time")[0]
     advised: datetime = eval(advice, {"value": NAIVE})
     assert advised.replace(tzinfo=None) == NAIVE and advised == NAIVE.astimezone()
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"data", []], ids=repr)
+@pytest.mark.parametrize("opens", [delayd.open, delayd.open_data], ids=["open", "open_data"])
+def test_a_path_that_is_none_is_refused_by_name(opens: Callable[[Any], object], wrong: object) -> None:
+    with pytest.raises(errors.BadArgument, match="path is"):
+        opens(wrong)
+
+
+def test_a_row_that_a_batch_does_not_have_is_named(desk: Desk) -> None:
+    with pytest.raises(IndexError, match="a batch of 0 messages has no row 3"):
+        desk.consumer().pull(wait=AT_ONCE)[3]
