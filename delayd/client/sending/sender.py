@@ -259,6 +259,7 @@ class Sender:
 
     async def _connect(self, parcel: Parcel, group: DelayGroup | None, left_s: float) -> None:
         """Find a group and connect to it, and then send."""
+        # What has left goes to its server until the time limit; else connecting has a limit of its own.
         reach_s = left_s if parcel.may_be_kept else max(left_s - self._unreached_s, 0.0)
         try:
             async with asyncio.timeout(reach_s):
@@ -337,21 +338,12 @@ class Sender:
 
     def _heard(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
         """Take the result of a try: the parcel has ended, or it is tried again after a while."""
-        wait_ms: float | None = None
-        if not isinstance(outcome, Accepted) and not self._is_unreached(parcel, outcome):
-            wait_ms = self._again_after_ms(parcel, outcome)
+        wait_ms = None if isinstance(outcome, Accepted) else self._again_after_ms(parcel, outcome)
         if wait_ms is None:
             self._end(parcel, outcome)
         else:
             wait_s = min(wait_ms / 1000, parcel.deadline - self._loop.time())
             self._loop.call_later(max(wait_s, 0), self._try, parcel)
-
-    def _is_unreached(self, parcel: Parcel, outcome: object) -> bool:
-        """Whether no server could be reached for as long as the caller allows (``connect_timeout``)."""
-        if not self._unreached_s or not isinstance(outcome, ServerUnavailable) or parcel.may_be_kept:
-            return False
-        is_over = parcel.deadline - self._loop.time() <= self._unreached_s
-        return is_over and not (self._moves(parcel) and self.groups.another_takes())
 
     def _again_after_ms(self, parcel: Parcel, outcome: Refusal | DelaydError) -> float | None:
         """How long to wait before the next try; None when this result is the outcome."""
