@@ -28,13 +28,13 @@ Values = list[int] | Int64s
 
 
 class _Hour:
-    """The counts of an hour's seconds, by their numbers since the epoch, or in order."""
+    """The counts of an hour's seconds, by their numbers in it or in order, and the highest of them."""
 
     __slots__ = ("counts", "highest")
 
-    def __init__(self) -> None:
-        self.counts: dict[int, int] | Counts = {}
-        self.highest = 0
+    def __init__(self, counts: dict[int, int] | Counts, highest: int) -> None:
+        self.counts = counts
+        self.highest = highest
 
     @property
     def held_bytes(self) -> int:
@@ -44,7 +44,7 @@ class _Hour:
         if not isinstance(self.counts, dict):
             return self.counts
         dense = np.zeros(HOUR_S, np.uint32)
-        dense[np.fromiter(self.counts, np.int64) % HOUR_S] = list(self.counts.values())
+        dense[np.fromiter(self.counts, np.int64)] = list(self.counts.values())
         return dense
 
     def add(self, seconds: Values, counts: Values) -> None:
@@ -59,7 +59,7 @@ class _Hour:
             if len(known) > SPARSE_MAX:
                 self.counts = self.dense()
         else:
-            within = np.asarray(seconds) % HOUR_S
+            within = np.asarray(seconds)
             known[within] += np.asarray(counts, np.uint32)
             self.highest = max(self.highest, int(known[within].max()))
 
@@ -74,7 +74,7 @@ class _Hour:
                     known.pop(second, None)
             self.highest = max(known.values(), default=0)
         else:
-            within = np.asarray(seconds) % HOUR_S
+            within = np.asarray(seconds)
             known[within] -= np.minimum(known[within], np.asarray(counts, np.uint32))
             self.highest = int(known.max())
 
@@ -99,7 +99,8 @@ class Profile:
 
     def __init__(self) -> None:
         self.held_bytes = 0
-        self._hours: dict[int, _Hour] = {}
+        self._hours: dict[int, dict[int, int] | Counts] = {}
+        self._highest: dict[int, int] = {}  # The highest count of each hour.
         self._days: dict[int, int] = {}  # The highest count of each day, which is that of one of its hours.
         self._lowest = 0  # No hour is below.
 
@@ -115,13 +116,13 @@ class Profile:
 
     def merge(self, other: "Profile") -> None:
         """Add what another profile counts."""
-        for number, hour in other._hours.items():
-            self._add(number, partial(_Hour.add_all, other=hour))
+        for number, counts in other._hours.items():
+            self._add(number, partial(_Hour.add_all, other=_Hour(counts, other._highest[number])))
 
     def take_off(self, other: "Profile") -> None:
         """Take off what another profile counts."""
-        for number, hour in other._hours.items():
-            self._remove(number, partial(_Hour.remove_all, other=hour))
+        for number, counts in other._hours.items():
+            self._remove(number, partial(_Hour.remove_all, other=_Hour(counts, other._highest[number])))
 
     def at(self, seconds: Seconds) -> Int64s:
         """How many messages are counted in each of these seconds: int64[n]."""
@@ -130,11 +131,12 @@ class Profile:
         unique, inverse = np.unique(seconds, return_inverse=True)
         found = np.zeros(len(unique), np.int64)
         for number, low, high in _cuts(unique):
-            hour = self._hours.get(number)
+            hour = self._hour(number)
             if hour is None:
                 continue
             if isinstance(hour.counts, dict):
-                found[low:high] = [hour.counts.get(second, 0) for second in unique[low:high].tolist()]
+                within = (unique[low:high] - number * HOUR_S).tolist()
+                found[low:high] = [hour.counts.get(second, 0) for second in within]
             else:
                 found[low:high] = hour.counts[unique[low:high] - number * HOUR_S]
         return found.take(inverse)
@@ -143,7 +145,7 @@ class Profile:
         """The counts of ``count`` seconds from ``first`` on: int64[count]."""
         found = np.zeros(count, np.int64)
         for number in range(first // HOUR_S, (first + count - 1) // HOUR_S + 1):
-            hour = self._hours.get(number)
+            hour = self._hour(number)
             if hour is None:
                 continue
             begin = number * HOUR_S - first  # Where the hour begins in the window.
@@ -154,7 +156,7 @@ class Profile:
     def next_from(self, second: int) -> int | None:
         """The first second from ``second`` on in which a message is due."""
         for hour in self._hours_from(second):
-            loaded = np.flatnonzero(self._hours[hour].dense()) + hour * HOUR_S
+            loaded = np.flatnonzero(_Hour(self._hours[hour], 0).dense()) + hour * HOUR_S
             at = int(np.searchsorted(loaded, second))
             if at < len(loaded):
                 return int(loaded[at])
@@ -169,7 +171,7 @@ class Profile:
         first_day = first_hour // DAY_HOURS
         # Of the first hour and day only a part is asked for; later days are compared as a whole.
         for number in range(first_hour, (first_day + 1) * DAY_HOURS):
-            hour = self._hours.get(number)
+            hour = self._hour(number)
             if hour is not None and hour.highest > highest:
                 found = _fullest(number, hour, second)
                 if found[1] > highest:
@@ -180,7 +182,7 @@ class Profile:
             default=None,
         )
         for number in range(day * DAY_HOURS, (day + 1) * DAY_HOURS) if day is not None else ():
-            hour = self._hours.get(number)
+            hour = self._hour(number)
             if hour is not None and hour.highest == self._days[number // DAY_HOURS]:
                 return _fullest(number, hour, second)
         return best
@@ -197,31 +199,38 @@ class Profile:
         self._lowest = max(self._lowest, before)
 
     def _at(self, second: int) -> int:
-        hour = self._hours.get(second // HOUR_S)
-        if hour is None:
+        counts = self._hours.get(second // HOUR_S)
+        if counts is None:
             return 0
-        return hour.counts.get(second, 0) if isinstance(hour.counts, dict) else int(hour.counts[second % HOUR_S])
+        within = second % HOUR_S
+        return counts.get(within, 0) if isinstance(counts, dict) else int(counts[within])
+
+    def _hour(self, number: int) -> _Hour | None:
+        counts = self._hours.get(number)
+        return None if counts is None else _Hour(counts, self._highest[number])
 
     def _add(self, number: int, add: Callable[["_Hour"], None]) -> None:
-        hour = self._hours.get(number)
+        hour = self._hour(number)
         before = 0
         self._lowest = min(self._lowest, number) if self._hours else number
         if hour is None:
-            hour = self._hours[number] = _Hour()
+            hour = _Hour({}, 0)
         else:
             before = hour.held_bytes
         add(hour)
+        self._hours[number], self._highest[number] = hour.counts, hour.highest
         self.held_bytes += hour.held_bytes - before
         day = number // DAY_HOURS
         if hour.highest > self._days.get(day, 0):
             self._days[day] = hour.highest
 
     def _remove(self, number: int, remove: Callable[["_Hour"], None]) -> None:
-        hour = self._hours.get(number)
+        hour = self._hour(number)
         if hour is None:
             return  # The hour is over, and forgotten.
         before, highest = hour.held_bytes, hour.highest
         remove(hour)
+        self._hours[number], self._highest[number] = hour.counts, hour.highest
         self.held_bytes += hour.held_bytes - before
         if not hour.highest:
             self._drop(number, highest)
@@ -229,7 +238,7 @@ class Profile:
             self._note_day(number // DAY_HOURS, highest)
 
     def _drop(self, number: int, highest: int | None = None) -> None:
-        hour = self._hours.pop(number)
+        hour = _Hour(self._hours.pop(number), self._highest.pop(number))
         self.held_bytes -= hour.held_bytes
         self._note_day(number // DAY_HOURS, hour.highest if highest is None else highest)
 
@@ -237,8 +246,7 @@ class Profile:
         """One of a day's hours, whose highest count was ``gone``, has less."""
         if self._days.get(day) != gone:
             return
-        hours = (self._hours.get(number) for number in range(day * DAY_HOURS, (day + 1) * DAY_HOURS))
-        highest = max((hour.highest for hour in hours if hour is not None), default=0)
+        highest = max(self._highest.get(number, 0) for number in range(day * DAY_HOURS, (day + 1) * DAY_HOURS))
         if highest:
             self._days[day] = highest
         else:
@@ -267,20 +275,20 @@ def _listed(values: Values) -> list[int]:
 
 
 def _by_hour(seconds: Seconds) -> Iterator[tuple[int, Values, Values]]:
-    """For each hour: its number, its loaded seconds, and how often each comes."""
+    """For each hour: its number, its loaded seconds from its begin on, and how often each comes."""
     if len(seconds) <= FEW:
         # Most batches are a few single messages, for which plain integers take a tenth of the time of arrays.
         for second, count in Counter(seconds.tolist()).items():
-            yield second // HOUR_S, [second], [count]
+            yield second // HOUR_S, [second % HOUR_S], [count]
         return
     found, counts = np.unique(seconds, return_counts=True)
     # A slice of a list costs less than one of an array, and many hours have a second or two.
     all_seconds, all_counts = found.tolist(), counts.tolist()
     for number, low, high in _cuts(found):
         if high - low <= FEW:
-            yield number, all_seconds[low:high], all_counts[low:high]
+            yield number, [second % HOUR_S for second in all_seconds[low:high]], all_counts[low:high]
         else:
-            yield number, found[low:high], counts[low:high]
+            yield number, found[low:high] - number * HOUR_S, counts[low:high]
 
 
 def _cuts(seconds: Seconds) -> Iterator[tuple[int, int, int]]:
