@@ -153,6 +153,7 @@ class Embedded:
         try:
             self._thread.call(self._stop())
         finally:
+            inside.forget_host(self._host)
             self._thread.close()
 
     @property

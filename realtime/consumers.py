@@ -75,7 +75,7 @@ class Consumers:
         max_messages = need_int(head, "max_messages", 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
-        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
+        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else None
         beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
         window_ms, was = SHARED
         if "exclusive_ms" in head:
@@ -96,7 +96,8 @@ class Consumers:
         if isinstance(group, Group):
             if group.ephemeral:
                 self._groups.ephemeral.came(peer, group)
-            group.in_flight_max = in_flight_max
+            if in_flight_max is not None:
+                self._groups.bound(group, in_flight_max)
         self._pulls.pull(
             Waiting(
                 group=group,

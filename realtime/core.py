@@ -230,6 +230,7 @@ class Core:
 
     def unheard(self, ms: int) -> None:
         """No consumer could be heard for so long, because this server stood still (rule T5)."""
+        self._pulls.unheard(ms)
         self._pulls.leads.unheard(ms)
         self._groups.ephemeral.stood_still(ms)
 

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from functools import partial
 
 from delayd.clock import Clock
+from delayd.errors import BadArgument
 from delayd.log.control import (
+    GroupBegins,
+    GroupBounded,
     GroupCreated,
     GroupDeleted,
     GroupEphemeral,
@@ -32,7 +35,7 @@ from .groups import Group
 from .index import Index
 from .kept import LostGroup, group_keys
 from .plans import passed_over
-from .positions import FROM_EARLIEST, Beginning, find
+from .positions import FROM_EARLIEST, Beginning, begins_at_ms, find
 from .pull_commit import PullCommit
 from .pull_replay import PullReplay
 from .pulls import Pulls
@@ -41,6 +44,7 @@ from .stored import StoredBatches
 
 # Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
 ROOM_EVERY_MS = 10
+AHEAD_MS_MAX = 5_000  # The clock of who moves a group may be ahead by this much.
 
 limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
 
@@ -131,8 +135,23 @@ class GroupRecords:
         self.left[child] = None
         self.on_left()
 
+    def bound(self, group: Group, in_flight_max: int) -> None:
+        """Let the consumers of a group hold so many messages at most, from now on (rule Q10). Nobody waits for the
+        fsync: who pulls after a crash says the bound again.
+        """
+        if group.in_flight_max != in_flight_max:
+            self._log.append_record(GroupBounded(group.group_id, in_flight_max))
+            group.bound(in_flight_max)
+            if group.ready:
+                self._pulls.serve(group)
+
     def find(self, group: Group, position: Position) -> int:
         """Where a position lies in the subject of a group; raises as `realtime.positions.find` does."""
+        now_ms = self._clock.now_ms()
+        if begins_at_ms(position, now_ms) > now_ms + AHEAD_MS_MAX:
+            raise BadArgument(
+                "this instant has not come, so nobody knows which message comes then; name an earlier one"
+            )
         return find(position, group.subject, self._index, self._stored)
 
     def move(self, group: Group, to: int, moved: Callable[[], None]) -> None:
@@ -179,6 +198,9 @@ class GroupRecords:
         records: list[Known] = [GroupCreated(group_id, subject_name, name)]
         if beginning.start is not End.EARLIEST:
             records.append(GroupMoved(group_id, at))
+        if begins_at := begins_at_ms(beginning.start, self._clock.now_ms()):
+            group.begins_at_ms = begins_at
+            records.append(GroupBegins(group_id, begins_at))
         if beginning.ephemeral:
             records.append(GroupEphemeral(group_id))
         if beginning.filter is not OPEN:

@@ -52,6 +52,8 @@ class GroupCopy(NamedTuple):
     ephemeral: bool
     filter: Filter
     ordered: bool
+    in_flight_max: int
+    begins_at_ms: int
 
     @property
     def subject(self) -> Subject:
@@ -62,10 +64,11 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "child", "dirty", "ephemeral", "extensions", "fenced", "filter", "given_back",
-                 "group_id", "held", "held_back", "in_flight_max", "known_from", "lapsed", "lead", "leaving", "name",
-                 "next", "oldest_at", "on_pause", "order", "parent", "paused", "quarantined", "ready", "redeliver",
-                 "rejected", "retried", "settled", "standby", "subject", "subscriptions", "waiting")  # fmt: skip
+    __slots__ = ("before_change", "begins_at_ms", "child", "dirty", "ephemeral", "extensions", "fenced", "filter",
+                 "given_back", "group_id", "held", "held_back", "in_flight_max", "known_from", "lapsed", "lead",
+                 "leaving", "name", "next", "oldest_at", "on_pause", "order", "parent", "paused", "quarantined",
+                 "ready", "redeliver", "rejected", "retried", "settled", "standby", "subject", "subscriptions",
+                 "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
@@ -88,7 +91,8 @@ class Group:
         self.held_back = False  # Whether an operator lets nobody pull its messages.
         self.filter = OPEN  # Which messages it wants; a child has none, for what comes again has matched before.
         self.order: Order | None = None  # Of a group that gets the messages of each ordering key one after the other.
-        self.in_flight_max = 0  # How many messages its consumers may hold, as their newest request says; 0: any number.
+        self.in_flight_max = 0  # How many messages its consumers may hold, as they said last (rule Q10); 0: any number.
+        self.begins_at_ms = 0  # It gets nothing that was handed over before: it was made before that instant.
         self.ephemeral = False  # Whether it ends when it has no consumers any more.
         self.oldest_at = (-1, 0)  # A consume sequence, and when it was handed over: the oldest that was asked for.
         self.waiting = Polls()
@@ -184,10 +188,10 @@ class Group:
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
         words = (self.given_back.copy(), self.lapsed.copy(), self.retried.copy(), self.rejected.copy())
         kind = (self.held_back, self.ephemeral, self.filter)
-        ordered = self.order is not None
+        terms = (self.order is not None, self.in_flight_max, self.begins_at_ms)
         leaving = list(self.leaving.values())
         return GroupCopy(
-            self, self.next, self.held.copy(), offers, self.oldest, self.known_from, *words, leaving, *kind, ordered
+            self, self.next, self.held.copy(), offers, self.oldest, self.known_from, *words, leaving, *kind, *terms
         )
 
     def apply(self, entry: PullEntry) -> int:
@@ -199,6 +203,8 @@ class Group:
         changed = 0
         for run in self.held.take(entry.pull_first, entry.pull_first + entry.covered, entry.incarnation):
             changed += run.end - run.start
+            if self.extensions.all:
+                self.extensions.forget(run.start, run.end)
             if entry.op != PullOp.ACK:
                 self._give_back(run, entry)
             elif self.order is not None:
@@ -211,6 +217,7 @@ class Group:
         for row in decision.rows:
             word = self.rejected if row.reason else self.retried
             for run in self.held.take(row.pull_first, row.pull_first + row.covered, row.incarnation):
+                self.extensions.forget(run.start, run.end)
                 self.given_back.add(run.start, run.end)
                 word.add(run.start, run.end)
                 if self.order is not None:
@@ -233,6 +240,7 @@ class Group:
             self.given_back.add(run.start, run.end)
             self.lapsed.add(run.start, run.end)
         self.held, self.redeliver, self.paused, self.quarantined = Held(), Offers(), Offers(), Offers()
+        self.extensions = Extensions()
         self._bound_given_back()
         self.next, self.settled = to, True
         self._forget_order()
@@ -253,6 +261,11 @@ class Group:
         """Get only these messages."""
         self._changes()
         self.filter = wanted
+
+    def bound(self, in_flight_max: int) -> None:
+        """Let its consumers hold so many messages; 0 is any number."""
+        self._changes()
+        self.in_flight_max = in_flight_max
 
     def keep_order(self) -> None:
         """Get the messages of each ordering key one after the other."""

@@ -18,6 +18,7 @@ from delayd.errors import (
     ExclusiveConflict,
     NotOrdered,
     OtherFilter,
+    RetryLater,
     ServerStopped,
 )
 from delayd.limits import SUBSCRIBED_MAX
@@ -69,9 +70,9 @@ class Joins:
         if beginning.ordered or beginning.filter is not OPEN or self._pulls.leads.of_peer:
             for group in islice(self._existing(group_name, subjects, pattern), SUBSCRIBED_MAX):
                 self._check(group, beginning)
-        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else 0
+        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else None
         subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
-        if subscription.in_flight_max != in_flight_max:
+        if in_flight_max is not None and subscription.in_flight_max != in_flight_max:
             subscription.in_flight_max = in_flight_max
             subscription.look_again()  # Each of its groups hears of it.
             new = True
@@ -162,10 +163,17 @@ class Joins:
             return 1
         if group not in subscription.members and not self._pulls.join(subscription, group):
             self._failed(subscription, name, "there is no room for more subjects in subscriptions")
-        elif group.in_flight_max != subscription.in_flight_max:
-            group.in_flight_max = subscription.in_flight_max
-            self._pulls.serve(group)
+        else:
+            self._bound(subscription, group)
         return 1
+
+    def _bound(self, subscription: Subscription, group: Group) -> None:
+        if subscription.in_flight_max is None:
+            return
+        try:
+            self._groups.bound(group, subscription.in_flight_max)
+        except RetryLater as error:
+            self._failed(subscription, group.subject.name, error.message)
 
     def _make(self, subscription: Subscription, name: str, new: bool) -> None:
         beginning = subscription.beginning
@@ -182,6 +190,8 @@ class Joins:
             return
         if not self._pulls.join(subscription, group):
             self._failed(subscription, name, "there is no room for more subjects in subscriptions")
+        else:
+            self._bound(subscription, group)
 
     def _check(self, group: Group, beginning: Beginning) -> None:
         """Refuse who may not share a group, as it refuses a PULL of that group alone."""

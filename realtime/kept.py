@@ -147,6 +147,11 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "filter": b"" if copy.filter is OPEN else encode_filter(copy.filter),
         "ordered": copy.ordered,
     }
+    # Few groups have these.
+    if copy.in_flight_max:
+        kept["in_flight_max"] = copy.in_flight_max
+    if copy.begins_at_ms:
+        kept["begins_at_ms"] = copy.begins_at_ms
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
 
@@ -244,6 +249,8 @@ class Kept:
                 group.filter = decode_filter(cast(bytes, wanted))
             if row.get("ordered") is True:
                 group.keep_order()
+            group.in_flight_max = cast(int, row.get("in_flight_max", 0))
+            group.begins_at_ms = cast(int, row.get("begins_at_ms", 0))
             group.dirty = False
         lost = [LostGroup(_U32.unpack(key)[0], self.names_of(_U32.unpack(key)[0]), each) for key, each in _ids(damaged)]
         return groups, lost

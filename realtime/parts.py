@@ -132,7 +132,7 @@ class Parts:
                     path = self._index.place(group.subject).folder
                     raise self._index.damaged(group.subject, DamagedData(path, 0, what))
                 available = min(run.rows, left)
-                if ColumnId.EXPIRES_AT_MS in batch.offsets or group.filter is not OPEN:
+                if group.begins_at_ms or ColumnId.EXPIRES_AT_MS in batch.offsets or group.filter is not OPEN:
                     passed, available = self._alike(group, batch, run.row, min(available, max(messages, LOOKED_AHEAD)))
                     if passed:
                         hole = Part(first, available, offer.attempt, b"", passed)
@@ -182,6 +182,8 @@ class Parts:
             return [0] * rows  # It is quarantined when it is to be pulled.
         if ColumnId.ORDERING_KEY_HASH not in batch.offsets or run.row + rows > batch.count:
             return [0] * rows
+        if batch.dispatch.claimed_at_ms < group.begins_at_ms:
+            return [0] * rows
         keys = batch.uint64s(ColumnId.ORDERING_KEY_HASH)[run.row : run.row + rows]
         if group.filter is not OPEN:
             keys = keys * group.filter.matches(batch, run.row, rows)
@@ -192,6 +194,8 @@ class Parts:
         """Why the messages from a row on go to nobody, "" when they are delivered, and of how many this is true, one
         behind the other.
         """
+        if batch.dispatch.claimed_at_ms < group.begins_at_ms:
+            return PASSED[_FILTERED], rows
         kinds = np.zeros(rows, np.uint8)
         if group.filter is not OPEN:
             kinds[~group.filter.matches(batch, row, rows)] = _FILTERED

@@ -56,6 +56,11 @@ def check_beginning(group: Group, beginning: Beginning) -> None:
         raise OtherFilter(f"{what}; name the same ones, or another group")
 
 
+def begins_at_ms(position: Position, now_ms: int) -> int:
+    """From which instant on a new group gets messages, where that has not come; 0: from its position on."""
+    return position.instant_ms if isinstance(position, AtInstant) and position.instant_ms > now_ms else 0
+
+
 def find(position: Position, subject: Subject, index: Index, stored: StoredBatches) -> int:
     """The consume sequence where a group begins.
 

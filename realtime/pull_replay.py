@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from delayd.errors import BatchMalformed, DamagedData, RetryLater
 from delayd.log.control import (
+    GroupBegins,
+    GroupBounded,
     GroupCreated,
     GroupDeleted,
     GroupEphemeral,
@@ -95,6 +97,10 @@ class PullReplay:
             group.want(decode_filter(record.tags))
         elif isinstance(record, GroupOrdered) and (group := self.groups.get(record.group_id)) is not None:
             group.keep_order()
+        elif isinstance(record, GroupBegins) and (group := self.groups.get(record.group_id)) is not None:
+            group.begins_at_ms = record.begins_at_ms
+        elif isinstance(record, GroupBounded) and (group := self.groups.get(record.group_id)) is not None:
+            group.bound(record.in_flight_max)
         elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
             group.leave(Decision(*record[:-1], decode_rows(record.rows)))
         elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:

@@ -83,6 +83,7 @@ class Lease(NamedTuple):
     incarnation: int
     pull_first: int
     covered: int
+    is_extended: bool = False  # The alarm is that of an extension, which may be replaced.
 
 
 class PutOff(NamedTuple):
@@ -136,6 +137,7 @@ class Pulls:
         self._to_serve: OrderedDict[Group | Subscription, None] = OrderedDict()
         self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
         self._leases = Alarms(_is_held)
+        self._still_ms = 0  # How long the server stood still in this life.
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
         self._pausing = False  # Whether there may be pauses; looked at after every request.
@@ -154,7 +156,7 @@ class Pulls:
 
     def lease_all(self) -> None:
         """Give every pull that survived a restart its whole lease again."""
-        now_ms = self.clock.monotonic_ms()
+        now_ms = self._lease_now_ms
         for group in self.groups.values():
             for run in group.held:
                 lease = Lease(group, run.incarnation, run.start, run.messages)
@@ -261,14 +263,15 @@ class Pulls:
 
     def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[StaleRow]:
         """Hold messages for ``lease_ms`` from now on; return the handles that are stale."""
-        now_ms = self.clock.monotonic_ms()
+        until_ms = self._lease_now_ms + lease_ms
         stale: list[StaleRow] = []
         for source, of_source in by_source(group, handles):
             held = found(Said.EXTEND, source, of_source, self.given_out, self.next_pull, 0)
             for entry in held.entries:
                 end = entry.pull_first + entry.covered
-                source.extensions.extend(entry.pull_first, end, now_ms + lease_ms, now_ms)
-                self._leases.add(now_ms + lease_ms, Lease(source, entry.incarnation, entry.pull_first, entry.covered))
+                if source.extensions.extend(entry.pull_first, end, until_ms):
+                    lease = Lease(source, entry.incarnation, entry.pull_first, entry.covered, is_extended=True)
+                    self._leases.add(until_ms, lease)
                 self.counters["extended"] += entry.covered
             stale += held.stale if len(stale) + len(held.stale) <= HANDLES_MAX else held.asked_for
         return stale
@@ -372,7 +375,7 @@ class Pulls:
     def end_waiting(self, peer: Peer, group: Group | Subscription) -> None:
         """Answer the PULLs of a connection that wait for these messages, without messages."""
         for waiting in [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]:
-            self._answer_empty(waiting)
+            self._answer_empty(waiting, unfinished=group in self._to_serve)
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
@@ -386,7 +389,10 @@ class Pulls:
         """
         if self._to_serve:
             return self.clock.monotonic_ms()
-        wake_ms, deadline_ms = self._leases.next_ms(before_ms), self._deadlines.next_ms(before_ms)
+        still_ms = self._still_ms
+        wake_ms, deadline_ms = self._leases.next_ms(before_ms - still_ms), self._deadlines.next_ms(before_ms)
+        if wake_ms is not None:
+            wake_ms += still_ms
         lead_ms = self.leads.due_ms
         if lead_ms is not None and (wake_ms is None or lead_ms < wake_ms):
             wake_ms = lead_ms
@@ -401,7 +407,20 @@ class Pulls:
     def next_offer_ms(self) -> int | None:
         """When a lease or a pause ends next, monotonic; None when there is none."""
         lease_ms, pause_ms = self._leases.next_ms(), self._pauses.next_ms()
+        if lease_ms is not None:
+            lease_ms += self._still_ms
         return pause_ms if lease_ms is None else lease_ms if pause_ms is None else min(lease_ms, pause_ms)
+
+    def unheard(self, ms: int) -> None:
+        """The server could hear nobody for so long, so that no lease grows shorter by it: what consumers said
+        meanwhile is read only now.
+        """
+        self._still_ms += ms
+
+    @property
+    def _lease_now_ms(self) -> int:
+        """The clock of leases: monotonic, and it stands still while the server does."""
+        return self.clock.monotonic_ms() - self._still_ms
 
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
@@ -414,11 +433,15 @@ class Pulls:
         if self._to_serve:
             self._serve(())
         lapsed: dict[Group, list[PullEntry]] = {}
-        for lease in islice(self._leases.due(now_ms), TURN_LEASES):
+        lease_now_ms = self._lease_now_ms
+        for lease in islice(self._leases.due(lease_now_ms), TURN_LEASES):
             first, end = lease.pull_first, lease.pull_first + lease.covered
             # What was extended has an alarm of its own.
             extended = lease.group.extensions
-            for start, stop in extended.ended(first, end, now_ms) if extended else ((first, end),):
+            for again in extended.arm_again(first, end, lease_now_ms) if lease.is_extended else ():
+                part = (again.start, again.end - again.start)
+                self._leases.add(again.until_ms, Lease(lease.group, lease.incarnation, *part, is_extended=True))
+            for start, stop in extended.ended(first, end, lease_now_ms) if extended.all else ((first, end),):
                 at = (lease.incarnation, start, 0, stop - start, self.clock.now_ms())
                 lapsed.setdefault(lease.group, []).append(PullEntry(PullOp.LAPSED, 0, lease.group.group_id, *at))
         for group, entries in lapsed.items():
@@ -507,7 +530,7 @@ class Pulls:
             if picked:
                 return Planned(waiting, picked)
             if subscription.has_messages:
-                self._answer_empty(waiting)
+                self._answer_empty(waiting, unfinished=True)
         return None
 
     def _parts_of(self, group: Group, messages: int, size_bytes: int, parts_max: int = PARTS_MAX) -> list[Part]:
@@ -555,9 +578,9 @@ class Pulls:
             if parts:
                 return Planned(waiting, [(source, parts)])
             if source.offers_any:
-                # Many batches could not be read or have expired, so other groups get their turn first; this consumer
-                # asks again.
-                self._answer_empty(waiting)
+                # Many batches could not be read, have expired or are not wanted, so other groups get their turn first;
+                # this consumer asks again.
+                self._answer_empty(waiting, unfinished=True)
         return None
 
     def _answer(self, planned: Sequence[Planned]) -> None:
@@ -572,7 +595,7 @@ class Pulls:
                 self._refuse(plan.waiting, error)
             return
         answered_first = self.next_pull
-        monotonic_ms = self.clock.monotonic_ms()
+        lease_now_ms = self.clock.monotonic_ms() - self._still_ms
         for waiting, group, entry in entries:
             self._apply(group, entry)
             if entry.op == PullOp.ACK:
@@ -581,7 +604,7 @@ class Pulls:
             if entry.incarnation == nobody:
                 continue
             lease = Lease(group, entry.incarnation, entry.pull_first, entry.covered)
-            self._leases.add(monotonic_ms + waiting.lease_ms, lease)
+            self._leases.add(lease_now_ms + waiting.lease_ms, lease)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
         for plan in planned:
@@ -660,7 +683,7 @@ class Pulls:
                 group.name,
                 error.message,
             )
-            retry_at_ms = self.clock.monotonic_ms() + error.retry_after_ms
+            retry_at_ms = self._lease_now_ms + error.retry_after_ms
             for entry in entries:
                 self._leases.add(retry_at_ms, Lease(group, entry.incarnation, entry.pull_first, entry.covered))
             return
@@ -713,16 +736,18 @@ class Pulls:
         else:
             self._deadlines.add(waiting.deadline_ms, waiting)
 
-    def _answer_empty(self, waiting: Waiting, wanted: int | None = None) -> None:
-        """Answer a PULL without messages."""
+    def _answer_empty(self, waiting: Waiting, wanted: int | None = None, *, unfinished: bool = False) -> None:
+        """Answer a PULL without messages; ``unfinished``: not all of them were looked at."""
         damage = waiting.group.damage
         if damage is not None:
             # "No messages" would be wrong: there may be messages that nobody can find now.
             error = Rebuilding(f"the consume log of {waiting.group.names[0]} is being rebuilt: {damage.message}")
             self._end(waiting).answer_error(waiting.request_id, error)
             return
-        peer = self._end(waiting)
-        peer.answer(waiting.request_id, self._head(waiting, [], self.clock.now_ms(), wanted))
+        head = self._head(waiting, [], self.clock.now_ms(), wanted)
+        if unfinished:
+            head["unfinished"] = True
+        self._end(waiting).answer(waiting.request_id, head)
 
     def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
         """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""
@@ -755,6 +780,8 @@ def _is_paused(ends_ms: int, pause: Pause) -> bool:
 
 
 def _is_held(ends_ms: int, lease: Lease) -> bool:
+    if lease.is_extended:
+        return lease.group.extensions.is_armed(lease.pull_first, lease.pull_first + lease.covered, ends_ms)
     return lease.group.held.overlaps(lease.pull_first, lease.pull_first + lease.covered)
 
 

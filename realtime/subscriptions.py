@@ -51,7 +51,7 @@ class Subscription:
         self.number = number
         self.beginning = beginning  # Of the groups that it makes.
         self.group_name = group_name
-        self.in_flight_max = 0  # Of each of its groups.
+        self.in_flight_max: int | None = None  # Of each of its groups; None: its consumers say nothing of it.
         self.key = key_of(group_name, subjects, pattern)
         self.names = (pattern.text if pattern is not None else f"{len(subjects)} subjects", group_name)
         self.pattern = pattern
@@ -206,7 +206,6 @@ class Subscriptions:
                 return False
             self._members += 1
             subscription.members[group] = None
-            group.in_flight_max = subscription.in_flight_max
             group.subscriptions.append(subscription)
         return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from delayd.client.instants import ServerClock, monotonic_s, monotonic_us, wall_ms
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 class Watcher(Protocol):
     """Is told what the callers of one consumer do; from any thread."""
 
+    def lease_s(self) -> float:
+        """`HomeClock.lease_s`, for calls of this consumer."""
+
+    def came_back(self) -> None:
+        """This thread or task asks for its next message: it is done with what it got before."""
+
     def waits(self) -> None:
         """A caller waits for a message from now on."""
 
@@ -29,7 +36,7 @@ class Watcher(Protocol):
         """That caller has given up."""
 
     def handed_out(self, handles: Handles) -> None:
-        """A caller has these messages."""
+        """This thread or task has these messages."""
 
     def let_go(self, handles: Handles) -> None:
         """Something was said of these, or no caller has got them."""
@@ -51,6 +58,13 @@ class Watched(Protocol):
 
     def hurry(self) -> None:
         """Send what they said now, though more of it may come soon."""
+
+    @property
+    def keeps_leases(self) -> bool:
+        """Whether it extends the leases of messages that its callers have."""
+
+    def keep(self, ahead_s: float) -> None:
+        """Extend these leases so that they last while the clock is moved by so much, as far as the consumer may."""
 
     @property
     def has_next(self) -> bool:
@@ -100,6 +114,9 @@ class MachineClock:
 
 
 MACHINE_CLOCK: HomeClock = MachineClock()
+
+handles_messages: ContextVar[bool] = ContextVar("handles_messages", default=False)
+"""Set in the threads of workers: a clock that is moved may wait for them, so they never wait for the clock."""
 
 _moved: dict[str, HomeClock] = {}
 

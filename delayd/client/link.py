@@ -13,7 +13,7 @@ import logging
 from delayd.client.home_clock import clock_of
 from delayd.client.instants import monotonic_us
 from delayd.client.retry import Backoff
-from delayd.errors import ConnectionLost, DelaydError, RequestTimedOut, ServerUnavailable
+from delayd.errors import AlreadyClosed, ConnectionLost, DelaydError, RequestTimedOut, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_instant, need_u64
@@ -131,6 +131,8 @@ class ServerLink:
             self._failed()
             # Only the greeting was asked, so no request can have been served.
             raise ServerUnavailable(f"{self.address} takes connections and answers nothing: it hangs") from error
+        except AlreadyClosed:
+            raise  # The home of this client is in this process, and was closed: it never comes back.
         except DelaydError as error:
             self._failed()
             raise ServerUnavailable(f"{self.address} takes no requests: {error.message}") from error

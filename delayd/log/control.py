@@ -110,6 +110,20 @@ class GroupOrdered(NamedTuple):
     group_id: int
 
 
+class GroupBounded(NamedTuple):
+    """The consumers of a group hold so many messages at most; 0 is any number."""
+
+    group_id: int
+    in_flight_max: int
+
+
+class GroupBegins(NamedTuple):
+    """A consumer group gets nothing that was handed over before this instant."""
+
+    group_id: int
+    begins_at_ms: int
+
+
 class RetryDecided(NamedTuple):
     """Messages of a group live on at a delay server as one batch (`delayd.log.retry` reads the rows)."""
 
@@ -157,6 +171,8 @@ Known = (
     | GroupEphemeral
     | GroupFiltered
     | GroupOrdered
+    | GroupBounded
+    | GroupBegins
     | RetryDecided
     | RetryAccepted
 )
@@ -175,6 +191,8 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "group_ephemeral": GroupEphemeral,
     "group_filtered": GroupFiltered,
     "group_ordered": GroupOrdered,
+    "group_bounded": GroupBounded,
+    "group_begins": GroupBegins,
     "retry": RetryDecided,
     "retried": RetryAccepted,
     "ended": Ended,
@@ -195,6 +213,8 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
     GroupEphemeral: (int,),
     GroupFiltered: (int, bytes),
     GroupOrdered: (int,),
+    GroupBounded: (int, int),
+    GroupBegins: (int, int),
     RetryDecided: (int, int, int, int, int, bytes),
     RetryAccepted: (int, int, int),
     Ended: (bytes,),

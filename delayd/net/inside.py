@@ -18,20 +18,28 @@ from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 from delayd.batch import Buffer
-from delayd.errors import ServerUnavailable
+from delayd.errors import AlreadyClosed, ServerUnavailable
 
 SUFFIX = ".inside.invalid"  # Such a name is found nowhere else, on no network (RFC 2606).
 HIGH_BYTES = 1 << 20  # Above this an end is told that the other one does not take its bytes.
 TURN_BYTES = 4 << 20  # An end takes so many bytes in one turn of its loop.
 
 _numbers = itertools.count(1)
+_hosts: set[str] = set()  # Of owners that are open. An owner that opens again draws another host.
 _listeners: dict[tuple[str, int], Listener] = {}
 _lock = threading.Lock()
 
 
 def new_host() -> str:
     """A host for the servers of one owner in this process."""
-    return f"p{os.getpid()}-{next(_numbers)}{SUFFIX}"
+    host = f"p{os.getpid()}-{next(_numbers)}{SUFFIX}"
+    _hosts.add(host)
+    return host
+
+
+def forget_host(host: str) -> None:
+    """Its owner was closed: nobody will ever listen at this host again."""
+    _hosts.discard(host)
 
 
 def is_inside(host: str) -> bool:
@@ -45,10 +53,18 @@ def listen(host: str, accept: Callable[[], asyncio.BufferedProtocol]) -> Listene
 
 
 def connect(host: str, port: int, protocol: asyncio.BufferedProtocol) -> None:
-    """Connect a protocol of the running loop to a server; ServerUnavailable when nobody listens there."""
+    """Connect a protocol of the running loop to a server.
+
+    Raises:
+        AlreadyClosed: the host's owner was closed in this process.
+        ServerUnavailable: nobody listens there.
+    """
+    own = host.startswith(f"p{os.getpid()}-")
+    if own and host not in _hosts:
+        raise AlreadyClosed("the servers in this program that this client belongs to were closed")
     listener = _listeners.get((host, port))
     if listener is None or listener.pid != os.getpid():
-        where = "in this process any more" if host.startswith(f"p{os.getpid()}-") else "in this process"
+        where = "in this process any more" if own else "in this process"
         raise ServerUnavailable(f"no server listens at {host}:{port} {where}; open its directory here")
     end = End(asyncio.get_running_loop(), (host, port))
     listener.connected(end)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from delayd.client.home_clock import Watched
-from delayd.client.instants import ServerClock, instant_ms, utc, wall_ms
+from delayd.client.home_clock import Watched, handles_messages
+from delayd.client.instants import ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
 from delayd.client.loop_thread import LoopThread
 from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
@@ -33,6 +34,8 @@ TURNS = 16  # So many turns of the servers' loop without work mean that nothing 
 LOOK_S = 0.0005  # How often handlers at work are looked at.
 FOLLOW_S = 0.005  # How often frozen time is looked at.
 PATIENCE_S = 5.0  # Handlers that do nothing for so long are not waited for.
+AFTERWARDS_S = 0.5  # What a handler does after its last word about a message is waited for this long.
+KEEP_MS = 6 * 3_600_000  # Leases that a consumer keeps are extended for so long at once, half of what servers allow.
 STUCK_S = 60.0  # Messages that go round for so long at one instant will do so for ever.
 FREEZER = "freezegun.api"
 LATEST_MS = INSTANT_MS_MAX - 3 * 365 * 86_400_000
@@ -154,7 +157,7 @@ class BrokerClock:
 
     def watcher(self, watched: Watched) -> _Watcher:
         """See HomeClock."""
-        made = _Watcher(watched, self._moving.locked, self._watchers.discard)
+        made = _Watcher(watched, self)
         self._watchers.add(made)
         return made
 
@@ -176,6 +179,11 @@ class BrokerClock:
         await self._quiet(servers)
         while (now_ms := self.time.now_ms) < target_ms:
             stop_ms = target_ms
+            if keepers := [watcher for watcher in list(self._watchers) if watcher.keeps_leases]:
+                stop_ms = min(stop_ms, now_ms + KEEP_MS)
+                for watcher in keepers:
+                    watcher.keep((stop_ms - now_ms) / 1_000)
+                await self._quiet(servers)
             if any(watcher.is_active for watcher in list(self._watchers)):
                 next_ms = servers.next_stop_ms()
                 if next_ms is not None and next_ms > now_ms:
@@ -243,7 +251,22 @@ class BrokerClock:
         frozen_ms = _frozen_ms()
         if frozen_ms is None or frozen_ms <= self.time.now_ms or _is_on_a_loop():
             return
+        if self._moving.locked() and (handles_messages.get() or self._waits_for_caller()):
+            return  # The clock is on its way there, and waits for this caller.
         self._call(partial(self._go_to, frozen_ms))
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the clock is on its way."""
+        return self._moving.locked()
+
+    def forget(self, watcher: _Watcher) -> None:
+        """A consumer was closed."""
+        self._watchers.discard(watcher)
+
+    def _waits_for_caller(self) -> bool:
+        who = threading.current_thread()
+        return any(watcher.has_caller(who) for watcher in list(self._watchers))
 
     def _call(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
         if _is_on_a_loop():
@@ -277,25 +300,74 @@ class _SharedClock(ServerClock):
         return self._time.now_ms
 
 
+class _Caller:
+    """A thread or task that a consumer gave messages to, until it comes back for the next one."""
+
+    def __init__(self, who: threading.Thread | asyncio.Task[Any]) -> None:
+        self.who = who
+        self.in_hand: set[tuple[int, ...]] = set()
+        self.settled_s = 0.0  # When the last of these was settled.
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody goes on with what it got."""
+        return self.who.done() if isinstance(self.who, asyncio.Task) else not self.who.is_alive()
+
+    def is_at_work(self) -> bool:
+        """Whether it may still do something because of what it got."""
+        return bool(self.in_hand) or monotonic_s() - self.settled_s < AFTERWARDS_S
+
+
 class _Watcher:
     """Follows what the callers of one consumer have in hand; see Watcher of delayd.client.home_clock.
 
-    Only what they get while the clock moves counts: nobody knows what a caller does with what it had before.
+    Only what they get while the clock moves counts: nobody knows what a caller does with what it had before. A caller
+    is at work until it asks for its next message, ends, or has done nothing for a while after its last word. Messages
+    that it has not settled when it comes back may be with other threads and tasks, as those of a worker are.
     """
 
-    def __init__(self, watched: Watched, is_moving: Callable[[], bool], closed: Callable[[_Watcher], None]) -> None:
+    def __init__(self, watched: Watched, clock: BrokerClock) -> None:
         self.is_active = False  # A caller has waited for messages since the clock began to move.
         self._watched = watched
-        self._is_moving = is_moving
-        self._closed = closed
+        self._clock = clock
         self._waiting = 0
-        self._in_hand: set[tuple[int, ...]] = set()
+        self._callers: dict[object, _Caller] = {}
+        self._elsewhere: set[tuple[int, ...]] = set()  # Not settled, of callers that came back.
         self._asked: asyncio.Future[bool] | None = None  # Its loop has not answered yet.
+
+    @property
+    def keeps_leases(self) -> bool:
+        """Whether the consumer extends leases."""
+        return self._watched.keeps_leases and self._watched.loop.is_running()
+
+    def keep(self, ahead_s: float) -> None:
+        """Let the consumer extend them, soon: the next `ask` comes behind that."""
+        try:
+            self._watched.loop.call_soon_threadsafe(self._watched.keep, ahead_s)
+        except RuntimeError:
+            self.close()  # Its loop has ended.
 
     def begin(self) -> None:
         """The clock begins to move."""
-        self._in_hand.clear()
+        self._callers.clear()
+        self._elsewhere.clear()
         self.is_active = self._waiting > 0
+
+    def has_caller(self, who: threading.Thread) -> bool:
+        """Whether a thread has got messages and has not come back."""
+        return who in self._callers
+
+    def lease_s(self) -> float:
+        """See Watcher."""
+        # While the clock moves it waits for callers of this consumer to take what they waited for.
+        if self.is_active and self._clock.is_moving:
+            return self._clock.time.lease_ms / 1_000
+        return self._clock.lease_s()
+
+    def came_back(self) -> None:
+        """See Watcher."""
+        if self._callers and (caller := self._callers.pop(_who(), None)) is not None:
+            self._elsewhere.update(caller.in_hand)
 
     def waits(self) -> None:
         """See Watcher."""
@@ -308,18 +380,35 @@ class _Watcher:
 
     def handed_out(self, handles: Handles) -> None:
         """See Watcher."""
-        if self._is_moving():
-            self._in_hand.update(_keys(handles))
+        if self._clock.is_moving:
+            who = _who()
+            caller = self._callers.get(who)
+            if caller is None:
+                caller = self._callers[who] = _Caller(who)
+            caller.in_hand.update(_keys(handles))
         self.leaves()
 
     def let_go(self, handles: Handles) -> None:
         """See Watcher."""
-        if self._in_hand:
-            self._in_hand.difference_update(_keys(handles))
+        if not self._callers and not self._elsewhere:
+            return
+        keys = _keys(handles)
+        self._elsewhere.difference_update(keys)
+        for caller in list(self._callers.values()):
+            if caller.in_hand and not caller.in_hand.isdisjoint(keys):
+                caller.in_hand.difference_update(keys)
+                caller.settled_s = monotonic_s()
 
     def close(self) -> None:
         """See Watcher."""
-        self._closed(self)
+        self._clock.forget(self)
+
+    @property
+    def _is_at_work(self) -> bool:
+        for who, caller in list(self._callers.items()):
+            if caller.has_ended or not caller.is_at_work():
+                self._callers.pop(who, None)
+        return bool(self._callers or self._elsewhere)
 
     async def ask(self) -> bool:
         """Whether something is at work here, as the consumer's own loop sees it.
@@ -333,8 +422,9 @@ class _Watcher:
 
         def tell() -> None:
             watched = self._watched
-            at_work = bool(self._in_hand) or not watched.is_settled or (self.is_active and watched.has_next)
-            if at_work and not self._in_hand:
+            in_hand = self._is_at_work
+            at_work = in_hand or not watched.is_settled or (self.is_active and watched.has_next)
+            if at_work:
                 watched.hurry()
             loop.call_soon_threadsafe(_set, answer, at_work)
 
@@ -359,6 +449,14 @@ def _is_on_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _who() -> threading.Thread | asyncio.Task[Any]:
+    """The task that calls, or the thread where it is no task."""
+    try:
+        return asyncio.current_task() or threading.current_thread()
+    except RuntimeError:
+        return threading.current_thread()
 
 
 def _set(answer: asyncio.Future[bool], value: bool) -> None:

@@ -2,12 +2,10 @@
 
      pulled ──slot free──▶ running ──returned──▶ acknowledged
                               ├──raised──▶ given back with a pause, or rejected
-                              ├──over the time limit──▶ coroutine: cancelled, then given back
-                              │                         function: given back; the slot is lost until its thread ends,
-                              │                         and an exclusive lane without any other slot gives up its lead
-                              │                         function without a limit: its lease is extended, and the log
-                              │                         tells that it is slow
-                              ├──settled by the handler──▶ the worker says nothing more
+                              ├──over the time limit──▶ coroutine: cancelled, then given back when it has ended
+                              │                         function, or a coroutine that goes on all the same: given back;
+                              │                         the slot is lost until it ends, and an exclusive lane
+                              │                         without any other slot gives up its lead
                               └──worker stops, drain over──▶ given back uncounted
 
 Invariant: a message is settled once, and a slot is free only when the handler in it has ended.
@@ -64,6 +62,8 @@ class Lane:
         self._limit_s = None if settings.limit is None else settings.limit.total_seconds()
         slow_s = None if handler.slow_after is None else handler.slow_after.total_seconds()
         self._look_s = slow_s if self._limit_s is None else self._limit_s  # After this a handler is looked at.
+        # How long a coroutine over its limit may clean up: half of the time that its lease still lasts then.
+        self._clean_up_s = min(CANCEL_S, settings.lease.total_seconds() / 12)
         self._jobs: dict[Job, None] = {}  # Those that hold a slot, in the order of their start.
         self._free: asyncio.Future[None] | None = None  # Set while the lane waits for a slot.
         self._idle: asyncio.Future[None] | None = None  # Set while the drain waits for the handlers.
@@ -163,6 +163,9 @@ class Lane:
 
     def _leave(self, job: Job) -> None:
         """The handler of a job has ended: its slot is free."""
+        if job.is_lost:
+            took_s = self._loop.time() - job.started
+            log.info("slot_free_again subject=%s group=%s took_s=%.1f", *self._names, took_s)
         del self._jobs[job]
         for waiting in (self._free, self._idle):
             if waiting is not None and not waiting.done():
@@ -229,9 +232,6 @@ class Lane:
             while self._ended:
                 ended, self._ended = self._ended, []
                 for job in ended:
-                    if job.is_lost:
-                        took_s = self._loop.time() - job.started
-                        log.info("slot_free_again subject=%s group=%s took_s=%.1f", *self._names, took_s)
                     await self._settle(job, job.verdict)
                     self._leave(job)
         finally:
@@ -256,10 +256,16 @@ class Lane:
                 self._tell_slow(job)
             elif job.task is not None:
                 job.task.cancel()
+                # It may clean up; one that goes on holds its slot as a function does.
+                self._loop.call_later(self._clean_up_s, self._look_at_cancelled, job)
             elif not job.is_settled:
                 self._lose(job)
         if self._free is not None and not self._free.done() and self._leads_in_vain:
             self._free.set_result(None)  # Whoever waits for a slot counts its window from now on.
+
+    def _look_at_cancelled(self, job: Job) -> None:
+        if job in self._jobs and not job.is_settled:
+            self._lose(job)
 
     def _lose(self, job: Job) -> None:
         job.is_lost = True

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 
+from delayd.client.home_clock import handles_messages
 from delayd.client.loop_thread import need_real_threads
 from delayd.worker.job import Job
 
@@ -27,6 +28,7 @@ class Threads:
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
+        self._context.run(handles_messages.set, True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._done: deque[Job] = deque()
         self._woken = False

@@ -33,7 +33,7 @@ from delayd.client.pulling.source import Callbacks, OneSource, Source
 from delayd.client.pulling.stock import Batch, Stock
 from delayd.client.pulling.words import Kind, Word, extended
 from delayd.client.retry import Backoff
-from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable
+from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable, SlowDown
 
 SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
 # Looking after each message would cost a fast handler more than the hand-out does; so once in this many.
@@ -45,6 +45,7 @@ SLACK_S = 0.05  # An answer at the end of a pull's time needs a while to arrive.
 ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; after that it counts as away.
 SHARE_S = 0.02  # Messages that a caller works off within this are not worth giving to another consumer.
 BUSY_S = 0.005  # When a thread is taking something out at this moment, the loop looks again after this.
+LOOK_S_MAX = 5.0  # How long a pull without a wait lets a server look for messages among those that nobody gets.
 WAIT = timedelta(seconds=5)
 
 WHAT = "an AsyncConsumer"  # The blocking consumer makes its own loop, so it never has a wrong one.
@@ -70,11 +71,13 @@ class ConsumerCore(Generic[Batch]):
         self._post = post
         self._loop = own_loop(WHAT)
         self._meta = MetaView(address)
-        self._lease_now = self._meta.clock.lease_s
+        self._watcher = self._meta.clock.watcher(self)
+        self._lease_now = self._meta.clock.lease_s if self._watcher is None else self._watcher.lease_s
         lease_s = settings.lease / _SECOND
         self._stock: Stock[Batch] = Stock(make)
         self._pace = Pace(lease_s)
         self._iterates = False
+        self._asked = 0  # How many messages callers with empty hands asked for last.
         self._enough = -1  # When only this many messages are left, iteration checks whether to fetch more.
         self._looks = False
         self._watch: asyncio.TimerHandle | None = None  # Set while anything is in stock.
@@ -96,7 +99,6 @@ class ConsumerCore(Generic[Batch]):
             self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._lease_now, self._keep)
         most = settings.max_in_flight
         self._in_flight = None if most is None else InFlight(most, self._lease_now)
-        self._watcher = self._meta.clock.watcher(self)
         self._hurrying: asyncio.Task[None] | None = None
 
     def check(self) -> None:
@@ -122,6 +124,16 @@ class ConsumerCore(Generic[Batch]):
             self._hurrying = self._loop.create_task(self._source.flush())
 
     @property
+    def keeps_leases(self) -> bool:
+        """See Watched."""
+        return self._keeper is not None
+
+    def keep(self, ahead_s: float) -> None:
+        """See Watched."""
+        if self._keeper is not None:
+            self._keeper.keep(ahead_s)
+
+    @property
     def has_next(self) -> bool:
         """See Watched."""
         return (self._iterates or bool(self._waiters)) and self._stock.count > 0
@@ -135,6 +147,8 @@ class ConsumerCore(Generic[Batch]):
 
         A caller that can't hand the message on must put it back.
         """
+        if self._watcher is not None:
+            self._watcher.came_back()
         if self._in_flight is not None and not self._in_flight.room:
             return False
         now = self._lease_now()
@@ -160,6 +174,8 @@ class ConsumerCore(Generic[Batch]):
 
     def take(self, most: int | None, given: list[Pulled]) -> bool:
         """As `take_next`, for up to ``most`` messages; None: as many as the pace allows."""
+        if self._watcher is not None:
+            self._watcher.came_back()
         now = self._lease_now()
         self._pace.came_back(now)
         if self._in_flight is not None and not self._in_flight.room:
@@ -229,17 +245,16 @@ class ConsumerCore(Generic[Batch]):
             left_s = until - monotonic_s()
             if not self._source.under_way:
                 # A pull with no time to wait still gets the messages that the server has now.
-                if asked and left_s < 0:
+                if asked and left_s < 0 and not self._source.is_unfinished:
                     # Of several servers, one may have answered that it has nothing before another one could answer.
                     if not self._source.is_asking or not await self._wait_for_pull(ANSWER_S):
                         return False
                     continue
-                self._source.start(self._wanted(most), min(max(int(left_s * 1000), 0), POLL_MS), 0)
+                if asked and left_s < -LOOK_S_MAX:
+                    raise SlowDown(f"the server did not look at all messages of {self.subject} in {LOOK_S_MAX:g} s")
+                self._ask(self._wanted(most), min(max(int(left_s * 1000), 0), POLL_MS))
             asked = True
-            if not self._settings.prefetch:
-                # Without prefetch no message may arrive when nobody waits for it, so only the server's own wait counts.
-                await self._wait_for_pull(None)
-            elif not await self._wait_for_pull(max(left_s, 0) + SLACK_S):
+            if not await self._wait_for_pull(max(left_s, 0) + SLACK_S):
                 self._source.withdraw()
                 if not await self._wait_for_pull(ANSWER_S):
                     return False
@@ -255,7 +270,7 @@ class ConsumerCore(Generic[Batch]):
                 while not self._stock.count and not self.closed:
                     self._raise_failed_pull()
                     if not self._source.under_way:
-                        self._source.start(self._wanted(self._least()), POLL_MS, 0)
+                        self._ask(self._wanted(self._least()), POLL_MS)
                     await self._wait_for_pull(None)
             except AlreadyClosed:
                 break
@@ -271,24 +286,32 @@ class ConsumerCore(Generic[Batch]):
             return not self.closed
         return False
 
+    def _ask(self, most: int, wait_ms: int) -> None:
+        self._asked = most
+        self._source.start(most, wait_ms, 0)
+
     def settle(self, handles: Handles, word: Word) -> None:
         """Say something of messages, soon; a later call raises the error if this fails."""
-        self._settled(handles, word)
+        self._settled(handles)
         self._source.settle(handles, word)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """Say something of messages, durably."""
         self.check()
-        self._settled(handles, word)
+        if word.kind is Kind.EXTEND:
+            return self._extend(handles, word)
+        self._settled(handles)
         return self._source.settle_and_wait(handles, word)
 
-    def _settled(self, handles: Handles, word: Word) -> None:
-        if not self._is_tracked:
-            return
-        if word.kind is not Kind.EXTEND:
+    def _settled(self, handles: Handles) -> None:
+        if self._is_tracked:
             self._let_go(handles)
-        elif self._in_flight is not None:
-            self._in_flight.extend(handles, self._lease_now() + word.delay_ms / 1000)
+
+    def _extend(self, handles: Handles, word: Word) -> asyncio.Future[None]:
+        extended = self._source.settle_and_wait(handles, word)
+        if self._in_flight is not None:
+            self._in_flight.extend(handles, self._lease_now() + word.delay_ms / 1000, extended)
+        return extended
 
     @property
     def _is_tracked(self) -> bool:
@@ -313,12 +336,9 @@ class ConsumerCore(Generic[Batch]):
         if self._watcher is not None:
             self._watcher.let_go(handles)
 
-    def _keep(self, handles: Handles) -> None:
+    def _keep(self, handles: Handles, lease_s: float) -> None:
         """Extend leases; a server that is away, or has taken messages back, tells their handler when it settles."""
-        word = extended(self._settings.lease)
-        if self._in_flight is not None:
-            self._in_flight.extend(handles, self._lease_now() + word.delay_ms / 1000)
-        self._source.settle_and_wait(handles, word).add_done_callback(_heard)
+        self._extend(handles, extended(timedelta(seconds=lease_s))).add_done_callback(_heard)
 
     def give_back(self, handles: Handles) -> None:
         """Give messages back uncounted, because no work was done on them."""
@@ -440,6 +460,7 @@ class ConsumerCore(Generic[Batch]):
             return
         self._pace.fetched()
         self._stock.put(pulled, self._lease_now())
+        self._give_back_surplus()
         target, size = self._ahead_of(1)
         if self._iterates:
             self._enough = target - size
@@ -448,6 +469,15 @@ class ConsumerCore(Generic[Batch]):
             self._source.withdraw()
         if self._watch is None:
             self._watch = self._loop.call_later(self._pace.hold_s, self._look_after)
+
+    def _give_back_surplus(self) -> None:
+        """Without prefetch nothing waits here beyond what callers asked for; several servers may answer at once."""
+        if self._settings.prefetch:
+            return
+        most = self._asked if self._in_flight is None else min(self._asked, self._in_flight.room)
+        surplus = self._stock.count - most
+        if surplus > 0:
+            self.give_back(self._stock.give_back_last(surplus) or [])
 
     def _served(self) -> None:
         if self._away:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from delayd.client.instants import monotonic_s
 from delayd.client.pulling.acks import Handles
+from delayd.errors import CallerError, StaleHandle
 
-_Key = tuple[int, ...]  # Incarnation, pull sequence, and what stands behind these in a handle.
+_Key = tuple[int, int]  # Incarnation and pull sequence.
 
 
 class InFlight:
@@ -48,11 +49,30 @@ class InFlight:
         self.let_go(handles)
         return False
 
-    def extend(self, handles: Handles, lease_ends: float) -> None:
-        """The leases of those that are in flight end at another instant."""
-        for key in _keys(handles):
-            if key in self._ends:
-                self._ends[key] = lease_ends
+    def extend(self, handles: Handles, lease_ends: float, extended: asyncio.Future[None]) -> None:
+        """The leases of those that are in flight end at another instant, if the server extends them. On the loop.
+
+        While nobody knows, the later of both instants counts. A message that the server does not hold any more has no
+        place; when it refused the word, the lease ends as before.
+        """
+        before = {key: self._ends[key] for key in _keys(handles) if key in self._ends}
+        for key, ends in before.items():
+            self._ends[key] = max(ends, lease_ends)
+
+        def heard(done: asyncio.Future[None]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, StaleHandle):
+                self.let_go([*error.handles])
+            for key, ends in before.items():
+                # A message that has left its place meanwhile gets none again.
+                if key in self._ends and isinstance(error, CallerError):
+                    self._ends[key] = ends
+                elif key in self._ends and (error is None or isinstance(error, StaleHandle)):
+                    self._ends[key] = lease_ends
+            if self._waiting:
+                self._freed.set()
+
+        extended.add_done_callback(heard)
 
     def let_go(self, handles: Handles) -> None:
         """Something was said of these messages, or no handler has got them."""
@@ -93,7 +113,5 @@ class InFlight:
 
 def _keys(handles: Handles) -> list[_Key]:
     return [
-        (incarnation, sequence, *place)
-        for incarnation, first, count, *place in handles
-        for sequence in range(first, first + count)
+        (incarnation, sequence) for incarnation, first, count, *_ in handles for sequence in range(first, first + count)
     ]

@@ -21,7 +21,9 @@ limited = LogLimit(logging.getLogger(__name__))
 
 
 class LeaseKeeper:
-    """Of one consumer; made on its loop. ``extend`` asks for another lease for handles of one message each."""
+    """Of one consumer; made on its loop. ``extend`` asks for another lease, of so many seconds, for handles of one
+    message each.
+    """
 
     def __init__(
         self,
@@ -29,9 +31,10 @@ class LeaseKeeper:
         lease_s: float,
         most_s: float,
         now_s: Callable[[], float],
-        extend: Callable[[Handles], None],
+        extend: Callable[[Handles, float], None],
     ) -> None:
         self._names = names
+        self._lease_s = lease_s
         self._every_s = lease_s / TICKS_A_LEASE
         self._most_s = most_s
         self._now_s = now_s
@@ -72,6 +75,17 @@ class LeaseKeeper:
                     else:
                         self._since.pop(one, None)
 
+    def keep(self, ahead_s: float) -> None:
+        """Extend the leases now, so that they last beyond a time that passes at once: a test moves the clock."""
+        self._read()
+        now_s = self._now_s()
+        by_lease: dict[float, Handles] = {}
+        for one, since in self._since.items():
+            lease_s = min(ahead_s, since + self._most_s - now_s) + self._lease_s
+            by_lease.setdefault(lease_s, []).append([*one])
+        for lease_s, handles in by_lease.items():
+            self._extend(handles, lease_s)
+
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._tick)
         self._read()
@@ -82,7 +96,7 @@ class LeaseKeeper:
         if over:
             limited.warning("lease_let_go", "lease_let_go subject=%s group=%s messages=%d", *self._names, len(over))
         if self._since:
-            self._extend([[*one] for one in self._since])
+            self._extend([[*one] for one in self._since], self._lease_s)
 
 
 def _ones(handle: list[int]) -> Iterator[tuple[int, ...]]:

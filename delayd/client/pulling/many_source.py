@@ -20,7 +20,16 @@ from delayd.client.pulling.acks import Handles, merge, stale_error
 from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
-from delayd.client.pulling.source import Callbacks, Lanes, beginning_of, bound_of, pulled_in, terms_of, wanted_in
+from delayd.client.pulling.source import (
+    Callbacks,
+    Lanes,
+    beginning_of,
+    bound_of,
+    pulled_in,
+    terms_of,
+    unfinished_in,
+    wanted_in,
+)
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff
@@ -86,6 +95,11 @@ class ManySource:
         if not self._asked:
             return self._unfound
         return next((server.lane.trouble for server in self._asked if server.lane.trouble), None)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """See Source."""
+        return any(server.is_unfinished for server in self._asked)
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """See Source."""
@@ -229,6 +243,7 @@ class ManySource:
             places = _places(answer.head, self._settings.subjects, server.log_id)
             pulled = pulled_in(answer, asked_us, server.link, self._settings, self._meta.clock.lease_s(), places)
             wanted = wanted_in(answer.head)
+            server.is_unfinished = unfinished_in(answer.head)
         except DelaydError as error:
             self._callbacks.on_pulled(error, 0)
             return
@@ -312,6 +327,7 @@ class _Server:
     ) -> None:
         self.log_id = address.log_id
         self.link = ServerLink(address.host, address.port, address.log_id)
+        self.is_unfinished = False  # It had not looked at all messages when it answered the last PULL.
         self.away = False  # The last PULL found it away, until one is answered.
         self._subjects = settings.subjects
         self._settings = settings

@@ -23,6 +23,9 @@ ONE_AHEAD_S = 0.5
 BATCH_S = 1.0
 # A message that was not handed out after this goes back: the caller has stalled, or does not come back at all.
 HOLD_S = 1.0
+# And after this part of a lease: a worker's handler may take five sixths of the lease from its hand-out on, so what
+# waited for a tenth before is still its own when the handler ends in time.
+HOLD_PARTS = 10
 # A fetch is at most this many times as large as the one before: the first messages may cost less than the others.
 GROWTH = 8
 LIMIT_MAX = 1 << 20
@@ -39,7 +42,7 @@ class Pace:
 
     def __init__(self, lease_s: float) -> None:
         # The limits are shares of a short lease, so that most of it is left to the handler.
-        self.hold_s = min(HOLD_S, lease_s / 4)
+        self.hold_s = min(HOLD_S, lease_s / HOLD_PARTS)
         self._ahead_s = min(AHEAD_S, lease_s / 16)
         self._one_s = min(ONE_AHEAD_S, lease_s / 8)
         self._batch_s = min(BATCH_S, lease_s / 8)

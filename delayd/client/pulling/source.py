@@ -29,7 +29,7 @@ from delayd.errors import BadRequest, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.positions import AtInstant, End, position_value
-from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
+from delayd.wire.requests import PART_MOST, RequestType, need_bool, need_instant, need_int, need_rows, need_u64
 
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
 LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle are forgotten.
@@ -68,6 +68,10 @@ class Source(Protocol):
     @property
     def trouble(self) -> DelaydError | None:
         """Why the last try of a PULL failed; None when it was answered, or there was none."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a server that answered without messages had not looked at all of them."""
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """Ask for up to ``most`` messages wherever no PULL is under way; see `PullLane.start`."""
@@ -249,6 +253,7 @@ class OneSource:
         self._had_messages = False  # Once messages have come the route is used, and meta keeps it.
         self._looking: asyncio.Task[None] | None = None
         self._ended = False
+        self.is_unfinished = False
         names: Head = {"subject": settings.subject, "group": settings.group}
         terms = self._terms = terms_of(settings) | beginning_of(settings) | bound_of(settings)
         self._lane = PullLane(names, terms, self._standing, self._connection, settings, self._answered)
@@ -340,6 +345,7 @@ class OneSource:
         try:
             pulled = pulled_in(answer, asked_us, self._link, self._settings, self._meta.clock.lease_s())
             wanted = wanted_in(answer.head)
+            self.is_unfinished = unfinished_in(answer.head)
         except DelaydError as error:
             self._on_pulled(error, 0)
             return
@@ -473,6 +479,11 @@ def beginning_of(settings: ConsumerSettings, *, since_ms: int | None = None) -> 
     if settings.ordered:
         head["ordered"] = True
     return head
+
+
+def unfinished_in(head: Head) -> bool:
+    """Whether the server had not looked at all messages when it answered without any."""
+    return need_bool(head, "unfinished") if "unfinished" in head else False
 
 
 def wanted_in(head: Head) -> int:

@@ -36,6 +36,7 @@ class Word(NamedTuple):
     delay_ms: int = 0  # Of EXTEND: the lease.
     reason: str = ""
     error: str = ""
+    jitter: float = 0.0  # Of RETRY: by up to this share the delay of each message is shortened, at random.
 
     @property
     def is_of_one(self) -> bool:
@@ -44,6 +45,12 @@ class Word(NamedTuple):
 
     def rows(self, handles: Handles) -> Handles:
         """The rows of a request for these handles."""
+        if self.kind is Kind.RETRY and self.jitter:
+            return [
+                [incarnation, sequence, 1, *place, shortened(self.delay_ms, self.jitter), self.error]
+                for incarnation, first, count, *place in handles
+                for sequence in range(first, first + count)
+            ]
         if self.kind is Kind.RETRY:
             return [[*handle, self.delay_ms, self.error] for handle in handles]
         if self.kind is Kind.REJECT:
@@ -74,18 +81,26 @@ class Backoff:
         if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
             raise BadSetting(f"jitter of a back-off is a share of 0 to 1, not {self.jitter!r:.100}")
 
-    def delay_ms(self, attempt: int) -> int:
-        """The wait after that attempt, which counts from 1."""
+    def longest_ms(self, attempt: int) -> int:
+        """The longest wait after that attempt, which counts from 1."""
         need_whole("attempt", attempt, 1)
-        wait = min(self.most / _MS, self.first / _MS * 2.0 ** min(attempt - 1, 60))
-        return max(1, int(wait * (1 - self.jitter * random.random())))
+        return int(min(self.most / _MS, self.first / _MS * 2.0 ** min(attempt - 1, 60)))
+
+    def delay_ms(self, attempt: int) -> int:
+        """A wait after that attempt, shortened at random."""
+        return shortened(self.longest_ms(attempt), self.jitter)
+
+
+def shortened(wait_ms: int, jitter: float) -> int:
+    """A wait that is shortened at random by up to the share ``jitter``."""
+    return max(1, int(wait_ms * (1 - jitter * random.random())))
 
 
 def later(delay: timedelta | None, error: str, backoff: Backoff, attempt: int) -> Word:
     """The word for messages that come again after ``delay``; None: after the back-off."""
     text = _text("error", error)
     if delay is None:
-        return Word(Kind.RETRY, backoff.delay_ms(attempt), error=text)
+        return Word(Kind.RETRY, max(1, backoff.longest_ms(attempt)), error=text, jitter=backoff.jitter)
     if not timedelta(0) <= need_timedelta("delay", delay) <= DELAY_MAX:
         raise BadArgument(f"delay is {delay}; a message comes again after 0 s to {DELAY_MAX.days} days")
     if not delay and not text:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from tests.conformance.public.desk import AT_ONCE, NEXT, Desk
+import pytest
+
+import delayd
+from tests.conformance.public.desk import AT_ONCE, LONG, NEXT, Desk
 
 
 def test_all_consumers_of_a_group_hold_no_more_than_its_bound(desk: Desk) -> None:
@@ -44,3 +47,23 @@ def test_the_bound_holds_when_leases_end(desk: Desk) -> None:
     other = desk.consumer(**settings)
     again = desk.one(other)
     assert again.attempt == 2 and not len(other.pull(wait=AT_ONCE))
+
+
+def test_an_extension_that_is_refused_gives_its_place_back(desk: Desk) -> None:
+    desk.send(b"1")
+    consumer = desk.consumer(max_in_flight=1, lease=timedelta(milliseconds=300))
+    late = desk.one(consumer)
+    again = desk.one(consumer)
+    assert again.attempt == 2, "the lease of the first one has ended"
+    with pytest.raises(delayd.errors.StaleHandle):
+        late.extend(LONG * 100)
+    again.nack(AT_ONCE)
+    assert desk.one(consumer).attempt == 3
+
+
+def test_a_group_keeps_its_bound_when_a_consumer_does_not_name_it(desk: Desk) -> None:
+    desk.send(b"1", b"2", b"3")
+    first = desk.one(desk.consumer(group_max_in_flight=1))
+    assert desk.is_empty(desk.consumer())
+    first.ack()
+    desk.one(desk.consumer()).ack()

@@ -243,3 +243,15 @@ def test_messages_that_no_handler_saw_come_to_another_consumer_after_a_close(des
         next(consumer).ack()
     message = desk.one(desk.consumer())
     assert message.attempt == 1
+
+
+def test_each_message_of_a_batch_that_is_given_back_has_a_wait_of_its_own(desk: Desk) -> None:
+    desk.producer.send_batch(desk.subject, [b"x"] * 40, delay=AT_ONCE)
+    backoff = delayd.Backoff(first=timedelta(milliseconds=400), most=timedelta(milliseconds=400), jitter=1)
+    consumer = desk.consumer(backoff=backoff)
+    seen = 0
+    while seen < 40:
+        batch = consumer.pull(40, wait=LONG)
+        seen += len(batch)
+        batch.nack(error="all of them failed together")
+    assert len({message.deliver_at_ms for message in desk.take(consumer, 40)}) > 10

@@ -1,10 +1,11 @@
 """Leases that a consumer extends, against the core in memory."""
 
+from random import Random
+
 import pytest
 
 from delayd.errors import BadRequest
 from delayd.wire.requests import RequestType, need_rows
-from realtime.extensions import CLEAN_MIN, Extensions
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
 
 LEASE_MS = 30_000  # Of the pulls of these tests.
@@ -77,9 +78,52 @@ def test_a_group_that_does_not_exist_extends_nothing() -> None:
     assert world.core._pulls.groups == {}
 
 
-def test_extensions_that_are_over_are_forgotten() -> None:
-    extensions = Extensions()
-    for at in range(3 * CLEAN_MIN):
-        extensions.extend(2 * at, 2 * at + 1, at + 10, at)
-    assert len(extensions) < CLEAN_MIN + 20
-    assert extensions.ended(0, 10, 100_000) == [(0, 10)]
+def test_rule_B1_memory_follows_the_messages_that_are_held_and_not_the_extensions_made() -> None:
+    world, peer = ready_world([b"%d" % number for number in range(3_000)])
+    ((incarnation, first, count),) = world.pull(peer, most=3_000).handles
+    pulls, (group,) = world.core._pulls, world.core._pulls.groups.values()
+    for number in range(3_000):
+        # As a heartbeat does, whose lease is now longer, now shorter.
+        assert _extend(world, peer, [[incarnation, first, 1]], 10_000_000 + number * (-1) ** number) == []
+        world.pass_time(1)
+    assert len(group.extensions) == 1 and len(pulls._leases) < 1_100
+    for number in range(count):
+        handle = [incarnation, first + number, 1]
+        _extend(world, peer, [handle], 10_000_000)
+        world.ack(peer, [handle], kind=RequestType.NACK if number % 2 else RequestType.ACK)
+    assert len(group.extensions) == 0 and len(pulls._leases) < 1_100
+
+
+def test_what_was_extended_lapses_when_its_last_lease_ends_however_it_was_extended_before() -> None:
+    random = Random(1)
+    for _ in range(40):
+        world, peer = ready_world([b"%d" % number for number in range(6)])
+        ((incarnation, first, _),) = world.pull(peer).handles
+        now_ms, ends = 0, dict.fromkeys(range(6), LEASE_MS)
+        for _ in range(12):
+            at, lease_ms = random.randrange(6), random.choice((5_000, 20_000, 60_000, 200_000))
+            count = random.randint(1, 6 - at)
+            stale = {row[1] - first for row in _extend(world, peer, [[incarnation, first + at, count]], lease_ms)}
+            gone = {row for row in range(at, at + count) if ends[row] <= now_ms}
+            assert gone == {each for row in range(at, at + count) for each in stale if each == row} or gone
+            ends.update({row: now_ms + lease_ms for row in range(at, at + count) if row not in gone})
+            passed = random.choice((0, 1_000, 10_000))
+            world.pass_time(passed)
+            now_ms += passed
+            lapsed = world.core._pulls.counters["lapsed"]
+            assert lapsed == sum(end <= now_ms for end in ends.values())
+
+
+def test_a_stall_of_the_server_ends_no_lease() -> None:
+    world, peer = ready_world([b"a", b"b"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    _extend(world, peer, [[incarnation, first, 1]], 2 * LEASE_MS)
+    world.core.unheard(LEASE_MS)
+    world.pass_time(2 * LEASE_MS - 1)
+    assert world.pull(SimPeer()).bodies == []
+    world.pass_time(1)
+    assert world.pull(SimPeer()).bodies == [b"b"]
+    world.pass_time(LEASE_MS - 1)
+    assert world.pull(SimPeer()).bodies == []
+    world.pass_time(1)
+    assert b"a" in world.pull(SimPeer()).bodies

@@ -31,6 +31,10 @@ def _pulled(consumer: delayd.Consumer) -> list[bytes]:
     return bodies
 
 
+def _until_one_waits(broker: InMemoryBroker) -> None:
+    wait_until(lambda: any(watcher._waiting for watcher in list(broker.clock._watchers)), "a consumer waits")
+
+
 def test_a_message_comes_at_its_millisecond(delayd_broker: InMemoryBroker) -> None:
     clock = delayd_broker.clock
     with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
@@ -521,3 +525,114 @@ def test_the_broker_tells_what_was_sent_what_is_pending_and_what_is_dead() -> No
             (b"2", True)
         ]
         assert [(letter.body, letter.reason) for letter in broker.dead("a", "g")] == [(b"1", "no")]
+
+
+def test_what_a_handler_sends_after_its_acknowledgement_is_not_missed(delayd_broker: InMemoryBroker) -> None:
+    begun, seen = delayd_broker.clock.now, list[float]()
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
+
+        def work() -> None:
+            for message in consumer:
+                seen.append((delayd_broker.clock.now - begun) / DAY)
+                message.ack()
+                threading.Event().wait(0.05)  # Some work after the acknowledgement.
+                producer.send("a", b"x", delay=DAY)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        _until_one_waits(delayd_broker)
+        producer.send("a", b"x", delay=DAY)
+        delayd_broker.clock.advance(5 * DAY)
+        assert seen == [1, 2, 3, 4, 5]
+    worker.join(10)
+    assert not worker.is_alive()
+
+
+def test_a_handler_that_sends_in_frozen_time_does_not_wait_for_the_clock_that_waits_for_it() -> None:
+    seen: list[float] = []
+    with freeze_time("2026-01-01", real_asyncio=True) as frozen, InMemoryBroker() as broker:
+        begun = broker.clock.now
+        with broker.producer() as producer, broker.consumer("a", "g") as consumer, broker.consumer("b", "g") as other:
+
+            def work() -> None:
+                for message in consumer:
+                    seen.append((broker.clock.now - begun) / DAY)
+                    producer.send("a", b"x", delay=DAY)
+                    message.ack()
+
+            worker = threading.Thread(target=work)
+            worker.start()
+            _until_one_waits(broker)
+            producer.send("a", b"x", delay=DAY)
+            frozen.tick(3 * DAY + timedelta(hours=1))
+            assert _pulled(other) == []
+            assert seen == [1, 2, 3]
+
+
+def test_a_lease_that_is_kept_lasts_while_the_clock_moves(delayd_broker: InMemoryBroker) -> None:
+    lease = timedelta(seconds=20)
+    with (
+        delayd_broker.producer() as producer,
+        delayd_broker.consumer("a", "g", lease=lease, auto_extend=4 * DAY) as consumer,
+    ):
+        producer.send("a", b"x", delay=timedelta(0))
+        (message,) = consumer.pull()
+        delayd_broker.clock.advance(3 * DAY)
+        message.extend(lease)
+        delayd_broker.clock.advance(2 * DAY)
+        with pytest.raises(delayd.errors.StaleHandle):
+            message.ack()
+
+
+def test_a_task_that_pulls_and_a_test_that_moves_the_clock_cost_no_patience(
+    delayd_broker: InMemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with delayd_broker.async_producer() as producer, delayd_broker.async_consumer("a", "g") as consumer:
+            for _ in range(3):
+                await producer.send("a", b"1", delay=DAY)
+                pulling = asyncio.create_task(consumer.pull())
+                await delayd_broker.clock.advance_async(DAY)
+                await (await pulling).ack()
+
+    asyncio.run(scenario())
+    assert "clock_goes_on" not in caplog.text
+
+
+def test_a_pull_without_a_wait_finds_a_message_behind_many_that_its_group_does_not_want(
+    delayd_broker: InMemoryBroker,
+) -> None:
+    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g", tags_any=["eu"]) as consumer:
+        assert _pulled(consumer) == []
+        for _ in range(200):
+            producer.send("a", b"us", delay=timedelta(0), tags=["us"])
+        producer.send("a", b"eu", delay=timedelta(0), tags=["eu"])
+        delayd_broker.clock.advance(DAY)
+        assert consumer.pull(wait=timedelta(0)).bodies == [b"eu"]
+
+
+def test_a_home_that_is_closed_ends_its_loops_and_workers() -> None:
+    ended: list[str] = []
+    with InMemoryBroker() as broker:
+        consumer, worker = broker.consumer("a", "g"), broker.worker()
+        worker.on("b", group="g")(lambda body: None)
+
+        def iterate() -> None:
+            for _ in consumer:
+                pass
+            ended.append("loop")
+
+        def serve() -> None:
+            asyncio.run(worker.serve())
+            ended.append("worker")
+
+        threads = [threading.Thread(target=each) for each in (iterate, serve)]
+        for thread in threads:
+            thread.start()
+        _until_one_waits(broker)
+    for thread in threads:
+        thread.join(15)
+    assert sorted(ended) == ["loop", "worker"]
+    with pytest.raises(delayd.errors.AlreadyClosed):
+        consumer.pull(wait=timedelta(0))
+    consumer.close()

@@ -204,6 +204,33 @@ def test_a_coroutine_is_cancelled_at_its_time_limit_and_its_message_given_back(
     assert "took longer than its time limit" in caplog.text
 
 
+def test_a_coroutine_that_swallows_its_cancellation_is_named_and_loses_its_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario(world: World) -> None:
+        add_messages(world, 1)
+        worker, go_on = worker_of(world), asyncio.Event()
+
+        async def handle(body: bytes) -> None:
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                await go_on.wait()
+
+        worker.on(SUBJECT, group=GROUP, concurrency=1, lease=timedelta(seconds=1), time_limit=TIME_LIMIT)(handle)
+        async with serving(worker):
+            await settled(world, 0, counted=1)
+            assert "slot_lost" in caplog.text
+            go_on.set()
+            await settled(world, 1)
+        assert len(world.realtime.counted) == 1
+
+    on_steady_loop(scenario)
+    assert "slot_free_again" in caplog.text
+
+
 @pytest.mark.parametrize("limit", [timedelta(minutes=5), None])
 def test_a_handler_that_outlasts_its_lease_keeps_its_message(limit: timedelta | None) -> None:
     async def scenario(world: World) -> None:

@@ -1,0 +1,65 @@
+"""Groups that begin at an instant that has not come, and bounds that outlive who said them."""
+
+import pytest
+
+from delayd.errors import BadArgument
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
+
+HOUR_MS = 3_600_000
+NAMES: Head = {"subject": SUBJECT, "group": GROUP}
+
+
+def _pull(world: World, **more: HeadValue) -> list[bytes]:
+    _, body = world.ask(SimPeer(), RequestType.PULL, {**pull_head(), **more})
+    return bodies_of(body)
+
+
+def _died(world: World, restart: str) -> World:
+    """The server dies, behind a checkpoint or before it, and starts again."""
+    if restart == "checkpoint":
+        world.core.checkpoint()
+    state = world.state.after_crash()
+    return World(world.disk.after_crash(), state, world.clock.restarted())
+
+
+@pytest.mark.parametrize("restart", ["", "replay", "checkpoint"])
+def test_a_group_that_begins_later_gets_nothing_of_before(restart: str) -> None:
+    world, origin = World(), SimPeer()
+    world.hello(origin, 1)
+    begins_ms = world.clock.now_ms() + HOUR_MS
+    assert _pull(world, start={"instant_ms": begins_ms}) == []
+    claimed = [begins_ms - HOUR_MS, begins_ms - 1, begins_ms, begins_ms + 1]
+    for number, (at_ms, body) in enumerate(zip(claimed, (b"a", b"b", b"c", b"d"), strict=True), 1):
+        session = 2 if number > 2 and restart else 1
+        batch = dispatch_batch(number, [body], w=(0, number - 1), claimed_at_ms=at_ms)
+        world.dispatch(origin, session, batch)
+        if number == 2 and restart:
+            world = _died(world, restart)
+            origin = SimPeer()
+            world.hello(origin, 2)
+    assert _pull(world) == [b"c", b"d"]
+    assert world.core._pulls.counters["filtered"] == (0 if restart else 2) or restart
+
+
+def test_a_group_is_not_moved_to_an_instant_that_has_not_come() -> None:
+    world, _ = ready_world([b"a"])
+    _pull(world)
+    ahead: HeadValue = {"instant_ms": world.clock.now_ms() + HOUR_MS}
+    with pytest.raises(BadArgument):
+        world.ask(SimPeer(), RequestType.MOVE_GROUP, {**NAMES, "to": ahead, "dry_run": True})
+
+
+@pytest.mark.parametrize("restart", ["", "replay", "checkpoint"])
+def test_rule_Q10_a_bound_belongs_to_the_group_and_who_says_nothing_changes_nothing(restart: str) -> None:
+    world, _ = ready_world([b"a", b"b", b"c", b"d"])
+    assert _pull(world, in_flight_max=2) == [b"a", b"b"]
+    world.pull(SimPeer(), "other")  # The record of another group is fsynced.
+    if restart:
+        world = _died(world, restart)
+    assert _pull(world) == []
+    assert _pull(world, in_flight_max=3) == [b"c"]
+    assert _pull(world) == []
+    assert _pull(world, in_flight_max=0) == [b"d"]
