@@ -215,8 +215,9 @@ class Groups:
         return None
 
     def _knocked(self, attempt: asyncio.Task[Connection]) -> None:
-        """Take the end of a try in the background: when it failed, meta may know where the server is now."""
-        if not attempt.cancelled() and attempt.exception() is not None:
+        """Take the end of a try in the background: meta may know where the server is now, or that it is back."""
+        if not attempt.cancelled():
+            attempt.exception()
             self._meta.refresh_soon()
 
     def _take_news(self) -> None:
