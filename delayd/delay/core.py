@@ -255,7 +255,7 @@ class DelayCore:
                 outcomes=self._outcomes,
                 checkpointer=self._checkpointer,
                 intake=self.intake,
-                ended=lambda: self._owed.all()["sequence"].copy(),
+                ended=self._owed.parts,
                 peers=lambda: self.endings.owned_slots.claims.peers,
             ),
             config.horizon_days * DAY_MS,

@@ -20,7 +20,7 @@ NO_TAKER = (0, 0, 0)
 NEVER_MS = 1 << 62
 VERDICTS = {
     REJECT: {Reason.REJECTED},
-    KEEP: {Reason.KEPT},
+    KEEP: {Reason.KEPT, Reason.IN_FLIGHT},
     REPLACE: {Reason.REPLACED, Reason.IN_FLIGHT},
 }
 """What a row may be told that meets another one."""

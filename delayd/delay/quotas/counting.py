@@ -28,6 +28,7 @@ from delayd.delay.stored import stored_batches
 from delayd.disk import Disk
 from delayd.errors import DamagedData, NewerFormat, SlowDown
 from delayd.hours import hour_name
+from delayd.log.ended import EndedRows
 from delayd.log.group import GroupKind
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, dispatch_path
@@ -50,7 +51,7 @@ class Snapshot(NamedTuple):
     replay: Mark
     durable: int
     outcome_ends: Mapping[int, int]  # By hour: the durable end of its dispatch log.
-    ended: NDArray[np.uint64]  # Rows that decisions have ended, sorted; their outcomes may not be written.
+    ended: list[EndedRows]  # Rows that decisions have ended; their outcomes may not be written.
     room_bytes: int  # What the counts may take.
 
 
@@ -82,6 +83,7 @@ class Counting:
         self._snapshot = snapshot
         self._give_way = give_way
         self._rows = 0
+        self._ended = np.empty(0, np.uint64)  # Their sequences, sorted.
 
     def run(self) -> Found:
         """Count.
@@ -90,6 +92,8 @@ class Counting:
             SlowDown: the counts take more memory than there is room for.
             DataError: the message log can't be read, or nothing can now (Shortage).
         """
+        # There may be millions of them, so they are put in order here, and not on the loop.
+        self._ended = np.sort(np.concatenate([self._ended, *(part["sequence"] for part in self._snapshot.ended)]))
         by_hour: defaultdict[int, list[CountedRows]] = defaultdict(list)
         for hour, rows in self._logged():
             by_hour[hour].append(rows)
@@ -143,7 +147,7 @@ class Counting:
 
     def _without_ended(self, hour: int, parts: list[CountedRows]) -> CountedRows:
         rows = join(parts)
-        gone = among(rows.sequences, self._snapshot.ended)
+        gone = among(rows.sequences, self._ended)
         end = self._snapshot.outcome_ends.get(hour, 0)
         if end:
             gone |= among(rows.sequences, np.sort(self._outcomes(hour, end), kind="stable"))

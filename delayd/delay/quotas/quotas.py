@@ -42,6 +42,7 @@ from delayd.errors import (
     Stopping,
 )
 from delayd.executor import Done, Priority
+from delayd.log.ended import EndedRows
 from delayd.log.log import Log
 from delayd.log.quota import (
     NO_LIMITS,
@@ -113,7 +114,7 @@ class Books:
     outcomes: OutcomeLog
     checkpointer: Checkpointer
     intake: Intake
-    ended: Callable[[], NDArray[np.uint64]]  # Sequences of rows that decisions have ended, rising.
+    ended: Callable[[], list[EndedRows]]  # Rows that decisions have ended; other threads may read them.
     # The delay servers that may hold messages, as meta named them last; this server may be missing.
     peers: Callable[[], frozenset[int]] = frozenset
 
