@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 import numpy as np
 
-from delayd.log.dispatch import Outcome, reason_name
+from delayd.log.dispatch import Outcome, Reason, reason_name
 from delayd.reading.scheduled import NONE, Hour
 
 from .hour_schedule import Listing, Window, in_chunks
@@ -108,7 +108,7 @@ def _hour_rows(hour: Hour, window: Window, kind: Outcome | None, log_id: str) ->
                 int(part["attempt"]),
                 int(part["epoch"]),
                 int(part["batch_id"]) if handed_over else None,
-                f"{int(part['target_log_id']):016x}" if handed_over else None,
+                f"{int(part['target_log_id']):016x}" if handed_over or part["reason"] == Reason.DRAINED else None,
                 int(part["target_offset"]) if handed_over else None,
                 log_id,
             )

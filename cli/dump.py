@@ -13,7 +13,7 @@ from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
 from delayd.hours import hour_name
 from delayd.log.control import Record, decode_records
-from delayd.log.dispatch import Outcome, decode_outcomes, reason_name
+from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
 from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import decode_entries
@@ -144,13 +144,17 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
 def _outcomes(batch: Batch) -> Iterator[tuple[Cell, ...]]:
     outcomes = decode_outcomes([batch])
     due_ms = outcomes.deliver_at_ms.tolist()
-    for sequence, due, part_of in zip(outcomes.sequences.tolist(), due_ms, outcomes.part_of.tolist(), strict=True):
+    others = outcomes.others(np.arange(len(due_ms))).tolist()
+    columns = outcomes.sequences.tolist(), due_ms, outcomes.part_of.tolist(), others
+    for sequence, due, part_of, named in zip(*columns, strict=True):
         part = outcomes.parts[part_of]
         content = Outcome(int(part["outcome"])).name.lower()
         if part["reason"]:
             content += f" reason={reason_name(int(part['reason']))} decided_at_ms={part['claimed_at_ms']}"
-            if part["batch_id"]:
-                content += f" other={part['batch_id']} other_at_ms={part['target_appended_at_ms']}"
+            if part["reason"] == Reason.DRAINED:
+                content += f" taker={int(part['target_log_id']):016x}"
+            if named:
+                content += f" other={named} other_at_ms={part['target_appended_at_ms']}"
         if part["outcome"] == Outcome.DISPATCHED:
             content += (
                 f" claimed_at_ms={part['claimed_at_ms']} appended_at_ms={part['target_appended_at_ms']}"
@@ -164,7 +168,9 @@ def _ended(record: Record) -> Iterator[tuple[Cell, ...]]:
     rows = record.get("rows")
     for row in decode_ended(rows if isinstance(rows, bytes) else b"?"):
         content = f"type=ended reason={reason_name(int(row['reason']))} hour={hour_name(int(row['hour']))}"
-        if row["other"]:
+        if row["reason"] == Reason.DRAINED:
+            content += f" taker={int(row['other']):016x} batch={row['other_at_ms']} place={row['place']}"
+        elif row["other"]:
             content += f" other={row['other']} other_at_ms={row['other_at_ms']}"
         yield int(row["sequence"]), None, int(row["deliver_at_ms"]), content
 

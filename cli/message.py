@@ -97,8 +97,9 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
     """Show what became of messages.
 
     States: `pending`; `in flight` (it is being handed over); `dispatched` (a realtime server has it), `cancelled`,
-    `moved`, `replaced`, `rejected`, `kept` (another message took its place: `other`), `dead`, `expired`, `in doubt`;
-    and `unknown` (no such message is kept). A message is known as long as the logs of its hour are kept.
+    `moved`, `replaced`, `rejected`, `kept` (another message took its place: `other`), `drained` (another delay server
+    has it, and is not here to be asked), `dead`, `expired`, `in doubt`; and `unknown` (no such message is kept). A
+    message is known as long as the logs of its hour are kept.
 
     Exit code 2: a message is unknown.
     """
@@ -337,11 +338,16 @@ def _row_of(subject: str, data: str, log_id: int | None, message: int | str) -> 
 
 
 def _outcome_of(found: Trace) -> tuple[MessageState, int | None]:
-    """What became of a traced message: a moved one is what became of the row in its place."""
+    """What became of a traced message: a moved or drained one is what became of the row in its place.
+
+    A drained one of which no file here tells more stays drained.
+    """
     state, decided_at_ms = MessageState.PENDING, None
     for step in found.steps:
         told = _STATES.get(step.what)
-        if step.what == "moved":
+        if step.what == "drained":
+            state, decided_at_ms = MessageState.DRAINED, step.at_ms
+        elif step.what in ("moved", "accepted", "filed"):
             state, decided_at_ms = MessageState.PENDING, None
         elif told is not None:
             return told, step.at_ms

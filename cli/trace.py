@@ -40,18 +40,21 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     `filed`, `claimed` (the message was due and is handed over), `appended` by the realtime server, `indexed`, and for
     each group `pulled` and then `acknowledged`, `given back`, `returned` or `lapsed`. In place of `claimed` there may
     be `cancelled`, `dead`, `expired` or `in doubt`; or `moved` or `replaced`, and then the steps of the message in its
-    place. A message that a group gave back is `retried` (it comes again later) or `rejected` (it is a dead letter), and
+    place; or `drained`, and then the steps of the message at the delay server that took it, when its directory is in
+    DIR. A message that a group gave back is `retried` (it comes again later) or `rejected` (it is a dead letter), and
     then come the steps of its next life. Each step has the file and the byte where it stands. The last row says what
     the message waits for. stderr says what could not be seen.
     """
     found = follow(RealDisk(), data, subject, which if is_key or not which.isdecimal() else int(which), server)
     rows: list[tuple[Cell, ...]] = []
     for each in found:
-        log_id = f"{each.log_id:016x}"
-        rows += [(step.what, step.at_ms, step.detail, step.position, step.path, log_id) for step in each.steps]
+        rows += [
+            (step.what, step.at_ms, step.detail, step.position, step.path, f"{step.log_id or each.log_id:016x}")
+            for step in each.steps
+        ]
         if each.waits_for:
             due = f"due {instant_text(each.deliver_at_ms)}; waits for {each.waits_for}"
-            rows.append(("next", None, due, None, None, log_id))
+            rows.append(("next", None, due, None, None, f"{each.log_id:016x}"))
     show(COLUMNS, rows, form)
     for each in found:
         if each.earlier:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind
 from delayd.log.control import Ended, decode_sound
-from delayd.log.dispatch import PART, Outcome, OutcomeRows
+from delayd.log.dispatch import PART, Outcome, OutcomeRows, Reason
 from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.group import CommitGroup
 from delayd.reading.columns import rows_of_part
@@ -87,9 +87,15 @@ class DecisionCollector:
 
 
 def as_outcomes(rows: EndedRows) -> OutcomeRows:
-    """The outcomes that these rows get, each with a part of its own."""
+    """The outcomes that these rows get, each with a part of its own.
+
+    Nobody knows yet which row a drained one is at its taker: its decision names the taker alone.
+    """
     parts = np.zeros(len(rows), PART)
-    parts["batch_id"], parts["target_appended_at_ms"] = rows["other"], rows["other_at_ms"]
+    leaves = rows["reason"] == Reason.DRAINED
+    parts["target_log_id"] = np.where(leaves, rows["other"], 0)
+    parts["batch_id"] = np.where(leaves, 0, rows["other"])
+    parts["target_appended_at_ms"] = np.where(leaves, 0, rows["other_at_ms"])
     parts["claimed_at_ms"], parts["reason"] = rows["decided_at_ms"], rows["reason"]
     parts["outcome"], parts["count"], parts["attempt"] = Outcome.CANCELLED, 1, 1
     hashes = np.zeros(len(rows), np.uint64)

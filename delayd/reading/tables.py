@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayd.content import NOT_STATED
 from delayd.hours import hour_name
 from delayd.location import are_filed
-from delayd.log.dispatch import Outcome, OutcomeRows, reason_name
+from delayd.log.dispatch import Outcome, OutcomeRows, Reason, reason_name
 from delayd.reading.classes import STATES, Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import FiledByLog
@@ -290,6 +290,16 @@ def _claims(parts: NDArray[np.void] | JoinedFields) -> Cells:
     return _longs(parts["claimed_at_ms"], _handed_over(parts) | (parts["outcome"] == Outcome.EXPIRED))
 
 
+def _appends(parts: NDArray[np.void] | JoinedFields) -> Cells:
+    """When the target appended rows, or the delay server that drained rows went to accepted them."""
+    return _longs(parts["target_appended_at_ms"], _handed_over(parts) | (_drained(parts) & (parts["batch_id"] != 0)))
+
+
+def _target_of(parts: NDArray[np.void] | JoinedFields) -> Cells:
+    """The server that got rows: a realtime server, or, of drained rows, a delay server."""
+    return _ids(parts["target_log_id"], _handed_over(parts) | _drained(parts))
+
+
 def _told(name: str) -> LogColumn:
     return lambda tables: _longs(tables.told[name], _handed_over(tables.told))
 
@@ -302,13 +312,15 @@ def _stored_flag(name: str) -> Column:
     return lambda tables: Cells(tables.stored[name].astype(np.bool_))
 
 
-def _decided(name: str) -> LogColumn:
-    return lambda tables: _longs(tables.decided[name], _handed_over(tables.decided))
-
-
 def _handed_over(parts: NDArray[np.void] | JoinedFields) -> Mask:
+    """Rows that were handed over to a realtime server; drained rows went to a delay server."""
     handed_over: Mask = (parts["target_log_id"] != 0) | (parts["outcome"] == Outcome.DISPATCHED)
-    return handed_over
+    return handed_over & ~_drained(parts)
+
+
+def _drained(parts: NDArray[np.void] | JoinedFields) -> Mask:
+    drained: Mask = (parts["outcome"] == Outcome.CANCELLED) & (parts["reason"] == Reason.DRAINED)
+    return drained
 
 
 def _target_ids(tables: HourTables) -> Cells:
@@ -350,9 +362,9 @@ DISPATCH: dict[str, tuple[str, LogColumn]] = {
     "outcome": ("string", lambda tables: _outcomes(tables.told)),
     "reason": ("string", lambda tables: _reasons(tables.told)),
     "other_sequence": ("long", lambda tables: _longs(tables.others, tables.others != 0)),
-    "target": ("id", lambda tables: _ids(tables.told["target_log_id"], _handed_over(tables.told))),
+    "target": ("id", lambda tables: _target_of(tables.told)),
     "claimed_at_ms": ("long", lambda tables: _claims(tables.told)),
-    "target_appended_at_ms": ("long", _told("target_appended_at_ms")),
+    "target_appended_at_ms": ("long", lambda tables: _appends(tables.told)),
     "target_offset": ("long", _told("target_offset")),
     "epoch": ("long", _told("epoch")),
     "batch_id": ("long", _told("batch_id")),
@@ -380,9 +392,9 @@ BECAME: dict[str, tuple[str, LogColumn]] = {
     "outcome": ("string", lambda tables: _outcomes(tables.decided)),
     "reason": ("string", lambda tables: _reasons(tables.decided)),
     "other_sequence": ("long", lambda tables: _longs(tables.decided_others, tables.decided_others != 0)),
-    "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], _handed_over(tables.decided))),
+    "target": ("id", lambda tables: _target_of(tables.decided)),
     "claimed_at_ms": ("long", lambda tables: _claims(tables.decided)),
-    "target_appended_at_ms": ("long", _decided("target_appended_at_ms")),
+    "target_appended_at_ms": ("long", lambda tables: _appends(tables.decided)),
     "late_ms": ("long", _late_ms),
 }
 LIFECYCLE: dict[str, tuple[str, Column]] = {

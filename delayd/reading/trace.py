@@ -2,14 +2,14 @@
 
 accepted ──▶ filed ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
                   │                                                └──▶ retried, rejected ──▶ accepted, its next life
-                  └──▶ cancelled, dead, expired, in doubt, moved, replaced ──▶ the steps of the row in its place
+                  └──▶ cancelled, dead, expired, in doubt, moved, replaced, drained ──▶ steps of the row in its place
 
 Invariant: each step names the file and the byte at which it was read. Nothing is guessed: what no file tells, or what a
 directory that is not here would tell, is said in a sentence.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ from delayd.reading.skim import Skimmed, read_known
 from delayd.retry_subject import parse_retry_subject, retry_subject
 
 TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
-FOLLOWED = (Reason.MOVED, Reason.REPLACED)
+FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
 ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
 
@@ -56,6 +56,7 @@ class Step:
     path: str
     position: int
     detail: str = ""
+    log_id: int = 0  # The delay server that has taken the message in a drain; 0: that of the trace.
 
 
 @dataclass(slots=True)
@@ -80,29 +81,39 @@ class _Life(NamedTuple):
     is_dead: bool
 
 
+class _Follower(NamedTuple):
+    """The row that took the place of another one: at the same delay server, or, of a drained row, at another one."""
+
+    log_id: int
+    sequence: int
+
+
 class _Row(NamedTuple):
-    """The steps of one row; the sequence of the row in its place, 0 for none; and how it lives on."""
+    """The steps of one row; the row in its place, if one is; and how it lives on."""
 
     found: Trace | None
-    follower: int = 0
+    follower: _Follower | None = None
     lives: tuple[_Life, ...] = ()
+
+
+_Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
 
 
 def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | None = None) -> list[Trace]:
     """Follow a message in the directories below ``data``: one trace for each delay server that has such a message.
 
     ``which`` is its sequence, or its key: then the newest message that took the key is followed. The trace of a message
-    that was moved or replaced goes on with the one that took its place, and that of a message that a group gave back,
-    to come later or as a dead letter, with its next life.
+    that was moved or replaced goes on with the one that took its place, that of a drained one at the delay server that
+    took it, and that of a message that a group gave back, to come later or as a dead letter, with its next life.
 
     Raises:
         BadArgument: no delay server there has it.
         DamagedData: a file does not check.
     """
     directories = find_directories(disk, data)
-    targets = {each.log_id: each for each in directories if each.role == Role.REALTIME}
+    servers = {(each.role, each.log_id): each for each in directories}
     delays = [each for each in directories if each.role == Role.DELAY and log_id in (None, each.log_id)]
-    found = [each for each in (_again(disk, delay, targets, subject, which) for delay in delays) if each is not None]
+    found = [each for each in (_again(disk, delay, servers, subject, which) for delay in delays) if each is not None]
     if not found:
         name = "key" if isinstance(which, str) else "sequence"
         where = "no delay server's directory" if not delays else f"no message of that subject and {name}"
@@ -112,19 +123,19 @@ def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | N
     return found
 
 
-def _again(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, which: int | str) -> Trace | None:
+def _again(disk: Disk, delay: Directory, servers: _Servers, subject: str, which: int | str) -> Trace | None:
     moved: LogMoved | None = None
     for _ in range(TRIES_MAX):
         try:
             if isinstance(which, str):
-                return _trace_key(disk, delay, targets, subject, which)
-            return _trace(disk, delay, targets, subject, which)
+                return _trace_key(disk, delay, servers, subject, which)
+            return _trace(disk, delay, servers, subject, which)
         except LogMoved as error:
             moved = error  # A running server has filed or removed what was to be read.
     raise BadArgument(f"{moved}; the server moves its files faster than they are read, so try again")
 
 
-def _trace_key(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, key: str) -> Trace | None:
+def _trace_key(disk: Disk, delay: Directory, servers: _Servers, subject: str, key: str) -> Trace | None:
     wanted = Wanted(subject=subject.encode(), key=key.encode("utf-8", "surrogateescape"))
     results = list(Finder(disk, delay.path, Search(wanted, ended=True, with_bodies=False)).found())
     # A row that was rejected or kept never took the key.
@@ -135,18 +146,27 @@ def _trace_key(disk: Disk, delay: Directory, targets: dict[int, Directory], subj
         for error in damage:
             raise error
         return None
-    found = _trace(disk, delay, targets, subject, max(took))
+    found = _trace(disk, delay, servers, subject, max(took))
     if found is not None:
         found.earlier = len(took) - 1
         found.unseen += [f"messages with the key in a part of a file: {error.message}" for error in damage]
     return found
 
 
-def _trace(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int) -> Trace | None:
-    found, follower, lives = _trace_row(disk, delay, targets, subject, sequence)
-    while found is not None and follower > sequence:  # Each follower came later, so this ends.
-        sequence = follower
-        after, follower, lives = _trace_row(disk, delay, targets, subject, sequence)
+def _trace(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int) -> Trace | None:
+    found, follower, lives = _trace_row(disk, delay, servers, subject, sequence)
+    followed = {_Follower(delay.log_id, sequence)}
+    while found is not None and follower is not None and follower not in followed:  # Files that lie may name a circle.
+        followed.add(follower)
+        sequence, taker = follower.sequence, servers.get((Role.DELAY, follower.log_id))
+        if taker is None:
+            found.unseen.append(
+                f"what became of it as sequence {sequence} of delay server {follower.log_id:016x}, which took it: that "
+                "server's directory is not here"
+            )
+            break
+        delay = taker
+        after, follower, lives = _trace_row(disk, delay, servers, subject, sequence)
         if after is None:
             found.unseen.append(f"what became of sequence {sequence}: retention has removed it")
             break
@@ -154,18 +174,19 @@ def _trace(disk: Disk, delay: Directory, targets: dict[int, Directory], subject:
     if found is not None and lives:
         origin = _origin_of(disk, delay, subject, sequence)
         for life in lives:
-            _live_on(disk, delay, targets, found, life, (origin, sequence))
+            _live_on(disk, delay, servers, found, life, (origin, sequence))
     return found
 
 
 def _go_on(found: Trace, after: Trace) -> None:
-    found.steps += after.steps
+    is_elsewhere = after.log_id != found.log_id
+    found.steps += [replace(step, log_id=after.log_id) for step in after.steps] if is_elsewhere else after.steps
     found.deliver_at_ms, found.waits_for = after.deliver_at_ms, after.waits_for
     found.unseen += after.unseen
 
 
 def _live_on(
-    disk: Disk, delay: Directory, targets: dict[int, Directory], found: Trace, life: _Life, before: tuple[int, int]
+    disk: Disk, delay: Directory, servers: _Servers, found: Trace, life: _Life, before: tuple[int, int]
 ) -> None:
     """Go on with the next life of a message; ``before`` has the sequences of its first life and of the last one."""
     if life.origin_log_id != delay.log_id:
@@ -177,7 +198,7 @@ def _live_on(
         row for row in rows if row.sequence > last and (row.deliver_at_ms, row.origin_sequence) == (life.due_ms, origin)
     )
     next_one = min((row.sequence for row in own), default=None)
-    after = None if next_one is None else _trace(disk, delay, targets, life.subject, next_one)
+    after = None if next_one is None else _trace(disk, delay, servers, life.subject, next_one)
     if after is None:
         found.waits_for = "its delay server, which has not taken its next life, or has removed it since"
         return
@@ -199,7 +220,7 @@ def _rows_of(disk: Disk, delay: Directory, wanted: Wanted) -> list[FoundRow]:
     return [row for result in Finder(disk, delay.path, search).found() for row in result.rows]
 
 
-def _trace_row(disk: Disk, delay: Directory, targets: dict[int, Directory], subject: str, sequence: int) -> _Row:
+def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int) -> _Row:
     snapshot = take_snapshot(disk, delay)
     accepted = _accepted(disk, snapshot, sequence)
     hours = [_hour_of(accepted)] if accepted is not None else sorted(snapshot.hours)
@@ -235,8 +256,11 @@ def _trace_row(disk: Disk, delay: Directory, targets: dict[int, Directory], subj
     step, part, other = outcome
     found.steps.append(step)
     if Outcome(int(part["outcome"])) is not Outcome.DISPATCHED:
-        return _Row(found, other if int(part["reason"]) in FOLLOWED else 0)
-    return _Row(found, 0, tuple(_at_target(disk, targets, found, part, subject)))
+        if int(part["reason"]) not in FOLLOWED:
+            return _Row(found)
+        is_drained = int(part["reason"]) == Reason.DRAINED
+        return _Row(found, _Follower(int(part["target_log_id"]) if is_drained else delay.log_id, other))
+    return _Row(found, None, tuple(_at_target(disk, servers, found, part, subject)))
 
 
 def _hour_of(rows: ScheduleRows) -> int:
@@ -304,11 +328,16 @@ def _decided(disk: Disk, snapshot: ScheduleSnapshot, found: Trace, sequence: int
         found.unseen += [f"whether a decision has ended it: {error.message}" for error in damage]
         return False
     row = decisions.rows[at : at + 1]
-    hour, named = int(row["hour"][0]), int(row["other"][0])
-    part = as_outcomes(row).parts[0]
+    told, hour = as_outcomes(row), int(row["hour"][0])
+    part, named = told.parts[0], int(told.others(np.zeros(1, np.intp))[0])
     path, position = _place(disk, snapshot.place, int(decisions.offsets[at]))
     found.steps.append(_ended(part, named, path, position))
-    follow = f"; trace sequence {named}, which took its place" if int(part["reason"]) in FOLLOWED else ""
+    follow = f"; trace sequence {named}, which took its place" if named and int(part["reason"]) in FOLLOWED else ""
+    if int(part["reason"]) == Reason.DRAINED:
+        found.waits_for = (
+            f"delay server {int(part['target_log_id']):016x} to take it; `delayd status` of {found.log_id:016x} says "
+            "why it has not"
+        )
     found.unseen.append(f"its outcome: the dispatch log of hour {hour_name(hour)} does not have it yet{follow}")
     return True
 
@@ -324,16 +353,20 @@ def _ended(part: np.void, named: int, path: str, position: int) -> Step:
         detail = ""
         if part["reason"] > Reason.CANCELLED:
             what = reason_name(int(part["reason"])).replace("_", " ")
-            due = np.datetime64(int(part["target_appended_at_ms"]), "ms")
-            other = f"sequence {named}, due {due}Z"
-            detail = f"to {other}" if int(part["reason"]) in FOLLOWED else f"because of {other}"
+            at = f"{np.datetime64(int(part['target_appended_at_ms']), 'ms')}Z"
+            if int(part["reason"]) == Reason.DRAINED:
+                detail = f"to delay server {int(part['target_log_id']):016x}"
+                detail += f", sequence {named}, accepted there {at}" if named else ""
+            else:
+                detail = f"sequence {named}, due {at}"
+                detail = f"to {detail}" if int(part["reason"]) in FOLLOWED else f"because of {detail}"
     return Step(what, int(part["claimed_at_ms"]) or None, path, position, detail)
 
 
-def _at_target(disk: Disk, targets: dict[int, Directory], found: Trace, part: np.void, subject: str) -> list[_Life]:
+def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subject: str) -> list[_Life]:
     """Add the steps at a realtime server; return how the message lives on behind it."""
     log_id, offset = int(part["target_log_id"]), int(part["target_offset"])
-    target = targets.get(log_id)
+    target = servers.get((Role.REALTIME, log_id))
     if target is None:
         found.unseen.append(f"what became of it at realtime server {log_id:016x}: its directory is not here")
         return []

@@ -13,10 +13,12 @@ from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import TABLES, HourTables
 from delayd.testing.disk import MemoryDisk
 from tests.simulation.audit import BOOKS
+from tests.tamper.drained import drained
 from tests.tamper.honest import honest
 from tests.tamper.in_spark import compare_in_spark, write_tree
 from tests.tamper.liar import Liar
 from tests.tamper.lies import all_lies
+from tests.tamper.lies.drained import drained_lies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +28,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(400),
 ]
+
+
+LIES_EVERY = 3  # SQL and numpy are compared on all lies about drained rows.
 
 
 def test_spark_says_of_each_lie_what_numpy_says(session: SparkSession, tmp_path: Path) -> None:
@@ -38,6 +43,30 @@ def test_spark_says_of_each_lie_what_numpy_says(session: SparkSession, tmp_path:
     compared = compare_in_spark(session, folders, now_ms)
     assert compared.differences == {}
     assert compared.verdicts["unsound"] > 100
+
+
+def test_spark_says_of_drained_rows_and_of_lies_about_them_what_numpy_says(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    pair = drained()
+    folders = {"honest": write_tree(pair.disk, tmp_path / "honest")}
+    for number, lie in enumerate(drained_lies()[::LIES_EVERY]):
+        liar = Liar(pair.disk)
+        lie.tell(liar)
+        folders[lie.name] = write_tree(liar.disk, tmp_path / f"{number:03}")
+    compared = compare_in_spark(session, folders, pair.now_ms)
+    assert compared.differences == {}
+    assert compared.verdicts == {"sound": 1, "unsound": len(folders) - 1}
+
+
+def test_dispatch_in_spark_says_where_a_drained_row_went(session: SparkSession, tmp_path: Path) -> None:
+    pair = drained()
+    frame = session.read.format("delayd").option("kind", "dispatch").load(write_tree(pair.disk, tmp_path / "data"))
+    rows = [row for row in frame.collect() if row["reason"] == "DRAINED"]
+    assert {row["target"] for row in rows} == {f"{pair.taker:016x}"}
+    named = {row["sequence"]: row["other_sequence"] for row in rows}
+    # Nobody knows the sequences at the taker of what is on its way.
+    assert named == {sequence: sequence - 4 for sequence in range(7, 14)} | {14: None, 15: None}
 
 
 def test_lifecycle_in_spark_says_of_each_row_what_the_books_say(session: SparkSession, tmp_path: Path) -> None:

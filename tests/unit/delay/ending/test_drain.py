@@ -24,55 +24,15 @@ from delayd.errors import (
 from delayd.names import Names, slots_of_names
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.wire.drain import DrainOrder, DrainProgress
+from delayd.wire.drain import DrainOrder
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, MessageState
-from delayd.wire.slots import NO_SLOTS, SlotSet, slot_set
+from delayd.wire.slots import NO_SLOTS, slot_set
 from tests.worlds.delay import World, encode_wanted, wanted
+from tests.worlds.drain import ask, carry, carry_one, log_id, piece, two
 
 HOUR_MS = 3_600_000
 ALL_SLOTS = ~NO_SLOTS
 TOOK = {"base_sequence": 1, "appended_at_ms": START_MS}
-
-
-def ask(world: World, order: DrainOrder) -> list[DrainProgress | DelaydError]:
-    """Ask for a piece; the list holds the answer once it is there."""
-    told: list[DrainProgress | DelaydError] = []
-    world.core.endings.let_leave(order, told.append)
-    return told
-
-
-def piece(world: World, to: int, slots: SlotSet | None = None) -> DrainProgress:
-    """Let a piece of a walk that begins leave."""
-    told = ask(world, DrainOrder(to, slots))
-    world.settle()
-    (progress,) = told
-    assert isinstance(progress, DrainProgress), progress
-    return progress
-
-
-def log_id(world: World) -> int:
-    return world.core.identity.log_id
-
-
-def carry_one(world: World, other: World) -> Iterator[None]:
-    """Take the first batch that leaves to the other server, and its answer back; yields in between."""
-    drain = world.core.endings.drain
-    leaving = next(drain.waiting(log_id(other)))
-    taken: list[AcceptedBatch | DelaydError] = []
-    other.core.send_drained(parse(memoryview(drain.batch_of(leaving))), lambda what, duplicate: taken.append(what))
-    other.settle()
-    yield
-    (what,) = taken
-    assert isinstance(what, AcceptedBatch), what
-    drain.accepted(leaving, {"base_sequence": what.base_sequence, "appended_at_ms": what.appended_at_ms})
-
-
-def carry(world: World, other: World) -> None:
-    """Take everything that leaves to the other server."""
-    world.pass_ms(2_000)  # A start makes its batches again.
-    while next(world.core.endings.drain.waiting(log_id(other)), None) is not None:
-        list(carry_one(world, other))
-        world.pass_ms(100)
 
 
 def delivered(*worlds: World) -> Counter[bytes]:
@@ -102,10 +62,6 @@ def answers(world: World, asked: Asked) -> AnswerRows:
     world.core.endings.get(asked, heard)
     world.settle()
     return told[0]
-
-
-def two() -> tuple[World, World]:
-    return World(load_ahead_ms=1_000), World(load_ahead_ms=1_000, seed=7)
 
 
 def sent(world: World) -> set[bytes]:
