@@ -163,8 +163,10 @@ class KeyedSends:
 
     def wake(self) -> None:
         """Look again whether rows that batches wait for are decided, or came back."""
+        if self._look_again_ms is None:
+            return
         now_ms = self._clock.monotonic_ms()
-        if self._look_again_ms is None or now_ms < self._look_again_ms:
+        if now_ms < self._look_again_ms:
             return
         met = _wanted(np.concatenate([each.met for each in self._aside]))
         overdue = self._intake.closed or min(each.until_ms for each in self._aside) <= now_ms
