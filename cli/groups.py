@@ -70,6 +70,7 @@ COLUMNS = (
     Column("end", Kind.NUMBER, spare=True),
     Column("state", spare=True),
 )
+SERVER = Column("realtime_log_id")
 OF_ONE = (
     Column("realtime_address"),
     *PROGRESS,
@@ -79,6 +80,7 @@ OF_ONE = (
     Column("next", Kind.NUMBER),
     Column("end", Kind.NUMBER),
     Column("state"),
+    SERVER,
 )
 
 RETRIES = (
@@ -144,12 +146,16 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
     delay server has not taken them yet. `oldest ago` says how long ago the oldest message was handed over that the
     group has not acknowledged.
 
+    A group of a subject that was moved may be at several realtime servers. Then the list names the server of each row;
+    `delayd status` says where messages lie that consumers do not find, and which command helps.
+
     When a server can't be asked, its groups are missing, and stderr says so.
     """
     if context.invoked_subcommand is None:
         listed = ask.run(lambda: list_groups(meta, subject))
         tell_missing(listed)
-        show_rows(COLUMNS, [_row(place) for place in listed], form)
+        is_one_each = len({(place.subject, place.group) for place in listed}) == len(listed)
+        show_rows((*COLUMNS, SERVER._replace(detail=is_one_each)), [_row(place) for place in listed], form)
 
 
 @groups.command(epilog=examples("delayd groups show orders.cancel billing"))
@@ -364,7 +370,7 @@ async def _delete(places: Listing[GroupAt], secret: Secret) -> None:
 
 def _row(group: GroupAt) -> tuple[Cell, ...]:
     info = group.info
-    place = (info.oldest_ms_ago, info.next, info.end, _state(info))
+    place = (info.oldest_ms_ago, info.next, info.end, _state(info), f"{group.server.log_id:016x}")
     return (info.subject, info.group, *_progress(info), info.leaving, *place)
 
 
@@ -377,7 +383,7 @@ def _retry(letter: Letter, form: str) -> tuple[Cell, ...]:
 def _of_one(place: GroupAt) -> tuple[Cell, ...]:
     info = place.info
     where = (info.oldest_unacked, info.oldest_ms_ago, info.next, info.end, _state(info))
-    return (place.server.address, *_progress(info), info.leaving, *where)
+    return (place.server.address, *_progress(info), info.leaving, *where, f"{place.server.log_id:016x}")
 
 
 def _progress(info: GroupInfo) -> tuple[Cell, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import delayd
+from cli.exits import NOT_BALANCED
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
+from tests.named_commands import check_commands, commands_in
 from tests.unit.cli.runner import Ran, run
 from tests.waiting import wait_until
 
@@ -46,7 +49,20 @@ def test_all_subjects_of_a_server_go_but_for_those_whose_messages_would_be_stran
             moved = move("--all-from", old, "--strand")
             assert moved.code == 0 and f"40 messages for the group g stay at {old}" in moved.out, moved.out
             assert f"`delayd route move full --to {old}`" in moved.out
-            back = move("full", "--to", old)
+            new = _check_rows_of_groups(meta.address, old)
+            # `status` names what nobody asks for as long as it lies there, with a command that can be typed as it is.
+            lies = wait_until(
+                lambda: ran if "40 messages of full" in (ran := run("status", "--meta", meta.address)).out else None,
+                "status says what lies there",
+            )
+            assert lies is not None and lies.code == NOT_BALANCED, lies
+            assert f"40 messages of full for group g: the subject is at realtime server {new} now" in " ".join(
+                lies.out.split()
+            )
+            check_commands(lies.out)
+            (command,) = [words for words in commands_in(lies.out) if "route" in words]
+            assert command == ["route", "move", "full", "--to", old]
+            back = run(*command, "--yes", "--meta", meta.address, "--data", str(tmp_path))
             assert back.code == 0 and "stay" not in back.out
             with delayd.Consumer(meta.address, "full", group="g") as consumer:
                 found = 0
@@ -59,4 +75,30 @@ def test_all_subjects_of_a_server_go_but_for_those_whose_messages_would_be_stran
                     return found >= 40
 
                 wait_until(all_came, lambda: f"{found} of 40 come")
+            wait_until(
+                lambda: "of full for group" not in run("status", "--meta", meta.address).out,
+                "status says no more that messages lie there",
+            )
         assert move().code == 2 and move("full", "--all-from", old).code == 2
+
+
+def _check_rows_of_groups(meta: str, old: str) -> str:
+    """The group is at both servers once a consumer has asked the new one, and each row names its server."""
+
+    def rows() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(run("groups", "--meta", meta, "--format", "json").out)
+        return [row for row in found if row["subject"] == "full"]
+
+    assert "realtime log id" not in run("groups", "--meta", meta).out, "each group is at one server"
+    with delayd.Consumer(meta, "full", group="g") as consumer:
+        assert not consumer.pull(1, wait=timedelta(milliseconds=1)), "who starts now does not find them"
+        wait_until(lambda: len(rows()) == 2, rows)
+    waiting = {row["realtime_log_id"]: row["waiting"] for row in rows()}
+    assert waiting.pop(old) == 40
+    ((new, none),) = waiting.items()
+    assert none == 0
+    told = run("groups", "--meta", meta, "--subject", "full").out
+    assert "realtime log id" in told and old in told and str(new) in told
+    shown = json.loads(run("groups", "show", "full", "g", "--meta", meta, "--format", "json").out)
+    assert {row["realtime_log_id"] for row in shown} == {old, new}
+    return str(new)
