@@ -2,60 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import delayd
 from delayd.client.sending.receipt import Receipt
-from delayd.config import Value
-from tests.end_to_end.processes import ServerProcess
-from tests.unit.cli.runner import Ran, run
+from tests.end_to_end.draining import Fleet, open_fleet
+from tests.end_to_end.torture_drain import torture
+from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
 HOUR = timedelta(hours=1)
-META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": 1_500}
-
-
-class Fleet(NamedTuple):
-    """A cluster with two delay servers, each on a directory of its own."""
-
-    data: Path
-    meta: ServerProcess
-    old: ServerProcess
-    old_data: Path
-    new: ServerProcess
-    new_data: Path
-
-    def command(self, *words: str) -> Ran:
-        return run("server", *words, "--meta", self.meta.address, "--data", str(self.data))
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with ExitStack() as stack:
-        data, old_data, new_data = (tmp_path / name for name in ("first", "old", "new"))
-        meta = stack.enter_context(ServerProcess("meta", data, META))
-        own = {"meta": meta.address, "secret_file": str(data / "cluster.secret")}
-        old = stack.enter_context(ServerProcess("delay", old_data, own))
-        stack.enter_context(ServerProcess("realtime", data, own))
-        with delayd.Producer(meta.address) as producer:
-            # The first one owns keys, and the second one may own some once the first one knows it.
-            producer.send("s", b"first", delay=timedelta(0), key="first")
-        new = stack.enter_context(ServerProcess("delay", new_data, own))
-        yield Fleet(data, meta, old, old_data, new, new_data)
-
-
-def state_of(fleet: Fleet, server: ServerProcess) -> str:
-    rows = json.loads(run("servers", "--meta", fleet.meta.address, "--format", "json").out)
-    return next((str(row["state"]) for row in rows if row["address"] == server.address), "gone")
+    with open_fleet(tmp_path) as running:
+        yield running
 
 
 def one_of(receipt: delayd.BatchReceipt, row: int) -> Receipt:
@@ -67,7 +35,6 @@ def one_of(receipt: delayd.BatchReceipt, row: int) -> Receipt:
 def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> None:
     soon = timedelta(seconds=14)  # Far enough away to be moved.
     with delayd.Producer(fleet.meta.address) as producer:
-        wait_until(lambda: state_of(fleet, fleet.new) == "serves", "both serve")
         first = producer.send_batch("s", [b"soon-%d" % number for number in range(3_000)], delay=soon)
         far = [producer.send_batch("s", [b"far-%d" % n for n in range(500)], delay=HOUR) for _ in range(4)]
         keys = [f"key-{number}" for number in range(50)]
@@ -87,7 +54,7 @@ def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> N
             stop.set()
             sender.join()
         assert drained.code == 0 and "holds nothing any more" in drained.out, drained.err
-        assert state_of(fleet, fleet.old) == "cordoned"
+        assert fleet.state_of(fleet.old) == "cordoned"
         old = next(batch for batch in far if int(batch.log_ids[0]) != sent[-1])
         receipt = one_of(old, 0)
         assert producer.get("s", receipt=receipt).state is delayd.MessageState.PENDING
@@ -97,7 +64,7 @@ def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> N
         assert producer.get("s", key="key-7").state is not delayd.MessageState.UNKNOWN
         retired = fleet.command("retire", fleet.old.address, "--yes")
         assert retired.code == 0, retired.err
-        assert state_of(fleet, fleet.old) == "gone"
+        assert fleet.state_of(fleet.old) == "gone"
         expected = Counter(b"soon-%d" % number for number in range(3_000))
         expected += Counter([b"first", *[b"beside-%d" % number for number in range(len(sent))]])
         found: Counter[bytes] = Counter()
@@ -124,12 +91,11 @@ def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> N
 def test_a_drain_goes_on_after_either_server_was_killed(fleet: Fleet) -> None:
     bodies = Counter(b"far-%d" % number for number in range(40_000))
     with delayd.Producer(fleet.meta.address) as producer:
-        wait_until(lambda: state_of(fleet, fleet.new) == "serves", "both serve")
         producer.send_batch("s", list(bodies), delay=HOUR)
     for victim in (fleet.old, fleet.new):
         command = threading.Thread(target=lambda: fleet.command("drain", fleet.old.address))
         command.start()
-        wait_until(lambda: state_of(fleet, fleet.old) == "cordoned", "the command has begun")
+        wait_until(lambda: fleet.state_of(fleet.old) == "cordoned", "the command has begun")
         victim.kill()
         victim.start()
         command.join()
@@ -149,5 +115,10 @@ def test_the_last_server_that_takes_messages_is_not_cordoned(fleet: Fleet) -> No
     refused = fleet.command("retire", fleet.new.address, "--yes")
     assert refused.code == 2 and "cordon and drain it first" in refused.err
     assert fleet.command("uncordon", fleet.old.address).code == 0
-    assert state_of(fleet, fleet.old) == "serves"
+    assert fleet.state_of(fleet.old) == "serves"
     assert fleet.command("drain", "127.0.0.1:1").code == 2
+
+
+def test_a_drain_beside_traffic_and_kills_of_both_servers_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    found = torture(tmp_path, messages=4_000, due_within_s=12, seed=1)
+    assert found.faults == [], found.line
