@@ -49,6 +49,7 @@ GROUP_COLUMNS = (
     Column("lag", Kind.NUMBER),
     Column("outstanding", Kind.NUMBER, spare=True),
     Column("out_per_s", Kind.NUMBER),
+    Column("realtime_log_id", spare=True),
 )
 GROUPS_MAX = 100  # Those with the largest lag; more fit no screen.
 EVERY_MIN = timedelta(milliseconds=200)
@@ -118,7 +119,7 @@ def screen_of(before: Look, now: Look) -> Screen:
     for log_id, info in sorted(now.groups, key=lambda each: each[1].next - each[1].end)[:GROUPS_MAX]:
         place = places.get((log_id, info.subject, info.group))
         rate = None if place is None else _rate(info.next - place, clocks.get(log_id))
-        groups.append((info.subject, info.group, info.end - info.next, info.outstanding, rate))
+        groups.append((info.subject, info.group, info.end - info.next, info.outstanding, rate, f"{log_id:016x}"))
     return Screen(servers, groups)
 
 

@@ -28,6 +28,7 @@ def test_a_snapshot_has_rates_and_the_lag_of_groups(tmp_path: Path) -> None:
         assert {"late_p50_ms", "late_p99_ms", "late_max_ms"} <= delay.keys() and realtime["late_p99_ms"] is None
         (group,) = found["groups"]
         assert (group["subject"], group["group"], group["outstanding"]) == ("s", "g", 0)
+        assert group["realtime_log_id"] == realtime["log_id"]
         for columns in ("80", "40"):
             shown = run(*words, environment={"COLUMNS": columns, "LINES": ""})
             assert shown.code == 0 and "realtime" in shown.out and "lag" in shown.out
