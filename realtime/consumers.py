@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from delayd.config import RealtimeConfig
-from delayd.errors import BadRequest, BadSubject
+from delayd.errors import BadRequest, BadSubject, UnknownServer
 from delayd.limits import GROUP_NAME_BYTES_MAX
 from delayd.log.pull import PullOp
 from delayd.retry_subject import is_reserved
@@ -135,6 +135,8 @@ class Consumers:
 
     def extend(self, peer: Peer, frame: Frame) -> None:
         """Answer an EXTEND; it needs no disk, for a start gives each pull a whole lease."""
+        if "log_id" in frame.head:
+            self._check_log_id(frame.head)
         group = self._known(frame.head)
         if group is None:
             _names(frame.head)
@@ -185,7 +187,18 @@ class Consumers:
         answer = subjects_head(self._index, self._stored, self._pulls, now_ms, prefix, after, limit)
         peer.answer(frame.request_id, answer)
 
+    def _check_log_id(self, head: Head) -> None:
+        """A word may name the server that gave its messages out; another one knows nothing of them."""
+        log_id = need_u64(head, "log_id")
+        if log_id != self._pulls.log_id:
+            raise UnknownServer(
+                f"this is the realtime server {self._pulls.log_id:016x}; say it to {log_id:016x}, which gave the"
+                " messages out"
+            )
+
     def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
+        if "log_id" in frame.head:
+            self._check_log_id(frame.head)
         if "subjects" in frame.head:
             self._acknowledge_many(op, peer, frame)
             return
@@ -204,6 +217,8 @@ class Consumers:
         )
 
     def _decide(self, peer: Peer, frame: Frame, read: Callable[[Head], list[Wanted]]) -> None:
+        if "log_id" in frame.head:
+            self._check_log_id(frame.head)
         group = self._known(frame.head)
         if group is None:
             _names(frame.head)

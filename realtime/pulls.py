@@ -122,7 +122,7 @@ class Pulls:
         self.counters = dict.fromkeys(counted, 0)
         self.quarantine = Quarantine(stored, clock)
         self.quarantine.on_released = self._released
-        self._log_id = log_id
+        self.log_id = log_id
         self._epoch = epoch
         self.index = index
         self._log = pull_log
@@ -752,7 +752,7 @@ class Pulls:
     def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
         """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""
         return {
-            "log_id": self._log_id,
+            "log_id": self.log_id,
             "incarnation": waiting.incarnation,
             "parts": parts,
             "now_ms": now_ms,

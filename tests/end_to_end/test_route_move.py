@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 import delayd
 from cli.exits import NOT_BALANCED
 from delayd.config import Value
@@ -102,3 +104,60 @@ def _check_rows_of_groups(meta: str, old: str) -> str:
     shown = json.loads(run("groups", "show", "full", "g", "--meta", meta, "--format", "json").out)
     assert {row["realtime_log_id"] for row in shown} == {old, new}
     return str(new)
+
+
+def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server_what_that_gave_out(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        meta = stack.enter_context(ServerProcess("meta", tmp_path, META))
+        own: dict[str, Value] = {"meta": meta.address, "secret_file": str(tmp_path / "cluster.secret")}
+        stack.enter_context(ServerProcess("delay", tmp_path, own))
+        first = ServerProcess("realtime", tmp_path, own)
+        stack.enter_context(first)
+        producer = stack.enter_context(delayd.Producer(meta.address))
+        consumer = stack.enter_context(delayd.Consumer(meta.address, "moved", group="g", timeout_ms=2_000))
+        producer.send_batch("moved", [b"1", b"2"], delay=timedelta(0))
+        old: list[delayd.Message] = []
+
+        def both_came() -> bool:
+            old.extend(consumer.pull(2, wait=timedelta(seconds=0.5)))
+            return len(old) == 2
+
+        wait_until(both_came, "both messages come")
+        rows = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out
+        source = next(word for word in rows.split(",") if len(word) == 16 and word.isalnum())
+        stack.enter_context(ServerProcess("realtime", tmp_path / "second", own))
+
+        def moved_to_the_second() -> bool:
+            rows = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out
+            ids = {word for word in rows.replace("\n", ",").split(",") if len(word) == 16 and word.isalnum()}
+            words = ["--to", *(ids - {source}), "--yes", "--meta", meta.address, "--data", str(tmp_path)]
+            return len(ids) == 2 and run("route", "move", "moved", *words).code == 0
+
+        wait_until(moved_to_the_second, "the subject moves")
+
+        def follows() -> bool:
+            producer.send("moved", b"on the way", delay=timedelta(0))
+            consumer.pull(10, wait=timedelta(seconds=0.5)).ack()
+            # Each server at which the consumer has asked has a row of the group.
+            rows = run("groups", "--meta", meta.address).out.splitlines()
+            return sum(row.startswith("moved ") for row in rows) == 2
+
+        wait_until(follows, "the consumer asks the second server")
+        producer.send("moved", b"new", delay=timedelta(0))
+        came: list[bytes] = []
+
+        def new_came() -> bool:
+            batch = consumer.pull(10, wait=timedelta(seconds=0.5))
+            came.extend(batch.bodies)
+            batch.ack()
+            return b"new" in came
+
+        wait_until(new_came, "the message behind the move comes")
+        old[0].ack()
+        first.kill()
+        with pytest.raises(delayd.ServerUnavailable):
+            old[1].ack()
+        first.start()
+        old[1].ack()

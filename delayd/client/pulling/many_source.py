@@ -11,20 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import Handles, merge, stale_error
+from delayd.client.pulling.acks import Handles, merge
 from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import (
     Callbacks,
     Lanes,
+    Reached,
+    Settler,
     beginning_of,
     bound_of,
+    by_place,
     pulled_in,
     terms_of,
     unfinished_in,
@@ -40,7 +43,6 @@ from delayd.errors import (
     RequestFailed,
     RetryLater,
     ServerUnavailable,
-    StaleHandle,
 )
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -49,7 +51,7 @@ from delayd.wire.requests import RequestType, need_int, need_list
 HANDLES_MAX = 3_000  # Of one request: each may bring the name of its subject, at most 290 bytes each.
 LOOK_S = 5.0  # Between questions to meta that may bring another server.
 MANY_PARTS_MAX = 1 << 16  # More than any server puts into an answer.
-SETTLED_LOOK_S = 600.0  # The same for a list, while its servers are known and none is away.
+SETTLED_LOOK_S = 10.0  # The same for a list, whose routes are more to ask for, while none of its servers is away.
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +59,13 @@ log = logging.getLogger(__name__)
 Answered = Callable[["_Server", Frame | DelaydError, int], None]
 
 
-class ManySource:
+class ManySource(Settler["_Server"]):
     """A list of subjects or a pattern; a Source."""
 
     def __init__(self, meta: MetaView, settings: ConsumerSettings, callbacks: Callbacks) -> None:
+        super().__init__(settings, callbacks.failures)
         self._meta = meta
-        self._settings = settings
         self._callbacks = callbacks
-        self._loop = asyncio.get_running_loop()
-        self._servers: dict[int, _Server] = {}
         # Those that are asked for messages. Callers on other threads look at it, so it is replaced as a whole.
         self._asked: tuple[_Server, ...] = ()
         self._wish = (1, 0, 0)  # Of the last start: most, wait_ms, ahead.
@@ -73,7 +73,6 @@ class ManySource:
         self._unrouted = 0
         self._finding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Future[None]] = set()
         self._ended = False
 
     @property
@@ -115,36 +114,6 @@ class ManySource:
         for server in self._asked:
             server.lane.withdraw()
 
-    def settle(self, handles: Handles, word: Word) -> None:
-        """See Source."""
-        if self._knows(handles):
-            for lanes, names, of_lane in self._by_lanes(handles, word):
-                lanes.give(word, names, of_lane)
-        else:
-            self._remember(self._loop.create_task(self._settle_unwatched(handles, word)))
-
-    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
-        """See Source."""
-        if not self._knows(handles):
-            return self._loop.create_task(self._settle_elsewhere(handles, word))
-        durable = self._give_and_wait(handles, word)
-        return durable[0] if len(durable) == 1 else self._loop.create_task(_all(durable))
-
-    async def give_back(self, handles: Handles) -> None:
-        """See Source."""
-        await _all([server.lanes.returns.give_and_wait(of_server) for server, of_server in self._by_server(handles)])
-
-    @property
-    def is_settled(self) -> bool:
-        """See Source."""
-        return not self._settling and all(server.lanes.are_idle for server in self._servers.values())
-
-    async def flush(self) -> None:
-        """See Source."""
-        if self._settling:
-            await asyncio.wait(self._settling)
-        await asyncio.gather(*(server.lanes.flush() for server in self._servers.values()))
-
     async def disconnect(self) -> None:
         """See Source."""
         await asyncio.gather(*(server.disconnect() for server in self._servers.values()))
@@ -156,10 +125,6 @@ class ManySource:
             if task is not None:
                 task.cancel()
         await asyncio.gather(*(server.end() for server in self._servers.values()))
-
-    async def close(self) -> None:
-        """See Source."""
-        await asyncio.gather(*(server.link.close() for server in self._servers.values()))
 
     # Servers.
 
@@ -266,56 +231,23 @@ class ManySource:
 
     # Acknowledgements.
 
-    def _knows(self, handles: Handles) -> bool:
-        at = self._settings.subjects.at
-        return all(at(handle[3]).log_id in self._servers for handle in handles)
-
-    def _by_server(self, handles: Handles) -> Iterable[tuple[_Server, Handles]]:
-        at = self._settings.subjects.at
-        found: dict[int, Handles] = {}
-        for handle in handles:
-            found.setdefault(at(handle[3]).log_id, []).append(handle)
-        return [(self._servers[log_id], of_server) for log_id, of_server in found.items()]
-
-    def _by_lanes(self, handles: Handles, word: Word) -> list[tuple[Lanes, Head, Handles]]:
-        if not word.is_of_one:
-            return [(server.lanes, {}, of_server) for server, of_server in self._by_server(handles)]
-        # These requests name one subject each.
-        found: dict[int, Handles] = {}
-        for handle in handles:
-            found.setdefault(handle[3], []).append(handle[:3])
-        lanes: list[tuple[Lanes, Head, Handles]] = []
-        for place, of_place in found.items():
-            at = self._settings.subjects.at(place)
-            names: Head = {"subject": at.subject, "group": self._settings.group}
-            lanes.append((self._servers[at.log_id].lanes, names, of_place))
-        return lanes
-
-    def _give_and_wait(self, handles: Handles, word: Word) -> list[asyncio.Future[None]]:
-        return [lanes.give_and_wait(word, names, of_lane) for lanes, names, of_lane in self._by_lanes(handles, word)]
-
-    async def _settle_elsewhere(self, handles: Handles, word: Word) -> None:
-        """Settle what an earlier connection of this consumer has got, as after its close or in a forked child."""
+    async def _meet(self, log_ids: set[int]) -> None:
         try:
             await self._look()
         except NoRealtimeServer:
             pass
-        if not self._knows(handles):
-            raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
-        await _all(self._give_and_wait(handles, word))
 
-    async def _settle_unwatched(self, handles: Handles, word: Word) -> None:
-        try:
-            await self._settle_elsewhere(handles, word)
-        except DelaydError as error:
-            self._callbacks.failures.add(error)
-
-    def _remember(self, task: asyncio.Task[None]) -> None:
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+    def _by_lanes(self, handles: Handles, word: Word) -> list[tuple[Lanes, Head, Handles]]:
+        if word.is_of_one:
+            return super()._by_lanes(handles, word)
+        at = self._settings.subjects.at
+        found: dict[int, Handles] = {}
+        for handle in handles:
+            found.setdefault(at(handle[3]).log_id, []).append(handle)
+        return [(self._servers[log_id].lanes, {}, of_server) for log_id, of_server in found.items()]
 
 
-class _Server:
+class _Server(Reached):
     """One realtime server: its connection, its subscription, and what is under way there."""
 
     def __init__(
@@ -345,7 +277,7 @@ class _Server:
             settings,
             partial(answered, self),
         )
-        names: Head = {"group": settings.group}
+        names: Head = {"group": settings.group, "log_id": self.log_id}
         namings = (
             _ManySubjects(names, self._who, settings.subjects),
             _ManySubjects({**names, "uncounted": True}, self._who, settings.subjects),
@@ -420,10 +352,7 @@ class _ManySubjects:
 
     def merged(self, handles: Handles) -> Handles:
         """See Naming."""
-        by_place: dict[int, Handles] = {}
-        for *handle, place in handles:
-            by_place.setdefault(place, []).append(handle)
-        return [[*handle, place] for place, of_place in by_place.items() for handle in merge(of_place)]
+        return [[*handle, place] for place, of_place in by_place(handles).items() for handle in merge(of_place)]
 
     def head(self, handles: Handles) -> Head:
         """See Naming."""
@@ -446,15 +375,3 @@ def _places(head: Head, subjects: Subjects, log_id: int) -> list[int]:
             raise BadRequest("subjects has rows of a name and how many parts are its own", field="subjects")
         places += [subjects.place(name, log_id)] * count
     return places
-
-
-async def _all(durable: Sequence[asyncio.Future[None]]) -> None:
-    """Wait for all of them, and then raise what was wrong with any."""
-    errors = [error for error in await asyncio.gather(*durable, return_exceptions=True) if error is not None]
-    stale = [error for error in errors if isinstance(error, StaleHandle)]
-    if len(errors) > len(stale):
-        raise next(error for error in errors if not isinstance(error, StaleHandle))
-    if len(stale) == 1:
-        raise stale[0]
-    if all_stale := stale_error(row for error in stale for row in error.handles):
-        raise all_stale

@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from delayd.batch import BatchKind, parse
-from delayd.client.instants import monotonic_s, monotonic_us
+from delayd.client.instants import monotonic_us
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import AckLane, Failures, Handles, HandleSet, Naming, OneLater, OneSubject
+from delayd.client.pulling.acks import AckLane, Failures, Handles, HandleSet, Naming, OneLater, OneSubject, stale_error
 from delayd.client.pulling.incarnations import Incarnations
 from delayd.client.pulling.message import Pulled, PulledPart
 from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
-from delayd.client.pulling.words import Kind, Word
-from delayd.errors import BadRequest, DelaydError, ServerUnavailable
+from delayd.client.pulling.words import NACK, Kind, Word
+from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, ServerUnavailable, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.positions import AtInstant, End, position_value
@@ -34,7 +37,7 @@ from delayd.wire.requests import PART_MOST, RequestType, need_bool, need_instant
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
 LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle are forgotten.
 CLOCKS_MS = 5_000  # The clocks of servers may differ by this much (rule T1).
-ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
+ROUTE_LOOK_S = 5.0  # Between looks at the route, which an operator may move.
 
 _LATER = {Kind.RETRY: (RequestType.RETRY, "retries"), Kind.REJECT: (RequestType.REJECT, "rejects")}
 _MS = timedelta(milliseconds=1)
@@ -239,35 +242,140 @@ class _HeldUp(NamedTuple):
     until_s: float
 
 
-class OneSource:
-    """One subject, at the realtime server that meta routes it to; a Source."""
+class Reached:
+    """A realtime server that a source has met: its connection, and the words for it."""
+
+    link: ServerLink
+    lanes: Lanes
+
+
+R = TypeVar("R", bound=Reached)
+
+
+class Settler(ABC, Generic[R]):
+    """Takes words to the servers that gave their messages out; what the sources share.
+
+    Invariant: the place of a handle says which server that is, so no word goes to another one, wherever the subject is
+    now.
+    """
+
+    def __init__(self, settings: ConsumerSettings, failures: Failures) -> None:
+        self._settings = settings
+        self._failures = failures
+        self._loop = asyncio.get_running_loop()
+        self._servers: dict[int, R] = {}
+        self._settling: set[asyncio.Future[None]] = set()
+
+    def settle(self, handles: Handles, word: Word) -> None:
+        """See Source."""
+        if not self._unknown(handles):
+            for lanes, names, of_lane in self._by_lanes(handles, word):
+                lanes.give(word, names, of_lane)
+        else:
+            settling = self._loop.create_task(self._settle_unwatched(handles, word))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+
+    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
+        """See Source."""
+        if self._unknown(handles):
+            return self._loop.create_task(self._settle_elsewhere(handles, word))
+        durable = self._give_and_wait(handles, word)
+        return durable[0] if len(durable) == 1 else self._loop.create_task(_all(durable))
+
+    async def give_back(self, handles: Handles) -> None:
+        """See Source."""
+        await _all([lanes.returns.give_and_wait(of_lane) for lanes, _, of_lane in self._by_lanes(handles, NACK)])
+
+    @property
+    def is_settled(self) -> bool:
+        """See Source."""
+        return not self._settling and all(server.lanes.are_idle for server in self._servers.values())
+
+    async def flush(self) -> None:
+        """See Source."""
+        if self._settling:
+            await asyncio.wait(self._settling)
+        await asyncio.gather(*(server.lanes.flush() for server in self._servers.values()))
+
+    async def close(self) -> None:
+        """See Source."""
+        await asyncio.gather(*(server.link.close() for server in self._servers.values()))
+
+    @abstractmethod
+    async def _meet(self, log_ids: set[int]) -> None:
+        """Ask meta for these servers; one that it does not know is left out."""
+
+    def _by_lanes(self, handles: Handles, word: Word) -> list[tuple[Lanes, Head, Handles]]:
+        """Where these handles go, the names of their group there, and the handles as requests have them."""
+        found: list[tuple[Lanes, Head, Handles]] = []
+        for place, of_place in by_place(handles).items():
+            at = self._settings.subjects.at(place)
+            names: Head = {"subject": at.subject, "group": self._settings.group, "log_id": at.log_id}
+            found.append((self._servers[at.log_id].lanes, names, of_place))
+        return found
+
+    def _unknown(self, handles: Handles) -> set[int]:
+        at = self._settings.subjects.at
+        return {at(handle[3]).log_id for handle in handles}.difference(self._servers)
+
+    def _give_and_wait(self, handles: Handles, word: Word) -> list[asyncio.Future[None]]:
+        return [lanes.give_and_wait(word, names, of_lane) for lanes, names, of_lane in self._by_lanes(handles, word)]
+
+    async def _settle_elsewhere(self, handles: Handles, word: Word) -> None:
+        """Settle what an earlier connection of this consumer has got, as after its close or in a forked child."""
+        await self._meet(self._unknown(handles))
+        if self._unknown(handles):
+            raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
+        await _all(self._give_and_wait(handles, word))
+
+    async def _settle_unwatched(self, handles: Handles, word: Word) -> None:
+        try:
+            await self._settle_elsewhere(handles, word)
+        except DelaydError as error:
+            self._failures.add(error)
+
+
+class _OneServer(Reached):
+    """A realtime server that has the subject, or had it."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.link = ServerLink(address.host, address.port, address.log_id)
+
+
+class OneSource(Settler[_OneServer]):
+    """One subject, at the realtime server to which meta routes it; a Source.
+
+    When the route moves, the next PULL goes to the new server. The servers of before take the words about what they
+    gave out. An exclusive consumer that has had messages stays where it leads.
+
+    An example: message A came from server 1, and the subject moves to server 2. At the next look at the route, the PULL
+    that waits at 1 is answered without messages, and the next one goes to 2. The ACK of A goes to 1, as its place says.
+    """
 
     def __init__(self, meta: MetaView, settings: ConsumerSettings, callbacks: Callbacks) -> None:
+        super().__init__(settings, callbacks.failures)
         self._meta = meta
-        self._settings = settings
-        self._on_pulled = callbacks.on_pulled
-        self._loop = asyncio.get_running_loop()
-        self._link: ServerLink | None = None
+        self._callbacks = callbacks
+        self._routed: _OneServer | None = None  # Where meta says that the subject is.
+        self._asked: _OneServer | None = None  # Where the newest PULL went.
         self._routing = asyncio.Lock()
-        self._routed_at_s = 0.0  # When meta was asked for the route last.
-        self._had_messages = False  # Once messages have come the route is used, and meta keeps it.
-        self._looking: asyncio.Task[None] | None = None
-        self._ended = False
+        self._confirmed_us = 0  # When meta was asked last, and said the same as before.
+        self._had_messages = False
+        self._watching: asyncio.Task[None] | None = None
         self.is_unfinished = False
         names: Head = {"subject": settings.subject, "group": settings.group}
         terms = self._terms = terms_of(settings) | beginning_of(settings) | bound_of(settings)
-        self._lane = PullLane(names, terms, self._standing, self._connection, settings, self._answered)
-        namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
+        self._lane = PullLane(names, terms, self._standing_to_pull, self._connection_to_pull, settings, self._answered)
         self._names = names
-        self._began = False  # Whether a PULL was answered, so that the group was made.
-        self._since_ms: int | None = None  # When the server was heard last, until it answers on another connection.
+        self._began = False  # Whether this server answered a PULL, so that the group was made.
+        self._since_ms: int | None = None  # When a server was heard last, until the next answer.
         self._presence: Presence | None = None
         if settings.ephemeral or settings.exclusive is not None:
             self._presence = Presence(self._connection)
         self._incarnations: Incarnations | None = None
         if settings.exclusive is not None:
             self._incarnations = Incarnations(settings.lease / _SECOND, meta.clock.lease_s)
-        self._lanes = Lanes(namings, self._connection, settings.timeout_ms, callbacks)
 
     @property
     def under_way(self) -> bool:
@@ -286,6 +394,8 @@ class OneSource:
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
         """See Source."""
+        if self._watching is None:
+            self._watching = self._loop.create_task(self._watch())
         self._lane.start(most, wait_ms, ahead)
 
     def withdraw(self) -> None:
@@ -295,147 +405,181 @@ class OneSource:
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
         self._extends(handles, word)
-        self._lanes.give(word, self._names, handles)
+        super().settle(handles, word)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
         self._extends(handles, word)
-        return self._lanes.give_and_wait(word, self._names, handles)
-
-    async def give_back(self, handles: Handles) -> None:
-        """See Source."""
-        await self._lanes.returns.give_and_wait(handles)
-
-    @property
-    def is_settled(self) -> bool:
-        """See Source."""
-        return self._lanes.are_idle
-
-    async def flush(self) -> None:
-        """See Source."""
-        await self._lanes.flush()
+        return super().settle_and_wait(handles, word)
 
     async def disconnect(self) -> None:
         """See Source."""
         if self._presence is not None:
             self._presence.rest()
-        if self._link is not None:
-            await self._link.disconnect()
+        await asyncio.gather(*(server.link.disconnect() for server in self._servers.values()))
 
     async def end(self) -> None:
         """See Source."""
-        self._ended = True
         if self._presence is not None:
             self._presence.rest()
-        if self._looking is not None:
-            self._looking.cancel()
-        if await self._lane.end() and self._link is not None:
-            await self._link.disconnect()
-
-    async def close(self) -> None:
-        """See Source."""
-        if self._link is not None:
-            await self._link.close()
+        if self._watching is not None:
+            self._watching.cancel()
+        if await self._lane.end() and self._asked is not None:
+            await self._asked.link.disconnect()
 
     def _answered(self, answer: Frame | DelaydError, asked_us: int) -> None:
         if isinstance(answer, DelaydError):
-            self._on_pulled(answer, 0)
+            self._callbacks.on_pulled(answer, 0)
             return
-        assert self._link is not None, "an answer came without a connection"
+        server = self._asked
+        assert server is not None and server.link.log_id is not None, "an answer came without a connection"
+        place = self._settings.subjects.place(self._settings.subject, server.link.log_id)
         try:
-            pulled = pulled_in(answer, asked_us, self._link, self._settings, self._meta.clock.lease_s())
+            pulled = pulled_in(answer, asked_us, server.link, self._settings, self._meta.clock.lease_s(), place)
             wanted = wanted_in(answer.head)
             self.is_unfinished = unfinished_in(answer.head)
         except DelaydError as error:
-            self._on_pulled(error, 0)
+            self._callbacks.on_pulled(error, 0)
             return
-        if pulled is not None:
-            self._had_messages = True
-        else:
-            self._keep_route()
-        self._began = True
-        if self._since_ms is not None:
-            self._since_ms = None
-            self._terms |= beginning_of(self._settings)
+        self._had_messages = self._had_messages or pulled is not None
+        if server is self._routed:
+            self._began = True
+            if self._since_ms is not None:
+                self._since_ms = None
+                self._begin_from(None)
         if self._incarnations is not None:
             # On another connection the server knows by these that what is in hand is this consumer's own.
             lease_ends = None if pulled is None else pulled.lease_ends
             self._terms["was"] = self._incarnations.answered(need_u64(answer.head, "incarnation"), lease_ends)
-        self._on_pulled(pulled, wanted)
+        self._callbacks.on_pulled(pulled, wanted)
 
     def _extends(self, handles: Handles, word: Word) -> None:
         if self._incarnations is not None and word.kind is Kind.EXTEND:
             self._incarnations.extended(handles, word.delay_ms / 1000)
 
-    def _present(self, connection: Connection) -> Connection:
+    def _begin_from(self, since_ms: int | None) -> None:
+        self._terms.pop("start", None)
+        self._terms |= beginning_of(self._settings, since_ms=since_ms)
+
+    def _present(self, server: _OneServer, connection: Connection) -> Connection:
         """Have the server know that this connection is the consumer's, before anything else is asked on it."""
         presence = self._presence
-        if presence is not None and presence.watched is not connection:
-            if self._began and self._link is not None:
+        if presence is not None and server is self._routed and presence.watched is not connection:
+            if self._began:
                 if self._since_ms is None:
-                    self._since_ms = self._link.left_ms
+                    self._since_ms = server.link.left_ms
                 # Should the group have ended, it goes on where this consumer was heard last.
-                self._terms |= beginning_of(self._settings, since_ms=self._since_ms)
+                self._begin_from(self._since_ms)
                 claim: Head = {name: self._terms[name] for name in ("exclusive_ms", "was") if name in self._terms}
                 connection.call(RequestType.PULL_END, {**self._names, **claim}, (), _ignore, ANSWER_MS_MAX)
             presence.watch(connection)
         return connection
 
-    def _keep_route(self) -> None:
-        """Nothing came: ask for the route again, because meta forgets a subject without messages that nobody asks for,
-        and may route it elsewhere later.
-        """
-        if self._had_messages or self._ended or monotonic_s() - self._routed_at_s < ROUTE_LOOK_S:
-            return
-        if self._looking is None or self._looking.done():
-            self._looking = self._loop.create_task(self._look_at_route())
+    # Servers.
 
-    async def _look_at_route(self) -> None:
+    async def _watch(self) -> None:
+        """Look again and again: the subject may move, and meta forgets one without messages that nobody asks for."""
+        while True:
+            await asyncio.sleep(ROUTE_LOOK_S * random.uniform(0.8, 1.2))
+            await self._try_to_look()
+
+    async def _try_to_look(self) -> None:
+        try:
+            await self._look()
+        except DelaydError as error:
+            # Without meta, the servers that are known go on.
+            log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
+
+    async def _look(self) -> None:
+        """Ask meta where the subject is, and where the servers of before are."""
         async with self._routing:
-            try:
-                server = await self._meta.route(self._settings.subject)
-            except DelaydError as error:
-                log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
-                return
-            self._routed_at_s = monotonic_s()
-            # Once messages have come, some may not be acknowledged yet, and only their server can take that.
-            if not self._had_messages:
-                await self._go_to(server)
+            asked_us = monotonic_us()
+            address = await self._meta.route(self._settings.subject)
+            if self._servers.keys() - {address.log_id}:
+                await self._meet(set())
+            server = self._met(address)
+            stays = self._settings.exclusive is not None and self._had_messages
+            if self._routed is None:
+                self._routed = server
+            elif server is not self._routed and not stays:
+                self._follow(self._routed, server)
+            self._confirmed_us = asked_us
 
-    def _standing(self) -> Connection | None:
-        return None if self._link is None else self._link.standing
+    def _follow(self, old: _OneServer, new: _OneServer) -> None:
+        log.info("consumer_follows subject=%s address=%s", self._settings.subject, new.link.address)
+        if self._began:
+            # Since meta was asked before, messages may have gone to the new server already.
+            self._since_ms = old.link.clock.likely_ms(self._confirmed_us)
+            self._begin_from(self._since_ms)
+        self._routed, self._began = new, False
+        if self._asked is not new:
+            self._lane.withdraw()
+
+    async def _meet(self, log_ids: set[int]) -> None:
+        for log_id, address in (await self._meta.find_realtime_servers()).items():
+            if log_id in log_ids or log_id in self._servers:
+                self._met(address)
+
+    def _met(self, address: ServerAddress) -> _OneServer:
+        """The server with its newest address."""
+        server = self._servers.get(address.log_id)
+        if server is None:
+            server = self._servers[address.log_id] = _OneServer(address)
+            names: Head = {**self._names, "log_id": address.log_id}
+            namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
+            connect = partial(self._connect, server)
+            server.lanes = Lanes(namings, connect, self._settings.timeout_ms, self._callbacks)
+        server.link.move(address.host, address.port)
+        return server
+
+    def _standing_to_pull(self) -> Connection | None:
+        server = self._asked = self._routed
+        standing = None if server is None else server.link.standing
+        return standing if self._presence is None or self._presence.watched is standing else None
+
+    async def _connection_to_pull(self) -> Connection:
+        connection = await self._connection()
+        self._asked = self._routed
+        return connection
 
     async def _connection(self) -> Connection:
-        standing = self._standing()
-        if standing is not None:
-            return standing
-        async with self._routing:
-            if self._link is None:
-                await self._route()
-            assert self._link is not None, "a route gives a link or raises"
-            try:
-                return self._present(await self._link.connection())
-            except ServerUnavailable as unavailable:
-                try:
-                    await self._route()
-                except DelaydError as error:
-                    # Without meta, the server that is known is tried again.
-                    log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
-                raise unavailable
+        """The connection to the server that has the subject."""
+        while True:
+            if self._routed is None:
+                await self._look()
+            server = self._routed
+            assert server is not None, "a look finds a server or raises"
+            connection = await self._connect(server)
+            if server is self._routed:
+                return connection
 
-    async def _route(self) -> None:
-        server = await self._meta.route(self._settings.subject)
-        self._routed_at_s = monotonic_s()
-        await self._go_to(server)
+    async def _connect(self, server: _OneServer) -> Connection:
+        try:
+            return self._present(server, await server.link.connection())
+        except ServerUnavailable:
+            # It may have another address now, or the subject another server.
+            await self._try_to_look()
+            raise
 
-    async def _go_to(self, server: ServerAddress) -> None:
-        if self._link is None:
-            self._link = ServerLink(server.host, server.port, server.log_id)
-        elif self._link.log_id == server.log_id:
-            self._link.move(server.host, server.port)
-        else:
-            await self._link.close()
-            self._link = ServerLink(server.host, server.port, server.log_id)
+
+def by_place(handles: Handles) -> dict[int, Handles]:
+    """Handles that carry their place, by it, and without it."""
+    found: dict[int, Handles] = {}
+    for *handle, place in handles:
+        found.setdefault(place, []).append(handle)
+    return found
+
+
+async def _all(durable: Sequence[asyncio.Future[None]]) -> None:
+    """Wait for all of them, and then raise what was wrong with any."""
+    errors = [error for error in await asyncio.gather(*durable, return_exceptions=True) if error is not None]
+    stale = [error for error in errors if isinstance(error, StaleHandle)]
+    if len(errors) > len(stale):
+        raise next(error for error in errors if not isinstance(error, StaleHandle))
+    if len(stale) == 1:
+        raise stale[0]
+    if all_stale := stale_error(row for error in stale for row in error.handles):
+        raise all_stale
 
 
 def terms_of(settings: ConsumerSettings) -> Head:
@@ -497,11 +641,11 @@ def pulled_in(
     link: ServerLink,
     settings: ConsumerSettings,
     now_s: float,
-    places: Sequence[int] | None = None,
+    places: Sequence[int] | int,
 ) -> Pulled | None:
     """The messages in an answer that came at ``now_s`` by the clock of leases; None when there is none.
 
-    ``places`` has the place of each part where they differ.
+    ``places`` has the place of each part, or that of all parts.
     """
     # The likely time may be wrong by up to half a round trip, but the answer was not received before it was given.
     answered_at_ms = need_instant(answer.head, "now_ms")
@@ -512,7 +656,9 @@ def pulled_in(
     received_at_ms = answered_at_ms + on_the_way_ms
     lease_ends = now_s + settings.lease / _SECOND - on_the_way_ms / 1000
     rows = need_rows(answer.head, "parts", 4, PART_MOST)
-    if places is not None and len(places) != len(rows):
+    if isinstance(places, int):
+        places = [places] * len(rows)
+    if len(places) != len(rows):
         raise BadRequest(f"an answer of {len(rows)} parts says of {len(places)} which subject they are of")
     parts: list[PulledPart] = []
     position = 0
@@ -522,9 +668,8 @@ def pulled_in(
         position += batch.total_bytes
         if batch.kind != BatchKind.DISPATCH or batch.count != count:
             raise BadRequest(f"a part of {count} messages came with a batch of {batch.count}, kind {batch.kind}")
-        parts.append(PulledPart(batch, range(count), pull_first, attempt, 0 if places is None else places[number]))
+        parts.append(PulledPart(batch, range(count), pull_first, attempt, places[number]))
     if not parts:
         return None
     incarnation = need_u64(answer.head, "incarnation")
-    many = None if places is None else settings.subjects
-    return Pulled(settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends, many)
+    return Pulled(settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends, settings.subjects)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from delayd.errors import UnknownServer
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
 from delayd.wire.stale import Why, read_stale
@@ -14,9 +15,11 @@ FIELDS: dict[RequestType, tuple[str, list[HeadValue]]] = {
 }
 
 
-def _why(world: World, peer: SimPeer, kind: RequestType, *handles: list[int], group: str = GROUP) -> list[list[int]]:
+def _why(
+    world: World, peer: SimPeer, kind: RequestType, *handles: list[int], group: str = GROUP, more: Head | None = None
+) -> list[list[int]]:
     field, rest = FIELDS.get(kind, ("handles", []))
-    head: Head = {"subject": SUBJECT, "group": group, field: [[*handle, *rest] for handle in handles]}
+    head: Head = {"subject": SUBJECT, "group": group, field: [[*handle, *rest] for handle in handles], **(more or {})}
     if kind == RequestType.EXTEND:
         head["lease_ms"] = 1_000
     return [[*row[1:]] for row in read_stale(world.ask(peer, kind, head)[0])]
@@ -97,6 +100,18 @@ def test_a_word_may_be_repeated_and_another_one_is_told_that_it_changes_nothing(
     told = [] if first == second else [[begin + 1, 1, Why.ACKNOWLEDGED if first == WORDS[0] else Why.GIVEN_BACK]]
     # The neighbours are still held, so the word counts for them.
     assert _why(world, peer, second, [incarnation, begin, 3]) == told
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", [*WORDS, RequestType.EXTEND])
+def test_a_word_that_names_another_server_is_refused_and_changes_nothing(kind: RequestType, many: bool) -> None:
+    world, peer = ready_world([b"a"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    more: Head = {"subjects": [[SUBJECT, 1]]} if many else {}
+    own = world.core.log_id
+    with pytest.raises(UnknownServer, match=f"say it to {own + 1:016x}"):
+        _why(world, peer, kind, [incarnation, first, 1], more={**more, "log_id": own + 1})
+    assert _why(world, peer, kind, [incarnation, first, 1], more={**more, "log_id": own}) == []
 
 
 def test_what_is_said_of_thousands_of_messages_costs_one_look_at_each() -> None:

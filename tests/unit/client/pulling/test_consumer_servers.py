@@ -110,12 +110,13 @@ async def move_to_another_server(world: World) -> SmallRealtime:
 def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where_it_leads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.5)
+
     async def scenario(world: World) -> None:
         async with consumer_of(world) as consumer:
             for _ in range(5):
                 assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
             assert len(world.meta.seen) == 1, "not with each poll"
-            monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.0)
             other = await move_to_another_server(world)
             other.add(b"first")
             while not (batch := await consumer.pull(wait=timedelta(milliseconds=10))):
@@ -128,17 +129,52 @@ def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where
     on_steady_loop(scenario)
 
 
-def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.0)
+def test_a_moved_subject_is_followed_and_each_word_goes_to_the_server_that_gave_the_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.05)
 
     async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
+        async with consumer_of(world, lease=timedelta(minutes=5)) as consumer:
+            for body in (b"a", b"b", b"c"):
+                world.realtime.add(body)
+            old = list(await consumer.pull(3))
+            waiting = asyncio.create_task(consumer.pull(wait=timedelta(seconds=300)))
+            await until(lambda: world.realtime.pulls == 2)
+            other = await move_to_another_server(world)
+            other.add(b"d")
+            (new,) = await waiting
+            assert new.body == b"d"
+            await new.ack()
+            await old[0].ack()
+            await old[1].nack()
+            await old[2].extend(timedelta(minutes=6))
+            assert (world.realtime.acked, other.acked) == ([0], [0])
+            assert [consume for consume, _ in world.realtime.counted] == [1]
+            assert [consume for consume, _ in world.realtime.extended] == [2]
+        # After the close there is no connection any more, and meta says where the server is.
+        world.meta.realtime.append(world.realtime)
+        await old[2].ack()
+        assert (world.realtime.acked, other.acked) == ([0, 2], [0])
+
+    on_steady_loop(scenario)
+
+
+def test_a_word_for_a_server_that_is_away_is_not_said_to_the_one_that_has_the_subject_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.05)
+
+    async def scenario(world: World) -> None:
+        async with consumer_of(world, lease=timedelta(hours=1), timeout_ms=1_000) as consumer:
             world.realtime.add(b"a")
-            (message,) = await consumer.pull(wait=timedelta(seconds=10))
-            await move_to_another_server(world)
-            for _ in range(5):
-                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
-            await message.ack()
-            assert world.realtime.acked == [0]
+            (old,) = await consumer.pull()
+            other = await move_to_another_server(world)
+            await world.realtime.stop()
+            other.add(b"b")
+            (new,) = await consumer.pull(wait=timedelta(seconds=300))
+            assert new.body == b"b"
+            assert isinstance(await error_of(old.ack()), ServerUnavailable)
+            assert other.acked == []
 
     on_steady_loop(scenario)
