@@ -26,7 +26,7 @@ from delayd.client.pulling.in_flight import InFlight
 from delayd.client.pulling.lease_keeper import LeaseKeeper
 from delayd.client.pulling.lives import divide
 from delayd.client.pulling.many_source import ManySource
-from delayd.client.pulling.message import MessageColumns, Pulled
+from delayd.client.pulling.message import MessageColumns, Pulled, handle_at
 from delayd.client.pulling.pace import Pace
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, OneSource, Source
@@ -554,7 +554,7 @@ def _give_up(waiter: asyncio.Future[bool]) -> None:
 
 
 def _handles_of(batch: MessageColumns, row: int) -> Handles:
-    return [batch.handle_at(row)]
+    return [handle_at(batch, row)]
 
 
 def _heard(extended_until: asyncio.Future[None]) -> None:

@@ -300,13 +300,6 @@ class MessageColumns:
         """The place from which each came."""
         return [place for part in self.pulled.parts for place in [part.place] * len(part.rows)]
 
-    def handle_at(self, row: int) -> list[int]:
-        """The handle that an acknowledgement of one message names (rule Q1)."""
-        handle = [self.pulled.incarnation, self.pull_sequences[row], 1]
-        if self.pulled.subjects is not None:
-            handle.append(self.places[row])
-        return handle
-
 
 class MessageView:
     """One message of a batch."""
@@ -429,7 +422,15 @@ class MessageView:
     @property
     def handle(self) -> list[int]:
         """The handle that an acknowledgement of the message names (rule Q1)."""
-        return self.columns.handle_at(self.row)
+        return handle_at(self.columns, self.row)
+
+
+def handle_at(columns: MessageColumns, row: int) -> list[int]:
+    """The handle that an acknowledgement of one message of a batch names (rule Q1)."""
+    handle = [columns.pulled.incarnation, columns.pull_sequences[row], 1]
+    if columns.pulled.subjects is not None:
+        handle.append(columns.places[row])
+    return handle
 
 
 def _rows(part: PulledPart, column: NDArray[Item]) -> NDArray[Item]:
