@@ -63,7 +63,8 @@ class Log:
         self._detached: list[Segment] = []  # To be removed; used by the thread that removes.
         self._short = False  # Whether the last roll found no descriptor.
         # Somebody may remove the file that is appended to. Its descriptor then has what no checkpoint has yet.
-        segments[-1].file.keep_open(True)
+        for segment in segments[-1:]:
+            segment.file.keep_open(True)
 
     @property
     def start(self) -> int:

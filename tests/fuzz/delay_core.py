@@ -59,7 +59,15 @@ REST_STEPS = 30  # Of up to 100 ms.
 REST_EVERY = 2_000  # Requests; then all that is pending is listed and compared.
 DUE_AFTER_MS = (0, 7, 1_003, 60_007, HOUR_MS + 7, 30 * HOUR_MS + 7)
 FAR_MS = 400 * HOUR_MS
-STOPS = frozenset({RequestType.RELEASE_SLOTS, RequestType.TARGET_LOST, RequestType.TARGET_ACCEPT})
+STOPS = frozenset(
+    {
+        RequestType.RELEASE_SLOTS,
+        RequestType.DRAIN,
+        RequestType.RETIRE,
+        RequestType.TARGET_LOST,
+        RequestType.TARGET_ACCEPT,
+    }
+)
 
 
 class Untrue(AssertionError):

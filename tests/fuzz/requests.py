@@ -82,6 +82,10 @@ META: dict[RequestType, Fields] = {
     },
     RequestType.MOVE_ROUTE: {"subject": values.subject, "to": values.u64},
     RequestType.SLOTS: {"wanted": values.slots},
+    RequestType.CORDON_SERVER: {
+        "log_id": values.u64,
+        "standing": values.one_of("serving", "cordoned", "retired", "fuzzed"),
+    },
     RequestType.MOVE_SLOTS: {"slots": values.slots, "versions": values.versions, "to": values.u64, "lost": values.flag},
     RequestType.SETTLE_SLOTS: {},
 }
@@ -94,6 +98,7 @@ LOGS: dict[RequestType, Fields] = {
 DELAY: dict[RequestType, Fields] = {
     RequestType.SEND: {},
     RequestType.SEND_AGAIN: {},
+    RequestType.SEND_DRAINED: {},
     RequestType.CHECKPOINT: {},
     RequestType.OUTCOME: {"log_id": values.u64, "producer_id": values.u64, "producer_batch": values.u64},
     RequestType.TARGETS: {"after": values.u64},
@@ -115,6 +120,14 @@ DELAY: dict[RequestType, Fields] = {
         "content": values.one_of(0, 1, 2),
         "origin": values.small,
     },
+    RequestType.DRAIN: {
+        "to": values.u64,
+        "slots": values.slots,
+        "hour": values.small,
+        "sequence": values.small,
+        "until_sequence": values.u64,
+    },
+    RequestType.RETIRE: {},
     RequestType.RELEASE_SLOTS: {"slots": values.slots},
     RequestType.QUOTAS: {"after": values.text, "prefix": values.text},
     RequestType.SET_QUOTA: {
@@ -448,7 +461,7 @@ class Requests:
     def _body(self, kind: int, session: Session | None) -> bytes:
         if kind == RequestType.SEND:
             return b"".join(self._producer_batch() for _ in range(self._random.choice([1, 1, 1, 2, 8])))
-        if kind == RequestType.SEND_AGAIN:
+        if kind in (RequestType.SEND_AGAIN, RequestType.SEND_DRAINED):
             return self._producer_batch()
         if kind == RequestType.DISPATCH:
             return b"".join(self._dispatch_batch(session) for _ in range(self._random.choice([1, 1, 4])))

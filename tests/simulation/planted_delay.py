@@ -26,7 +26,6 @@ from delayd.delay.core import DelayCore
 from delayd.delay.damage import mending
 from delayd.delay.damage.mending import Mending, Unloaded
 from delayd.delay.handoff import link as delay_link
-from delayd.delay.handoff import targets as delay_targets
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import InDoubt, Link
 from delayd.delay.handoff.sender import Sender
@@ -110,7 +109,9 @@ def _name_no_damage(self: Mending, hour: int, error: DamagedData, unloaded: Unlo
 # Intake, checkpoint, retention.
 
 
-def _take_what_is_under_way(self: Producers, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> bool:
+def _take_what_is_under_way(
+    self: Producers, batch: Batch, waiter: Waiter, allowance: Allowance | None = None, *, drained: bool = False
+) -> bool:
     self._waiting.pop(batch.producer[:2], None)
     return _begin(self, batch, waiter, allowance)
 
@@ -121,7 +122,7 @@ def _stamp_by_the_clock_alone(self: Intake) -> None:
     self.appended_at_ms = appended_at_ms
 
 
-def _release_whatever_is_old(self: SegmentRetention, *lowest: int | None) -> None:
+def _release_whatever_is_old(self: SegmentRetention, *lowest: int | None, decided_from_ms: int | None = None) -> None:
     _release(self)
 
 
@@ -354,7 +355,7 @@ IN_DELAY: Bugs = {
     "H5: what an earlier life may have sent to a lost target goes elsewhere": [
         Patch(Sender, "give_up", _doubt_this_life_alone)
     ],
-    "I5: sequences go on where a restored server stopped": [Patch(delay_targets, "RESTORED_STEP", 0)],
+    "I5: sequences go on where a restored server stopped": [Patch(delay_intake, "RESTORED_STEP", 0)],
     "L5: what a start reads wrongly once counts as torn": [
         Patch(Segment, "recover", changed(Segment.recover, "end >= size or end == again", "True"))
     ],

@@ -53,6 +53,6 @@ def test_rule_P3_a_reader_beside_finds_each_hour_whole_or_removed_and_the_books_
 def test_rule_P6_without_retention_the_bound_is_passed(
     broken: tuple[object, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(*broken, lambda *arguments: None)
+    monkeypatch.setattr(*broken, lambda *arguments, **named: None)
     found = disk.measure(MESSAGES, str(tmp_path), STEP_MS)
     assert not found["bounded"], found

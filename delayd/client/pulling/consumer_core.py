@@ -41,7 +41,7 @@ LOOK_EVERY = 8
 POLL_MS = 30_000  # The wait of a long poll: each costs both sides a frame. The close ends it with its connection.
 # The wait of a fetch ahead: a caller that stalls for longer should not get messages that other consumers wait for.
 AHEAD_POLL_MS = 1_000
-SLACK_S = 0.05  # An answer at the end of a pull's time needs a while to arrive.
+SLACK_S = 0.5  # An answer at the end of a pull's time needs a while to arrive, and the first one a connection.
 ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; after that it counts as away.
 SHARE_S = 0.02  # Messages that a caller works off within this are not worth giving to another consumer.
 BUSY_S = 0.005  # When a thread is taking something out at this moment, the loop looks again after this.
