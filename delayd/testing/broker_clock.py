@@ -249,7 +249,10 @@ class BrokerClock:
     def _catch_up(self) -> None:
         """A caller that has moved a frozen time before its call is served by that time."""
         frozen_ms = _frozen_ms()
-        if frozen_ms is None or frozen_ms <= self.time.now_ms or _is_on_a_loop():
+        if frozen_ms is None or _is_on_a_loop():
+            return
+        # The clock may be there already and its servers still at work on what is due.
+        if frozen_ms <= self.time.now_ms and not self._moving.locked():
             return
         if self._moving.locked() and (handles_messages.get() or self._waits_for_caller()):
             return  # The clock is on its way there, and waits for this caller.
@@ -377,6 +380,8 @@ class _Watcher:
     def leaves(self) -> None:
         """See Watcher."""
         self._waiting = max(self._waiting - 1, 0)
+        if not self._waiting and not self._callers:
+            self.is_active = False  # Its next call waits until the clock is there.
 
     def handed_out(self, handles: Handles) -> None:
         """See Watcher."""
