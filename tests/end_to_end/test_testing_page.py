@@ -9,7 +9,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 # All cases run in tests/conformance/test_public.py.
-SOME = "test_a_body or test_an_order or test_an_unpaid or test_a_payment or test_a_receipt"
+SOME = "test_a_body or test_an_order or test_an_unpaid or test_a_payment or test_a_receipt_names"
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ FAVOURED: dict[str, tuple[str, ...]] = {
     "L9: damage of a schedule log is not named": ("delay_file_changed",),
     "L10: what could not be read is never tried again": ("realtime_reads_fail",),
     "L10: an hour that was set aside is never tried again": ("delay_file_changed", "delay_reads_fail"),
+    "P6: segments go though rows refer to them": ("long_outage",),
     "P7: a checkpoint counts rows while they are loaded": ("load_beside_a_checkpoint",),
     "P7: rows that are loaded already are loaded again when their file is whole": (
         "delay_file_changed",
@@ -83,7 +84,7 @@ CAUGHT_BY = {
     "H5: a checkpoint passes a note and does not keep it": 5,
     "L1: a server goes on after a failed fsync": 9,
     "L1: recovery does not write back what it finds": 18,
-    "P6: segments go though rows refer to them": 5,
+    "P6: segments go though rows refer to them": 33,
     "I1: a batch that is under way is taken again": 10,
     "S1: an hour is sealed by counts": 34,
     "S1: an hour is sealed on outcomes that are not durable": 6,
