@@ -84,7 +84,7 @@ class Origin:
     dirty: bool = True
     # The highest offset of a batch that W has passed: its outcome is durable at the delay server.
     decided_offset: int = 0
-    highest_sequence: int = 0  # The highest sequence of all its batches.
+    highest_sequence: int = 0  # The highest sequence of all its batches since an operator accepted it.
     window: dict[W, InDoubt] = field(default_factory=dict)
     keys: list[W] = field(default_factory=list)  # The batches of the window, rising.
     expected: set[W] = field(default_factory=set)  # Taken and not yet durable.
@@ -114,7 +114,7 @@ class Origin:
     def accept(self) -> None:
         """Take the delay server as it is, because an operator says so: nothing that was heard of it counts any more."""
         self.epoch, self.instance, self.session = 0, 0, 0
-        self.w, self.decided_offset = W_NONE, 0
+        self.w, self.decided_offset, self.highest_sequence = W_NONE, 0, 0
         self.window.clear()
         self.keys.clear()
         self.expected.clear()
@@ -124,7 +124,7 @@ class Origin:
         """The operator's decision is durable. Batches that landed before its record, after it was made, don't count
         either.
         """
-        self.w, self.decided_offset = W_NONE, 0
+        self.w, self.decided_offset, self.highest_sequence = W_NONE, 0, 0
         self.window.clear()
         self.keys.clear()
         self.dirty = True

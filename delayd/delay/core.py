@@ -187,7 +187,12 @@ class DelayCore:
             hold=self._held.hold,
         )
         link_terms = LinkTerms(
-            sender_terms, around.dial, self._hours.earlier, refusers, lambda: self.intake.next_sequence
+            sender_terms,
+            around.dial,
+            self._hours.earlier,
+            refusers,
+            lambda: self.intake.next_sequence,
+            lambda sequence: self.intake.has_given(sequence),
         )
         noted = words.without_freed(found.targets)
         self.dispatcher = Dispatcher(

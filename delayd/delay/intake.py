@@ -381,6 +381,12 @@ class Intake:
         self._jumps.append(on_durable)
         self._commit()
 
+    def has_given(self, sequence: int) -> bool:
+        """Whether a message may have this sequence: none has one that a jump left unused, and none has a later one."""
+        return sequence < self.next_sequence and not any(
+            first <= sequence < first + count for first, count in self.skipped
+        )
+
     def _has_jumped(self) -> None:
         self._jumped = True
         waiting, self._jumps = self._jumps, []

@@ -207,6 +207,10 @@ class FakeTarget:
                 self.fenced += 1
                 cable.cut(keep=0, keep_down=len(cable.down))
 
+    def forget_outcomes(self) -> None:
+        """Be as if the delay server had named no durable outcome yet."""
+        self._w = (0, 0)
+
     def sync(self) -> None:
         """Make the log durable, and send the answers that waited for it."""
         self.synced = len(self.log)
@@ -258,7 +262,7 @@ class FakeTarget:
 
     @property
     def _highest_sequence(self) -> int:
-        return max((max(kept.sequences) for kept in self.log), default=0)
+        return max((max(kept.sequences) for kept in self.log[self._forgotten :]), default=0)
 
     @property
     def _decided(self) -> Kept | None:

@@ -100,6 +100,7 @@ class LinkTerms:
     earlier: Earlier
     refusers: Refusers
     next_sequence: Callable[[], int]
+    has_given: Callable[[int], bool]  # Whether a message of this server may have a sequence.
 
 
 class Link:
@@ -127,6 +128,7 @@ class Link:
         self._fence = shared.fence
         self._refusers = terms.refusers
         self._next_sequence = terms.next_sequence
+        self._has_given = terms.has_given
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as the log said it; a state that lasts is logged once.
         self._session = 0
@@ -362,12 +364,14 @@ class Link:
         except BadRequest as error:
             self._lost(session, error)
             return
-        named, next_sequence = self._ends.of(self.target), self._next_sequence()
-        if highest >= next_sequence:
+        named = self._ends.of(self.target)
+        # A restored server leaves the sequences unused that it may have given since its copy was made. So the number of
+        # a message that it knows nothing of lies among these, not above all that it has given.
+        if highest and not self._has_given(highest):
             self._refused(
                 RestoredOrigin(
-                    f"it holds message {highest} of this delay server, which has given numbers up to "
-                    f"{next_sequence - 1}: this directory was restored from a copy"
+                    f"it holds message {highest} of this delay server, which knows of no message with this number: "
+                    "this directory was restored from a copy"
                 )
             )
         elif log_id != self.target:

@@ -230,12 +230,18 @@ def restored(world: World) -> World:
     return World(Remains(backup, state, remains.outside, remains.clock))
 
 
-def test_rule_H8_a_restored_delay_server_sends_nothing_until_an_operator_accepts_it() -> None:
+@pytest.mark.parametrize("heard", [True, False])
+def test_rule_H8_a_restored_delay_server_sends_nothing_until_an_operator_accepts_it(heard: bool) -> None:
+    """Also when its targets have not heard of any durable outcome: they name a message that it never numbered."""
     world = World()
     for name in ("a", "b"):
         world.send(wanted(4, 1_000, name))
     world.pass_ms(5_000)
     again = restored(world)
+    if not heard:
+        for target in again.outside.targets.values():
+            target.forget_outcomes()
+    again.core.ask_targets_first()
     before = {log_id: len(target.log) for log_id, target in again.outside.targets.items()}
     again.pass_ms(10_000)
     refused = [log_id for log_id, link in again.core.dispatcher.links.items() if link.alarm]
