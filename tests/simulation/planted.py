@@ -75,50 +75,48 @@ FAVOURED: dict[str, tuple[str, ...]] = {
     "T1: rows leave by a clock that is in doubt after a boot": ("clock_is_wrong_at_boot",),
     "T1: a jump of the clock is believed at once": ("step_wall",),
 }
-# Seeds that have caught a bug, where the first two do not: they are tried first. Which seeds these are changes with the
-# servers; `--planted` tells the seeds that a bug takes from seed 0, and the last of them belongs here.
-CAUGHT_BY = {
-    "C2: a checkpoint passes a decision and does not name its rows": 23,
-    "C3: a message that moves leaves its key": 12,
-    "I1: a start forgets the verdicts of a batch": 6,
-    "H5: a checkpoint passes a note and does not keep it": 5,
-    "L1: a server goes on after a failed fsync": 9,
-    "L1: recovery does not write back what it finds": 18,
-    "P6: segments go though rows refer to them": 33,
-    "I1: a batch that is under way is taken again": 10,
-    "S1: an hour is sealed by counts": 34,
-    "S1: an hour is sealed on outcomes that are not durable": 6,
-    "L1: an error of the write back is not looked at": 5,
-    "E2: headers that nobody can read are taken": 2,
-    "L5: what a start reads wrongly once counts as torn": 30,
-    "S1: what a restored dispatch log says is recorded again": 17,
-    "H8: what a given up dispatch log may have named is not told": 13,
-    "E1: the checksum of a batch is not looked at": 2,
-    "L10: an hour that was set aside is never tried again": 3,
-    "P7: a checkpoint counts rows while they are loaded": 19,
-    "P7: rows that are loaded already are loaded again when their file is whole": 8,
-    "H7: a refused target is never asked again": 29,
-    "H8: strangers move routes at meta": 2,
-    "H8: strangers have servers forgotten at meta": 5,
-    "H8: hours whose dispatch logs are damaged are not told": 56,
-    "H3: T takes frames of any session": 3,
-    "H3: T does not drop the queued frames of an older session": 42,
-    "H3: T hears a hello that comes late": 5,
-    "H2: T's retention passes batches that are in doubt": 23,
-    "Q4: the end of a pull leaves it waiting": 3,
-    "Q5: an entry holds messages of both sides of next": 2,
-    "E1: rows of any width are taken": 110,
-    "L10: what an operator gave up is offered again by the next start": 8,
-    "B1: what a connection waits for stays when it has gone": 4,
-    "P5: appended_at goes back with the clock": 8,
-    "H4: rows that never arrived are not sent again": 10,
-    "H5: a first row does not wait for its note": 18,
-    "T1: rows leave by a clock that is in doubt after a boot": 2,
-    "T4: an unconfirmed clock stamps what is appended": 2,
-    "T4: hours are sealed and removed by an unconfirmed clock": 2,
-    "L8: outcomes that a full disk kept back are never tried again": 6,
-    "H2: T's checkpoint passes batches that are in doubt": 11,
-    "Q1: T's checkpoint does not wait for the pull log": 6,
+# The first seeds that have caught a bug, where seeds 0 and 1 do not: they are tried before all others. Which these
+# are changes with the servers. With several of them a change seldom costs the test a search through hundreds.
+CAUGHT_BY: dict[str, tuple[int, ...]] = {
+    "H5: a checkpoint passes a note and does not keep it": (5, 7, 23),
+    "L1: a server goes on after a failed fsync": (6, 9, 13),
+    "L3: a failed write is not cut back": (4, 5, 24),
+    "P5: appended_at goes back with the clock": (6, 9, 13),
+    "P6: segments go though rows refer to them": (33, 42, 72),
+    "I1: a batch that is under way is taken again": (10, 17, 18),
+    "S1: an hour is sealed by counts": (34, 47, 57),
+    "S1: an hour is sealed on outcomes that are not durable": (6, 29, 36),
+    "H4: rows that never arrived are not sent again": (17, 21, 25),
+    "H5: a first row does not wait for its note": (8, 18, 21),
+    "T1: rows leave by a clock that is in doubt after a boot": (2, 3, 4),
+    "B2: a load that is due waits behind checkpoints": (2, 3, 7),
+    "L5: what a start reads wrongly once counts as torn": (30, 38, 52),
+    "S1: what a restored dispatch log says is recorded again": (17, 21, 129),
+    "H8: what a given up dispatch log may have named is not told": (7, 13, 15),
+    "L10: an hour that was set aside is never tried again": (3, 6, 15),
+    "P7: a checkpoint counts rows while they are loaded": (3, 5, 8),
+    "P7: rows that are loaded already are loaded again when their file is whole": (46, 71, 77),
+    "T4: hours are sealed and removed by an unconfirmed clock": (2, 5, 6),
+    "H7: a refused target is never asked again": (29, 48, 129),
+    "H8: strangers have servers forgotten at meta": (14, 15, 16),
+    "H8: hours whose dispatch logs are damaged are not told": (14, 92, 102),
+    "L10: what could not be read is never tried again": (6, 7, 13),
+    "H3: T takes frames of any session": (12, 15, 21),
+    "H3: T does not drop the queued frames of an older session": (42, 47, 104),
+    "H3: T hears a hello that comes late": (5, 20, 34),
+    "H2: T's checkpoint passes batches that are in doubt": (8, 18, 19),
+    "H2: T's retention passes batches that are in doubt": (5, 9, 41),
+    "Q1: T's checkpoint does not wait for the pull log": (6, 8, 16),
+    "Q1: acknowledgements of lost pulls count": (13, 25, 30),
+    "Q4: the end of a pull leaves it waiting": (3, 4, 7),
+    "Q5: an entry holds messages of both sides of next": (7, 23, 24),
+    "E1: rows of any width are taken": (222, 286, 304),
+    "L10: what an operator gave up is offered again by the next start": (19, 30, 84),
+    "B1: what a connection waits for stays when it has gone": (60, 75, 115),
+    "C2: a checkpoint passes a decision and does not name its rows": (23, 87, 90),
+    "C3: a look-up is not compared with what came since": (6, 7, 9),
+    "C3: a message that moves leaves its key": (12, 13, 14),
+    "I1: a start forgets the verdicts of a batch": (6, 15, 19),
 }
 BROKEN = (TypeError, AttributeError, NameError, ImportError)  # A planted bug that does not fit the code is none.
 
@@ -140,9 +138,8 @@ def planted(name: str) -> Iterator[None]:
 
 
 def is_caught_by_known(name: str) -> bool:
-    """Whether the run with the seed that caught a planted bug before goes wrong."""
-    known = CAUGHT_BY.get(name)
-    return known is not None and seeds_to_catch(name, 1, known) is not None
+    """Whether a run with a seed that caught a planted bug before goes wrong."""
+    return any(seeds_to_catch(name, 1, seed) is not None for seed in CAUGHT_BY.get(name, ()))
 
 
 def seeds_to_catch(name: str, seeds_max: int, first: int = 0, steps: int = STEPS) -> Catch | None:
