@@ -75,8 +75,8 @@ FAVOURED: dict[str, tuple[str, ...]] = {
     "T1: rows leave by a clock that is in doubt after a boot": ("clock_is_wrong_at_boot",),
     "T1: a jump of the clock is believed at once": ("step_wall",),
 }
-# The first seeds that have caught a bug, where seeds 0 and 1 do not: they are tried before all others. Which these
-# are changes with the servers. With several of them a change seldom costs the test a search through hundreds.
+# The first seeds that have caught a bug, where seeds 0 and 1 do not: they are tried before all others. They change with
+# each change of the servers. With several of them such a change seldom costs the test a search through hundreds.
 CAUGHT_BY: dict[str, tuple[int, ...]] = {
     "H5: a checkpoint passes a note and does not keep it": (5, 7, 23),
     "L1: a server goes on after a failed fsync": (6, 9, 13),
