@@ -171,7 +171,8 @@ class KeyedUser:
     def _told(self, numbers: Sequence[int], accepted: AcceptedBatch) -> None:
         """What became of the rows of a batch, in their order."""
         verdicts, at_ms = Verdicts.of(accepted), now_ms()
-        columns = zip(*(column.tolist() for column in verdicts), strict=True)
+        met_columns = (verdicts.verdict, verdicts.other, verdicts.other_at_ms)
+        columns = zip(*(column.tolist() for column in met_columns), strict=True)
         for place, (number, (verdict, other, other_at_ms)) in enumerate(zip(numbers, columns, strict=True)):
             first = Accepted((accepted.log_id, accepted.base_sequence + place), accepted.accepted_at_ms)
             met = Row((accepted.log_id, other), other_at_ms)

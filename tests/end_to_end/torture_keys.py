@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd import CancelAnswer, MessageState, RescheduleAnswer, SendVerdict
-from delayd.client.sending.rescheduled import RescheduledBatch
+from delayd.client.sending.receipt import ReceiptColumns
 from delayd.wire.ending import AnswerRows
 
 from .torture_ledger import Fate, Ledger, Name, Sent
@@ -54,7 +54,7 @@ class Asked:
     """Messages that somebody asks about, by their receipts or by their keys; None: nobody has sent this key."""
 
     numbers: Sequence[int | None]
-    receipts: RescheduledBatch | None = None
+    receipts: ReceiptColumns | None = None
     keys: Sequence[str] | None = None
 
     def each(self) -> Iterator[tuple[int | None, str | None]]:
@@ -137,12 +137,12 @@ class KeyLedger:
         keyed = self.of(number)
         self._heard("send", verdict.name)
         wanted = {
-            SendVerdict.REJECTED: "reject",
-            SendVerdict.KEPT: "keep",
-            SendVerdict.IN_FLIGHT: "replace",
-        }.get(verdict)
+            SendVerdict.REJECTED: ("reject",),
+            SendVerdict.KEPT: ("keep",),
+            SendVerdict.IN_FLIGHT: ("keep", "replace"),  # The earlier message has stayed in flight.
+        }.get(verdict, ())
         earlier = self._newest(keyed.key)
-        if keyed.on_conflict != wanted:
+        if keyed.on_conflict not in wanted:
             self._broken(f"{verdict.name}, and was sent with {keyed.on_conflict}", number)
         if other is not None:
             self._need_other(number, earlier, other)
@@ -287,8 +287,7 @@ class KeyLedger:
         rows = [self.of(number) for number in numbers]
         firsts = [keyed.first for keyed in rows if keyed.first is not None]
         assert len(firsts) == len(rows), "each of them has a receipt"
-        receipts = RescheduledBatch(
-            np.ones(len(rows), np.uint8),
+        receipts = ReceiptColumns(
             np.array([first.name[0] for first in firsts], np.uint64),
             np.array([first.name[1] for first in firsts], np.uint64),
             np.array([keyed.deliver_at_ms for keyed in rows], np.int64),
