@@ -1,15 +1,17 @@
 """Ask: asks a server that meta knows one thing, or a few, and waits for the answers; for operators, not for traffic.
 
-Invariant: every wait has a limit, and a server that is not there is named with its address.
+Invariant: every wait has a limit, and a server that is not there is named with its address. Within `in_time` all waits
+together have one limit, which is that of a caller's call.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from delayd.config import parse_address
-from delayd.errors import DelaydError, RequestFailed, ServerUnavailable, UnknownRequest
+from delayd.errors import DelaydError, RequestFailed, RequestTimedOut, ServerUnavailable, UnknownRequest
 from delayd.net import trust
 from delayd.net.connection import Connection, connect
 from delayd.secret import Secret
@@ -20,6 +22,8 @@ from delayd.wire.requests import RequestType, need_u64
 CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
 HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged file may hold it.
 ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
+
+_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)  # When the time of a call is over, on its loop.
 
 
 class Known(NamedTuple):
@@ -41,9 +45,34 @@ class Known(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
+@contextmanager
+def in_time(limit_s: float) -> Iterator[None]:
+    """Whatever is asked in the block, of however many servers, is given up when so much time is over."""
+    token = _UNTIL.set(asyncio.get_running_loop().time() + limit_s)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
+
+
 @asynccontextmanager
 async def connected(host: str, port: int, what: str = "server") -> AsyncIterator[Connection]:
-    """Connect for the length of the block. Raises ServerUnavailable, which names the server."""
+    """Connect for the length of the block.
+
+    Raises:
+        ServerUnavailable: it can't be connected to.
+        RequestTimedOut: the time of `in_time` is over.
+    """
+    try:
+        async with asyncio.timeout_at(_UNTIL.get()), _connected(host, port, what) as connection:
+            yield connection
+    except TimeoutError:
+        late = f"the {what} at {host}:{port} gave no answer in time; look at its log, and try again"
+        raise RequestTimedOut(late, sent=True) from None
+
+
+@asynccontextmanager
+async def _connected(host: str, port: int, what: str) -> AsyncIterator[Connection]:
     try:
         connection = await connect(host, port, timeout_ms=CONNECT_MS)
     except ServerUnavailable as error:

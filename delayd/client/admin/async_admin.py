@@ -11,7 +11,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from delayd.client.admin import groups, letters, quotas
+from delayd.client.admin import ask, groups, letters, quotas
 from delayd.client.admin.groups import GroupAt, Listing, Moved
 from delayd.client.admin.letters import DeadGroup, Letter
 from delayd.client.admin.quotas import QuotaAt
@@ -51,7 +51,8 @@ class AsyncAdmin:
             127.0.0.1:7400.
         secret: the path of the cluster's secret, a file `cluster.secret` in the data directory of a server. Only what
             an operator decides about groups and quotas needs it.
-        timeout_ms: how long a delay server may take for one answer about dead letters and retries.
+        timeout_ms: how long a call may take. One that pages through dead letters or retries, or ends or moves them,
+            may take as long for each of its pieces.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class AsyncAdmin:
         meta = need_meta(address)
         self._secret = secret
         settings = ProducerSettings(LINGER_MS, QUEUE_BYTES_MAX, timeout_ms)
+        self._limit_s = timeout_ms / 1000
         self._own = OwnLoopEngine("admin", lambda: _Engine(meta, settings))
         self._own.standing()  # It belongs to the loop in which it is made.
 
@@ -79,7 +81,8 @@ class AsyncAdmin:
         """
         if subject is not None:
             check_subject(subject)
-        return await groups.list_groups(self._meta, subject)
+        with ask.in_time(self._limit_s):
+            return await groups.list_groups(self._meta, subject)
 
     async def pause(self, subject: str, group: str) -> None:
         """Give the consumers of a group no more messages, until `resume`; needs the secret.
@@ -105,12 +108,13 @@ class AsyncAdmin:
         Returns what it does, or has done.
         """
         secret, position = self._need_secret(), _position(to)
-        place = groups.one_place(await groups.find_group(self._meta, subject, group))
-        moved = await groups.move_group(place, secret, position, dry_run=True)
-        if dry_run:
-            return moved
-        # Where the words led when it was told, not where they lead by now.
-        return await groups.move_group(place, secret, AtSequence(moved.next), dry_run=False)
+        with ask.in_time(self._limit_s):
+            place = groups.one_place(await groups.find_group(self._meta, subject, group))
+            moved = await groups.move_group(place, secret, position, dry_run=True)
+            if dry_run:
+                return moved
+            # Where the words led when it was told, not where they lead by now.
+            return await groups.move_group(place, secret, AtSequence(moved.next), dry_run=False)
 
     async def delete_group(self, subject: str, group: str, *, keep_pending: bool = False) -> int:
         """Delete a group, and end its dead letters and what was to come to it again; needs the secret.
@@ -125,9 +129,10 @@ class AsyncAdmin:
         Returns how many dead letters and retries have ended.
         """
         secret = self._need_secret()
-        places = await groups.find_group(self._meta, subject, group)
-        for place in places:
-            await groups.delete_group(place, secret)
+        with ask.in_time(self._limit_s):
+            places = await groups.find_group(self._meta, subject, group)
+            for place in places:
+                await groups.delete_group(place, secret)
         ended = 0
         for place in [] if keep_pending else places:
             window = letters.retries_window(place, None, None)
@@ -212,7 +217,8 @@ class AsyncAdmin:
 
         Check ``missing`` of the answer.
         """
-        return await quotas.list_quotas(self._meta, prefix)
+        with ask.in_time(self._limit_s):
+            return await quotas.list_quotas(self._meta, prefix)
 
     async def set_quota(
         self,
@@ -238,7 +244,8 @@ class AsyncAdmin:
         check_subject(subject)
         secret = self._need_secret()
         limits = dict(zip(LIMITS, (per_second, pending, pending_bytes), strict=True))
-        done = await quotas.set_quota(self._meta, subject, limits, secret)
+        with ask.in_time(self._limit_s):
+            done = await quotas.set_quota(self._meta, subject, limits, secret)
         if done.missing:
             raise BadSetting("; ".join(done.missing))
 
@@ -258,12 +265,14 @@ class AsyncAdmin:
 
     async def _place(self, subject: str, group: str) -> GroupAt:
         check_subject(subject)
-        return groups.one_place(await groups.find_group(self._meta, subject, group))
+        with ask.in_time(self._limit_s):
+            return groups.one_place(await groups.find_group(self._meta, subject, group))
 
     async def _pause(self, subject: str, group: str, *, paused: bool) -> None:
         secret = self._need_secret()
-        for place in await groups.find_group(self._meta, subject, group):
-            await groups.pause_group(place, secret, paused=paused)
+        with ask.in_time(self._limit_s):
+            for place in await groups.find_group(self._meta, subject, group):
+                await groups.pause_group(place, secret, paused=paused)
 
     def _need_secret(self) -> Secret:
         secret = self._secret

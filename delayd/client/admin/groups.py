@@ -5,12 +5,13 @@ Invariant: a server that can't be asked is named; a listing without it never loo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 from delayd.client.admin import ask
-from delayd.errors import BadArgument, DelaydError
+from delayd.errors import BadArgument, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.retry_subject import retry_subject
 from delayd.secret import Secret
@@ -98,12 +99,10 @@ async def list_groups(address: str, subject: str | None = None, *, ages: bool = 
     """The groups of a subject, or of all, by subject and group."""
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, "realtime")
-    found: list[GroupAt] = []
-    missing: list[str] = []
-    for server in servers:
-        listed = await groups_at(server, subject, ages=ages)
-        found += listed
-        missing += listed.missing
+    # All at once, so that one which hangs leaves the others their time.
+    listed = await asyncio.gather(*(groups_at(server, subject, ages=ages) for server in servers))
+    found = [place for at_server in listed for place in at_server]
+    missing = [each for at_server in listed for each in at_server.missing]
     return Listing(sorted(found, key=lambda place: (place.subject, place.group)), missing)
 
 
@@ -123,9 +122,16 @@ async def groups_at(server: ask.Known, subject: str | None, *, ages: bool = Fals
 
 
 async def find_group(address: str, subject: str, group: str) -> Listing[GroupAt]:
-    """A group at each realtime server that has it; BadArgument when no server that lives has it."""
+    """A group at each realtime server that has it.
+
+    Raises:
+        BadArgument: no server that lives has it.
+        ServerUnavailable: nobody knows, because a server can't be asked.
+    """
     listed = await list_groups(address, subject)
     found = [place for place in listed if place.group == group]
+    if not found and listed.missing:
+        raise ServerUnavailable(f"where the group {group} of {subject} is can't be told: {'; '.join(listed.missing)}")
     if not found:
         raise BadArgument(f"no realtime server that lives has a group {group} of {subject}; see `delayd groups`")
     return Listing(found, listed.missing)

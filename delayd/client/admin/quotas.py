@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
@@ -35,12 +36,16 @@ async def list_quotas(address: str, prefix: str = "") -> Listing[QuotaAt]:
     """The quotas of subjects that begin with ``prefix``, by subject and server."""
     found: list[QuotaAt] = []
     missing: list[str] = []
-    for server in await _delay_servers(address):
+
+    async def ask_one(server: ask.Known) -> None:
         try:
             async with ask.reached(server) as connection:
-                found += [QuotaAt(server, info) async for info in quotas_of(connection, prefix)]
+                found.extend([QuotaAt(server, info) async for info in quotas_of(connection, prefix)])
         except DelaydError as error:
             missing.append(f"quotas of {server.address} are missing: {error.message}")
+
+    # All at once, so that one which hangs leaves the others their time.
+    await asyncio.gather(*map(ask_one, await _delay_servers(address)))
     return Listing(sorted(found, key=lambda each: (each.subject, each.server.log_id)), missing)
 
 
@@ -48,13 +53,16 @@ async def set_quota(address: str, subject: str, limits: Mapping[str, int | None]
     """Set a subject's quota as a whole at all delay servers; returns those where it is set now."""
     done: list[ask.Known] = []
     missing: list[str] = []
-    for server in await _delay_servers(address):
+
+    async def set_at(server: ask.Known) -> None:
         try:
             await ask.decide(server, RequestType.SET_QUOTA, {"subject": subject, **limits}, secret)
             done.append(server)
         except DelaydError as error:
             missing.append(f"the quota is not set at {server.log_id:016x}: {error.message}")
-    return Listing(done, missing)
+
+    await asyncio.gather(*map(set_at, await _delay_servers(address)))
+    return Listing(sorted(done, key=lambda server: server.log_id), sorted(missing))
 
 
 async def quotas_of(connection: Connection, prefix: str) -> AsyncIterator[QuotaInfo]:

@@ -170,7 +170,8 @@ class AsyncConsumer:
     async def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> AsyncMessageBatch:
         """Get the next messages, as columns: at least one, or an empty batch when none came within ``wait``.
 
-        The ``outage`` of an empty batch says why no server could be asked; it is None when they had no messages.
+        The ``outage`` of an empty batch says why no server could be asked, or answered; it is None when they had no
+        messages.
 
         When a pull is cancelled, its messages go to the next call, or back to the server.
 

@@ -177,7 +177,8 @@ class Consumer:
     def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
         """Get the next messages, as columns: at least one, or an empty batch when none came within ``wait``.
 
-        The ``outage`` of an empty batch says why no server could be asked; it is None when they had no messages.
+        The ``outage`` of an empty batch says why no server could be asked, or answered; it is None when they had no
+        messages.
 
         When a pull is interrupted, for example by Ctrl-C, its messages go to the next call, or back to the server.
 

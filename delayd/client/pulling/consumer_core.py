@@ -86,6 +86,7 @@ class ConsumerCore(Generic[Batch]):
         self._waiters: list[asyncio.Future[bool]] = []
         self._giving_back: set[asyncio.Task[None]] = set()
         self.outage: DelaydError | None = None  # Why the last pull that got nothing has reached no server.
+        self._is_silent = False  # No server has answered the last pull that got nothing.
         self._away = False  # Iteration waits for a server, and has logged that.
         self._backoff = Backoff()
         self._failures = Failures((settings.subject, settings.group))
@@ -215,9 +216,12 @@ class ConsumerCore(Generic[Batch]):
         return await self._watched(self._more_to_iterate())
 
     def _why_nobody_is_asked(self) -> DelaydError | None:
-        """Why a pull that is under way has reached no server; None when one has it, or has answered it."""
-        if not self._source.under_way or self._source.is_asking:
+        """Why no server has served a pull that is under way; None when one has it in its time, or has answered it."""
+        if not self._source.under_way:
             return None
+        if self._source.is_asking:
+            what = f"no realtime server of {self._settings.subject} answered in the time of this pull"
+            return ServerUnavailable(f"{what}; it hangs, or the network is gone") if self._is_silent else None
         return self._source.trouble or ServerUnavailable(
             f"no realtime server of {self._settings.subject} was reached in the time of this pull"
         )
@@ -239,7 +243,7 @@ class ConsumerCore(Generic[Batch]):
         if self._in_flight is not None and not await self._in_flight.wait(until):
             self.check()
             return False
-        asked = False
+        asked = self._is_silent = False
         while not self._stock.count:
             self._raise_failed_pull()
             left_s = until - monotonic_s()
@@ -257,6 +261,7 @@ class ConsumerCore(Generic[Batch]):
             if not await self._wait_for_pull(max(left_s, 0) + SLACK_S):
                 self._source.withdraw()
                 if not await self._wait_for_pull(ANSWER_S):
+                    self._is_silent = True
                     return False
             self.check()
         return True

@@ -170,11 +170,14 @@ class MessageColumns:
         return self._count
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} messages of {self.subject})"
+        outage = "" if self.outage is None else f", outage: {self.outage.message}"
+        return f"{type(self).__name__}({len(self)} messages of {self.subject}{outage})"
 
     @property
     def outage(self) -> DelaydError | None:
-        """Of an empty batch: why no server could be asked for messages. None: they were asked, and had none."""
+        """Of an empty batch: why no server could be asked for messages, or answered. None: they were asked, and had
+        none.
+        """
         return self.pulled.outage
 
     @property

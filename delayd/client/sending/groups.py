@@ -24,7 +24,7 @@ from collections.abc import Collection
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.retry import Backoff
-from delayd.errors import DelaydError, NoDelayServer, UnknownServer
+from delayd.errors import DelaydError, NoDelayServer, ServerUnavailable, UnknownServer
 from delayd.net.connection import Connection
 
 SILENT_S = 1.0  # Far above a slow fsync; what is under way at a server that hangs may not move, so little should be.
@@ -158,21 +158,44 @@ class Groups:
             raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
         return group
 
-    async def all(self) -> list[int]:
+    async def all(self, until: float) -> list[int]:
         """The log of each group, after meta was asked.
 
         Raises:
             NoDelayServer: meta knows none.
-            DelaydError: meta can't be reached or refuses.
+            DelaydError: meta can't be reached or refuses, or has not answered when it is ``until`` on the loop's clock.
         """
-        await self._ask()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._ask()
+        except TimeoutError:
+            raise self.unreached(None) from None
         self._take_news()
         if not self._groups:
             raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
         return sorted(self._groups)
 
-    async def named(self, log_id: int) -> DelayGroup:
-        """The group that holds a log; UnknownServer when meta does not know it either."""
+    async def reached(self, log_id: int, until: float) -> tuple[DelayGroup, Connection]:
+        """The group that holds a log, and the connection to it.
+
+        Raises:
+            UnknownServer: meta does not know it either.
+            DelaydError: it, or meta, can't be reached, or could not until this instant of the loop's clock.
+        """
+        group: DelayGroup | None = None
+        try:
+            async with asyncio.timeout_at(until):
+                group = await self._named(log_id)
+                return group, await group.link.connection()
+        except TimeoutError:
+            raise self.unreached(group) from None
+
+    def unreached(self, group: DelayGroup | None) -> ServerUnavailable:
+        """The error of a caller whose time is over before this group was reached; None: before meta was."""
+        who, link = ("meta", self._meta.link) if group is None else ("the delay server", group.link)
+        return link.failure or ServerUnavailable(f"{who} at {link.address} gave no answer in time; nothing was sent")
+
+    async def _named(self, log_id: int) -> DelayGroup:
         self._meta.keep_fresh()
         self._take_news()
         if log_id not in self._groups:

@@ -263,7 +263,8 @@ class MessageAsker:
 
     async def servers(self) -> list[int]:
         """The logs of all delay servers that meta knows."""
-        return await self._until(asyncio.get_running_loop().time() + self._timeout_s, self._groups.all)
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        return await self._until(deadline, lambda: self._groups.all(deadline))
 
     async def find(self, log_id: int, window: Window) -> Piece:
         """The next pending messages of a walk at one server."""
@@ -271,8 +272,7 @@ class MessageAsker:
         deadline = loop.time() + self._timeout_s
 
         async def ask() -> Piece:
-            group = await self._groups.named(log_id)
-            connection = await group.link.connection()
+            _, connection = await self._groups.reached(log_id, deadline)
             left_ms = max(0.0, deadline - loop.time()) * 1000
             answer = await connection.request(RequestType.FIND, window.to_head(log_id), timeout_ms=left_ms)
             try:
@@ -424,10 +424,9 @@ class MessageAsker:
         wanted: NewInstants | None,
     ) -> AnswerRows:
         """Ask one server, again and again while it may answer later; about keys only while it is their owner."""
-        loop = asyncio.get_running_loop()
         return await self._until(
             deadline,
-            lambda: self._ask_once(request, log_id, asked, subject, wanted, max(0.0, deadline - loop.time())),
+            lambda: self._ask_once(request, log_id, asked, subject, wanted, deadline),
             OWNER_LOST if isinstance(asked, AskedKeys) else (),
         )
 
@@ -456,10 +455,9 @@ class MessageAsker:
         asked: Asked | AskedKeys,
         subject: bytes,
         wanted: NewInstants | None,
-        left_s: float,
+        deadline: float,
     ) -> AnswerRows:
-        group = await self._groups.named(log_id)
-        connection = await group.link.connection()
+        group, connection = await self._groups.reached(log_id, deadline)
         head: Head = {"log_id": log_id}
         wanted_at_ms = None if wanted is None else wanted.at(group.link.clock)
         if isinstance(asked, AskedKeys):
@@ -470,7 +468,8 @@ class MessageAsker:
             body, row_count = encode_asked(asked, wanted_at_ms), len(asked.sequences)
             if subject:
                 head["subject"] = subject.decode()
-        answer = await connection.request(request, head, [body], timeout_ms=left_s * 1000)
+        left_ms = max(0.0, deadline - asyncio.get_running_loop().time()) * 1000
+        answer = await connection.request(request, head, [body], timeout_ms=left_ms)
         try:
             if need_u64(answer.head, "log_id") != log_id:
                 raise BadRequest("it is another log's")

@@ -185,14 +185,15 @@ class Sender:
         """Ask what became of a batch whose outcome was unknown; None when it was not kept and never will be."""
         if not isinstance(handle, SendHandle):
             raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
-        group = await self.groups.named(handle.log_id)
-        connection = await group.link.connection()
+        until = self._loop.time() + self._timeout_s
+        _, connection = await self.groups.reached(handle.log_id, until)
         head: Head = {
             "log_id": handle.log_id,
             "producer_id": handle.producer_id,
             "producer_batch": handle.producer_batch,
         }
-        answer = await connection.request(RequestType.OUTCOME, head, timeout_ms=self._timeout_s * 1000)
+        left_ms = max(until - self._loop.time(), 0.0) * 1000
+        answer = await connection.request(RequestType.OUTCOME, head, timeout_ms=left_ms)
         try:
             _check_log(answer.head, handle.log_id)
             state = need_str(answer.head, "state")
@@ -278,9 +279,7 @@ class Sender:
                     raise
         except TimeoutError:
             if parcel.failure is None:
-                link = self._meta.link if group is None else group.link
-                what = f"{'meta' if group is None else 'the delay server'} at {link.address} gave no answer in time"
-                parcel.failure = link.failure or ServerUnavailable(f"{what}; nothing was sent")
+                parcel.failure = self.groups.unreached(group)
             self._end(parcel, self.given_up(parcel))
         except DelaydError as error:
             self._heard(parcel, error)

@@ -17,6 +17,7 @@ import pytest
 
 import delayd
 from delayd.testing import InMemoryBroker
+from tests.conformance.public.surface import methods_of, parameters_of
 
 EAST, WEST = timezone(timedelta(hours=14)), timezone(-timedelta(hours=14))
 WRONG: dict[str, Any] = {
@@ -79,19 +80,12 @@ MAKERS: dict[str, type] = {
     "Retry": delayd.Retry,
     "Reject": delayd.Reject,
 }
-# What is public by its name only: the clients' own parts call it.
-INNER = {
-    "Consumer": {"settle", "word_back", "words_back"},
-    "AsyncConsumer": {"settle", "word_back", "words_back"},
-    "SendFuture": {"set_result", "set_exception", "receipt", "set_running_or_notify_cancel"},
-}
 GIVEN = ("Message", "AsyncMessage", "MessageBatch", "AsyncMessageBatch", "SendFuture")
 numbers = count(1)
 
 
 def _parameters(call: Callable[..., Any]) -> list[str]:
-    found = inspect.signature(call).parameters.values()
-    return [each.name for each in found if each.name != "self" and each.kind is not inspect.Parameter.VAR_KEYWORD]
+    return [each.name for each in parameters_of(call)]
 
 
 def _calls() -> Iterator[tuple[str, str]]:
@@ -100,8 +94,8 @@ def _calls() -> Iterator[tuple[str, str]]:
         yield name, ""
         assert _parameters(made)
     for name in (*MAKERS, *GIVEN):
-        for method, call in inspect.getmembers(getattr(delayd, name), inspect.isfunction):
-            if _parameters(call) and not method.startswith("_") and method not in INNER.get(name, set()):
+        for method, call in methods_of(getattr(delayd, name)):
+            if _parameters(call):
                 yield name, method
     yield "Receipt", "of_token"
 

@@ -1,0 +1,294 @@
+"""No call of a client outlives its time limit, whatever the servers do: it returns, or raises an error of delayd.
+
+The calls are found by their signatures, so a new one is tried without a line here. All of them are made at once: with
+each fault, by clients that had spoken to the servers before and by new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import uvloop
+
+import delayd
+from delayd.client.admin import ask
+from delayd.client.pulling.message import MessageColumns
+from delayd.client.sending.pending import BlockingPages, Pages
+from delayd.secret import SECRET_FILE
+from tests.conformance.public.faulty_line import FaultyLine
+from tests.conformance.public.surface import methods_of, parameters_of
+from tests.end_to_end.up_process import up
+from tests.unit.client.servers import SmallMeta
+from tests.waiting import DEADLINE_S, wait_until
+
+LIMIT = timedelta(milliseconds=600)
+LIMIT_MS = LIMIT / timedelta(milliseconds=1)
+SLACK_S = 2.0  # For some hundred calls at once on a busy machine; a wait with a limit of its own is longer.
+DELAY = timedelta(hours=1)
+SUBJECT, GROUP = "a", "g"
+SUBJECTS: dict[str, Any] = {"one": SUBJECT, "list": [SUBJECT, "b"], "pattern": "a.*"}
+WORDS = 20  # More messages than there are calls about one.
+
+# What calls are given that need it.
+VALUES: dict[str, Any] = {
+    "subject": SUBJECT,
+    "group": GROUP,
+    "body": b"1",
+    "bodies": [b"1", b"2"],
+    "delay": DELAY,
+    "reason": "why",
+    "lease": timedelta(seconds=30),
+    "shift": DELAY,
+    "to": "latest",
+    "messages": [],
+    "callback": lambda _: None,
+}
+# What calls may be given beside that, and what is left out then.
+ELSE: dict[str, tuple[Any, str]] = {
+    "key": ("k", "receipt"),
+    "keys": (["k", "l"], "receipt"),
+    "group": (GROUP, ""),
+    "spread": (timedelta(minutes=1), ""),
+    "dry_run": (False, ""),
+}
+NEEDED = {"receipt", "delay", "wait", "timeout"}  # They have defaults, and calls are given them all the same.
+
+R = TypeVar("R")
+
+
+class Call(NamedTuple):
+    """One call that is to be tried; ``before`` gives it something to wait for, once the fault has begun."""
+
+    name: str  # The class and the method, and what it is given beside what it needs.
+    call: Callable[..., Any]
+    given: dict[str, Any]
+    before: Callable[[], Any] | None = None
+
+
+class Network:
+    """Real servers behind lines that fail, each line for a meta of its own; on a thread of its own."""
+
+    def __init__(self, servers: list[ask.Known]) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="network")
+        self._servers = servers
+        self._lines: list[tuple[FaultyLine, str]] = []
+        self._metas: list[SmallMeta] = []
+
+    def __enter__(self) -> Network:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ask(self._stop()).result(DEADLINE_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def ask(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    async def way(self, fault: str, *, at_meta: bool) -> str:
+        """The address of a meta that tells a way to the servers that will have a fault, at meta or behind it."""
+        meta = SmallMeta()
+        await meta.start()
+        self._metas.append(meta)
+        lines = {server.role: FaultyLine(server.port, server.log_id) for server in self._servers}
+        to_meta = FaultyLine(meta.port, 1)
+        for line in (to_meta, *lines.values()):
+            await line.start()
+            self._lines.append((line, fault if (line is to_meta) == at_meta else ""))
+        meta.delay, meta.realtime = [lines["delay"]], [lines["realtime"]]  # type: ignore[list-item]
+        return f"127.0.0.1:{to_meta.port}"
+
+    async def begin(self) -> None:
+        for line, fault in self._lines:
+            line.begin(fault)
+
+    async def _stop(self) -> None:
+        for line, _ in self._lines:
+            line.stop()
+        for meta in self._metas:
+            await meta.stop()
+
+
+def calls_of(owner: Any, values: dict[str, Any], before: Callable[[], Any] | None = None) -> Iterator[Call]:
+    """Each public method of an object, with what it needs, and with each thing that it may be given."""
+    kind = type(owner).__name__
+    for name, method in methods_of(type(owner)):
+        call = getattr(owner, name)
+        parameters = parameters_of(method)
+        needed = {each.name for each in parameters if each.default is each.empty} | NEEDED
+        given = {each.name: values[each.name] for each in parameters if each.name in needed & values.keys()}
+        if "receipt" in given and name.endswith("_batch"):
+            given["receipt"] = values["receipt of a batch"]
+        yield Call(f"{kind}.{name}", call, given, before if name in ("flush", "close") else None)
+        for each in parameters:
+            if each.name in ELSE and each.name not in given:
+                value, instead = ELSE[each.name]
+                other = {key: found for key, found in given.items() if key != instead} | {each.name: value}
+                yield Call(f"{kind}.{name}({each.name}=)", call, other)
+
+
+async def settled(result: Any) -> Any:
+    """The result of a call of either kind of client."""
+    return await result if inspect.isawaitable(result) else result
+
+
+class Clients:
+    """Clients of one kind at one way to the servers; ``warm`` ones have spoken to them before."""
+
+    def __init__(self, kind: str, address: str, secret: Path, values: dict[str, Any], *, warm: bool) -> None:
+        self._kind, self._address, self._secret, self._values, self._warm = kind, address, secret, values, warm
+        self.calls: list[Call] = []
+        self._closing: list[Callable[[], Any]] = []
+
+    async def make(self) -> None:
+        """Make the clients, and find their calls."""
+        # What ends a client is called on one of its own, because all calls are made at once.
+        for ends in (False, True):
+            await self._produce(ends)
+            await self._administer(ends)
+            for subject in SUBJECTS:
+                await self._consume(subject, ends)
+
+    async def close(self, threads: ThreadPoolExecutor) -> None:
+        """Close all of them."""
+        closing = [Call(f"{self._kind}Client.close", close, {}) for close in self._closing]
+        await asyncio.gather(*(tried(close, threads) for close in closing))
+
+    def _client(self, name: str, *args: Any, **settings: Any) -> Any:
+        made = getattr(delayd, f"{self._kind}{name}")(self._address, *args, timeout_ms=LIMIT_MS, **settings)
+        self._closing.append(made.close)
+        return made
+
+    def _add(self, ends: bool, client: Any, before: Callable[[], Any] | None = None, **more: Any) -> None:
+        for call in calls_of(client, self._values | more, before):
+            if call.name.endswith((".close", ".step_down")) == ends:
+                self.calls.append(call)
+
+    async def _produce(self, ends: bool) -> None:
+        producer = self._client("Producer")
+        if self._warm:
+            await settled(producer.send(SUBJECT, b"1", delay=DELAY))
+        self._add(ends, producer, partial(producer.send_nowait, SUBJECT, b"1", delay=DELAY))
+
+    async def _administer(self, ends: bool) -> None:
+        admin = self._client("Admin", secret=self._secret)
+        if self._warm:
+            await settled(admin.groups())
+        self._add(ends, admin)
+
+    async def _consume(self, subject: str, ends: bool) -> None:
+        group = f"g-{id(self)}-{subject}-{ends}"
+        consumer = self._client("Consumer", SUBJECTS[subject], group)
+        batch = await settled(consumer.pull(WORDS, wait=timedelta(seconds=DEADLINE_S))) if self._warm else []
+        self._add(ends, consumer, partial(batch[-1].ack, wait=False) if self._warm else None, wait=LIMIT)
+        row = 0
+        for words in (slice(0, 1), slice(0, 2)) if self._warm and not ends else ():
+            for call in calls_of(batch[words] if words.stop > 1 else batch[0], self._values):
+                # Each word is about a message of its own.
+                own = batch[row : row + 2] if words.stop > 1 else batch[row]
+                row += words.stop
+                self.calls.append(call._replace(call=getattr(own, call.call.__name__)))
+
+
+async def tried(call: Call, threads: ThreadPoolExecutor) -> str | None:
+    """Make a call; what is wrong with it."""
+    if call.before is not None:
+        begun = call.before()
+        if inspect.iscoroutine(begun):
+            await begun
+    loop, result, error = asyncio.get_running_loop(), None, None
+    begun = time.monotonic()
+    try:
+        if call.name.startswith("Async"):
+            result = await _all_of(call.call(**call.given))
+        else:
+            result = await loop.run_in_executor(threads, lambda: _whole(call.call(**call.given)))
+    except Exception as failed:  # noqa: BLE001 - what a call raises is what is looked at.
+        error = failed
+    took_s = time.monotonic() - begun
+    if took_s > LIMIT.total_seconds() + SLACK_S:
+        return f"{call.name} took {took_s:.1f} s: {error!r:.90}"
+    if error is not None and not isinstance(error, delayd.DelaydError):
+        return f"{call.name} raised {error!r}"
+    if isinstance(result, MessageColumns) and not len(result) and result.outage is None:
+        return f"{call.name} says that there are no messages"
+    return None
+
+
+def _whole(result: Any) -> Any:
+    """Read all pages, where a call gives pages, and wait for the outcome of a send."""
+    if isinstance(result, BlockingPages):
+        return list(result)
+    return result.result() if isinstance(result, delayd.SendFuture) else result
+
+
+async def _all_of(result: Any) -> Any:
+    result = await settled(result)
+    return [page async for page in result] if isinstance(result, Pages) else result
+
+
+WAYS = [("silent", False), ("stopped", False), ("slow", False), ("away", True), ("silent", True), ("slow", True)]
+
+
+async def _faults(network: Network, secret: Path, values: dict[str, Any]) -> list[str]:
+    """What is wrong with any call."""
+    clients: dict[str, Clients] = {}
+    for fault, at_meta in WAYS:
+        way = await asyncio.wrap_future(network.ask(network.way(fault, at_meta=at_meta)))
+        for kind, warm in product(("", "Async"), (False, True)):
+            name = f"{'meta' if at_meta else 'servers'} {fault}, {'known' if warm else 'new'}: {kind}"
+            made = clients[name] = Clients(kind, way, secret, values, warm=warm)
+            await made.make()
+    asked = [(name, call) for name, made in clients.items() for call in made.calls]
+    assert len(asked) > len(clients) * len(VALUES), "the calls are found"
+    with ThreadPoolExecutor(len(asked)) as threads:
+        await asyncio.wrap_future(network.ask(network.begin()))
+        found = await asyncio.gather(*(tried(call, threads) for _, call in asked))
+        await asyncio.gather(*(made.close(threads) for made in clients.values()))
+    return [f"{name}{fault}" for (name, _), fault in zip(asked, found, strict=True) if fault is not None]
+
+
+def test_a_call_ends_within_its_time_whatever_the_servers_do(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0") as running:
+        servers = wait_until(lambda: _known(running.meta))
+        assert servers is not None
+        with delayd.Producer(running.meta) as producer, delayd.Consumer(running.meta, SUBJECT, GROUP) as consumer:
+            receipt = producer.send(SUBJECT, b"1", delay=DELAY)
+            batch = producer.send_batch(SUBJECT, [b"1", b"2"], delay=DELAY)
+            for subject in (SUBJECT, "a.b"):
+                due = producer.send_batch(subject, [b"1"] * 2 * WORDS, delay=timedelta(0))
+                wait_until(partial(_all_are_due, producer, subject, due))
+            assert consumer.pull(), "the group is there"
+        values = VALUES | {"receipt": receipt, "receipt of a batch": batch}
+        values["handle"] = delayd.SendHandle(receipt.log_id, 1, 1)
+        with Network(servers) as network:
+            faults = asyncio.run(_faults(network, running.data / SECRET_FILE, values))
+    assert not faults, "\n".join(faults)
+
+
+def _known(meta: str) -> list[ask.Known] | None:
+    """The servers, once all of them have registered."""
+
+    async def known() -> list[ask.Known]:
+        async with ask.meta(meta) as connection:
+            return await ask.known_servers(connection)
+
+    found = asyncio.run(known())
+    return found if {"delay", "realtime"} <= {server.role for server in found} else None
+
+
+def _all_are_due(producer: delayd.Producer, subject: str, sent: delayd.BatchReceipt) -> bool:
+    return bool((producer.get_batch(subject, receipt=sent)["state"] == delayd.MessageState.DISPATCHED).all())
