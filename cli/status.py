@@ -17,11 +17,12 @@ from delayd.client.admin.groups import group_pages
 from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Head
 from delayd.wire.listings import GroupInfo
 from delayd.wire.meta import SUBJECTS_MAX, read_routes
 from delayd.wire.requests import RequestType, need_int, need_map, need_str, need_u64
-from delayd.wire.waits import Wait, read_waits
+from delayd.wire.waits import read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
@@ -169,10 +170,9 @@ async def _elsewhere(address: str, found: list[Seen]) -> list[tuple[str, Wait]]:
     for seen, group in behind:
         to = routes.get(group.subject)
         if to is not None and to != seen.log_id:
-            what = f"{_left(group):,} messages of {group.subject} for group {group.group}"
             why = f"the subject is at realtime server {to:016x} now, so consumers that start do not ask here"
-            back = f"delayd route move {group.subject} --to {seen.log_id:016x}, until its consumers have emptied it"
-            waits.append((seen.name, Wait(what, why, back)))
+            words = {"subject": group.subject, "group": group.group, "log_id": f"{seen.log_id:016x}"}
+            waits.append((seen.name, WaitKind.LEFT_BEHIND.wait(why, rows=f"{_left(group):,}", **words)))
     return waits
 
 
@@ -218,25 +218,18 @@ def _of_all(found: list[Seen], name: str) -> list[tuple[str, Wait]]:
 
 def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
     """Servers that do not serve, as something that waits for whoever can start them."""
-    missing = [
-        (
-            seen.name,
-            Wait(_what_rests(seen.role), seen.fault, _helps(seen)),
-        )
-        for seen in found
-        if seen.fault
-    ]
+    missing = [(seen.name, _away(seen)) for seen in found if seen.fault]
     for role in NEEDED:
         if not any(seen.role == role for seen in found):
-            start = f"start one: delayd {role} --data DIR --meta {found[0].address}"
-            missing.append((role, Wait(_what_rests(role), f"meta knows no {role} server", start)))
+            words = {"rests": _what_rests(role), "role": role, "meta": found[0].address}
+            missing.append((role, WaitKind.NONE_KNOWN.wait(f"meta knows no {role} server", **words)))
     return missing
 
 
-def _helps(seen: Seen) -> str:
-    forget = f"delayd server forget {seen.role} {seen.log_id:016x}"
+def _away(seen: Seen) -> Wait:
     # Without --routes meta keeps a realtime server that has subjects, and they wait for it.
-    return f"start it, or look at its log; gone for good: {forget}{' --routes' * (seen.role == 'realtime')}"
+    kind = WaitKind.REALTIME_AWAY if seen.role == "realtime" else WaitKind.AWAY
+    return kind.wait(seen.fault, rests=_what_rests(seen.role), role=seen.role, log_id=f"{seen.log_id:016x}")
 
 
 def _what_rests(role: str) -> str:

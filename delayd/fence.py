@@ -8,6 +8,7 @@ error.
 import logging
 
 from delayd.errors import DelaydError, RetryLater, ServerFenced
+from delayd.waits import Wait, WaitKind
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +23,17 @@ class Fence:
         # Plain attributes, because they are read with each batch and each step.
         self.is_up = False  # This server may not serve.
         self.by_meta = False  # Meta has not taken this server, so it speaks to no other server either.
-        self.server = f"{role} {log_id:016x}"  # As commands name it.
+        self._role, self._log_id = role, f"{log_id:016x}"  # As commands name it.
         self._server = f"{role} server {log_id:016x}"
         self._reasons: dict[str, DelaydError] = {}
-        self._commands: dict[str, str] = {}
+        self._waits: dict[str, Wait] = {}
 
-    def put_up(self, by: str, reason: DelaydError, command: str) -> None:
-        """Stop serving because of a reason that `by` gave; `command` helps. Each reason is logged once."""
+    def put_up(self, by: str, reason: DelaydError, kind: WaitKind, target: str = "") -> None:
+        """Stop serving because of a reason that `by` gave, `target` if it was one. Each reason is logged once."""
         known = self._reasons.get(by)
-        self._reasons[by], self._commands[by] = reason, command
+        why, role, log_id = f"{by} says {reason.code}: {reason.message}", self._role, self._log_id
+        wait = kind.wait(why, server=self._server, role=role, log_id=log_id, target=target)
+        self._reasons[by], self._waits[by] = reason, wait
         self._look()
         if known is None or known.code != reason.code:
             # A moved directory is taken as soon as meta was asked, so only a lasting reason is an alarm.
@@ -38,12 +41,13 @@ class Fence:
             log.log(
                 level,
                 "fenced by=%s code=%s reason=%r nothing_is_served_until=%r",
-                *(by, reason.code, reason.message, command),
+                *(by, reason.code, reason.message, wait.command),
             )
 
     def take_down(self, by: str) -> None:
         """Remove the reason that `by` gave."""
         if self._reasons.pop(by, None) is not None:
+            del self._waits[by]
             self._look()
             log.info("unfenced by=%s serves=%s", by, "no" if self._reasons else "yes")
 
@@ -63,12 +67,9 @@ class Fence:
         if self._reasons:
             raise self.error()
 
-    def waits(self) -> list[tuple[str, str, str]]:
-        """The reasons for STATUS: what waits, why, and which command helps."""
-        return [
-            (f"all of {self._server}", f"{by} says {reason.code}: {reason.message}", self._commands[by])
-            for by, reason in self._reasons.items()
-        ]
+    def waits(self) -> list[Wait]:
+        """The reasons for STATUS."""
+        return list(self._waits.values())
 
     def _look(self) -> None:
         self.is_up, self.by_meta = bool(self._reasons), META in self._reasons

@@ -29,6 +29,7 @@ from delayd.errors import (
     read_error,
 )
 from delayd.state_file import Pair, read_pairs
+from delayd.waits import Wait, WaitKind
 
 MAP_BYTES = 1 << 40  # Address space only: the file is only as long as its contents.
 KEY_BYTES_MAX = 511  # LMDB's own limit.
@@ -57,8 +58,8 @@ class State(Protocol):
         ``puts`` is taken once, a pair at a time.
         """
 
-    def waits(self) -> list[tuple[str, str, str]]:
-        """What waits for an operator because of the state's file, why, and which command helps: for STATUS."""
+    def waits(self) -> list[Wait]:
+        """What waits for an operator because of the state's file: for STATUS."""
 
     def close(self) -> None:
         """End the use of the files; a second close does nothing."""
@@ -85,12 +86,12 @@ class LmdbState:
         """Check whether the file is still the one that is open: one system call."""
         self.replaced = self.replaced or _inode_of(self._file) != self._inode
 
-    def waits(self) -> list[tuple[str, str, str]]:
+    def waits(self) -> list[Wait]:
         """See the port."""
         if not self.replaced:
             return []
         why = f"{self._file} was removed or replaced under the running server: each commit puts a copy there"
-        return [("the state of this server", why, "find out who did so, then restart this server")]
+        return [WaitKind.STATE_REPLACED.wait(why)]
 
     def begin_copy(self) -> StateCopy:
         """Fix what the state holds at this moment, for a copy of it that any thread makes; some microseconds."""

@@ -43,10 +43,10 @@ from delayd.operator_log import OperatorLog
 from delayd.retry_subject import is_reserved, parse_retry_subject
 from delayd.state import State
 from delayd.validate import check_subject
+from delayd.waits import Wait, WaitKind
 from delayd.wire.meta import SUBJECTS_MAX, Cordons, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.requests import U64_MAX
 from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, Versions, slots_text
-from delayd.wire.waits import Wait
 
 from .cordons import CordonTable, Standing, key_of
 from .members import DOUBT_KEY, Members, begin_in_doubt, member_key, read_in_doubt, read_members
@@ -62,7 +62,6 @@ LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
 MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.
 MOVES_MAX = 100  # Moves in one answer; a delay server asks again for more.
 DISK_RETRY_AFTER_MS = 1_000  # Somebody must free space first.
-SETTLE = "start the delay servers that are missing; or delayd slots settle, if they are gone for good"
 STORED_RETRY_AFTER_MS = 50  # The hint while a transaction is under way.
 
 OnStored = Callable[[RetryLater | None], None]
@@ -126,31 +125,23 @@ class Meta:
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
-        yield from map(Wait._make, self._state.waits())
+        yield from self._state.waits()
         for subject in sorted(self._table.lost):
             to = self._one_of("realtime")
-            yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to {to}")
+            yield WaitKind.ROUTE_DAMAGED.wait("its route did not check", subject=subject, to=to)
         if self._slots.disputed.any():
             slots = slots_text(self._slots.disputed)
-            command = f"delayd slots move {slots} --to {self._one_of('delay')}"
-            yield Wait(f"keys of the slots {slots}", "two delay servers claim them", command)
+            to = self._one_of("delay")
+            yield WaitKind.SLOTS_DISPUTED.wait("two delay servers claim them", slots=slots, to=to)
         withheld = self._members.vouched(self._slots.durable, self._slots.disputed).withheld & ~self._slots.disputed
         if withheld.any():
-            yield Wait(
-                f"keys of the slots {slots_text(withheld)}",
-                f"their owners are not known: {self._members.doubt()}",
-                SETTLE,
-            )
-
+            why = f"their owners are not known: {self._members.doubt()}"
+            yield WaitKind.SLOTS_WITHHELD.wait(why, slots=slots_text(withheld))
         live = self._registry.live("delay")
         if live and self._members.durable and self._members.durable.isdisjoint(live) and self._slots.free.any():
-            away = ", ".join(f"{log_id:016x}" for log_id in sorted(self._members.durable))
-            forget = ", ".join(f"delayd server forget delay {log_id:016x}" for log_id in sorted(self._members.durable))
-            yield Wait(
-                "keys that were not used before",
-                f"the delay servers that may own them are away: {away}",
-                f"start them; gone for good: {forget}",
-            )
+            for log_id in sorted(self._members.durable):
+                away = f"{log_id:016x}"
+                yield WaitKind.SLOTS_UNKNOWN.wait(f"delay server {away}, which may own them, is away", log_id=away)
 
     def _one_of(self, role: str) -> str:
         """A live server of a role, for a command; a word in its place when none lives."""

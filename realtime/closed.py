@@ -33,7 +33,7 @@ from delayd.log.segment import Segment
 from delayd.log.segment_index import IndexMaker
 from delayd.log.tally import Tallies, covered
 from delayd.log.tallying import Differing, Tallier
-from delayd.wire.waits import Wait
+from delayd.waits import Wait, WaitKind
 
 from .segment_indexes import SegmentIndexes
 from .tally_log import TallyLog
@@ -109,7 +109,7 @@ class ClosedSegments:
         if rows := self.differing:
             why = "their content hash is another one than their bytes give, so somebody has changed them; "
             why += f"first: {self._first}" if self._first else "they were found by an earlier life of this server"
-            yield Wait(f"a look at {rows:,} messages of this server's message log", why, "delayd log verify")
+            yield WaitKind.CONTENT_DIFFERS.wait(why, rows=f"{rows:,}")
 
     def wake(self) -> None:
         """Read the next piece when it is time."""

@@ -26,10 +26,10 @@ from delayd.log.log import Log
 from delayd.log.watch import write_again
 from delayd.site import Site
 from delayd.state import State
+from delayd.waits import CLOCK_UNCONFIRMED, Wait, WaitKind
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
-from delayd.wire.waits import Wait, clock_waits
 
 from .alarms import NEVER_MS
 from .checkpoint import Checkpointer, Snapshot
@@ -378,14 +378,14 @@ class Core:
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
-        yield from map(Wait._make, [*self.fence.waits(), *self._store.waits()])
+        yield from [*self.fence.waits(), *self._store.waits()]
         yield from self._delay_servers.waits()
         yield from self._operators.waits()
         yield from self.retries.waits()
         yield from self.shell_waits()
         yield from self._closed.waits()
         if not self._clock.confirmed:
-            yield clock_waits("realtime")
+            yield WaitKind.CLOCK.wait(CLOCK_UNCONFIRMED, held="retention", role="realtime")
 
     def _status(self, peer: Peer, frame: Frame) -> None:
         own: dict[str, HeadValue] = {

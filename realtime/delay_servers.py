@@ -12,9 +12,9 @@ from functools import partial
 from delayd.errors import BadArgument, BadRequest, DelaydError, HandoffRefused, RestoredOrigin, StaleSession
 from delayd.log.control import OriginAccepted
 from delayd.log_limit import LogLimit
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import need_int, need_ints, need_u64
-from delayd.wire.waits import FREE_SPACE, Wait
 
 from .answers import window_frames
 from .commit import DispatchFrame, Greeting, GroupCommit, Note
@@ -142,12 +142,10 @@ class DelayServers:
     def waits(self) -> Iterator[Wait]:
         """List what keeps messages of delay servers away until an operator acts."""
         for log_id, reason in self._restored.items():
-            command = f"delayd target accept {self._log_id:016x} --server {log_id:016x}"
-            command = f"bring back the newest directory of that delay server; there is none: {command}"
-            yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, command)
+            own, origin = f"{self._log_id:016x}", f"{log_id:016x}"
+            yield WaitKind.ORIGIN_RESTORED.wait(reason, origin=origin, log_id=own)
         if self._reserve.reached:
-            what = "messages that delay servers hand over"
-            yield Wait(what, "free disk space is at its reserve", FREE_SPACE)
+            yield WaitKind.TARGET_DISK_FULL.wait("free disk space is at its reserve")
 
     def _drop(self, origin: Origin, why: StaleSession) -> None:
         """Take the frames of a delay server out that were not given to the disk; they will never be appended."""

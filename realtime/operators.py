@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from delayd.errors import BadArgument
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.positions import read_position
 from delayd.wire.quarantine import PAGE_MAX, Quarantined, decided_head, list_head
 from delayd.wire.requests import need_bool, need_int, need_str
-from delayd.wire.waits import Wait
 
 from .group_records import GroupRecords
 from .groups import Group
@@ -130,12 +130,11 @@ class Operators:
         yield from self._files.unread_pulls.waits()
         for entry in self._entries():
             if entry.id != PULL and not entry.id.startswith("consume/"):
-                release = f"delayd quarantine release {entry.id}" if entry.release else ""
-                if entry.drop:
-                    release += f"{'; or ' * bool(release)}delayd quarantine drop {entry.id}, and {entry.drop}"
                 if not entry.id.startswith("group/"):
-                    release = f"put {entry.path} back from a copy, then: {release}"
-                yield Wait(entry.id, entry.reason, release)
+                    kind = WaitKind.LOG_FILE_SET_ASIDE_OR_DROPPED if entry.drop else WaitKind.LOG_FILE_SET_ASIDE
+                else:
+                    kind = WaitKind.GROUP_DAMAGED if entry.release else WaitKind.GROUP_WITHOUT_NAME
+                yield kind.wait(entry.reason, path=entry.path, id=entry.id, cost=entry.drop)
 
     def _entries(self) -> Iterator[Quarantined]:
         yield from self._files

@@ -26,10 +26,10 @@ from delayd.log.control import RetryAccepted, RetryDecided
 from delayd.log.retry import Decision, RetryRow, encode_rows
 from delayd.log_limit import LogLimit
 from delayd.retry_subject import retry_subject
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
 from delayd.wire.stale import StaleRow
-from delayd.wire.waits import Wait
 
 from .acks import Said, by_source, found
 from .group_records import GroupRecords
@@ -44,7 +44,6 @@ from .stored import StoredBatches
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
-REFUSED_HELPS = "end what that delay server waits for: its own lines say how"
 UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATCH_ROWS small ones 64 MiB of rows.
 
 limited = LogLimit(logging.getLogger(__name__))
@@ -210,8 +209,8 @@ class Retries:
         for origin, of_origin in self._undone.items():
             refused = [self._refusals[key] for key in of_origin if key in self._refusals]
             if refused:
-                what = f"{len(refused)} batches of messages that are to come again"
-                yield Wait(what, f"delay server {origin:016x} refuses them: {refused[0]}", REFUSED_HELPS)
+                why = f"delay server {origin:016x} refuses them: {refused[0]}"
+                yield WaitKind.RETRIES_REFUSED.wait(why, batches=len(refused))
 
     def _put_off(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages of an ordered group wait here: each keeps its place before the others of its key (rule Q8)."""

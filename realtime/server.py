@@ -22,6 +22,7 @@ from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
+from delayd.waits import WaitKind
 from delayd.wire.frame import Frame
 from delayd.wire.limits import REALTIME_LIMITS
 from delayd.wire.meta import Registered
@@ -49,7 +50,7 @@ FENCED = frozenset(
     }
 )
 
-LETTERS = CourierTerms(RequestType.SEND_AGAIN, "messages that are to come again through delay server {}")
+LETTERS = CourierTerms(RequestType.SEND_AGAIN, WaitKind.RETRIES_AWAY)
 
 log = logging.getLogger(__name__)
 

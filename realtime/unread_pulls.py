@@ -25,8 +25,8 @@ from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.watch import Told
 from delayd.operator_log import OperatorLog
 from delayd.site import Site
+from delayd.waits import Wait, WaitKind
 from delayd.wire.quarantine import Quarantined
-from delayd.wire.waits import Wait
 
 from .kept import Marks
 from .pull_replay import PullReplay
@@ -101,8 +101,7 @@ class UnreadPulls:
     def waits(self) -> Iterator[Wait]:
         """List what waits for the file or an operator."""
         if self.damage is not None:
-            what = "all pulls and acknowledgements, and retention"
-            yield Wait(what, str(self.damage), f"put the file back, then: delayd quarantine release {ID}")
+            yield WaitKind.PULLS_UNREAD.wait(str(self.damage), path=self.damage.path, id=ID, cost=DROP)
 
     def wake(self) -> None:
         """Go on with a reading that is under way; look at the files when it is time."""

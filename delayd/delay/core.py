@@ -71,7 +71,7 @@ from delayd.log.quota import Limits
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
 from delayd.site import Site
 from delayd.state import State
-from delayd.wire.waits import Wait
+from delayd.waits import Wait
 
 log = logging.getLogger(__name__)
 

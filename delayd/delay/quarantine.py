@@ -19,8 +19,8 @@ from delayd.disk import Disk, list_named
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
+from delayd.waits import Wait, WaitKind
 from delayd.wire.quarantine import Quarantined
-from delayd.wire.waits import Wait
 
 Decided = Callable[[bool, str], None]
 """Called with whether an operator's decision changed something, and a sentence that says what."""
@@ -156,12 +156,12 @@ class Quarantine:
     def waits(self) -> Iterator[Wait]:
         """List the entries, each of which waits for a file or an operator."""
         for entry in sorted(self, key=lambda entry: entry.id):
-            release = f"delayd quarantine release {entry.id}"
-            if entry.kind not in (Kind.TARGET, Kind.PRODUCER):
-                release = f"put {entry.error.path} back from a copy, then: {release}"
-                if entry.kind in DROP:
-                    release += f"; there is no copy: delayd quarantine drop {entry.id}, and {DROP[entry.kind]}"
-            yield Wait(f"{entry.rows:,} messages: {entry.id}", str(entry.error), release)
+            if entry.kind in (Kind.TARGET, Kind.PRODUCER):
+                kind = WaitKind.SET_ASIDE
+            else:
+                kind = WaitKind.FILE_SET_ASIDE_OR_DROPPED if entry.kind in DROP else WaitKind.FILE_SET_ASIDE
+            words = {"rows": f"{entry.rows:,}", "id": entry.id, "path": entry.error.path}
+            yield kind.wait(str(entry.error), **words, cost=DROP.get(entry.kind))
 
 
 def quarantine_path(folder: str, hour: int, number: int = 1) -> str:

@@ -32,6 +32,7 @@ from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
+from delayd.waits import WaitKind
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
@@ -48,7 +49,7 @@ SPACE_S = 1
 SWEEP_S = 30
 CONNECT_MS = 2_000
 
-LETTERS = CourierTerms(RequestType.SEND_DRAINED, "messages on their way to delay server {}")
+LETTERS = CourierTerms(RequestType.SEND_DRAINED, WaitKind.DRAINED_AWAY)
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +344,7 @@ class DelayServer:
                 if not others:
                     break
                 why = NotReady("this delay server is new, and asks the others for the quotas of subjects")
-                core.fence.put_up(QUOTAS, why, "start the other delay servers, or look at their logs")
+                core.fence.put_up(QUOTAS, why, WaitKind.QUOTAS_NOT_KNOWN)
                 for info in others:
                     if await self._learn_from(info.server.host, info.server.port, core):
                         break

@@ -23,8 +23,8 @@ from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import SEALED
 from delayd.state import State
+from delayd.waits import CLOCK_UNCONFIRMED, Wait, WaitKind
 from delayd.wire.slots import slots_text
-from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +90,39 @@ class Standing:
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
-        yield from map(Wait._make, [*self.fence.waits(), *self.state.waits()])
+        yield from [*self.fence.waits(), *self.state.waits()]
         reserve = self.intake.reserve
         if reserve.closed:
-            yield Wait("all sends", "free disk space is at its reserve", FREE_SPACE)
+            yield WaitKind.DISK_FULL.wait("free disk space is at its reserve")
         elif reserve.far_from_ms is not None:
             later = hour_name(hour_of_ms(reserve.far_from_ms))
-            yield Wait(f"sends of messages due from {later} on", "free disk space nears its reserve", FREE_SPACE)
+            yield WaitKind.DISK_NEARLY_FULL.wait("free disk space nears its reserve", hour=later)
         if not self.clock.confirmed:
-            yield clock_waits("delay")
+            held = "deliveries after a restart of the machine, and sealing"
+            yield WaitKind.CLOCK.wait(CLOCK_UNCONFIRMED, held=held, role="delay")
         elif self.intake.filed_from_ms - self.clock.now_ms() > HOUR_MS:
             until = hour_name(hour_of_ms(self.intake.filed_from_ms))
             why = (
                 f"a clock that was ahead has stamped the message log until {until}; messages leave on time all the same"
             )
-            yield Wait("sealing of hours, and what frees their space", why, "delayd clock --role delay --trust")
+            yield WaitKind.CLOCK_WAS_AHEAD.wait(why)
         if self.dispatcher.unrouted_rows:
-            rows = f"{self.dispatcher.unrouted_rows:,} due messages"
-            # Either no realtime server serves their subjects, or their subjects are routed to one that an operator gave
-            # up.
-            why = "their subjects have no realtime server, or one that was given up for good"
-            yield Wait(rows, why, self.dispatcher.way_out)
+            rows = f"{self.dispatcher.unrouted_rows:,}"
+            if not self.dispatcher.given_up:
+                yield WaitKind.NO_TARGET.wait("their subjects have no realtime server", rows=rows)
+            # Either no realtime server serves their subjects, or their subjects are routed to one that was given up.
+            for target in self.dispatcher.given_up:
+                why = f"their subjects have no realtime server, or {target:016x}, which was given up for good"
+                yield WaitKind.TARGET_GIVEN_UP.wait(why, rows=rows, target=f"{target:016x}")
         for link in self.dispatcher.links.values():
             yield from link.waits()
         yield from self.quarantine.waits()
         yield from self.endings.drain.waits()
         slots = self.endings.owned_slots
         if slots.leaving.any():
-            what = f"keys of the slots {slots_text(slots.leaving)}"
             why = f"their messages are on their way to delay server {slots.leaving_to:016x}, and a drain has to finish"
-            yield Wait(what, why, f"delayd server drain {self.log_id:016x}")
+            text = slots_text(slots.leaving)
+            yield WaitKind.SLOTS_LEAVING.wait(why, slots=text, log_id=f"{self.log_id:016x}")
 
     def refuses(self) -> Iterator[Wait]:
         """List what this server refuses for now; each of these states ends by itself."""

@@ -18,10 +18,10 @@ from delayd.errors import BadRequest, ConnectionLost, DelaydError, ServerUnavail
 from delayd.log_limit import LogLimit
 from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.meta import ServerInfo
 from delayd.wire.requests import ERROR_TEXT_BYTES_MAX, RequestType, need_maps, need_str, need_u64
-from delayd.wire.waits import Wait
 
 UNDER_WAY = 4  # Batches that a delay server has not answered for: their disk writes overlap with the way of the next.
 CONNECT_MS = 2_000.0
@@ -71,7 +71,7 @@ class CourierTerms(NamedTuple):
     """How letters are sent, and what people call them."""
 
     request: RequestType
-    what: str  # What waits while a delay server is away, with a place for that server's name.
+    away: WaitKind  # What waits while a delay server is away.
 
 
 class Courier(Generic[L]):
@@ -112,7 +112,7 @@ class Courier(Generic[L]):
     def waits(self) -> Iterator[Wait]:
         """List the delay servers that are away while messages are to come again through them."""
         for origin, why in self._away.items():
-            yield Wait(self._terms.what.format(f"{origin:016x}"), why, "delayd servers; start it, or look at its log")
+            yield self._terms.away.wait(why, origin=f"{origin:016x}")
 
     def _new(self, origin: int) -> None:
         self._news.setdefault(origin, asyncio.Event()).set()

@@ -24,10 +24,10 @@ from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.secret import Secret
+from delayd.waits import WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
 from delayd.wire.status import status_head
-from delayd.wire.waits import Wait
 
 LOOK_S = 1.0  # How often the files are looked at; that is one system call for each.
 RESTED_S = 5.0  # A file that has not changed for this long is not being copied any more.
@@ -130,8 +130,6 @@ class HeldStart:
         raise error
 
     def _status(self) -> Head:
-        what = f"all of the {self._held.role} server: it could not start"
-        command = "put the file back (copied beside it, then renamed): it is looked at each second"
         return status_head(
             role=self._held.role,
             log_id=self._held.log_id,
@@ -141,7 +139,7 @@ class HeldStart:
             started_at_ms=self._started_at_ms,
             now_ms=time.time_ns() // 1_000_000,
             counters={},
-            waits=[Wait(what, self._error.message, command)],
+            waits=[WaitKind.HELD.wait(self._error.message, role=self._held.role)],
             own={**self._server.status(), "clock_confirmed": False, "fenced": False, "held": True},
         )
 

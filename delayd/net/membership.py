@@ -28,14 +28,15 @@ from delayd.net.trust import Guard, Proved, prove
 from delayd.place import keep_place, known_place
 from delayd.secret import Secret
 from delayd.state import State
+from delayd.waits import WaitKind
 
 # Refusals which mean that this server may be a copy or an older life, and what an operator can do.
-_FENCING: dict[type[DelaydError], str] = {
-    PlaceTaken: "wait for the end of a lease; or stop the other server",
-    FencedInstance: "stop this server; or the other one, then start this one again",
-    StaleEpoch: "stop this server; or, if it was restored on purpose, {forget}",
-    EpochOutOfRange: "stop this server; or, if its number is right, {forget}",
-    WrongCluster: "stop this server, and give it the address of its own meta server",
+_FENCING: dict[type[DelaydError], WaitKind] = {
+    PlaceTaken: WaitKind.PLACE_TAKEN,
+    FencedInstance: WaitKind.FENCED_INSTANCE,
+    StaleEpoch: WaitKind.STALE_EPOCH,
+    EpochOutOfRange: WaitKind.EPOCH_OUT_OF_RANGE,
+    WrongCluster: WaitKind.WRONG_CLUSTER,
 }
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Membership:
             self._keep_place()
         elif self._taken_in != self.place:
             reason = NotReady("this directory lies in another place than before, and meta has not taken it there yet")
-            self.fence.put_up(META, reason, "start meta; if this is a copy, stop this server")
+            self.fence.put_up(META, reason, WaitKind.IN_ANOTHER_PLACE)
             self._on_doubt()
 
     def guard(self, role: str, log_id: int) -> Guard:
@@ -98,9 +99,9 @@ class Membership:
 
     def refused(self, error: DelaydError) -> None:
         """Meta has refused a registration by name."""
-        command = _FENCING.get(type(error))
-        if command is not None:
-            self.fence.put_up(META, error, command.format(forget=f"delayd server forget {self.fence.server}"))
+        kind = _FENCING.get(type(error))
+        if kind is not None:
+            self.fence.put_up(META, error, kind)
             self._on_doubt()
 
     def _keep_place(self) -> None:

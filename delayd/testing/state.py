@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from delayd.errors import DamagedValue
 from delayd.state import check_key, check_pairs, check_stored, with_checksum
 from delayd.testing.disk import MemoryDisk
+from delayd.waits import Wait
 
 NAME = "state"  # Stands for the path of a file.
 
@@ -54,7 +55,7 @@ class MemoryState:
         stored[bit // 8 % len(stored)] ^= 1 << bit % 8
         self._pairs[key] = bytes(stored)
 
-    def waits(self) -> list[tuple[str, str, str]]:
+    def waits(self) -> list[Wait]:
         """Nobody replaces what is in memory."""
         return []
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
+from delayd.waits import Wait
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.waits import Wait, waits_head
+from delayd.wire.waits import waits_head
 
 
 def status_head(

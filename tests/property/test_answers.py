@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from delayd.batch import ColumnId
 from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_by_code
 from delayd.host import HOST_BYTES_MAX
+from delayd.waits import Wait
 from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
 from delayd.wire.meta import (
     SERVERS_MAX,
@@ -35,7 +36,7 @@ from delayd.wire.requests import (
 from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, results_head
 from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows, text_bytes
 from delayd.wire.targets import TargetInfo, targets_head
-from delayd.wire.waits import Wait, waits_head
+from delayd.wire.waits import waits_head
 from meta.core import MOVES_MAX
 from realtime.answers import LIST_MAX, WINDOW_BATCHES, groups_head, window_frames
 from realtime.groups import Group

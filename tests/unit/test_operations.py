@@ -14,6 +14,7 @@ from delayd.delay.books.retention import NOT_SEALED
 from delayd.net.files import CONNECTIONS_MAX, FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from delayd.net.registration import RegistrationState
+from delayd.waits import WaitKind
 from tests.operations_page import PAGE, ROOT, as_on_the_page, files_on_the_page
 
 SOURCES = ("delayd", "meta", "realtime", "cli", "spark")
@@ -136,3 +137,27 @@ def test_the_example_of_a_config_file_is_one(tmp_path: Path) -> None:
     path.write_text(example)
     for role in CONFIGS:
         assert load_config(role, str(path)).data == "/var/lib/delayd"
+
+
+def _in_capitals(template: str) -> str:
+    """The words that are filled in, as the page writes them."""
+    return re.sub(r"\{(\w+)\}", lambda word: word[1].upper(), template)
+
+
+def test_each_state_that_waits_for_an_operator_is_on_the_page_with_what_leads_out_of_it() -> None:
+    section = PAGE[PAGE.index("## States") : PAGE.index("## Damage")]
+    told = re.findall(r"^\| `([^|]+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+    assert [row[:2] for row in told] == [tuple(map(_in_capitals, kind.value)) for kind in WaitKind]
+    assert all(len(cost) > 5 for *_, cost in told)
+
+
+def test_a_server_says_of_no_other_state_that_it_waits_for_an_operator() -> None:
+    """Only what is refused for now, which ends by itself, is told in words of its own."""
+    built = set()
+    for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
+        source = path.read_text()
+        if re.search(r"\bWait\(", source):
+            for function in ast.walk(ast.parse(source)):
+                if isinstance(function, ast.FunctionDef) and re.search(r"\bWait\(", ast.unparse(function)):
+                    built.add((str(path.relative_to(ROOT)), function.name))
+    assert built == {("delayd/waits.py", "wait"), ("delayd/delay/standing.py", "refuses")}

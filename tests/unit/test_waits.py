@@ -1,52 +1,29 @@
-"""Tests wait by the two functions of tests/waiting.py, and by nothing of their own."""
+"""Each state that waits for an operator names commands that can be typed as they stand."""
 
-from __future__ import annotations
-
-import ast
-import asyncio
-import time
-from pathlib import Path
+import re
+from string import Formatter
 
 import pytest
 
-from tests.waiting import until, wait_until
+from delayd.waits import WaitKind
+from tests.named_commands import check_commands, commands_in
 
-TESTS = Path(__file__).parents[1]
-# Programs and threads that do something again and again; they wait for nothing.
-REPEATED = {
-    "end_to_end/fake_server.py",  # a server that a file holds
-    "end_to_end/full_disk.py",  # fills a disk, and pulls
-    "fuzz/client.py",  # dials a server that starts anew
+WORDS = {"role": "delay", "path": "/data/file.log", "id": "schedule/2026112115", "slots": "1-3", "subject": "orders.eu"}
+LOG_ID = "00000000000000aa"
+NO_COMMAND = {  # An operator ends these by what is no command: starting or stopping a server, freeing a disk.
+    *(WaitKind.IN_ANOTHER_PLACE, WaitKind.PLACE_TAKEN, WaitKind.FENCED_INSTANCE, WaitKind.WRONG_CLUSTER),
+    *(WaitKind.QUOTAS_NOT_KNOWN, WaitKind.HELD, WaitKind.NONE_KNOWN, WaitKind.NO_TARGET, WaitKind.STATE_REPLACED),
+    *(WaitKind.DISK_FULL, WaitKind.DISK_NEARLY_FULL, WaitKind.TARGET_DISK_FULL),
+    # What another server says for itself names the command.
+    *(WaitKind.DRAIN_REFUSED, WaitKind.DRAINED_AWAY, WaitKind.RETRIES_REFUSED, WaitKind.RETRIES_AWAY),
 }
 
 
-def test_no_loop_of_a_test_sleeps_between_two_looks() -> None:
-    found = {str(path.relative_to(TESTS)) for path in TESTS.rglob("*.py") if _sleeps_in_a_loop(path)}
-    assert found - REPEATED == {"waiting.py"}, "tests.waiting has what waits for a condition"
-    assert found >= REPEATED, "no exception without its reason"
-
-
-def test_a_condition_is_returned_once_it_gives_something() -> None:
-    looks = iter(["", [], "found"])
-    assert wait_until(lambda: next(looks), every_s=0) == "found"
-
-
-def test_what_never_holds_is_told_at_the_deadline() -> None:
-    before = time.monotonic()
-    with pytest.raises(AssertionError, match=r"not within 0\.05 s: state 7"):
-        wait_until(lambda: False, lambda: "state 7", within_s=0.05)
-    with pytest.raises(AssertionError, match=r"not within 0\.05 s: all came"):
-        asyncio.run(until(lambda: False, "all came", within_s=0.05))
-    assert time.monotonic() - before >= 0.1
-
-
-def _sleeps_in_a_loop(path: Path) -> bool:
-    text = path.read_text()
-    if "time.sleep" not in text:
-        return False
-    loops = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.While))
-    return any(
-        isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep"
-        for loop in loops
-        for node in ast.walk(loop)
-    )
+@pytest.mark.parametrize("kind", WaitKind, ids=lambda kind: kind.name)
+def test_a_state_names_its_command_with_all_arguments(kind: WaitKind) -> None:
+    what, command = kind.value
+    words = {name: WORDS.get(name, LOG_ID) for _, name, *_ in Formatter().parse(what + command) if name}
+    wait = kind.wait("the reason", **words)
+    assert wait.command and not re.search(r"[{}]", "".join(wait))
+    assert bool(commands_in(wait.command)) is (kind not in NO_COMMAND)
+    check_commands(wait.command)

@@ -35,12 +35,12 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.location import Locations, pack_locations
 from delayd.log_limit import LogLimit
 from delayd.site import Site
+from delayd.waits import Wait, WaitKind
 from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.ending import AnswerRows, MessageState
 from delayd.wire.finding import Piece, Window
 from delayd.wire.frame import Head
 from delayd.wire.requests import INT_MAX, need_instant, need_u64
-from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
@@ -201,8 +201,7 @@ class Drain:
                 stuck.setdefault(batch.leaving.to, []).append(batch)
         for to, batches in stuck.items():
             rows = sum(len(batch.leaving.rows) for batch in batches)
-            what = f"{rows} messages on their way to delay server {to:016x}"
-            yield Wait(what, batches[0].refusal, "delayd quarantine list; and make room at that server")
+            yield WaitKind.DRAIN_REFUSED.wait(batches[0].refusal, rows=f"{rows:,}", to=f"{to:016x}")
 
     # Batches that a start has found.
 

@@ -106,11 +106,9 @@ class Dispatcher:
         return sum(map(len, self.unrouted()))
 
     @property
-    def way_out(self) -> str:
-        """What an operator does about due rows whose subject has no target."""
-        given_up = ", ".join(f"delayd server forget realtime {target:016x} --routes" for target in sorted(self._lost))
-        start = "start a realtime server: delayd realtime --data DIR --meta ADDRESS"
-        return f"{given_up}; no other realtime server serves: {start}" if given_up else start
+    def given_up(self) -> list[int]:
+        """The targets that an operator gave up for good, rising."""
+        return sorted(self._lost)
 
     def unrouted(self) -> Iterator[Rows]:
         """View the due rows whose subject has no target yet, in several arrays."""

@@ -34,9 +34,9 @@ from delayd.errors import (
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import WINDOW_MOST, WINDOW_ROW_BYTES, RequestType, need_int, need_rows, need_u64
-from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
@@ -146,11 +146,15 @@ class Link:
         if self.phase is Phase.READY or self.is_lost:
             return
         rows = len(self.sender.waiting) + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
-        what = f"{rows:,} due messages for realtime server {self.target:016x}"
+        words = {"rows": f"{rows:,}", "target": f"{self.target:016x}"}
         if self.alarm:
-            yield Wait(what, self.alarm, self._way_out)
+            if isinstance(self.refusal, ORIGIN_REFUSALS):
+                kind = WaitKind.ROWS_TARGET_REFUSES
+            else:
+                kind = WaitKind.ROWS_TARGET_AWAY if self.is_elsewhere else WaitKind.ROWS_TARGET_HAS_LOST
+            yield kind.wait(self.alarm, **words)
         elif rows:
-            yield Wait(what, self._away or "it is being connected to", self._back)
+            yield WaitKind.ROWS_TARGET_AWAY.wait(self._away or "it is being connected to", **words)
 
     @property
     def holds_up(self) -> str:
@@ -158,25 +162,6 @@ class Link:
         if self.phase is Phase.READY:
             return self.sender.later
         return self.alarm or self._away or "it is not connected to"
-
-    @property
-    def _way_out(self) -> str:
-        """What an operator does about the alarm, the first choice first."""
-        accept = f"delayd target accept {self.target:016x}"
-        if isinstance(self.refusal, ORIGIN_REFUSALS):
-            newest = "bring back the newest directory of this delay server"
-            return f"{newest}; there is none: {accept}, and what was delivered since its copy comes a second time"
-        if self.is_elsewhere:
-            return self._back
-        newest = f"bring back the newest directory of realtime server {self.target:016x}"
-        accept += ", and what it has lost is not sent again"
-        return f"{newest}; there is none: {accept}; it is gone for good: delayd target lost {self.target:016x}"
-
-    @property
-    def _back(self) -> str:
-        """What an operator does about a target that is away."""
-        lost, forget = f"delayd target lost {self.target:016x}", f"delayd server forget realtime {self.target:016x}"
-        return f"start realtime server {self.target:016x}; gone for good: {lost}, then {forget} --routes"
 
     @property
     def _name(self) -> str:
@@ -258,7 +243,7 @@ class Link:
             "this directory may have been moved, restored or copied, and that realtime server "
             "was not asked yet whether it holds more than is known here"
         )
-        self._fence.put_up(self._name, why, self._back)
+        self._fence.put_up(self._name, why, WaitKind.TARGET_NOT_ASKED, f"{self.target:016x}")
         if self.phase is not Phase.CLOSED:
             self._end_session(RETRY_MS)
 
@@ -404,7 +389,8 @@ class Link:
         is_origins = isinstance(why, ORIGIN_REFUSALS)
         # A server that asks its targets first waits on, and says what for: this target has answered now.
         if is_origins or self._fence.is_up_by(self._name):
-            self._fence.put_up(self._name, why, self._way_out)
+            kind = WaitKind.TARGET_REFUSES if is_origins else WaitKind.TARGET_HAS_LOST
+            self._fence.put_up(self._name, why, kind, f"{self.target:016x}")
         if is_origins:
             self._refusers.note(self.target)
 

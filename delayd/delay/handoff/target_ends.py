@@ -15,6 +15,7 @@ import msgpack
 
 from delayd.errors import DamagedValue, key_text
 from delayd.state import State
+from delayd.waits import Wait
 
 PREFIX = b"end/"
 KEY = struct.Struct(">4sQ")
@@ -127,7 +128,7 @@ class KeepingEnds:
         self._state.commit(chain(puts, risen), removes)
         self._kept = rows
 
-    def waits(self) -> list[tuple[str, str, str]]:
+    def waits(self) -> list[Wait]:
         """See State."""
         return self._state.waits()
 

@@ -5,6 +5,7 @@ import pytest
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
 from delayd.fence import META
+from delayd.waits import WaitKind
 from tests.named_commands import check_commands
 from tests.worlds.delay import TARGET_IDS, World, new_world, wanted
 
@@ -15,7 +16,7 @@ def test_rule_H8_a_fenced_server_keeps_nothing_and_hands_nothing_over() -> None:
     world = World()
     world.send(wanted(3, 1_000, "before"))
     world.settle()
-    world.core.fence.put_up(META, NotReady("not taken yet"), "start meta")
+    world.core.fence.put_up(META, NotReady("not taken yet"), WaitKind.IN_ANOTHER_PLACE)
     refused = world.send(wanted(3, 1_000, "meanwhile"))
     world.pass_ms(5_000)
     assert [(number, type(error)) for number, error in world.outside.refused] == [(refused, ServerFenced)]

@@ -18,6 +18,7 @@ from delayd.errors import (
 from delayd.fence import Fence
 from delayd.net.membership import Membership
 from delayd.testing.state import MemoryState
+from delayd.waits import WaitKind
 from tests.trust import SECRET
 
 PLACE, OTHER_PLACE, CLUSTER = 5, 6, 0xC1
@@ -77,7 +78,7 @@ def test_rule_H8_targets_are_asked_again_by_the_next_start_if_they_have_not_answ
     life(state, PLACE, fresh=True)
     for answered in (False, True):
         fence = Fence("delay", 1)
-        doubt = partial(fence.put_up, "target 7", ServerFenced("not asked yet"), "start it")
+        doubt = partial(fence.put_up, "target 7", ServerFenced("not asked yet"), WaitKind.TARGET_NOT_ASKED)
         membership = Membership(SECRET, state, "state.lmdb", OTHER_PLACE, fence, doubt)
         membership.begin(fresh=False)
         membership.joined(CLUSTER)

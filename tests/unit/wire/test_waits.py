@@ -4,8 +4,9 @@ import msgpack
 import pytest
 
 from delayd.errors import BadRequest
+from delayd.waits import Wait
 from delayd.wire.frame import HEAD_BYTES_MAX, Head
-from delayd.wire.waits import TEXT_MAX, WAITS_MAX, Wait, read_waits, waits_head
+from delayd.wire.waits import TEXT_MAX, WAITS_MAX, read_waits, waits_head
 
 
 def test_the_entries_come_back() -> None:
