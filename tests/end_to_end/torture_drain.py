@@ -27,7 +27,7 @@ import delayd
 from cli.status import ask_all
 from tests.end_to_end.draining import Fleet, open_fleet
 from tests.unit.cli.runner import Ran, run
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 BATCH_ROWS = 100
 FAR = timedelta(hours=1)
@@ -81,7 +81,8 @@ def torture(folder: Path, messages: int, due_within_s: int, seed: int) -> Found:
                 _drain(fleet)
                 found.drained_s = time.monotonic() - began
                 sender.result()
-                wait_until(lambda: found.near.keys() <= found.came.keys(), lambda: found.line)
+                within_s = due_within_s + DEADLINE_S
+                wait_until(lambda: found.near.keys() <= found.came.keys(), lambda: found.line, within_s)
             finally:
                 stop.set()
             reader.result()
