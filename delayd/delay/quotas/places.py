@@ -5,6 +5,7 @@ An example: a message is due at 10:00:00.400 with a spread of three seconds, and
 """
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,42 @@ class Given:
     def window(self, first: int, count: int) -> Int64s:
         """How many are given out in each of ``count`` seconds from ``first`` on."""
         return self._profile.window(first, count)
+
+
+class SpreadWindow(NamedTuple):
+    """The seconds that a request for places is about."""
+
+    begin: int  # The first second.
+    loads: Int64s  # How many messages each second has, from the first one on.
+    first_ms: Int64s  # For each row the begin and the end of its own window.
+    last_ms: Int64s
+    limit: int | None  # A second that has so many messages gets no more.
+
+
+class Chosen(NamedTuple):
+    """What each row of a request gets."""
+
+    seconds: Seconds
+    instants: Int64s
+
+
+def choose(window: SpreadWindow) -> Chosen | None:
+    """Choose an instant for each row; None when the seconds have no room for all. Any thread may call it."""
+    begin, loads, first_ms, last_ms, limit = window
+    firsts, lasts = first_ms // SECOND_MS - begin, last_ms // SECOND_MS - begin
+    if firsts.min() == firsts.max():
+        chosen = fill(loads, len(firsts), limit)
+    else:
+        picker = Picker(loads)
+        picked = [picker.pick(low, high, limit) for low, high in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+        chosen = None if None in picked else np.array(picked)
+    if chosen is None:
+        return None
+    order = np.argsort(chosen, kind="stable")
+    ordered = chosen.take(order)
+    earlier = np.empty(len(chosen), np.int64)  # How many rows of this request come before in the same second.
+    earlier[order] = np.arange(len(chosen)) - np.searchsorted(ordered, ordered)
+    return Chosen(chosen + begin, instants_in(chosen + begin, loads.take(chosen) + earlier, first_ms, last_ms))
 
 
 def fill(loads: Int64s, count: int, limit: int | None) -> Int64s | None:

@@ -26,8 +26,8 @@ from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
 from delayd.delay.quotas.counted import Counted, CountedRows, make_rows
-from delayd.delay.quotas.counting import SECOND_MS, Counting, Found, Snapshot, rows_of_subjects
-from delayd.delay.quotas.places import Given, Picker, fill, instants_in
+from delayd.delay.quotas.counting import Counting, Found, Snapshot, rows_of_subjects
+from delayd.delay.quotas.places import SECOND_MS, Chosen, Given, SpreadWindow, choose
 from delayd.delay.quotas.profile import Profile
 from delayd.delay.stored import Stored
 from delayd.errors import (
@@ -62,6 +62,8 @@ PLACES_MAX = 65_536  # Rows of a request for places that are all due in one seco
 APART_MAX = 512  # Rows of one that are not: each is looked for alone.
 SPREAD_MS_MAX = 7 * 86_400_000
 APART_S_MAX = 86_400  # And these are due within so much time, which bounds what one request looks at.
+ROW_SECONDS = 64  # Finding a place for one row takes about as long as a look at so many seconds.
+AT_ONCE_S = 16_384  # A request that looks at more seconds, in about a millisecond, is done beside the loop.
 GIVEN_MAX = 1_000_000  # Instants that were given out and count still: eight bytes and a part of a profile each.
 WAITING_MAX = 1_000  # Callers that wait until a subject is counted.
 BYTES_MAX = 512 << 20  # What all counts take.
@@ -119,6 +121,15 @@ class Books:
     peers: Callable[[], frozenset[int]] = frozenset
 
 
+class _Ask(NamedTuple):
+    """A request for places."""
+
+    subject: bytes
+    due_ms: Int64s
+    spread_ms: int
+    answer: OnPlaces
+
+
 class _Wish(NamedTuple):
     """A quota that an operator wants."""
 
@@ -160,6 +171,8 @@ class Quotas:
         self._reads_from: int | None = None  # Where the message log is read from meanwhile.
         self._wishes: deque[_Wish] = deque()
         self._setting = False
+        self._asks: deque[_Ask] = deque()
+        self._choosing = False
         self._not_before_ms = 0
         self._stopping = False
         self._full = False  # Whether the counts take as much memory as they may.
@@ -316,23 +329,45 @@ class Quotas:
         if subject not in self._tallies and watched >= WATCHED_MAX:
             raise SlowDown("this server counts as many subjects as it can; send without spread, or ask again later")
         tally = self._tally(subject)
-        if len(tally.waiting) >= WAITING_MAX or sum(each.given.count for each in self._tallies.values()) > GIVEN_MAX:
+        given = sum(each.given.count for each in self._tallies.values()) + sum(len(ask.due_ms) for ask in self._asks)
+        if len(tally.waiting) >= WAITING_MAX or len(self._asks) >= WAITING_MAX or given > GIVEN_MAX:
             raise SlowDown("so many instants were asked for that no more can be remembered; ask again later")
 
         def counted(error: DelaydError | None) -> None:
-            answer(self._choose(subject, due_ms, spread_ms) if error is None else error)
+            if error is not None:
+                answer(error)
+                return
+            self._asks.append(_Ask(subject, due_ms, spread_ms, answer))
+            self._choose_next()
 
         self._when_counted(tally, counted)
 
-    def _choose(self, subject: bytes, due_ms: Int64s, spread_ms: int) -> Int64s | DelaydError:
-        tally, now_ms, monotonic_ms = self._tallies[subject], self._clock.now_ms(), self._clock.monotonic_ms()
-        tally.used_ms = monotonic_ms
-        tally.given.expire(monotonic_ms)
+    def _choose_next(self) -> None:
+        """Choose for one request after the other, for each sees what was given to those before it. Large ones are done
+        beside the loop.
+        """
+        while self._asks and not self._choosing:
+            ask = self._asks.popleft()
+            window = self._window(ask)
+            self._choosing = True
+            if len(window.loads) + ROW_SECONDS * len(ask.due_ms) <= AT_ONCE_S:
+                self._chosen(ask, window, choose(window))
+            else:
+                self._worker.submit(partial(choose, window), partial(self._chosen_beside, ask, window), Priority.DUE)
+
+    def _chosen_beside(self, ask: _Ask, window: SpreadWindow, done: Done[Chosen | None]) -> None:
+        self._chosen(ask, window, done.result())
+        self._choose_next()
+
+    def _window(self, ask: _Ask) -> SpreadWindow:
+        """The seconds from which a request gets its places, and how loaded they are now."""
+        tally, now_ms, due_ms = self._tally(ask.subject), self._clock.now_ms(), ask.due_ms
+        tally.used_ms = self._clock.monotonic_ms()
+        tally.given.expire(tally.used_ms)
         first_ms = np.maximum(due_ms, now_ms)
-        last_ms = np.maximum(first_ms, np.minimum(due_ms + spread_ms, now_ms + self._horizon_ms))
+        last_ms = np.maximum(first_ms, np.minimum(due_ms + ask.spread_ms, now_ms + self._horizon_ms))
         firsts, lasts = first_ms // SECOND_MS, last_ms // SECOND_MS
         begin, length = int(firsts.min()), int(lasts.max() - firsts.min()) + 1
-        limit = tally.limits.per_second
         if firsts.min() == firsts.max():
             # Every row's window has a part of each of these seconds. Most often enough seconds are empty soon, and none
             # is better.
@@ -340,25 +375,24 @@ class Quotas:
             loads = _loads(tally, begin, min(length, NEAR_S + 2 * len(due_ms)))
             if len(loads) < length and len(loads) - int(np.count_nonzero(loads)) < len(due_ms):
                 loads = _loads(tally, begin, length)
-            chosen = fill(loads, len(due_ms), limit)
         else:
             loads = _loads(tally, begin, length)
-            picker = Picker(loads)
-            bounds = zip((firsts - begin).tolist(), (lasts - begin).tolist(), strict=True)
-            picked = [picker.pick(low, high, limit) for low, high in bounds]
-            chosen = None if None in picked else np.array(picked)
-        if chosen is None:
-            return QuotaReached(
-                f"each second of the window has as many messages of {subject.decode()} as its quota takes"
-                f" (per_second {limit}); send with a longer spread, or later",
-                next_free_ms=self._free_from_ms(tally, int(lasts.max()), NO_SECONDS),
+        return SpreadWindow(begin, loads, first_ms, last_ms, tally.limits.per_second)
+
+    def _chosen(self, ask: _Ask, window: SpreadWindow, chosen: Chosen | None) -> None:
+        self._choosing = False
+        tally = self._tally(ask.subject)
+        if chosen is not None:
+            tally.given.add(chosen.seconds, self._clock.monotonic_ms())
+            ask.answer(chosen.instants)
+            return
+        ask.answer(
+            QuotaReached(
+                f"each second of the window has as many messages of {ask.subject.decode()} as its quota takes"
+                f" (per_second {window.limit}); send with a longer spread, or later",
+                next_free_ms=self._free_from_ms(tally, int(window.last_ms.max()) // SECOND_MS, NO_SECONDS),
             )
-        order = np.argsort(chosen, kind="stable")
-        ordered = chosen.take(order)
-        earlier = np.empty(len(chosen), np.int64)  # How many rows of this request come before in the same second.
-        earlier[order] = np.arange(len(chosen)) - np.searchsorted(ordered, ordered)
-        tally.given.add(chosen + begin, monotonic_ms)
-        return instants_in(chosen + begin, loads.take(chosen) + earlier, first_ms, last_ms)
+        )
 
     # Batches.
 

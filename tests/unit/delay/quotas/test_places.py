@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from delayd.batch import Int64s
 from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.places import BLOCK_S, GIVEN_MS, Given, Picker, fill
-from delayd.delay.quotas.quotas import APART_MAX, SPREAD_MS_MAX, WATCHED_MS
+from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX, WATCHED_MS
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
 from delayd.log.quota import NO_LIMITS, Limits
 from delayd.testing.clock import START_MS
@@ -194,3 +194,17 @@ def test_a_quota_is_lifted_while_somebody_waits_for_places_and_both_are_answered
     world.settle()
     world.pass_ms(20_000)
     assert ("lifted", None) in told and len(told) == 2
+
+
+def test_rule_B2_many_places_are_chosen_beside_the_loop_and_later_callers_see_what_was_given() -> None:
+    world = World()
+    assert ask(world, [MINUTE_MS], 0) == [MINUTE_MS]
+    told: list[Int64s | DelaydError] = []
+    due_ms = np.full(PLACES_MAX, START_MS + 2 * MINUTE_MS, np.int64)
+    for own in (due_ms, due_ms[:1]):
+        world.core.places(SUBJECT, own, (PLACES_MAX + 5) * 1_000, told.append)
+    assert not told
+    world.settle()
+    many, one = ((each - START_MS) // 1_000 for each in told if not isinstance(each, DelaydError))
+    assert many.tolist() == list(range(120, 120 + PLACES_MAX))
+    assert one.tolist() == [120 + PLACES_MAX]
