@@ -431,7 +431,8 @@ class _Watcher:
             at_work = in_hand or not watched.is_settled or (self.is_active and watched.has_next)
             if at_work:
                 watched.hurry()
-            loop.call_soon_threadsafe(_set, answer, at_work)
+            # Requests leave at the end of the turn in which they were made: the servers have them before this answer.
+            watched.loop.call_soon(loop.call_soon_threadsafe, _set, answer, at_work)
 
         try:
             # Twice around, so that what the first turn has begun is seen.
