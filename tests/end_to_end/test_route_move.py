@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 import delayd
 from cli.exits import NOT_BALANCED
+from delayd.client.pulling import many_source, source
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
 from tests.named_commands import check_commands, commands_in
@@ -107,8 +110,12 @@ def _check_rows_of_groups(meta: str, old: str) -> str:
 
 
 def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server_what_that_gave_out(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Long enough for messages to be there before the consumers look.
+    monkeypatch.setattr(source, "ROUTE_LOOK_S", 2.0)
+    monkeypatch.setattr(many_source, "LOOK_S", 2.0)
+    monkeypatch.setattr(many_source, "SETTLED_LOOK_S", 0.0)
     with ExitStack() as stack:
         meta = stack.enter_context(ServerProcess("meta", tmp_path, META))
         own: dict[str, Value] = {"meta": meta.address, "secret_file": str(tmp_path / "cluster.secret")}
@@ -125,24 +132,32 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
             return len(old) == 2
 
         wait_until(both_came, "both messages come")
+        # Groups of their own, which begin now.
+        every = [
+            stack.enter_context(delayd.Consumer(meta.address, subject, group="all", broadcast=True))
+            for subject in (["moved", "another"], "*", "moved")
+        ]
+        for each in every:
+            assert not len(each.pull(wait=timedelta(0)))
+        sent = count()
         rows = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out
-        source = next(word for word in rows.split(",") if len(word) == 16 and word.isalnum())
+        old_id = next(word for word in rows.split(",") if len(word) == 16 and word.isalnum())
         stack.enter_context(ServerProcess("realtime", tmp_path / "second", own))
 
         def moved_to_the_second() -> bool:
             rows = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out
             ids = {word for word in rows.replace("\n", ",").split(",") if len(word) == 16 and word.isalnum()}
-            words = ["--to", *(ids - {source}), "--yes", "--meta", meta.address, "--data", str(tmp_path)]
+            words = ["--to", *(ids - {old_id}), "--yes", "--meta", meta.address, "--data", str(tmp_path)]
             return len(ids) == 2 and run("route", "move", "moved", *words).code == 0
 
         wait_until(moved_to_the_second, "the subject moves")
 
         def follows() -> bool:
-            producer.send("moved", b"on the way", delay=timedelta(0))
+            producer.send("moved", b"on the way %d" % next(sent), delay=timedelta(0))
             consumer.pull(10, wait=timedelta(seconds=0.5)).ack()
             # Each server at which the consumer has asked has a row of the group.
             rows = run("groups", "--meta", meta.address).out.splitlines()
-            return sum(row.startswith("moved ") for row in rows) == 2
+            return sum(row.split()[:2] == ["moved", "g"] for row in rows) == 2
 
         wait_until(follows, "the consumer asks the second server")
         producer.send("moved", b"new", delay=timedelta(0))
@@ -155,9 +170,18 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
             return b"new" in came
 
         wait_until(new_came, "the message behind the move comes")
+        wanted = {b"new", *(b"on the way %d" % number for number in range(next(sent)))}
+        for each in every:
+            seen: set[bytes] = set()
+            wait_until(partial(_has_seen, each, seen, wanted), f"each of them comes to {each}")
         old[0].ack()
         first.kill()
         with pytest.raises(delayd.ServerUnavailable):
             old[1].ack()
         first.start()
         old[1].ack()
+
+
+def _has_seen(consumer: delayd.Consumer, seen: set[bytes], wanted: set[bytes]) -> bool:
+    seen.update(consumer.pull(100, wait=timedelta(seconds=0.5)).bodies)
+    return seen >= wanted

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from delayd.client.instants import monotonic_us
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import Handles, merge
@@ -71,6 +72,7 @@ class ManySource(Settler["_Server"]):
         self._wish = (1, 0, 0)  # Of the last start: most, wait_ms, ahead.
         self._unfound: DelaydError | None = None  # Why the last look for servers found none.
         self._unrouted = 0
+        self._confirmed_us: int | None = None  # When meta was asked last, and answered.
         self._finding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ended = False
@@ -173,6 +175,7 @@ class ManySource(Settler["_Server"]):
             DelaydError: meta can't be reached or refuses.
         """
         subjects = self._settings.subjects
+        asked_us = monotonic_us()
         found = await self._meta.find_realtime_servers()
         names: dict[int, list[str]] = {log_id: [] for log_id in found}
         if subjects.pattern is None:
@@ -180,15 +183,20 @@ class ManySource(Settler["_Server"]):
             for name, log_id in routes.items():
                 names.setdefault(log_id, []).append(name)
             self._unrouted = len(subjects.names) - len(routes)
+        # Since meta was asked before, messages may have gone to where a subject is now.
+        confirmed = self._confirmed_us
+        since_ms = None if confirmed is None else self._meta.link.clock.likely_ms(confirmed)
         for log_id, address in found.items():
             known = self._servers.get(log_id)
             if known is None:
                 known = self._servers[log_id] = _Server(self._settings, address, self._callbacks, self._answered)
+                if subjects.pattern is not None:
+                    known.since_ms = since_ms
             known.link.move(address.host, address.port)
-            if known.add(names[log_id]):
-                await known.end()
-                await known.link.disconnect()
+            if known.add(names[log_id], since_ms):
+                await known.renew()
         gone = [server for log_id, server in self._servers.items() if log_id not in found and server.away]
+        self._confirmed_us = asked_us
         self._asked = tuple(server for server in self._servers.values() if server.is_asked and server not in gone)
         if not self._asked:
             raise NoRealtimeServer(f"no live realtime server serves {subjects.label}; start one, it is found by itself")
@@ -266,7 +274,8 @@ class _Server(Reached):
         self._names: dict[str, None] = {}  # Those of a list that are routed here, or were.
         self._who: Head = {}  # The subscription, once there is one.
         self._subscribed: Connection | None = None
-        self._since_ms: int | None = None  # When the server was heard last, until there is another subscription.
+        # Since when messages may have come of which the next subscription is to hear: the server was heard last then.
+        self.since_ms: int | None = None
         self._presence = Presence(self._connection)
         self._subscribing = asyncio.Lock()
         self.lane = PullLane(
@@ -289,11 +298,22 @@ class _Server(Reached):
         """Whether it has subjects of this consumer; another one only takes acknowledgements."""
         return self._subjects.pattern is not None or bool(self._names)
 
-    def add(self, names: Iterable[str]) -> bool:
-        """Take subjects of the list, too; return whether the subscription that stands lacks one."""
+    def add(self, names: Iterable[str], since_ms: int | None) -> bool:
+        """Take subjects of the list, which may be here since then; return whether the subscription that stands lacks
+        one.
+        """
         before = len(self._names)
         self._names.update(dict.fromkeys(names))
-        return len(self._names) > before and self._subscribed is not None
+        if len(self._names) == before:
+            return False
+        if self.since_ms is None:
+            self.since_ms = since_ms
+        return self._subscribed is not None
+
+    async def renew(self) -> None:
+        """Make another subscription, of all its subjects: at once for groups of its own, else with the next request."""
+        await self.lane.end()
+        await self.link.disconnect()
 
     async def end(self) -> None:
         """End the PULL under way; its messages are handed on."""
@@ -324,16 +344,16 @@ class _Server(Reached):
     async def _subscribe(self, connection: Connection) -> None:
         pattern = self._subjects.pattern
         what: Head = {"subjects": [*self._names]} if pattern is None else {"pattern": pattern.text}
-        if self._subscribed is not None and self._since_ms is None:
-            self._since_ms = self.link.left_ms
-        beginning = beginning_of(self._settings, since_ms=self._since_ms)
+        if self._subscribed is not None and self.since_ms is None:
+            self.since_ms = self.link.left_ms
+        beginning = beginning_of(self._settings, since_ms=self.since_ms)
         head: Head = {"group": self._settings.group, **what, **beginning, **bound_of(self._settings)}
         answer = await connection.request(RequestType.SUBSCRIBE, head, timeout_ms=ANSWER_MS_MAX)
         try:
             self._who["subscription"] = need_int(answer.head, "subscription")
         except BadRequest as error:
             raise unreadable(connection, error) from error
-        self._subscribed, self._since_ms = connection, None
+        self._subscribed, self.since_ms = connection, None
         self._presence.watch(connection)
         if not self._settings.ephemeral:
             # Groups that last wait for their consumer, which comes when it pulls.

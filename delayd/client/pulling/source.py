@@ -28,7 +28,8 @@ from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.words import NACK, Kind, Word
-from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, ServerUnavailable, StaleHandle
+from delayd.client.retry import spread_ms
+from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, RetryLater, ServerUnavailable, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.positions import AtInstant, End, position_value
@@ -470,10 +471,19 @@ class OneSource(Settler[_OneServer]):
                     self._since_ms = server.link.left_ms
                 # Should the group have ended, it goes on where this consumer was heard last.
                 self._begin_from(self._since_ms)
-                claim: Head = {name: self._terms[name] for name in ("exclusive_ms", "was") if name in self._terms}
-                connection.call(RequestType.PULL_END, {**self._names, **claim}, (), _ignore, ANSWER_MS_MAX)
+                self._say_present(connection)
             presence.watch(connection)
         return connection
+
+    def _say_present(self, connection: Connection) -> None:
+        claim: Head = {name: self._terms[name] for name in ("exclusive_ms", "was") if name in self._terms}
+
+        def answered(answer: Frame | DelaydError) -> None:
+            # A server that is just starting refuses. Not heard at all, it is said on the next connection.
+            if isinstance(answer, RetryLater) and connection.is_open:
+                self._loop.call_later(spread_ms(answer.retry_after_ms) / 1000, self._say_present, connection)
+
+        connection.call(RequestType.PULL_END, {**self._names, **claim}, (), answered, ANSWER_MS_MAX)
 
     # Servers.
 
@@ -597,10 +607,6 @@ def terms_of(settings: ConsumerSettings) -> Head:
 def bound_of(settings: ConsumerSettings) -> Head:
     """The field that says how many messages a group may have in flight, where it is bounded."""
     return {} if settings.group_max_in_flight is None else {"in_flight_max": settings.group_max_in_flight}
-
-
-def _ignore(answer: Frame | DelaydError) -> None:
-    """Do nothing: when the server has not heard it, the connection ends, and the next one is told of."""
 
 
 def beginning_of(settings: ConsumerSettings, *, since_ms: int | None = None) -> Head:

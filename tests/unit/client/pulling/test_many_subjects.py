@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,10 @@ from delayd.client.pulling import consumer_core, many_source
 from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatch
 from delayd.errors import BadArgument, BadSubject, NoRealtimeServer, RequestFailed, RetryLater, StaleHandle
 from delayd.limits import SUBSCRIBED_MAX
+from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.unit.client.core_server import CoreServer
+from tests.unit.client.servers import SmallMeta
 from tests.unit.client.world import World, on_steady_loop
 from tests.waiting import until
 
@@ -247,6 +251,59 @@ def test_a_server_that_joins_and_a_route_that_moves_are_found(monkeypatch: pytes
             assert [await each for each in taking] == [[("s.2", b"s")], [("t.2", b"t")]]
             first.put("t.1", b"t")
             assert await taken(listed, 1) == [("t.1", b"t")]
+
+    with_servers(scenario, 3)
+
+
+@pytest.mark.parametrize("ephemeral", [True, False])
+def test_what_was_sent_to_a_server_that_is_met_later_is_not_missed(
+    ephemeral: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_source, "LOOK_S", 0.2)
+    monkeypatch.setattr(many_source, "SETTLED_LOOK_S", 0.0)
+
+    def begun(server: CoreServer) -> HeadValue:
+        """How the newest subscription at a server begins."""
+        *_, last = [frame.head for frame in server.seen if frame.type == RequestType.SUBSCRIBE]
+        return last.get("start")
+
+    def looks_at(meta: SmallMeta) -> int:
+        return sum(frame.type == RequestType.SERVERS for frame in meta.seen)
+
+    def subscribed_twice(server: CoreServer) -> bool:
+        return [frame.type for frame in server.seen].count(RequestType.SUBSCRIBE) == 2
+
+    def has_looked(meta: SmallMeta, before: int) -> bool:
+        return looks_at(meta) > before
+
+    async def scenario(servers: Servers) -> None:
+        first, second, third = servers.realtime
+        meta = servers.world.meta
+        meta.routed["t.2"] = second
+        meta.realtime.remove(third)
+        names: tuple[str | list[str], ...] = (["t.1", "t.2", "t.3"], "t.*")
+        settings: dict[str, Any] = {"prefetch": False, "start": "latest", "ephemeral": ephemeral}
+        for group, subjects in zip("gh", names, strict=True):
+            async with AsyncConsumer(servers.world.address, subjects, group, **settings) as consumer:
+                assert not len(await consumer.pull(wait=NOT_LONG))
+                assert begun(first) == begun(second) == "latest"
+                moved_ms, looks = meta.now_ms(), looks_at(meta)
+                # Nobody pulls when subjects move, to a server that is known and to one that is new.
+                meta.realtime.append(third)
+                meta.routed |= {"t.1": second, "t.3": third}
+                await until(partial(has_looked, meta, looks))
+                if ephemeral and isinstance(subjects, list):
+                    # The groups of its own live as long as its connection, so another one is made at once.
+                    await until(partial(subscribed_twice, second))
+                assert not len(await consumer.pull(wait=NOT_LONG))
+                for server in (third,) if isinstance(subjects, str) else (second, third):
+                    start = begun(server)
+                    if ephemeral:
+                        assert isinstance(start, dict) and moved_ms - 10_000 < start["instant_ms"] <= moved_ms - 5_000
+                    else:
+                        assert start is None, "from the first message that is kept"
+            meta.realtime.remove(third)
+            del meta.routed["t.1"], meta.routed["t.3"]
 
     with_servers(scenario, 3)
 

@@ -11,6 +11,8 @@ import pytest
 
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.incarnations import NAMED_MAX, Incarnations
+from delayd.errors import NotReady
+from delayd.net.connection import Connection
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType
 from tests.unit.client.world import World, on_loop
@@ -79,6 +81,36 @@ def test_a_group_of_ones_own_that_has_ended_goes_on_where_its_consumer_was_heard
             assert first == later == "latest"
             # Less five seconds, by which the clocks of servers may differ.
             assert isinstance(again, dict) and before_ms - 5_500 <= again["instant_ms"] <= before_ms - 4_500
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("kind", [{"ephemeral": True}, {"exclusive": True}])
+def test_a_consumer_whose_server_refuses_to_hear_that_it_is_back_says_it_again(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Frame] = []
+
+    async def scenario(world: World) -> None:
+        serve = world.realtime.serve
+
+        def starting(connection: Connection, frame: Frame) -> None:
+            if frame.type == RequestType.PULL_END and len(refused) < 2:
+                refused.append(frame)
+                connection.answer_error(frame.request_id, NotReady("it starts", retry_after_ms=5))
+            else:
+                serve(connection, frame)
+
+        async with AsyncConsumer(world.address, "a", "g", prefetch=False, **kind) as consumer:
+            world.realtime.add(b"1")
+            await (await consumer.pull(1, wait=WAIT)).ack()
+            monkeypatch.setattr(world.realtime, "serve", starting)
+            world.realtime.drop_connections()
+            # Nothing is pulled: a caller may be at work for hours.
+            await until(lambda: _has_said(world, 3))
+            assert world.realtime.connected_count == 2
+            heads = [frame.head for frame in _frames(world, RequestType.PULL_END)]
+            assert heads[0] == heads[1] == heads[2]
 
     on_loop(scenario)
 
