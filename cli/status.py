@@ -41,7 +41,8 @@ COLUMNS = (
     Column("backlog"),
 )
 CLOCK_MS_MAX = 1_000  # A clock that differs by more from this machine's is shown; the way there and back is in it.
-NEEDED = ("delay", "realtime")
+NEEDED = {"delay": WaitKind.NO_DELAY_SERVER, "realtime": WaitKind.NO_REALTIME_SERVER}
+AWAY = {"delay": WaitKind.DELAY_AWAY, "realtime": WaitKind.REALTIME_AWAY}
 TEXT_LENGTH = 500
 
 
@@ -218,22 +219,13 @@ def _of_all(found: list[Seen], name: str) -> list[tuple[str, Wait]]:
 
 def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
     """Servers that do not serve, as something that waits for whoever can start them."""
-    missing = [(seen.name, _away(seen)) for seen in found if seen.fault]
-    for role in NEEDED:
+    missing = [
+        (seen.name, AWAY[seen.role].wait(seen.fault, log_id=f"{seen.log_id:016x}")) for seen in found if seen.fault
+    ]
+    for role, kind in NEEDED.items():
         if not any(seen.role == role for seen in found):
-            words = {"rests": _what_rests(role), "role": role, "meta": found[0].address}
-            missing.append((role, WaitKind.NONE_KNOWN.wait(f"meta knows no {role} server", **words)))
+            missing.append((role, kind.wait(f"meta knows no {role} server", meta=found[0].address)))
     return missing
-
-
-def _away(seen: Seen) -> Wait:
-    # Without --routes meta keeps a realtime server that has subjects, and they wait for it.
-    kind = WaitKind.REALTIME_AWAY if seen.role == "realtime" else WaitKind.AWAY
-    return kind.wait(seen.fault, rests=_what_rests(seen.role), role=seen.role, log_id=f"{seen.log_id:016x}")
-
-
-def _what_rests(role: str) -> str:
-    return "sends to it, and messages that it holds" if role == "delay" else "messages of its subjects"
 
 
 def _write_screen(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]]) -> None:

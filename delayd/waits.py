@@ -55,9 +55,16 @@ class WaitKind(Enum):
         "all of the {role} server: it could not start",
         "put the file back (copied beside it, then renamed): it is looked at each second",
     )
-    AWAY = "{rests}", f"start it, or look at its log; gone for good: {_FORGET}"
-    REALTIME_AWAY = "messages of its subjects", f"start it, or look at its log; gone for good: {_FORGET} --routes"
-    NONE_KNOWN = "{rests}", "start one: delayd {role} --data DIR --meta {meta}"
+    DELAY_AWAY = (
+        "sends to it, and messages that it holds",
+        "start it, or look at its log; gone for good: delayd server forget delay {log_id}",
+    )
+    REALTIME_AWAY = (
+        "messages of its subjects",
+        "start it, or look at its log; gone for good: delayd server forget realtime {log_id} --routes",
+    )
+    NO_DELAY_SERVER = "all sends", "start one: delayd delay --data DIR --meta {meta}"
+    NO_REALTIME_SERVER = "messages of all subjects", "start one: delayd realtime --data DIR --meta {meta}"
 
     # Any server, its disk and its clock.
     STATE_REPLACED = "the state of this server", "find out who did so, then restart this server"

@@ -9,7 +9,7 @@ import click
 
 from cli.main import commands
 
-COMMAND = re.compile(r"delayd(?: (?:[a-z0-9-]+|[\w./,:-]+))+")
+COMMAND = re.compile(r"delayd(?: -*\w(?:[\w./,:-]*\w)?)+")
 A_SERVER = ("delay", "realtime", "meta")  # To start one, an operator knows more than any server does.
 
 
@@ -20,7 +20,7 @@ def commands_in(text: str) -> list[list[str]]:
     """
     found: list[list[str]] = []
     for words in COMMAND.findall(text):
-        command = shlex.split(words.rstrip(".,:;"))[1:]
+        command = shlex.split(words)[1:]
         if command[0] not in A_SERVER:
             found.append(command)
     return found

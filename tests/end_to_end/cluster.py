@@ -1,6 +1,7 @@
 """Three servers in one directory as processes, and the commands of their operator."""
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import delayd
+from cli.exits import NOT_BALANCED, OK
 from delayd.config import Value
+from delayd.waits import Wait, WaitKind
 from tests.end_to_end.processes import ServerProcess
 from tests.named_commands import commands_in
 from tests.unit.cli.runner import run
@@ -77,17 +80,42 @@ def decide(production: Cluster, *words: str) -> str:
     return command(*words, *options)
 
 
-def do_as_status_says(production: Cluster, words: str) -> str:
-    """Run the command that `delayd status` names and that begins with ``words``, once it names one; what it says."""
+def do_as_status_says(production: Cluster, kind: WaitKind, words: str) -> str:
+    """Run the command that begins with ``words`` of a state, as `delayd status` prints it; what it says.
 
-    def named() -> list[str] | None:
-        ran = run("status", "--meta", production.meta.address, "--format", "json")
-        found = [each for wait in json.loads(ran.out)["waits"] for each in commands_in(wait["command"])]
-        return next((each for each in found if " ".join(each).startswith(words)), None)
+    The state is gone afterwards.
+    """
+    wait = until_told(production.meta.address, kind)
+    commands = [each for each in commands_in(wait.command) if " ".join(each).startswith(words)]
+    assert commands, f"`delayd {words}` is not in {wait.command}"
+    said = decide(production, *commands[0])
+    until_gone(production.meta.address, kind)
+    return said
 
-    command_words = wait_until(named, f"status names `delayd {words}`", every_s=COMMAND_EVERY_S)
-    assert command_words is not None
-    return decide(production, *command_words)
+
+def until_told(meta: str, kind: WaitKind) -> Wait:
+    """Wait until `delayd status` tells of a state."""
+    waits = wait_until(lambda: _told(meta, kind), f"status tells of {kind.name}", every_s=COMMAND_EVERY_S)
+    assert waits is not None
+    return waits[0]
+
+
+def until_gone(meta: str, kind: WaitKind) -> None:
+    """Wait until `delayd status` tells of a state no more."""
+    wait_until(lambda: not _told(meta, kind), lambda: f"{_told(meta, kind)} is over", every_s=COMMAND_EVERY_S)
+
+
+def _told(meta: str, kind: WaitKind) -> list[Wait]:
+    """The lines of a state."""
+    ran = run("status", "--meta", meta, "--format", "json")
+    assert ran.code in (OK, NOT_BALANCED), ran.err
+    waits = [Wait(each["what"], each["why"], each["command"]) for each in json.loads(ran.out)["waits"]]
+    return [wait for wait in waits if all(map(_is_of, kind.value, (wait.what, wait.command)))]
+
+
+def _is_of(template: str, text: str) -> bool:
+    pattern = re.sub(r"\\\{\w+\\\}", ".*", re.escape(template))
+    return re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
 def log_id_of(production: Cluster, role: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from delayd.errors import DelaydError
+from delayd.waits import WaitKind
 from tests.end_to_end.cluster import (
     COMMAND_EVERY_S,
     META,
@@ -142,7 +143,7 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
         with pytest.raises(DelaydError, match="may not serve"):
             asyncio.run(send_directly(production.delay.address))
         assert production.consumed(1, within_s=1) == []
-        assert "accepted" in do_as_status_says(production, "target accept")
+        assert "accepted" in do_as_status_says(production, WaitKind.TARGET_REFUSES, "target accept")
         production.send("7")
         assert production.consumed(1) == ["7"]
         assert production.consumed(1, within_s=1) == []
@@ -176,7 +177,7 @@ def test_rule_H7_a_restored_realtime_server_is_noticed_and_goes_on_by_an_operato
         # It is taken and kept meanwhile.
         production.send("7")
         assert "lost data" in alarm_of(production) or "acknowledged" in alarm_of(production)
-        assert "accepted" in do_as_status_says(production, "target accept")
+        assert "accepted" in do_as_status_says(production, WaitKind.ROWS_TARGET_HAS_LOST, "target accept")
         # The consumers' progress was restored too, and what was lost does not come again.
         assert production.consumed(1) == ["7"]
 
@@ -215,9 +216,9 @@ def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_
         restore(production, backup, "delay")
         logged(production.delay, "code=stale_epoch")
         until_away(production, log_id_of(production, "delay"))
-        do_as_status_says(production, "server forget delay")
+        do_as_status_says(production, WaitKind.STALE_EPOCH, "server forget delay")
         target_with_alarm(production)
-        assert "accepted" in do_as_status_says(production, "target accept")
+        assert "accepted" in do_as_status_says(production, WaitKind.TARGET_REFUSES, "target accept")
         production.send("8")
         assert production.consumed(1) == ["8"]
 
@@ -232,11 +233,11 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
         production.send("2")
         with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
             until_away(production, lost)
-            assert "given up" in do_as_status_says(production, "target lost")
+            assert "given up" in do_as_status_says(production, WaitKind.ROWS_TARGET_AWAY, "target lost")
             for listing in ("servers", "subjects"):
                 rows = json.loads(command(listing, "--meta", production.meta.address, "--format", "json"))
                 assert [row["state"] for row in rows if lost in row.values()] == ["lost"]
-            told = do_as_status_says(production, "server forget realtime")
+            told = do_as_status_says(production, WaitKind.TARGET_GIVEN_UP, "server forget realtime")
             assert "1 subjects have no server" in told
             assert production.consumed(1) == ["2"]
             # Also after a restart nothing is sent to the lost one, which comes back.
@@ -268,7 +269,7 @@ def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path:
             assert production.consumed(1) == ["2"]
             # Nobody asks the old server for what it has, and `delayd status` says so and how to get it.
             assert "1 messages of s for group g" in status_of(production)
-            do_as_status_says(production, "route move s")
+            do_as_status_says(production, WaitKind.LEFT_BEHIND, "route move s")
             assert production.consumed(1) == ["left behind"]
 
 
