@@ -29,7 +29,7 @@ demo: $(STAMP)
 # one large process: Spark's JVM, or the build of a package. Tests that need a core of their own come last, two at a time.
 test: $(STAMP)
 	$(MAKE) --jobs 2 --output-sync=target test-parallel test-apart
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m serial
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "serial and not long"
 
 test-parallel: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not serial and not spark and not packaging and not long"
