@@ -413,10 +413,14 @@ class RealFile:
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write in calls of at most 1,024 buffers; the GIL is released in each."""
-        with _named_errors(self._path), self._changing() as descriptor:
-            for start in range(0, len(buffers), BUFFERS_MAX):
-                part = buffers[start : start + BUFFERS_MAX]
-                position += self._write_all(descriptor, part, position)
+        with _named_errors(self._path):
+            descriptor = self._take_for_change()
+            try:
+                for start in range(0, len(buffers), BUFFERS_MAX):
+                    part = buffers[start : start + BUFFERS_MAX]
+                    position += self._write_all(descriptor, part, position)
+            finally:
+                self._files.give(self._file)
 
     def sync(self) -> None:
         """Fdatasync; it also makes the length durable."""
@@ -432,8 +436,12 @@ class RealFile:
 
     def truncate(self, size: int) -> None:
         """See the port."""
-        with _named_errors(self._path), self._changing() as descriptor:
-            os.ftruncate(descriptor, size)
+        with _named_errors(self._path):
+            descriptor = self._take_for_change()
+            try:
+                os.ftruncate(descriptor, size)
+            finally:
+                self._files.give(self._file)
 
     def size(self) -> int:
         """See the port."""
@@ -449,15 +457,11 @@ class RealFile:
         """See the port."""
         self._files.close(self._file)
 
-    @contextmanager
-    def _changing(self) -> Iterator[int]:
-        """The descriptor for a change; it stays open from now on until a sync (rule L4)."""
+    def _take_for_change(self) -> int:
+        """The descriptor for a change, to be given back; it stays open from now on until a sync (rule L4)."""
         descriptor = self._files.take(self._file)
         self._file.unsynced = True
-        try:
-            yield descriptor
-        finally:
-            self._files.give(self._file)
+        return descriptor
 
     def _write_all(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> int:
         total = sum([_size(buffer) for buffer in buffers])

@@ -11,11 +11,15 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 # The measured wait may be too short by up to this; twenty wake-ups a second cost a thousandth of a processor.
 TICK_S = 0.05
 STALL_S = 0.1  # A timer that is later than this by so much means that the loop stood still.
 PART_S = 30.0  # The last minute is two parts, the present one and the one before: never less than half a minute.
+
+# By `clock_gettime`, which a program that freezes its time does not freeze. It is asked for each piece that arrives.
+_now_s = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 
 
 class LoopWatch:
@@ -77,8 +81,3 @@ class LoopWatch:
         self._longest_s = max(self._longest_s, late_s)
         if late_s > STALL_S:
             self._stood_still(late_s)
-
-
-def _now_s() -> float:
-    # By `clock_gettime`, which a program that freezes its time does not freeze.
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
