@@ -164,6 +164,8 @@ def _json(message: MessageView) -> bytes:
         "late_ms": message.late_ms,
         "attempt": message.attempt,
     }
+    if message.key is not None:
+        found["key"] = message.key
     try:
         found["headers"] = {name: _json_value(value) for name, value in message.headers.items()}
     except BadHeaders:

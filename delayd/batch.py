@@ -148,8 +148,10 @@ KIND_COLUMNS: dict[BatchKind, KindColumns] = {
         | {ColumnId.ORIGIN_SEQUENCE, *SPARSE}
         | _KEYS_AND_TAGS,
     ),
-    # A realtime server routes by tags; a key is the delay server's alone.
-    BatchKind.DISPATCH: KindColumns(_STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, *SPARSE} | _TAGS),
+    # A key has done its work when a row is handed over. It goes with the row for the consumer, so without row flags.
+    BatchKind.DISPATCH: KindColumns(
+        _STORED, _FILED | {ColumnId.KEY_END, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, *SPARSE} | _TAGS
+    ),
     BatchKind.OUTCOME: _exactly(ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH),
     BatchKind.CONTROL: _exactly(ColumnId.BODY_END),
     BatchKind.PULL: _exactly(ColumnId.ENTRY),

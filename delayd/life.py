@@ -10,6 +10,7 @@ ORIGIN = "delayd.origin"  # The sequence of its first life, at the same delay se
 FIRST_DUE_MS = "delayd.first_due_ms"  # When it was due the first time.
 ERROR = "delayd.error"  # What its last handler said.
 HISTORY = "delayd.history"  # JSON: [attempts, when, error] of its latest lives.
+KEY = "delayd.key"  # The key of its first life: a label, because the message does not hold the key any more.
 REASON = "delayd.reason"  # Why it is a dead letter.
 DEAD_AT_MS = "delayd.dead_at_ms"  # Since when.
 

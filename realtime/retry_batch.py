@@ -25,6 +25,7 @@ from delayd.life import (
     FIRST_DUE_MS,
     HISTORY,
     HISTORY_MAX,
+    KEY,
     LIFE_PREFIX,
     ORIGIN,
     REASON,
@@ -101,6 +102,8 @@ def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int)
     origin = number_in(before, ORIGIN) or sequence
     kept: Headers = {name: value for name, value in before.items() if not name.startswith(LIFE_PREFIX)}
     kept |= {ATTEMPT: str(attempts), ORIGIN: str(origin), FIRST_DUE_MS: str(number_in(before, FIRST_DUE_MS) or due_ms)}
+    if key := _key(batch, row) or before.get(KEY):
+        kept[KEY] = key
     if how.reason:
         kept |= {REASON: how.reason, DEAD_AT_MS: str(at_ms)}
     error = how.error or before.get(ERROR, "")
@@ -140,6 +143,12 @@ def _history(headers: Headers) -> list[object]:
     except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) else []
+
+
+def _key(batch: Batch, row: int) -> str:
+    """The key with which a message was sent; empty without one, and for a message that came again."""
+    length, item = item_of(batch, ColumnId.KEY_END, row) if ColumnId.KEY_END in batch else (0, b"")
+    return bytes(item[:length]).decode()
 
 
 def _tags(batch: Batch, row: int, *, dead: bool) -> bytes:

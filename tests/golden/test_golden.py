@@ -76,7 +76,9 @@ def test_keys_and_tags_of_version_1_are_read() -> None:
     sent = batch("dispatch_tagged")
     assert tags_of(sent) == [("eu",), ("eu", "urgent")] and bodies_of(sent) == [BODIES[2], BODIES[0]]
     assert sent.uint64s(ColumnId.TAG_BLOOM).tolist() == [0x600000004000, 0xE00082004000]
-    assert ColumnId.KEY_END not in sent and ColumnId.ROW_FLAGS not in sent
+    starts, ends = sent.region(ColumnId.KEY_END)
+    assert [bytes(sent.heap[start:end]) for start, end in zip(starts, ends, strict=True)] == [KEYS[2], KEYS[0]]
+    assert ColumnId.ROW_FLAGS not in sent
 
 
 def test_a_schedule_batch_of_version_1_is_read() -> None:

@@ -128,16 +128,19 @@ def test_tags_and_their_blooms_go_along_with_their_rows() -> None:
         assert batch.content_hashes().tolist() == [content_hash(b"s", *items) for _, *items in expected]
 
 
-def test_a_region_that_dispatch_batches_have_not_is_left_behind() -> None:
-    keyed = parse(messages(BODIES, headers=HEADERS, keys=[b"key"] * 5))
-    with_headers = parse(messages(BODIES, headers=HEADERS))
-    for rows in (range(5), range(1, 2), np.array([3, 0])):
-        count = len(rows)
-        made, expected = (
-            compose(BatchKind.DISPATCH, DISPATCH, gather([Pick(batch, rows)]), np.zeros(count, np.uint64), [b"s"])
-            for batch in (keyed, with_headers)
-        )
-        assert made.joined() == expected.joined()
+def test_a_key_goes_along_with_its_row_and_what_to_do_about_others_does_not() -> None:
+    keys = [b"k0", b"", b"a longer key", b"k3", b""]
+    keyed = parse(messages(BODIES, headers=HEADERS, keys=keys, flags=[2, 0, 1, 0, 0]))
+    for rows in (range(5), range(2, 4), np.array([3, 0])):
+        gathered = gather([Pick(keyed, rows)])
+        made = compose(BatchKind.DISPATCH, DISPATCH, gathered, np.zeros(len(rows), np.uint64), [b"s"])
+        batch = parsed(made.joined())
+        check_batch(batch)
+        assert ColumnId.ROW_FLAGS not in batch
+        starts, ends = batch.region(ColumnId.KEY_END)
+        assert [bytes(batch.heap[start:end]) for start, end in zip(starts, ends, strict=True)] == [
+            keys[i] for i in rows
+        ]
 
 
 def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:

@@ -17,7 +17,18 @@ from delayd.client.sending.pending import PendingMessage, page_of
 from delayd.client.sending.receipt import Receipt
 from delayd.client.sending.walker import Progress, Walked, Walker, shift_ms_of, window_of
 from delayd.headers import Headers
-from delayd.life import ATTEMPT, DEAD_AT_MS, DEAD_KEPT_MS, DEAD_TAG, ERROR, FIRST_DUE_MS, LIFE_PREFIX, ORIGIN, REASON
+from delayd.life import (
+    ATTEMPT,
+    DEAD_AT_MS,
+    DEAD_KEPT_MS,
+    DEAD_TAG,
+    ERROR,
+    FIRST_DUE_MS,
+    KEY,
+    LIFE_PREFIX,
+    ORIGIN,
+    REASON,
+)
 from delayd.wire.finding import Piece, Window
 
 KEPT = timedelta(milliseconds=DEAD_KEPT_MS)
@@ -34,6 +45,7 @@ class Letter(NamedTuple):
         error: what its last handler said.
         origin: the sequence of the message as it was sent, at the same delay server.
         first_due: when it was due the first time.
+        key: the one that it was sent with, which is free by now; None without one.
         tags: those that it was sent with.
         headers: those that it was sent with.
         body: what it was sent with.
@@ -46,6 +58,7 @@ class Letter(NamedTuple):
     error: str
     origin: int
     first_due: datetime | None
+    key: str | None
     tags: tuple[str, ...]
     headers: Headers
     body: bytes
@@ -112,6 +125,7 @@ def _letter(message: PendingMessage) -> Letter:
         _text(headers, ERROR),
         _number(headers, ORIGIN),
         utc(first_due_ms) if first_due_ms else None,
+        _text(headers, KEY) or None,
         tuple(tag for tag in message.tags if tag != DEAD_TAG),
         {name: value for name, value in headers.items() if not name.startswith(LIFE_PREFIX)},
         message.body or b"",

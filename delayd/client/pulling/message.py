@@ -50,6 +50,7 @@ class Life(NamedTuple):
     origin_sequence: int = 0  # The sequence of its first life; 0: this is its first one.
     first_due_ms: int = 0
     error: str = ""
+    key: str | None = None
 
 
 FIRST_LIFE = Life()
@@ -71,7 +72,9 @@ def life_of(batch: Batch, row: int) -> Life:
     attempts = 0 if life.REASON in headers else _number(headers, life.ATTEMPT)
     error = headers.get(life.ERROR, "")
     origin, first_due_ms = _number(headers, life.ORIGIN), _number(headers, life.FIRST_DUE_MS)
-    return Life(attempts, origin, first_due_ms, error if isinstance(error, str) else "")
+    key = headers.get(life.KEY)
+    known_key = key if isinstance(key, str) else None
+    return Life(attempts, origin, first_due_ms, error if isinstance(error, str) else "", known_key)
 
 
 def _number(headers: Headers, name: str) -> int:
@@ -241,6 +244,19 @@ class MessageColumns:
         return tags
 
     @cached_property
+    def keys(self) -> list[str | None]:
+        """The key with which each message was sent, also where it came again; None without one."""
+        keys: list[str | None] = []
+        for part in self.pulled.parts:
+            if ColumnId.KEY_END in part.batch:
+                keys += [item.decode("utf-8", "replace") or None for item in items_of(part, ColumnId.KEY_END)]
+            elif comes_again(part.batch):
+                keys += [life_of(part.batch, row).key for row in part.rows]
+            else:
+                keys += [None] * len(part.rows)
+        return keys
+
+    @cached_property
     def deliver_at_ms(self) -> Int64s:
         """int64[n]: when each message was due, in milliseconds since the epoch."""
         columns = [_rows(part, part.batch.int64s(ColumnId.DELIVER_AT_MS)) for part in self.pulled.parts]
@@ -355,6 +371,14 @@ class MessageView:
         """The subject to which the message was sent."""
         columns = self.columns
         return columns.subject if columns.pulled.subjects is None else columns.subjects[self.row]
+
+    @property
+    def key(self) -> str | None:
+        """The key with which the message was sent, also when it comes again; None without one.
+
+        The key is free by now: the next message with it may be pending already (docs/keys.md).
+        """
+        return self.columns.keys[self.row]
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -30,7 +30,8 @@ def letters(desk: Desk, admin: delayd.Admin) -> Callable[[], list[Letter]]:
 
 def rejected(desk: Desk, *bodies: bytes) -> None:
     """So many dead letters, which their delay server has taken."""
-    desk.send(*bodies, tags=["vip"], headers={"trace": "a1"})
+    for body in bodies:
+        desk.send(body, key=f"key-{body.decode()}", tags=["vip"], headers={"trace": "a1"})
     for message in desk.take(desk.consumer(), len(bodies)):
         message.reject("no such order")
 
@@ -53,7 +54,7 @@ def test_dead_letters_are_read_with_what_they_were_sent_with(
     assert {letter.body for letter in found} == {b"1", b"2"}
     for letter in found:
         assert (letter.reason, letter.attempts) == ("no such order", 1)
-        assert (letter.headers, letter.tags) == ({"trace": "a1"}, ("vip",))
+        assert (letter.headers, letter.tags, letter.key) == ({"trace": "a1"}, ("vip",), f"key-{letter.body.decode()}")
         assert letter.dead_at is not None and letter.dead_at <= datetime.now(UTC) + timedelta(seconds=1)
     assert [(dead.group, dead.letters) for dead in admin.dead_groups(desk.subject)] == [("g", 2)]
     assert not [1 for page in admin.retries(desk.subject, "g") for _ in page]

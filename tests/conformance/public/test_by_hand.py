@@ -134,6 +134,33 @@ def test_a_message_has_the_tags_with_which_it_was_sent_in_each_of_its_lives(desk
     again.ack()
 
 
+def test_a_message_has_the_key_with_which_it_was_sent_in_each_of_its_lives(desk: Desk) -> None:
+    desk.producer.send(desk.subject, b"1", delay=AT_ONCE, key="order-7", headers={"trace": "a1"})
+    desk.producer.send(desk.subject, b"2", delay=AT_ONCE)
+    desk.producer.send_batch(desk.subject, [b"3", b"4"], delay=AT_ONCE, keys=["order-8", "order-ä"])
+    consumer = desk.consumer()
+    taken = {message.body: message for message in desk.take(consumer, 4)}
+    assert {body: message.key for body, message in taken.items()} == {
+        b"1": "order-7",
+        b"2": None,
+        b"3": "order-8",
+        b"4": "order-ä",
+    }
+    for body in (b"2", b"3", b"4"):
+        taken[body].ack()
+    # The key is free: a message that comes again only carries it.
+    taken[b"1"].nack(timedelta(milliseconds=20))
+    later = desk.producer.send(desk.subject, b"5", delay=LATER, key="order-7", on_conflict="reject")
+    again = consumer.pull(1, wait=timedelta(seconds=DEADLINE_S))
+    assert (again.keys, again[0].attempt, again[0].headers) == (["order-7"], 2, {"trace": "a1"})
+    again[0].nack(timedelta(milliseconds=20), error="not yet")
+    third = consumer.pull(1, wait=timedelta(seconds=DEADLINE_S))
+    assert (third[0].key, third[0].attempt) == ("order-7", 3)
+    third[0].ack()
+    found = desk.producer.get(desk.subject, key="order-7")
+    assert (found.state, found.deliver_at_ms) == (delayd.MessageState.PENDING, later.deliver_at_ms)
+
+
 def test_an_error_about_a_key_names_key_and_subject(desk: Desk) -> None:
     (receipt,) = desk.send(b"1", delay=LATER, key="order-42")
     with pytest.raises(delayd.KeyPending) as raised:
