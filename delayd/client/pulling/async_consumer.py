@@ -226,11 +226,14 @@ class AsyncConsumer:
         need_bool("wait", wait)
         if not handles:
             return
-        try:
-            core = self._own.on_this_loop()
-        except AlreadyClosed:
-            await self._settle_late(handles, word)
-            return
+        core = self._own.engine
+        # Written out for speed, as in `__anext__`.
+        if core is None or core.loop is not _get_running_loop():
+            try:
+                core = self._own.on_this_loop()
+            except AlreadyClosed:
+                await self._settle_late(handles, word)
+                return
         if wait:
             await core.settle_and_wait(handles, word)
         else:

@@ -69,7 +69,7 @@ class ConsumerCore(Generic[Batch]):
         self.subject = settings.subject
         self._settings = settings
         self._post = post
-        self._loop = own_loop(WHAT)
+        self._loop = self.loop = own_loop(WHAT)  # See Watched of delayd.client.home_clock.
         self._meta = MetaView(address)
         self._watcher = self._meta.clock.watcher(self)
         self._lease_now = self._meta.clock.lease_s if self._watcher is None else self._watcher.lease_s
@@ -100,17 +100,14 @@ class ConsumerCore(Generic[Batch]):
             self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._lease_now, self._keep)
         most = settings.max_in_flight
         self._in_flight = None if most is None else InFlight(most, self._lease_now)
+        # Somebody follows which messages handlers have.
+        self._is_tracked = self._keeper is not None or self._in_flight is not None or self._watcher is not None
         self._hurrying: asyncio.Task[None] | None = None
 
     def check(self) -> None:
         """Raise AlreadyClosed after the close; from any thread."""
         if self.closed:
             raise AlreadyClosed("this consumer was closed")
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """See Watched of delayd.client.home_clock."""
-        return self._loop
 
     @property
     def is_settled(self) -> bool:
@@ -297,7 +294,8 @@ class ConsumerCore(Generic[Batch]):
 
     def settle(self, handles: Handles, word: Word) -> None:
         """Say something of messages, soon; a later call raises the error if this fails."""
-        self._settled(handles)
+        if self._is_tracked:
+            self._let_go(handles)
         self._source.settle(handles, word)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
@@ -305,22 +303,15 @@ class ConsumerCore(Generic[Batch]):
         self.check()
         if word.kind is Kind.EXTEND:
             return self._extend(handles, word)
-        self._settled(handles)
-        return self._source.settle_and_wait(handles, word)
-
-    def _settled(self, handles: Handles) -> None:
         if self._is_tracked:
             self._let_go(handles)
+        return self._source.settle_and_wait(handles, word)
 
     def _extend(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         extended = self._source.settle_and_wait(handles, word)
         if self._in_flight is not None:
             self._in_flight.extend(handles, self._lease_now() + word.delay_ms / 1000, extended)
         return extended
-
-    @property
-    def _is_tracked(self) -> bool:
-        return self._keeper is not None or self._in_flight is not None or self._watcher is not None
 
     def _handed_out(self, handles: Handles, lease_ends: float) -> bool:
         """A handler gets these messages; False if it must not, because as many as may be are in flight."""

@@ -22,6 +22,7 @@ from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import (
+    ByLanes,
     Callbacks,
     Lanes,
     Reached,
@@ -245,13 +246,15 @@ class ManySource(Settler["_Server"]):
         except NoRealtimeServer:
             pass
 
-    def _by_lanes(self, handles: Handles, word: Word) -> list[tuple[Lanes, Head, Handles]]:
+    def _by_lanes(self, handles: Handles, word: Word) -> ByLanes | None:
         if word.is_of_one:
             return super()._by_lanes(handles, word)
         at = self._settings.subjects.at
         found: dict[int, Handles] = {}
         for handle in handles:
             found.setdefault(at(handle[3]).log_id, []).append(handle)
+        if not found.keys() <= self._servers.keys():
+            return None
         return [(self._servers[log_id].lanes, {}, of_server) for log_id, of_server in found.items()]
 
 

@@ -130,7 +130,7 @@ class Lanes:
             callbacks.on_wanted(wanted_in(head))
 
         counted, uncounted = namings
-        self._of = {Kind.ACK: lane(RequestType.ACK, counted), Kind.NACK: lane(RequestType.NACK, counted)}
+        self._acks, self._nacks = lane(RequestType.ACK, counted), lane(RequestType.NACK, counted)
         self.returns = lane(RequestType.NACK, uncounted)
         self._make = lane
         self._of_one: dict[tuple[Kind, str, int], AckLane] = {}
@@ -174,9 +174,10 @@ class Lanes:
 
     def _lane(self, word: Word, names: Head) -> AckLane:
         kind = word.kind
-        known = self._of.get(kind)
-        if known is not None:
-            return known
+        if kind is Kind.ACK:
+            return self._acks
+        if kind is Kind.NACK:
+            return self._nacks
         lease_ms = word.delay_ms if kind is Kind.EXTEND else 0
         key = (kind, str(names["subject"]), lease_ms)
         found = self._of_one.get(key)
@@ -251,6 +252,8 @@ class Reached:
 
 
 R = TypeVar("R", bound=Reached)
+ByLanes = list[tuple[Lanes, Head, Handles]]
+"""Where handles go, the names of their group there, and the handles as requests have them."""
 
 
 class Settler(ABC, Generic[R]):
@@ -265,12 +268,16 @@ class Settler(ABC, Generic[R]):
         self._failures = failures
         self._loop = asyncio.get_running_loop()
         self._servers: dict[int, R] = {}
+        self._lanes_of: dict[
+            int, tuple[Lanes, Head]
+        ] = {}  # By place: where words go, and the names of the group there.
         self._settling: set[asyncio.Future[None]] = set()
 
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
-        if not self._unknown(handles):
-            for lanes, names, of_lane in self._by_lanes(handles, word):
+        by_lanes = self._by_lanes(handles, word)
+        if by_lanes is not None:
+            for lanes, names, of_lane in by_lanes:
                 lanes.give(word, names, of_lane)
         else:
             settling = self._loop.create_task(self._settle_unwatched(handles, word))
@@ -279,14 +286,16 @@ class Settler(ABC, Generic[R]):
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""
-        if self._unknown(handles):
+        by_lanes = self._by_lanes(handles, word)
+        if by_lanes is None:
             return self._loop.create_task(self._settle_elsewhere(handles, word))
-        durable = self._give_and_wait(handles, word)
+        durable = [lanes.give_and_wait(word, names, of_lane) for lanes, names, of_lane in by_lanes]
         return durable[0] if len(durable) == 1 else self._loop.create_task(_all(durable))
 
     async def give_back(self, handles: Handles) -> None:
         """See Source."""
-        await _all([lanes.returns.give_and_wait(of_lane) for lanes, _, of_lane in self._by_lanes(handles, NACK)])
+        by_lanes = await self._by_lanes_met(handles, NACK)
+        await _all([lanes.returns.give_and_wait(of_lane) for lanes, _, of_lane in by_lanes])
 
     @property
     def is_settled(self) -> bool:
@@ -307,28 +316,37 @@ class Settler(ABC, Generic[R]):
     async def _meet(self, log_ids: set[int]) -> None:
         """Ask meta for these servers; one that it does not know is left out."""
 
-    def _by_lanes(self, handles: Handles, word: Word) -> list[tuple[Lanes, Head, Handles]]:
-        """Where these handles go, the names of their group there, and the handles as requests have them."""
-        found: list[tuple[Lanes, Head, Handles]] = []
+    def _by_lanes(self, handles: Handles, word: Word) -> ByLanes | None:
+        """Where these handles go; None when a server of them was not met."""
+        found: ByLanes = []
         for place, of_place in by_place(handles).items():
-            at = self._settings.subjects.at(place)
-            names: Head = {"subject": at.subject, "group": self._settings.group, "log_id": at.log_id}
-            found.append((self._servers[at.log_id].lanes, names, of_place))
+            lanes_of = self._lanes_of.get(place)
+            if lanes_of is None:
+                at = self._settings.subjects.at(place)
+                server = self._servers.get(at.log_id)
+                if server is None:
+                    return None
+                names: Head = {"subject": at.subject, "group": self._settings.group, "log_id": at.log_id}
+                lanes_of = self._lanes_of[place] = (server.lanes, names)
+            found.append((*lanes_of, of_place))
         return found
 
-    def _unknown(self, handles: Handles) -> set[int]:
-        at = self._settings.subjects.at
-        return {at(handle[3]).log_id for handle in handles}.difference(self._servers)
-
-    def _give_and_wait(self, handles: Handles, word: Word) -> list[asyncio.Future[None]]:
-        return [lanes.give_and_wait(word, names, of_lane) for lanes, names, of_lane in self._by_lanes(handles, word)]
+    async def _by_lanes_met(self, handles: Handles, word: Word) -> ByLanes:
+        """The same, after meta was asked for a server that was not met: that of an earlier connection of this consumer,
+        as after its close or in a forked child.
+        """
+        by_lanes = self._by_lanes(handles, word)
+        if by_lanes is None:
+            at = self._settings.subjects.at
+            await self._meet({at(handle[3]).log_id for handle in handles})
+            by_lanes = self._by_lanes(handles, word)
+        if by_lanes is None:
+            raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
+        return by_lanes
 
     async def _settle_elsewhere(self, handles: Handles, word: Word) -> None:
-        """Settle what an earlier connection of this consumer has got, as after its close or in a forked child."""
-        await self._meet(self._unknown(handles))
-        if self._unknown(handles):
-            raise NoRealtimeServer("meta does not know the realtime server of these messages any more")
-        await _all(self._give_and_wait(handles, word))
+        by_lanes = await self._by_lanes_met(handles, word)
+        await _all([lanes.give_and_wait(word, names, of_lane) for lanes, names, of_lane in by_lanes])
 
     async def _settle_unwatched(self, handles: Handles, word: Word) -> None:
         try:
@@ -405,7 +423,8 @@ class OneSource(Settler[_OneServer]):
 
     def settle(self, handles: Handles, word: Word) -> None:
         """See Source."""
-        self._extends(handles, word)
+        if self._incarnations is not None:
+            self._extends(handles, word)
         super().settle(handles, word)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:

@@ -1,16 +1,19 @@
-"""What sends cost a producer, as counts that fail when they grow."""
+"""What sends cost a producer, and messages a consumer, as counts that fail when they grow."""
 
 import asyncio
 import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from statistics import median
 from types import FrameType
 
 import numpy as np
 import uvloop
 
 from delayd.batch import ColumnId, ProducerPart
+from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.outbox import CROWD_ROWS
 from delayd.client.sending.packing import Items, pack_rows
@@ -23,6 +26,7 @@ SEND_CALLS = 4  # send, single, queue and the outbox's add; rounding up would al
 SINGLES_BATCH_CALLS_MAX = (
     190  # A batch of single sends from its first row to its receipts, those of its rows not counted.
 )
+MESSAGE_CALLS_MAX = 27  # One message of an `async for`, with its acknowledgement, which travels with others.
 BATCH_CALLS_MAX = 160  # One `send_batch` from the call to the receipt.
 
 TRIES = 10  # The least of them counts: an answer may come in two reads, and other things happen in a loop.
@@ -72,6 +76,25 @@ def test_a_single_send_costs_four_calls_and_its_receipt_none() -> None:
     assert many[0] - few[0] == 100 * SEND_CALLS
     for of_sends, of_all in (few, many):
         assert of_all - of_sends <= SINGLES_BATCH_CALLS_MAX
+
+
+def test_a_message_that_is_acknowledged_costs_as_many_calls_as_these() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(300):
+            world.realtime.add(b"1")
+        costs: list[int] = []
+        async with AsyncConsumer(world.address, "a", "g") as consumer:
+            with counting() as counted:
+                async for message in consumer:
+                    await message.ack(wait=False)
+                    costs.append(counted.calls)
+                    if len(costs) == 300:
+                        break
+        # Most messages come from the stock, and in their turn nothing else is done.
+        cost = median(after - before for before, after in pairwise(costs))
+        assert cost <= MESSAGE_CALLS_MAX, cost
+
+    on_loop(scenario)
 
 
 def test_the_calls_of_a_batch_do_not_grow_with_its_rows() -> None:
