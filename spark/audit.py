@@ -1,7 +1,8 @@
-"""The audit as Spark tasks: each task runs the same pure `audit_hour` on some of the hours.
+"""The audit as Spark tasks: first they scan the realtime logs by segments, then each runs the same pure `audit_hour` on
+some of the hours.
 
-Invariant: the driver fixes what is read (rule P3) before the first task runs, and a task does no more than a command
-without Spark does for the same hours; so the figures are equal.
+Invariant: the driver fixes what is read (rule P3) before the tasks for hours run, and a task does no more than a
+command without Spark does for the same segments or hours; so the figures are equal.
 """
 
 import os
@@ -24,10 +25,20 @@ from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
 from delayd.reading.histogram import NO_COUNTS
 from delayd.reading.plan import AuditPlan, plan_audit, until_still
+from delayd.reading.realtime import PIECE_BYTES, Chunk, Piece, Scan, scan_piece, split_piece
 from delayd.reading.summary import COUNTS, HourSummary
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
 MOVED = "log_moved"  # The error code of a task whose files went away: the audit starts again.
+SCANNED = pa.schema(
+    [
+        ("piece", pa.int64()),
+        ("number", pa.int64()),
+        ("chunk", pa.binary()),
+        ("error_code", pa.string()),
+        ("error", pa.string()),
+    ]
+)
 FINDING = pa.struct(
     [
         ("kind", pa.string()),
@@ -91,10 +102,33 @@ def audit_data(
     tasks = tasks_of(tasks)  # Before anything is read.
 
     def audit() -> AuditReport:
-        plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms)
+        plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms, scan=scan_in(session))
         return collect_frame(session, data, now_ms, plan, findings_limit, tasks)
 
     return until_still(data, audit)
+
+
+def scan_in(session: SparkSession, bytes_min: int = PIECE_BYTES) -> Scan:
+    """A scan of realtime logs by tasks, each of which reads some segments; the driver scans what is too little for two.
+
+    Args:
+        session: where the tasks run.
+        bytes_min: a task reads at least this much.
+    """
+
+    def scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+        disk = RealDisk()
+        parts = [part for piece in pieces for part in split_piece(disk, piece, bytes_min)]
+        if len(parts) < 2 or sum(part.stop - part.start for part in parts) < bytes_min:
+            for part in parts:
+                yield from scan_piece(disk, part)
+            return
+        rows = _numbered(session, parts).mapInArrow(_scan_pieces, from_arrow_schema(SCANNED)).toArrow()
+        for row in rows.sort_by([("piece", "ascending"), ("number", "ascending")]).to_pylist():
+            _raise_error(row["error_code"], row["error"])
+            yield pickle.loads(row["chunk"])
+
+    return scan
 
 
 def collect_frame(
@@ -148,16 +182,12 @@ def audit_frame(
         findings_limit: how many findings to keep of each hour, None for all.
         tasks: how many tasks share the parts; None takes one task for each part.
     """
-    table = pa.table({"part": range(len(parts)), "plan": [pickle.dumps(part) for part in parts]})
-    # Repartition by range: a hash would put two parts into one task and none into another.
-    frame = session.createDataFrame(table).repartitionByRange(tasks or len(parts), "part")
 
     def audit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for part, plan in zip(batch.column("part").to_pylist(), batch.column("plan").to_pylist(), strict=True):
-                yield from audit_part(part, pickle.loads(plan), findings_limit)
+        for number, plan in _of_numbered(batches):
+            yield from audit_part(number, plan, findings_limit)
 
-    return frame.mapInArrow(audit, from_arrow_schema(HOUR))
+    return _numbered(session, parts, tasks).mapInArrow(audit, from_arrow_schema(HOUR))
 
 
 def audit_part(part: int, plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -166,10 +196,38 @@ def audit_part(part: int, plan: AuditPlan, findings_limit: int | None) -> Iterat
     try:
         for found, summary, differs in audit_plan(disk, plan, None, seal_books(disk, plan)):
             yield _batch({"part": part, **_encode(found, summary, findings_limit, differs)})
-    except LogMoved as moved:
-        yield _batch({"part": part, "error_code": MOVED, "error": str(moved)})
-    except DelaydError as error:
-        yield _batch({"part": part, "error_code": error.code, "error": error.message})
+    except (LogMoved, DelaydError) as error:
+        yield _batch({"part": part, **_error(error)})
+
+
+def _numbered(session: SparkSession, work: Sequence[object], tasks: int | None = None) -> DataFrame:
+    """What tasks shall do, in its order; None takes one task for each."""
+    table = pa.table({"number": range(len(work)), "work": [pickle.dumps(each) for each in work]})
+    # Repartition by range: a hash would put two of them into one task and none into another.
+    return session.createDataFrame(table).repartitionByRange(tasks or len(work), "number")
+
+
+def _of_numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
+    for batch in batches:
+        for number, work in zip(batch.column("number").to_pylist(), batch.column("work").to_pylist(), strict=True):
+            yield number, pickle.loads(work)
+
+
+def _scan_pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for piece, work in _of_numbered(batches):
+        row: dict[str, object] = {"piece": piece, "number": -1}
+        try:
+            for number, chunk in enumerate(scan_piece(RealDisk(), work)):
+                yield pa.RecordBatch.from_pylist([{**row, "number": number, "chunk": pickle.dumps(chunk)}], SCANNED)
+        except (LogMoved, DelaydError) as error:
+            yield pa.RecordBatch.from_pylist([{**row, **_error(error)}], SCANNED)
+
+
+def _error(error: LogMoved | DelaydError) -> dict[str, str]:
+    """An error that the driver must act on, as columns of a row."""
+    if isinstance(error, LogMoved):
+        return {"error_code": MOVED, "error": str(error)}
+    return {"error_code": error.code, "error": error.message}
 
 
 def _batch(row: dict[str, object]) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from delayd.errors import BadArgument
 from delayd.hours import hour_from_name
 from delayd.reading.arrow import to_arrow
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.realtime import scan_nothing
 from delayd.reading.result import table_of
 from delayd.reading.sums import SUMS
 from delayd.reading.tables import TABLES, HourTables
@@ -25,6 +26,7 @@ from .audit import tasks_of
 
 ROWS_MAX = 65_536  # About 10 MB of Arrow.
 OPTIONS = ("kind", "from", "to", "tasks")
+AT_TARGETS = ("message", "lifecycle")  # Tables with rows of realtime message logs: only they need a scan of these.
 HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 
 
@@ -105,7 +107,9 @@ class DelaydReader(DataSourceReader):
     def _plan(self) -> AuditPlan:
         def plan() -> AuditPlan:
             now_ms = time.time_ns() // 1_000_000
-            return plan_audit(RealDisk(), self._data, now_ms, self._hours)[0]
+            scan = None if self._kind in AT_TARGETS else scan_nothing
+            groups = self._kind == "consumption"
+            return plan_audit(RealDisk(), self._data, now_ms, self._hours, consumption=groups, scan=scan)[0]
 
         return until_still(self._data, plan)
 

@@ -4,10 +4,14 @@ Invariant (rule P3): realtime logs are read first, then the sizes of the dispatc
 and the message log's size, and at last the batches that came to the realtime logs meanwhile; later bytes are left out.
 So the origin of each row at a target is read, the schedule of each outcome, and, for each DISPATCHED outcome, the row
 at its target.
+
+Whoever shares the hours out among tasks gives a `Scan`. Then the realtime logs are read by it, and the message log's
+filed rows by the tasks; what is left to do here grows with hours, batches and groups, not with bytes.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -26,7 +30,7 @@ from delayd.reading.filed import FiledByLog
 from delayd.reading.groups import LogMoved, TornTail
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
-from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
+from delayd.reading.realtime import Batches, Scan, TargetIndex, TargetIndexer, TargetRows, read_target_rows
 from delayd.reading.schedule import (
     MessageTail,
     ScheduleSnapshot,
@@ -86,24 +90,42 @@ class AuditPlan:
     def split(self, parts: int) -> "list[AuditPlan]":
         """Deal the hours out to at most ``parts`` plans, each with only what its hours need."""
         every = [(number, hour) for number, origin in enumerate(self.origins) for hour in origin.hours]
-        return [self._part(every[first::parts]) for first in range(min(parts, len(every)))]
+        parts = min(parts, len(every))
+        batches = self.index.batches
+        part_of = np.full(len(batches), parts, np.int64)  # The last one is of nobody.
+        first = 0
+        for origin in self.origins:
+            own = np.flatnonzero(batches["origin_log_id"] == origin.log_id)
+            hours = np.array(origin.hours, np.int64)  # Rising.
+            if len(hours):
+                filed = batches["hour"][own].astype(np.int64)
+                at = np.minimum(np.searchsorted(hours, filed), len(hours) - 1)
+                part_of[own] = np.where(hours[at] == filed, (first + at) % parts, parts)
+            first += len(hours)
+        order = np.argsort(part_of, kind="stable")
+        bounds = np.searchsorted(part_of[order], np.arange(parts + 1)).tolist()
+        return [
+            self._part(every[part::parts], batches[order[begin:end]])
+            for part, (begin, end) in enumerate(pairwise(bounds))
+        ]
 
-    def _part(self, chosen: Sequence[tuple[int, int]]) -> "AuditPlan":
+    def _part(self, chosen: Sequence[tuple[int, int]], batches: Batches) -> "AuditPlan":
+        hours_of: list[list[int]] = [[] for _ in self.origins]
+        for number, hour in chosen:
+            hours_of[number].append(hour)
         origins: list[AuditedOrigin] = []
-        keep = np.zeros(len(self.index.batches), np.bool_)
-        for number, origin in enumerate(self.origins):
-            hours = tuple(hour for at, hour in chosen if at == number)
-            filed = {hour: origin.snapshot.hours[hour] for hour in hours if hour in origin.snapshot.hours}
-            sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
-            dropped = origin.dropped
-            origins.append(
-                AuditedOrigin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours, dropped=dropped)
+        for origin, hours in zip(self.origins, hours_of, strict=True):
+            snapshot = origin.snapshot
+            own = replace(
+                snapshot,
+                hours={hour: snapshot.hours[hour] for hour in hours if hour in snapshot.hours},
+                outcome_ends={hour: snapshot.outcome_ends[hour] for hour in hours if hour in snapshot.outcome_ends},
             )
-            log_id = origin.snapshot.directory.log_id
-            keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
-        return AuditPlan(
-            tuple(origins), replace(self.index, batches=self.index.batches[keep], kept=None), helds=self.helds
-        )
+            sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
+            origins.append(AuditedOrigin(own, sizes, origin.terms, tuple(hours), dropped=origin.dropped))
+        # What is known of the index's faults is the driver's to tell.
+        index = replace(self.index, batches=batches, faults=(), kept=None)
+        return AuditPlan(tuple(origins), index, helds=self.helds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +202,11 @@ def plan_audit(
     lost_grace_ms: int = LOST_GRACE_MS,
     *,
     consumption: bool = True,
+    scan: Scan | None = None,
 ) -> tuple[AuditPlan, list[MessageTail]]:
     """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
+
+    With a ``scan`` that reads the realtime logs no tails are returned: the readers of hours read their own.
 
     Raises:
         LogMoved: files went away meanwhile.
@@ -198,10 +223,10 @@ def plan_audit(
     # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
     indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None, keep_rows=PART_ROWS_MAX)
-    indexer.scan(newer=False)
+    indexer.scan(newer=False, scan=scan)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
     snapshots = [take_snapshot(disk, directory) for directory in delays]
-    indexer.scan(newer=True)
+    indexer.scan(newer=True, scan=scan)
     index = indexer.index()
     origins: list[AuditedOrigin] = []
     tails: list[MessageTail] = []
@@ -214,19 +239,21 @@ def plan_audit(
     ]
     holds_up: list[str] = []
     for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
-        tail = read_tail(disk, snapshot, torn, hours)
-        own = index.batches[index.batches["origin_log_id"] == directory.log_id]
+        tail = read_tail(disk, snapshot, torn, hours, filed=scan is None)
+        own = index.batches["origin_log_id"] == directory.log_id
+        own_hours = index.batches["hour"][own]
         life = read_life(disk, directory, max(tail.last_appended_at_ms, _last_claimed_ms(directory, index)), now_ms)
         lives.append(life)
         removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
-        found = set(own["hour"].tolist()) | set(tail.accepted.counts())
+        found = set(np.unique(own_hours).tolist()) | tail.filed_hours
         # An hour that is over and that its delay server does not know was removed by retention, which removes only
         # sealed hours: rows of it in targets and message log have nothing left to be compared with.
         unknown = {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
         if known and unknown:
             removed |= unknown & sealed_hours(disk, snapshot)
-        deleted_rows += int(own["count"][np.isin(own["hour"], list(removed))].sum())
+        if removed:
+            deleted_rows += int(index.batches["count"][own][np.isin(own_hours, list(removed))].sum())
         wanted = sorted((known | found) - removed)
         spans = spans_of(snapshot.word, directory.log_id, index)
         holds_up += what_holds_up(snapshot.word)
@@ -234,7 +261,8 @@ def plan_audit(
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         dropped = {hour: rows for hour, rows in snapshot.word.dropped.items() if _was_given_up(tail, hour)}
         origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
-        tails.append(tail)
+        if scan is None:
+            tails.append(tail)
     # The realtime logs are scanned twice; a tail from the second scan is newer.
     tails_torn = {tail.path: tail for tail in torn}
     missed = who_is_missed(lives)

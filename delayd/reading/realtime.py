@@ -6,12 +6,15 @@ taken. Then later batches are scanned, so that an outcome that was recorded mean
 batch is kept, and the columns of the first million rows; other rows of an hour are read again, columns only, each
 verified by its own checksum.
 
+A scan is cut into pieces, which anybody may read: each gives its chunks, and `TargetIndexer` takes all chunks in the
+order of the log. What concerns two groups is compared there, so it does not matter where a log was cut.
+
 Many batches have one row, so no work is done for each batch alone: numpy decodes those of a group at once. The group's
 checksum covers them; whether their own checksums fit too is checked by `delayd log verify`.
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,7 +36,7 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
 from delayd.reading.columns import NO_INT64S, UInt64s, rows_of_part
 from delayd.reading.directory import Directory
-from delayd.reading.follow_target import TargetFollow
+from delayd.reading.follow_target import GROUP, TargetFollow
 from delayd.reading.groups import LogMoved, TornTail, log_size, segment_bases
 from delayd.reading.indexed import read_by_index
 from delayd.reading.skim import Memory, Skimmed, read_known
@@ -79,11 +82,13 @@ KIND_AT = 5
 COLUMNS_AT = FRONT_BYTES - 16  # Where the bytes begin that the checksum of the columns covers: the directory.
 NAME_WORDS_MAX = 33  # A name of 255 bytes, and its length before it.
 MIXERS = np.random.default_rng(1).integers(0, 1 << 64, NAME_WORDS_MAX, np.uint64, endpoint=False) | np.uint64(1)
+AHEAD = "is called decided by itself"
 NO_BATCH = "this is no batch as a delay server hands it over"
 DECODE_BATCHES = 32_768  # Fronts that are decoded at a time: 4 MB.
 # Reading this much costs no more than a call: batches that lie closer than this are read together.
 GAP_BYTES = 16 << 10
 READ_BYTES = 1 << 20  # This much stays in the processor's cache.
+PIECE_BYTES = 64 << 20  # A piece of a scan that others read has at least this much: half a second of one core.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,102 @@ class Greeting(NamedTuple):
     watermark: tuple[int, int]
 
 
+class Piece(NamedTuple):
+    """A part of one target's log that is scanned by itself: the groups in [start, stop)."""
+
+    target: int  # Index into the targets of the `TargetIndex`.
+    place: LogPlace
+    start: int
+    durable: int  # All below it is known to be durable.
+    stop: int
+    by_index: bool  # Whether to read the index of a segment in its place, where there is one.
+
+
+class Chunk(NamedTuple):
+    """What a scan found in some groups that lie behind each other; it can be pickled."""
+
+    target: int
+    folder: str
+    groups: NDArray[np.void]  # GROUP[n]
+    batches: Batches  # Their subjects are indexes into ``names``.
+    watermarks: UInt64s  # For each batch the pair (epoch, id) that it names: u64[n, 2].
+    names: list[bytes]
+    greetings: list[tuple[int, Greeting]]  # With the log_id of the delay server.
+    torn: list[TornTail]
+
+
+Scan = Callable[[Sequence[Piece]], Iterable[Chunk]]  # Gives the chunks of all pieces, in their order.
+
+
+def scan_piece(disk: Disk, piece: Piece, keeper: RowKeeper | None = None) -> Iterator[Chunk]:
+    """Read the groups of a piece.
+
+    Raises:
+        LogMoved: segments went away meanwhile.
+        DamagedData: a durable group or batch does not check.
+    """
+    place = piece.place
+    bases = segment_bases(disk, place)
+    fronts = _Fronts(piece.target, place.folder, keeper)
+    groups: list[tuple[int, ...]] = []
+    greetings: list[tuple[int, Greeting]] = []
+    torn: list[TornTail] = []
+
+    def chunk() -> Chunk:
+        found = Chunk(
+            piece.target, place.folder, np.array(groups, GROUP), *fronts.decode(), greetings.copy(), torn.copy()
+        )
+        for each in (groups, greetings, torn):
+            each.clear()
+        return found
+
+    read = read_by_index if piece.by_index else read_known
+    # The bytes of each group are copied before the next group uses their memory.
+    for group in read(disk, place, (piece.start, piece.durable, piece.stop), torn):
+        header = group.header
+        groups.append(
+            (
+                header.offset,
+                group.end,
+                header.epoch,
+                header.base_sequence,
+                header.row_count,
+                header.appended_at_ms,
+                header.previous_crc32c,
+                header.header_crc32c,
+                header.kind,
+            )
+        )
+        base = bases[bisect.bisect_right(bases, header.offset) - 1]
+        if isinstance(group, IndexedGroup):
+            fronts.add_indexed(group, base)
+        elif isinstance(group, Skimmed):
+            raise AssertionError("a log that is read whole has no group without bodies")
+        elif header.kind == GroupKind.DATA:
+            fronts.add(group, base)
+        else:
+            greetings += _hellos(group)
+        if fronts.are_many or len(groups) >= DECODE_BATCHES:
+            yield chunk()
+    if groups or torn:
+        yield chunk()
+
+
+def split_piece(disk: Disk, piece: Piece, bytes_min: int = PIECE_BYTES) -> list[Piece]:
+    """Cut a piece where segments begin, as far as all is known to be durable; each part but the last has some bytes."""
+    bounds = [piece.start]
+    for base in segment_bases(disk, piece.place):
+        if base - bounds[-1] >= bytes_min and base < piece.stop and base <= piece.durable:
+            bounds.append(base)
+    return [piece._replace(start=start, stop=stop) for start, stop in pairwise((*bounds, piece.stop))]
+
+
+def scan_nothing(pieces: Sequence[Piece]) -> Iterable[Chunk]:
+    """The scan of a reader who asks for no row of a realtime log."""
+    del pieces
+    return ()
+
+
 class TargetIndexer:
     """Scans the message logs of realtime directories, twice: before and after the other logs' sizes are taken."""
 
@@ -154,6 +255,7 @@ class TargetIndexer:
         self._places = [LogPlace(one.message_folder, FileKind.REALTIME, one.log_id) for one in directories]
         self._starts = [(segment_bases(disk, place) or [0])[0] for place in self._places]
         self._read = list(self._starts)  # Offset up to which each log was scanned.
+        self._crcs: list[int | None] = [None] * len(self._places)  # Of the last group's header.
         self._names: dict[bytes, int] = {}
         self._pieces: list[Batches] = [np.empty(0, BATCH)]
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
@@ -165,43 +267,30 @@ class TargetIndexer:
         offsets = [payload.get("indexed_offset", 0) for payload in published]
         self._durable = [offset if isinstance(offset, int) else 0 for offset in offsets]
         self._greeted: dict[tuple[int, int], list[Greeting]] = {}
-        self._last: dict[tuple[int, int], tuple[int, int]] = {}  # Epoch and number of an origin's last batch.
-        self._faults: list[tuple[int, str]] = []
+        # By target and origin, the first batch that is called decided by itself: its epoch and number.
+        self._ahead: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def scan(self, *, newer: bool) -> None:
-        """Index the groups that were appended since the last scan.
+    def scan(self, *, newer: bool, scan: Scan | None = None) -> None:
+        """Index the groups that were appended since the last scan; ``scan`` reads them, None: this process.
 
         Raises:
             LogMoved: segments went away meanwhile.
             DamagedData: a durable group or batch does not check.
         """
+        pieces: list[Piece] = []
         for number, place in enumerate(self._places):
             stop = log_size(self._disk, place)
-            if stop <= self._read[number]:
-                continue
-            bases = segment_bases(self._disk, place)
-            fronts = _Fronts(place.folder, self._names, self._keeper)
+            if stop > self._read[number]:
+                bounds = self._read[number], self._durable[number], stop
+                pieces.append(Piece(number, place, *bounds, self._by_index))
+        for chunk in (scan or self._scan_here)(pieces):
+            self._take(chunk, newer)
+
+    def _scan_here(self, pieces: Sequence[Piece]) -> Iterator[Chunk]:
+        for piece in pieces:
             if self._keeper is not None and not self._keeper.is_full:
-                self._keeper.expect(stop - self._read[number])
-            read = read_by_index if self._by_index else read_known
-            # The bytes of each group are copied before the next group uses their memory.
-            bounds = self._read[number], self._durable[number], stop
-            for group in read(self._disk, place, bounds, self._torn):
-                self._last_appended_ms[number] = max(self._last_appended_ms[number], group.header.appended_at_ms)
-                self._read[number] = group.end
-                self._follows[number].take(group)
-                base = bases[bisect.bisect_right(bases, group.header.offset) - 1]
-                if isinstance(group, IndexedGroup):
-                    fronts.add_indexed(group, base)
-                elif isinstance(group, Skimmed):
-                    raise AssertionError("a log that is read whole has no group without bodies")
-                elif group.header.kind == GroupKind.DATA:
-                    fronts.add(group, base)
-                else:
-                    self._note_hellos(group, number, newer)
-                if fronts.are_many:
-                    self._take(fronts, number, newer)
-            self._take(fronts, number, newer)
+                self._keeper.expect(piece.stop - piece.start)
+            yield from scan_piece(self._disk, piece, self._keeper)
 
     def index(self) -> TargetIndex:
         """Everything that was found so far."""
@@ -227,7 +316,16 @@ class TargetIndexer:
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
         """Where each log does not follow, with the target's log_id."""
-        found = list(self._faults)
+        found: list[tuple[int, str]] = []
+        for number, place in enumerate(self._places):
+            here = batches["target"] == number
+            for origin in np.unique(batches["origin_log_id"][here]).tolist():
+                own = here & (batches["origin_log_id"] == origin)
+                first = _first_behind(batches["epoch"][own], batches["batch_id"][own])
+                told = (first, "does not follow the one before it"), (self._ahead.get((number, origin)), AHEAD)
+                for (epoch, batch_id), what in ((which, what) for which, what in told if which is not None):
+                    text = f"batch {batch_id} of epoch {epoch} of delay server {origin:016x} {what}"
+                    found.append((place.log_id, text))
         for place, follow in zip(self._places, self._follows, strict=True):
             found += [(place.log_id, what) for what in follow.end()]
         for (number, origin), greetings in self._greeted.items():
@@ -235,50 +333,65 @@ class TargetIndexer:
             found += [(self._places[number].log_id, what) for what in _decided_before(own, greetings, origin)]
         return found
 
-    def _follow_batches(self, target: int, origin: int, own: NDArray[np.void]) -> None:
-        """Check that a delay server's batches have rising numbers, and that none is called decided before it was
-        stored.
-        """
-        before = self._last.get((target, origin), (0, 0))
-        epochs = np.concatenate(([np.uint64(before[0])], own["epoch"]))
-        ids = np.concatenate(([np.uint64(before[1])], own["batch_id"]))
-        rises = (epochs[1:] > epochs[:-1]) | ((epochs[1:] == epochs[:-1]) & (ids[1:] > ids[:-1]))
-        ahead = (own["w_epoch"] > own["epoch"]) | ((own["w_epoch"] == own["epoch"]) & (own["w_id"] >= own["batch_id"]))
-        for fault, what in ((~rises, "does not follow the one before it"), (ahead, "is called decided by itself")):
-            if fault.any():
-                at = int(np.argmax(fault))
-                epoch, batch_id = int(own["epoch"][at]), int(own["batch_id"][at])
-                text = f"batch {batch_id} of epoch {epoch} of delay server {origin:016x} {what}"
-                self._faults.append((self._places[target].log_id, text))
-        self._last[target, origin] = int(epochs[-1]), int(ids[-1])
-
-    def _take(self, fronts: "_Fronts", target: int, newer: bool) -> None:
-        """Decode the gathered batches."""
-        found, rows = fronts.decode()
-        rows["target"], rows["newer"] = target, newer
+    def _take(self, chunk: Chunk, newer: bool) -> None:
+        """Add the next chunk of a log."""
+        target, groups, rows = chunk.target, chunk.groups, chunk.batches
+        self._torn += chunk.torn
+        if len(groups):
+            begin, crc = int(groups["offset"][0]), int(groups["previous_crc32c"][0])
+            if begin != self._read[target] or self._crcs[target] not in (None, crc):
+                raise DamagedData(
+                    f"{chunk.folder}/{segment_name(begin)}", 0, "it does not follow the segment before it"
+                )
+            self._read[target], self._crcs[target] = int(groups["end"][-1]), int(groups["header_crc32c"][-1])
+            self._last_appended_ms[target] = max(self._last_appended_ms[target], int(groups["appended_at_ms"].max()))
+            self._follows[target].take(groups)
+        numbers = [self._names.setdefault(name, len(self._names)) for name in chunk.names]
+        rows["subject"] = np.array(numbers, np.uint32)[rows["subject"]]
+        rows["newer"] = newer
         self._pieces.append(rows)
-        for origin in np.unique(found["origin_log_id"]).tolist():
-            self._follow_batches(target, origin, found[found["origin_log_id"] == origin])
+        for origin in np.unique(rows["origin_log_id"]).tolist():
+            self._note_watermarks(target, origin, chunk, newer)
+        for origin, greeting in chunk.greetings:
+            self._greeted.setdefault((target, origin), []).append(greeting)
+            if not newer:
+                self._note_watermark(target, origin, greeting.watermark)
+
+    def _note_watermarks(self, target: int, origin: int, chunk: Chunk, newer: bool) -> None:
+        own = np.flatnonzero(chunk.batches["origin_log_id"] == origin)
+        epochs, ids = chunk.batches["epoch"][own], chunk.batches["batch_id"][own]
+        w_epochs, w_ids = chunk.watermarks[own].T
+        ahead = (w_epochs > epochs) | ((w_epochs == epochs) & (w_ids >= ids))
+        if ahead.any():
+            first = int(np.argmax(ahead))
+            self._ahead.setdefault((target, origin), (int(epochs[first]), int(ids[first])))
         # Watermarks from the second scan are left out: they may cover outcomes that were recorded after the dispatch
         # logs' sizes were taken.
-        for origin in [] if newer else np.unique(found["origin_log_id"]).tolist():
-            own = found[found["origin_log_id"] == origin]
-            epoch = own["w_epoch"].max()
-            self._note_watermark(target, origin, (int(epoch), int(own["w_id"][own["w_epoch"] == epoch].max())))
-
-    def _note_hellos(self, group: CommitGroup, target: int, newer: bool) -> None:
-        for _, batch in group.batches():
-            for record in decode_sound(batch):
-                if isinstance(record, HelloHeard):
-                    watermark = record.w[0], record.w[1]
-                    greeting = Greeting(group.header.offset, watermark)
-                    self._greeted.setdefault((target, record.log_id), []).append(greeting)
-                    if not newer:
-                        self._note_watermark(target, record.log_id, watermark)
+        if not newer:
+            epoch = w_epochs.max()
+            self._note_watermark(target, origin, (int(epoch), int(w_ids[w_epochs == epoch].max())))
 
     def _note_watermark(self, target: int, origin: int, watermark: tuple[int, int]) -> None:
         known = self._watermarks.get((target, origin), (0, 0))
         self._watermarks[target, origin] = max(known, watermark)
+
+
+def _hellos(group: CommitGroup) -> Iterator[tuple[int, Greeting]]:
+    for _, batch in group.batches():
+        for record in decode_sound(batch):
+            if isinstance(record, HelloHeard):
+                yield record.log_id, Greeting(group.header.offset, (record.w[0], record.w[1]))
+
+
+def _first_behind(epochs: UInt64s, ids: UInt64s) -> tuple[int, int] | None:
+    """The first batch of a delay server whose epoch and number are not above those of the one before it."""
+    rises = (epochs[1:] > epochs[:-1]) | ((epochs[1:] == epochs[:-1]) & (ids[1:] > ids[:-1]))
+    if len(ids) and (epochs[0], ids[0]) <= (0, 0):
+        return int(epochs[0]), int(ids[0])
+    if rises.all():
+        return None
+    first = 1 + int(np.argmin(rises))
+    return int(epochs[first]), int(ids[first])
 
 
 def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int) -> Iterator[str]:
@@ -300,10 +413,10 @@ def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int
 class _Fronts:
     """The beginnings of batches, copied out of their groups, and decoded all at once."""
 
-    def __init__(self, folder: str, names: dict[bytes, int], keeper: RowKeeper | None) -> None:
+    def __init__(self, target: int, folder: str, keeper: RowKeeper | None) -> None:
+        self._target = target
         self._folder = folder
         self._keeper = keeper
-        self._names = names  # Subjects by their number; shared with the logs of other targets.
         self._clear()
 
     @property
@@ -372,8 +485,8 @@ class _Fronts:
         self._groups.append((len(sizes), segment_base, header.appended_at_ms))
         self._count += len(sizes)
 
-    def _numbers(self) -> Int64s:
-        """The subject numbers of the gathered batches."""
+    def _numbers(self) -> tuple[list[bytes], Int64s]:
+        """The subjects of the gathered batches, and for each batch its place among them."""
         width = max(names.shape[1] for names in self._subjects)
         names = np.zeros((self._count, width), np.uint64)
         first = 0
@@ -385,20 +498,21 @@ class _Fronts:
         _, found, which = np.unique(mixed, return_index=True, return_inverse=True)
         if (names != names[found][which]).any():
             _, found, which = np.unique(names, axis=0, return_index=True, return_inverse=True)
-        known = [names[row, 1:].tobytes()[: int(names[row, 0])] for row in found]
-        return np.array([self._names.setdefault(name, len(self._names)) for name in known]).take(which.ravel())
+        return [names[row, 1:].tobytes()[: int(names[row, 0])] for row in found], which.ravel()
 
-    def decode(self) -> tuple[NDArray[np.void], Batches]:
-        """The batches gathered since the last call: FRONT[n] and BATCH[n]."""
+    def decode(self) -> tuple[Batches, UInt64s, list[bytes]]:
+        """The batches gathered since the last call, the watermark of each, and their subjects."""
         words = np.concatenate([np.empty((0, len(FRONT_WORDS)), np.uint64), *self._fronts])
         fronts = words.view(FRONT).ravel()
         rows = np.zeros(len(fronts), BATCH)
+        rows["target"] = self._target
+        names: list[bytes] = []
         if len(rows):
             counts, bases, appended = zip(*self._groups, strict=True)
             rows["segment_base"] = np.repeat(np.array(bases, np.uint64), counts)
             rows["appended_at_ms"] = np.repeat(np.array(appended, np.int64), counts)
             rows["offset"] = np.concatenate(self._offsets)
-            rows["subject"] = self._numbers()
+            names, rows["subject"] = self._numbers()
             for name in ("origin_log_id", "epoch", "batch_id", "claimed_at_ms", "hour", "count", "columns_crc32c"):
                 rows[name] = fronts[name]
             rows["columns_end"], rows["deliver_at"] = fronts["heap_offset"], fronts["first_at"]
@@ -406,7 +520,7 @@ class _Fronts:
             if self._keeps is not None:
                 rows["row"] = 1 + self._keeps.decode(rows, COLUMNS_AT)
         self._clear()
-        return fronts, rows
+        return rows, np.stack((fronts["w_epoch"], fronts["w_id"]), axis=1), names
 
     def _check(self, fronts: NDArray[np.void], rows: Batches) -> None:
         """Check that the columns of each batch lie where the index says; intake has proved that of each batch."""

@@ -110,6 +110,7 @@ class MessageTail:
     faults: tuple[str, ...] = ()
     given_up: frozenset[str] = frozenset()  # The ids of everything that operators gave up, as far as the log is kept.
     decisions: Decisions = NO_DECISIONS  # As far as the log is kept.
+    filed_hours: frozenset[int] = frozenset()  # The hours of the rows below the replay offset, also of those not kept.
 
     def counts(self) -> dict[int, int]:
         """Rows by hour."""
@@ -162,6 +163,8 @@ def read_tail(
     snapshot: ScheduleSnapshot,
     torn: list[TornTail] | None = None,
     hours: Container[int] | None = None,
+    *,
+    filed: bool = True,
 ) -> MessageTail:
     """Read the message log, columns only: rows that are not filed, and filed rows as far as the log is kept.
 
@@ -170,6 +173,7 @@ def read_tail(
         snapshot: the bounds of the reading.
         torn: receives the bytes behind the last group that checks.
         hours: which hours' filed rows are wanted, None for all; batches without a row of these hours are skipped.
+        filed: whether filed rows are wanted at all, or only their hours: then the bodies of filed rows are not read.
 
     Raises:
         LogMoved: its segments are gone: take a new snapshot.
@@ -181,15 +185,19 @@ def read_tail(
     decisions = DecisionCollector()
     # Where only some rows are wanted, the bodies of the others are not read.
     bounds = start, snapshot.replay_offset, snapshot.message_stop
-    for group in read_known(disk, snapshot.place, bounds, [] if torn is None else torn, whole=hours is None):
+    whole = filed and hours is None
+    filed_hours: set[int] = set()
+    for group in read_known(disk, snapshot.place, bounds, [] if torn is None else torn, whole=whole):
         header = group.header
         sequence = header.base_sequence
         if header.kind == GroupKind.DATA:
-            filed = header.offset < snapshot.replay_offset
-            collector = accepted if filed else tail
+            below = header.offset < snapshot.replay_offset
+            collector = accepted if below else tail
             for offset, batch in group.batches():
                 if batch.kind == BatchKind.PRODUCER:
-                    if not filed or hours is None or _is_of(batch, header.appended_at_ms, hours):
+                    if below and not filed:
+                        filed_hours |= _hours_of(batch, header.appended_at_ms)
+                    elif not below or hours is None or _is_of(batch, header.appended_at_ms, hours):
                         batch = group.whole(offset) if isinstance(group, Skimmed) else batch
                         collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
                     sequence += batch.count
@@ -197,15 +205,17 @@ def read_tail(
         decisions.take(group)
     check.end()
     rows, hours = _by_hour(tail.rows())
+    below_rows = _by_hour(accepted.rows())
     return MessageTail(
         rows=rows,
         hours=hours,
         last_appended_at_ms=check.last_appended_at_ms,
-        accepted=_by_hour(accepted.rows()),
+        accepted=below_rows,
         first=check.first,
         faults=tuple(check.faults),
         given_up=frozenset(check.given_up),
         decisions=decisions.decisions(),
+        filed_hours=frozenset(filed_hours or below_rows.counts()),
     )
 
 
@@ -261,13 +271,24 @@ def _kept_rows(snapshot: ScheduleSnapshot, start: int) -> int:
 
 def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:
     """Whether a row of a PRODUCER batch is filed in one of some hours."""
-    first, last = (hour_of_ms(max(due_ms, appended_at_ms)) for due_ms in batch.range_of(ColumnId.DELIVER_AT_MS))
+    first, last = _hour_range(batch, appended_at_ms)
     if last - first <= FEW_HOURS and not any(hour in hours for hour in range(first, last + 1)):
         return False
+    return first == last or any(hour in hours for hour in _hours_of(batch, appended_at_ms))
+
+
+def _hours_of(batch: Batch, appended_at_ms: int) -> set[int]:
+    """The hours in which the rows of a PRODUCER batch are filed."""
+    first, last = _hour_range(batch, appended_at_ms)
     if first == last:
-        return True
+        return {first}
     due_from_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), appended_at_ms)
-    return any(hour in hours for hour in np.unique(hours_of(due_from_ms)).tolist())
+    return set(np.unique(hours_of(due_from_ms)).tolist())
+
+
+def _hour_range(batch: Batch, appended_at_ms: int) -> tuple[int, int]:
+    first, last = (hour_of_ms(max(due_ms, appended_at_ms)) for due_ms in batch.range_of(ColumnId.DELIVER_AT_MS))
+    return first, last
 
 
 def _by_hour(rows: ScheduleRows) -> HourRows:
