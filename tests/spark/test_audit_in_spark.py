@@ -1,22 +1,29 @@
 """An audit in Spark says what the audit without Spark says, figure by figure and finding by finding."""
 
 import pickle
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from freezegun import freeze_time
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
+from bench.directory import DirectoryWriter, Shape
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.plan import plan_audit
+from delayd.reading.realtime import BATCH, Chunk, Piece, split_piece
 from delayd.reading.seals import SealState
-from spark.audit import audit_part
+from spark.audit import audit_part, scan_in
 from spark.program import audit
+from spark.source import DelaydDataSource
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 
 if TYPE_CHECKING:
@@ -108,6 +115,50 @@ def test_damage_that_a_task_meets_is_the_same_sentence_as_without_spark(tmp_path
     assert found.value.message == expected.value.message and found.value.code == expected.value.code
 
 
+def test_a_body_that_does_not_check_is_found_by_the_task_of_its_hour(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.send([START_MS])
+    books.checkpoint()
+    books.close()
+    path = next((tmp_path / "delay" / "message").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedData) as expected:
+        audit_directory(books.root, now_ms=NOW_MS)
+    with pytest.raises(DamagedData) as found:
+        audit(books.root, now_ms=NOW_MS, tasks=1)
+    assert (found.value.path, found.value.what) == (expected.value.path, expected.value.what)
+
+
+def test_tasks_scan_the_realtime_logs_by_segments_and_say_what_one_process_says(
+    session: "SparkSession", tmp_path: Path
+) -> None:
+    DirectoryWriter(str(tmp_path), Shape(4_000, hours=2, segment_bytes=256 << 10)).write()
+    asked: list[int] = []
+
+    def scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+        asked.append(sum(len(split_piece(RealDisk(), piece, 1)) for piece in pieces))
+        return iter(scan_in(session, 1)(pieces))
+
+    plan, _ = plan_audit(RealDisk(), str(tmp_path), NOW_MS, scan=scan)
+    expected, _ = plan_audit(RealDisk(), str(tmp_path), NOW_MS)
+    assert asked[0] == 3
+    # Only where rows are kept in memory differs.
+    columns = [name for name in BATCH.names or () if name != "row"]
+    assert (plan.index.batches[columns] == expected.index.batches[columns]).all()
+    assert plan.index.subjects == expected.index.subjects
+    segments = sorted((tmp_path / "realtime" / "message").iterdir())
+    data = bytearray(segments[1].read_bytes())
+    data[-1] ^= 1
+    segments[1].write_bytes(data)
+    with pytest.raises(DamagedData) as damage:
+        plan_audit(RealDisk(), str(tmp_path), NOW_MS, scan=scan_in(session, 1))
+    with pytest.raises(DamagedData) as known:
+        plan_audit(RealDisk(), str(tmp_path), NOW_MS)
+    assert damage.value.message == known.value.message
+
+
 def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
     with freeze_time("2026-11-20T16:30:00Z", ignore=["pyspark", "py4j"]):
         assert audit(faulty.root).total.pending == 2
@@ -125,9 +176,18 @@ def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
         ("tally", 1),
     ],
 )
-def test_the_data_source_has_a_table_for_each_log(session: "SparkSession", faulty: Books, kind: str, rows: int) -> None:
-    frame = session.read.format("delayd").option("kind", kind).load(faulty.root)
-    assert frame.count() == rows
+@pytest.mark.parametrize("tasks", [1, 5])
+def test_the_data_source_has_a_table_for_each_log(faulty: Books, kind: str, rows: int, tasks: int) -> None:
+    # Spark starts two Pythons for each query, so here the source is called as those call it.
+    source = DelaydDataSource({"kind": kind, "tasks": str(tasks), "path": faulty.root})
+    schema = StructType.fromDDL(source.schema())
+    assert isinstance(schema, StructType)
+    reader = source.reader(schema)
+    read = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    batches = [batch for batch in read if isinstance(batch, pa.RecordBatch)]
+    assert sum(batch.num_rows for batch in batches) == rows
+    # Spark refuses a batch of any other schema.
+    assert {batch.schema for batch in batches} == {to_arrow_schema(schema, timezone="UTC")}
 
 
 def test_the_sums_of_a_realtime_server_are_tables(session: "SparkSession", faulty: Books) -> None:
@@ -172,10 +232,15 @@ def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", fa
     ],
 )
 def test_an_option_that_would_read_nothing_or_be_ignored_is_refused_by_name(
-    session: "SparkSession", faulty: Books, options: dict[str, str], words: str
+    faulty: Books, options: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(Exception, match=words):
-        session.read.format("delayd").options(**options).load(faulty.root).count()
+    with pytest.raises(BadArgument, match=words):
+        DelaydDataSource({**options, "path": faulty.root}).reader(StructType())
+
+
+def test_a_query_with_a_refused_option_ends_with_the_words(session: "SparkSession", faulty: Books) -> None:
+    with pytest.raises(Exception, match="option 'form' is not one of kind, from, to, tasks"):
+        session.read.format("delayd").option("form", "2026112016").load(faulty.root).count()
 
 
 def test_an_audit_by_no_tasks_is_refused_by_name(faulty: Books) -> None:

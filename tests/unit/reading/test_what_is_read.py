@@ -1,8 +1,9 @@
 """What an audit reads: of one hour among many only what it needs, and each thing that it believes is proved."""
 
+import pickle
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,12 @@ from delayd.log.group import CommitGroup, GroupKind, NewGroup, content_position
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
-from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.books import AuditReport, audit_directory, audit_plan, plan_faults, seal_books
 from delayd.reading.directory import Directory, Role
+from delayd.reading.groups import TornTail, segment_bases
 from delayd.reading.indexed import read_by_index
-from delayd.reading.realtime import TargetIndexer
+from delayd.reading.plan import plan_audit
+from delayd.reading.realtime import Chunk, Piece, TargetIndexer, scan_nothing, scan_piece, split_piece
 from delayd.reading.skim import Skimmed, skim_log
 from delayd.reading.verify import verify_directory
 
@@ -343,3 +346,51 @@ def test_a_segment_whose_last_group_is_gone_is_named(place: LogPlace) -> None:
     with pytest.raises(DamagedData) as error:
         list(batches_of(place))
     assert error.value.path == str(path)
+
+
+def scan_in_pieces(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+    """As tasks do it: each segment by itself, and what they found is sent."""
+    for piece in pieces:
+        parts = split_piece(RealDisk(), piece, 1)
+        assert len(parts) == len(segment_bases(RealDisk(), piece.place)) > 3
+        for part in parts:
+            yield from (pickle.loads(pickle.dumps(chunk)) for chunk in scan_piece(RealDisk(), part))
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_a_scan_in_pieces_gives_what_one_scan_gives(written: Path, by_index: bool) -> None:
+    indexes = []
+    for scan in (None, scan_in_pieces):
+        torn: list[TornTail] = []
+        directory = [Directory(f"{written}/realtime", Role.REALTIME, REALTIME_ID)]
+        indexer = TargetIndexer(RealDisk(), directory, torn, by_index=by_index)
+        indexer.scan(newer=False, scan=scan)
+        index = indexer.index()
+        indexes.append((index.batches.tobytes(), index.subjects, index.targets, index.last_appended_ms, index.faults))
+    assert indexes[0] == indexes[1] and not indexes[0][-1]
+
+
+def test_rule_S5_a_piece_of_a_scan_that_does_not_follow_the_one_before_it_is_damage(written: Path) -> None:
+    def scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+        first, _, *others = scan_in_pieces(pieces)
+        yield from (first, *others)
+
+    with pytest.raises(DamagedData, match="it does not follow the segment before it"):
+        plan_audit(RealDisk(), str(written), NOW_MS, scan=scan)
+
+
+def test_the_parts_of_a_plan_whose_tasks_read_the_logs_say_what_one_audit_says(written: Path) -> None:
+    plan, tails = plan_audit(RealDisk(), str(written), NOW_MS, scan=scan_in_pieces)
+    assert tails == []
+    books = seal_books(RealDisk(), plan)
+    found = [each for part in plan.split(7) for each in audit_plan(RealDisk(), part, None, books)]
+    assert tuple(sorted((summary for _, summary, _ in found), key=lambda each: each.hour)) == audit(written).hours
+    assert not plan_faults(RealDisk(), plan, books)
+
+
+def test_a_plan_for_tasks_reads_no_bodies_and_no_realtime_log(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Reads(monkeypatch)
+    plan, _ = plan_audit(RealDisk(), str(written), NOW_MS, scan=scan_nothing)
+    assert plan.hour_count == HOURS
+    assert read.size_bytes["realtime/message"] < 1_000
+    assert read.size_bytes["delay/message"] < size_of(written / "delay" / "message") / 4
