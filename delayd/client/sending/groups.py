@@ -10,6 +10,7 @@ Of the servers that can be reached, these are left out as long as another one is
    while that grows from 25 ms to 2 s; a refused batch moves on at once, so such a try costs one round trip.
 2. One that an operator has cordoned, as meta tells.
 3. One that has answered nothing for SILENT_S since it was asked: it hangs. An answer, also to a PING, ends that.
+4. One that meta calls dead. While it can be reached all the same, meta is asked again every DOUBT_S.
 
 An example with servers A and B. A's disk fills up: it refuses batch 7, which goes to B in the same turn of the loop, as
 do batches 8 to 20. Batch 21 goes to A again after 25 ms, is refused, and moves to B. When the disk of A has space
@@ -27,6 +28,7 @@ from delayd.client.retry import Backoff
 from delayd.errors import DelaydError, NoDelayServer, ServerUnavailable, UnknownServer
 from delayd.net.connection import Connection
 
+DOUBT_S = 1.0  # Meta hears of a server that is back within a heartbeat; asking more often finds nothing new.
 SILENT_S = 1.0  # Far above a slow fsync; what is under way at a server that hangs may not move, so little should be.
 
 
@@ -75,6 +77,7 @@ class Groups:
         self._meta = meta
         self._groups: dict[int, DelayGroup] = {}
         self._turn = 0
+        self._doubt_again_at = 0.0
         self._heard: dict[int, ServerAddress] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -113,6 +116,10 @@ class Groups:
             elif group.log_id in self._heard and not group.link.connecting:
                 group.link.knock().add_done_callback(self._knocked)
         now = self._loop.time()
+        if now >= self._doubt_again_at and any(not group.alive and not group.is_left_out(now) for group in standing):
+            # It answers, so it is back, and meta may know by now.
+            self._doubt_again_at = now + DOUBT_S
+            self._meta.refresh_soon()
         # If meta calls all of them dead it may only have lost contact; the servers themselves know better.
         return min(
             standing,

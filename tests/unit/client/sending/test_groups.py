@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from delayd.client import meta
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.errors import (
     BadHeaders,
@@ -71,6 +72,30 @@ def test_rule_I3_a_named_refusal_moves_a_batch_to_another_server_at_once(kind: t
             for _ in range(10):
                 await producer.send("a", b"x", deliver_at_ms=PAST_MS)
             assert (len(other.rows) - before, len(world.delay.rows) - own) == (5, 5), "shares are even again"
+
+    on_loop(scenario)
+
+
+def test_a_server_that_meta_called_dead_is_used_within_two_seconds_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meta, "REFRESH_MS", LONG_MS)
+
+    async def scenario(world: World) -> None:
+        other = await world.second_delay()
+        world.meta.dead.add(other.log_id)
+        async with AsyncProducer(world.address) as producer:
+            loop = asyncio.get_running_loop()
+            for _ in range(20):
+                await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+                await asyncio.sleep(0.02)
+            assert not other.rows, "meta has called it dead whenever it was asked"
+            world.meta.dead.clear()
+            until = loop.time() + 2.0
+            while not other.rows and loop.time() < until:
+                await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+                await asyncio.sleep(0.02)
+            assert other.rows, "it gets its share again"
 
     on_loop(scenario)
 
