@@ -91,7 +91,7 @@ class ServerLink:
 
     def hear(self, asked_us: int, head: Head) -> None:
         """Take the clock of an answer; ``asked_us``: when its request left."""
-        self.heard()
+        self.heard_at = self._loop.time()
         self.clock.hear(asked_us, monotonic_us(), head)
         self._heard_ms = need_instant(head, "now_ms") if "now_ms" in head else self._heard_ms
 

@@ -175,7 +175,9 @@ class SendFuture(Future[Receipt]):
             if self._done:
                 return
             waiter = _Waiter()
-            waiting: list[Any] = self._waiters
+            waiting = self._waiting
+            if waiting is None:
+                waiting = self._waiting = []
             waiting.append(waiter)
         if not waiter.woken.acquire(timeout=-1 if wait_s is None else wait_s):
             with _LOCK:
