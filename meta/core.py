@@ -39,6 +39,7 @@ from delayd.errors import (
     key_text,
 )
 from delayd.executor import Done, Executor
+from delayd.net.roles import SERVER_PREFIX
 from delayd.operator_log import OperatorLog
 from delayd.retry_subject import is_reserved, parse_retry_subject
 from delayd.state import State
@@ -56,7 +57,6 @@ from .slots import STATE_KEY, Given, SlotTable, read_slot_table, slot_table_valu
 
 log = logging.getLogger(__name__)
 
-SERVER_PREFIX = b"server/"
 ROUTE_PREFIX = b"route/"
 LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
 MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.

@@ -19,6 +19,7 @@ from delayd.net.connection import Connection
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer
 from delayd.net.machine import REAL_MACHINE, KeptState, Machine
+from delayd.net.roles import check_role
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.place import known_place, settle_place
@@ -94,6 +95,7 @@ class MetaService:
             self._disk.make_folder(config.folder)
             holder = holder_name(config.role, supervised=config.exit_with_stdin)
             self._lock = self._disk.lock(os.path.join(config.folder, LOCK), holder)
+            check_role(self._disk, config.folder, config.role)
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = self._machine.state(path)
             self._identity = open_identity(self._state, path, draw_id, self._disk)

@@ -15,6 +15,7 @@ A server's process, from its start to its end
     program             signals, the ready line, logging, exit codes
     held_start          a server whose start met damage waits here for its files
     machine             what a server has from its machine: disk, state, clocks, threads, secret
+    roles               whose folder it is: one of another role is refused
     home                lock, state, clock, threads and jobs of a server with logs
     registration        the server's line to meta
     courier             batches that live on at delay servers, until those have taken them

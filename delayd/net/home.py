@@ -16,19 +16,17 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from delayd.clock import ClockEvidence
 from delayd.config import DelayConfig, RealtimeConfig
-from delayd.disk import Disk, list_named, open_named
-from delayd.errors import BadSetting, DamagedData, DataError
+from delayd.disk import Disk
+from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Priority
 from delayd.holder import LOCK, holder_name
 from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind, kind_of_file
 from delayd.net.held_start import HeldServer
 from delayd.net.machine import Machine
+from delayd.net.roles import check_not_metas, check_role
 
 STATE = "state.lmdb"
-ROLES = {FileKind.MESSAGE: "delay", FileKind.REALTIME: "realtime"}
-"""Whose message log the files of a kind are."""
 LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.
 LOOK_S = 1.0  # How often the plan of the jobs is compared with the wall clock.
 
@@ -69,6 +67,7 @@ class Home:
         try:
             check_role(self.disk, config.folder, config.role)
             self.state = machine.state(self.state_path)
+            check_not_metas(self.state, config.folder, config.role)
         except BaseException:
             # This process may start again, once the state was mended.
             self._lock.release()
@@ -153,30 +152,6 @@ class Home:
     def _called(self, done: Callable[[], object]) -> None:
         done()
         self._after_job()
-
-
-def check_role(disk: Disk, folder: str, role: str) -> None:
-    """Raise BadSetting when a folder is that of a server of another role, by the first file of its message log."""
-    try:
-        path = next((f"{folder}/message/{name}" for name in list_named(disk, f"{folder}/message")), "")
-        file = open_named(disk, path) if path else None
-    except (DataError, FileNotFoundError):
-        return  # What is wrong with the log is said when it is opened.
-    if file is None:
-        return
-    try:
-        kind = kind_of_file(file.pread(FILE_HEADER_BYTES, 0))
-    except DataError:
-        return
-    finally:
-        file.close()
-    owner = next((owner for own, owner in ROLES.items() if own == kind), role)
-    if owner != role:
-        raise BadSetting(
-            f"{folder} is the folder of a {owner} server, and this is a {role} server: somebody has put it here; put"
-            " each folder back in its place before you start a server",
-            setting="data",
-        )
 
 
 def abandon(config: DelayConfig | RealtimeConfig, machine: Machine, home: Home | None) -> HeldServer:

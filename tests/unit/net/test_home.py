@@ -12,13 +12,16 @@ from pathlib import Path
 import apscheduler.schedulers.base
 import pytest
 
-from delayd.config import DelayConfig, RealtimeConfig
+from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.disk import RealDisk
 from delayd.errors import BadSetting
 from delayd.log.segment import FileHeader, FileKind, create_segment
 from delayd.net import home
 from delayd.net.home import Home
 from delayd.net.machine import REAL_MACHINE
+from delayd.net.roles import SERVER_PREFIX
+from delayd.state import LmdbState
+from meta.server import MetaService
 from tests.waiting import until
 
 EVERY_S = 0.02
@@ -162,3 +165,36 @@ def test_a_folder_that_was_put_in_the_place_of_another_roles_is_named(tmp_path: 
             asyncio.run(opened())
         assert ("realtime" if kind is FileKind.REALTIME else "delay") in raised.value.message
     assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("config", [DelayConfig, RealtimeConfig])
+def test_meta_s_folder_in_the_place_of_another_server_s_is_named(
+    tmp_path: Path, config: type[DelayConfig] | type[RealtimeConfig]
+) -> None:
+    ours = config(data=str(tmp_path))
+    state = LmdbState(f"{ours.folder}/state.lmdb")
+    state.commit([(SERVER_PREFIX + b"delay/12345678", b"x")])
+    state.close()
+
+    async def opened() -> None:
+        Home(ours, REAL_MACHINE, (), lambda: None)
+
+    for _ in range(2):  # The lock and the state are free for the next start.
+        with pytest.raises(BadSetting, match="is the folder of a meta server"):
+            asyncio.run(opened())
+
+
+@pytest.mark.parametrize("kind", [FileKind.MESSAGE, FileKind.REALTIME])
+def test_another_server_s_folder_in_the_place_of_meta_s_is_named(tmp_path: Path, kind: FileKind) -> None:
+    config = MetaConfig(data=str(tmp_path))
+    disk = RealDisk()
+    disk.make_folder(f"{config.folder}/message")
+    create_segment(disk, f"{config.folder}/message/{0:020}.log", FileHeader(kind, 7, 0, 0, 0)).close()
+
+    async def opened() -> None:
+        MetaService(config, lambda error: None).open()
+
+    for _ in range(2):
+        with pytest.raises(BadSetting, match="and this is a meta server"):
+            asyncio.run(opened())
+    assert not Path(f"{config.folder}/state.lmdb").exists()
