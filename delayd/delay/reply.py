@@ -6,6 +6,8 @@ before the answer, on whichever way it ends: answered, refused, or failed in the
      begin ──▶ step ──▶ step ──▶ end(answer)       what a request holds is noted with `holds`
        │         │        │
        ╰─────────┴────────┴────▶ an error: given back, and told by name
+
+An error says that nothing was done. A request of which a part is done tells that part instead (`tells`).
 """
 
 from __future__ import annotations
@@ -22,20 +24,28 @@ T = TypeVar("T")
 class Reply(Generic[T]):
     """Belongs to the loop, and to one request."""
 
-    __slots__ = ("_answer", "_held")
+    __slots__ = ("_answer", "_held", "_so_far")
 
     def __init__(self, answer: Callable[[T | DelaydError], None]) -> None:
         self._answer: Callable[[T | DelaydError], None] | None = answer
         self._held = ExitStack()
+        self._so_far: Callable[[], T | None] | None = None
 
     def holds(self, give_back: Callable[[], object]) -> None:
         """The request has taken something, and ``give_back`` returns it."""
         self._held.callback(give_back)
 
+    def tells(self, so_far: Callable[[], T | None]) -> None:
+        """``so_far`` makes the answer that stands for an error; None while nothing of the request is done."""
+        self._so_far = so_far
+
     def end(self, told: T | DelaydError) -> None:
         """Give back what the request holds, and answer it."""
         answer, self._answer = self._answer, None
         assert answer is not None, "a request is answered once"
+        if isinstance(told, DelaydError) and self._so_far is not None:
+            done = self._so_far()
+            told = told if done is None else done
         self._held.close()
         answer(told)
 

@@ -2,10 +2,13 @@
 
 No process, no socket and no thread: a world in memory whose steps come one by one, so a seed repeats a run exactly.
 Honest callers send messages and cancel, move and ask about them, by receipt and by key, now and then with receipts that
-they have made up; hostile ones send what the fuzzer draws. Afterwards everybody has left, and
+they have made up; hostile ones send what the fuzzer draws. Now and then an answer is lost, a target is silent for a
+while, and the server is stopped, killed or loses its power: then honest callers ask again, with the same bytes.
+Afterwards everybody has left, and
 
 - each request was answered once, and by name if it was refused;
 - each answer was true: what it says of a message agrees with what was answered before and with what targets hold;
+- an ending was told as the same one each time, and a change that was asked again was done once;
 - each counter of what requests hold is 0;
 - no turn of the loop took longer than `TURN_MS_MAX` of processor time.
 """
@@ -19,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +32,7 @@ from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.hours import INSTANT_MS_MAX
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
+from delayd.testing.tree import PowerLoss
 from delayd.wire.ending import (
     AnswerRows,
     Asked,
@@ -59,15 +64,23 @@ REST_STEPS = 30  # Of up to 100 ms.
 REST_EVERY = 2_000  # Requests; then all that is pending is listed and compared.
 DUE_AFTER_MS = (0, 7, 1_003, 60_007, HOUR_MS + 7, 30 * HOUR_MS + 7)
 FAR_MS = 400 * HOUR_MS
+LOST = 0.1  # So many answers are lost.
+ENDS = 0.002  # So often does a life of the server end, and a target become silent.
+TRIES_MAX = 100  # Then a caller gives up, and nobody knows what became of the request.
+ASKER = 0xA5
+ENDINGS = (MessageState.CANCELLED, MessageState.DISPATCHED)
+CHANGES = (RequestType.CANCEL, RequestType.RESCHEDULE)
 STOPS = frozenset(
     {
         RequestType.RELEASE_SLOTS,
-        RequestType.DRAIN,
         RequestType.RETIRE,
         RequestType.TARGET_LOST,
         RequestType.TARGET_ACCEPT,
     }
 )
+
+
+Answered = tuple[Mapping[str, HeadValue] | DelaydError, bytes]
 
 
 class Untrue(AssertionError):
@@ -84,6 +97,28 @@ class Message:
     receipts: list[tuple[int, int, int]] = field(default_factory=list)  # The first one, and those of moves.
     cancelled: bool = False
     busy: bool = False  # A request that changes it is under way.
+    ended: tuple[int, ...] = ()  # How its ending was told first.
+    ender: Ask | None = None  # The request that cancelled it.
+    next_has_key: bool = False  # Whether another message has got its key since.
+
+
+Heard = Callable[["Ask", Mapping[str, HeadValue] | DelaydError, bytes], bool]
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A request of an honest caller, until the caller has its answer."""
+
+    kind: RequestType
+    head: dict[str, HeadValue]
+    body: bytes
+    heard: Heard  # Whether something is still open.
+    chosen: list[Message] = field(default_factory=list)
+    calm: set[int] = field(default_factory=set)  # Those of them that no other request changes.
+    moved: dict[int, int] = field(default_factory=dict)  # The rows that it has been told of, by message.
+    number: int = 0  # The first one of its tries, if it has any.
+    tries: int = 0
+    is_lost: bool = False  # An answer to it was lost, or a life of the server ended meanwhile.
 
 
 class Peer:
@@ -150,6 +185,9 @@ class Run:
         self._batches_seen = dict.fromkeys(TARGET_IDS, 0)
         self._number = 0
         self._at_rest = False
+        self._tries = 0  # Numbers of changes by key.
+        self._open: list[Ask] = []  # Under way.
+        self._again: deque[Ask] = deque()  # Those whose answers were lost.
 
     def requests(self, count: int) -> None:
         """Make so many requests, then let everybody leave, and judge what is left."""
@@ -165,6 +203,12 @@ class Run:
                 else:
                     self.random.choice(honest)()
                 self._step(self.random.randrange(STEPS_A_REQUEST))
+                if self._again and self.random.random() < 0.3:
+                    self._try(self._again.popleft())
+                if self.random.random() < ENDS:
+                    self._end_life()
+                if self.random.random() < ENDS:
+                    self._target_is_silent()
                 if self.random.random() < 0.02:
                     self._pass(self.random.choice((1, 40, 700, 5_000)))
                 if number % REST_EVERY == 0:
@@ -249,12 +293,42 @@ class Run:
 
     def _rest(self) -> None:
         """Let everything come to its end that is under way, and time pass for what is written a little later."""
+        for target in self._world.outside.targets.values():
+            target.hangs = False
         self._settle()
-        for _ in range(REST_STEPS):
+        steps = 0
+        while steps < REST_STEPS or self._again:
+            steps += 1
+            for _ in range(len(self._again)):
+                self._try(self._again.popleft())
             self._world.clock.advance(max(1, min(100, self._world.idle_ms())))
             self._world.look_around()
             self._turn(self._world.core.wake, "wake")
             self._settle()
+
+    def _end_life(self) -> None:
+        """The server is stopped, killed, or loses its power, and the next one takes up what is left."""
+        way = self.random.choice((None, None, *PowerLoss))
+        if way is None and self.random.random() < 0.5:
+            self._world.stop()
+        self.counts["lives"] += 1
+        self._world = self._world.after_crash(way, self.random.getrandbits(16))
+        self._soon.clear()
+        core = self._world.core
+        self._requests = Requests(core, core._clock, dict, self._soon.append)  # type: ignore[arg-type]
+        self._peers = [Peer(self) for _ in range(PEERS)]
+        for ask in self._open:
+            ask.is_lost = True
+        self._again += self._open
+        self._open = []
+
+    def _target_is_silent(self) -> None:
+        """A target answers nobody, or does so again; its connections may break besides."""
+        log_id = self.random.choice(sorted(self._world.outside.targets))
+        target = self._world.outside.targets[log_id]
+        target.hangs = not target.hangs
+        if self.random.random() < 0.5:
+            self._world.cut(log_id, keep=self.random.randrange(3))
 
     # Hostile callers.
 
@@ -262,8 +336,10 @@ class Run:
         peer = self.random.choice(self._peers)
         data = peer.source.drawn(peer.next_id(), None)
         kind = data[5] if len(data) > 5 else 0
-        if kind in STOPS and self.random.random() < 0.98:
-            return  # What an operator takes away for good would leave little to ask about.
+        if kind == RequestType.DRAIN or (kind in STOPS and self.random.random() < 0.98):
+            # What an operator takes away for good would leave little to ask about, and drained rows would be under way
+            # for ever: no other delay server is there.
+            return
         if not peer.send(data, lambda head, body: None) or self.random.random() < 0.002:
             self._end(peer)
 
@@ -275,16 +351,33 @@ class Run:
 
     # Honest callers.
 
-    def _ask(
-        self,
-        kind: RequestType,
-        head: dict[str, HeadValue],
-        body: bytes,
-        heard: Callable[[Mapping[str, HeadValue] | DelaydError, bytes], None],
-    ) -> None:
+    def _ask(self, kind: RequestType, head: dict[str, HeadValue], body: bytes, heard: Heard, **known: Any) -> None:
+        self._try(Ask(kind, head, body, heard, **known))
+
+    def _try(self, ask: Ask) -> None:
+        ask.tries += 1
         peer = self.random.choice(self._peers)
-        data = hostile.frame(kind, peer.next_id(), hostile._packed(head), body)
-        assert peer.send(data, heard), "an honest request is whole"
+        data = hostile.frame(ask.kind, peer.next_id(), hostile._packed(ask.head), ask.body)
+        changes = ask.kind in CHANGES
+        ask.calm = {id(each) for each in ask.chosen if changes or not each.busy}
+        for each in ask.chosen if changes else ():
+            each.busy = True
+        self._open.append(ask)
+        assert peer.send(data, partial(self._hear, ask)), "an honest request is whole"
+
+    def _hear(self, ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
+        """Take an answer. One that is lost is judged all the same: the next one has to agree with it."""
+        self._open.remove(ask)
+        is_open = ask.heard(ask, head, body)
+        is_lost = ask.kind in (*CHANGES, RequestType.SEND) and self.random.random() < LOST
+        goes_on = is_lost or (is_open and ask.is_lost and ask.tries < TRIES_MAX)
+        if ask.kind in CHANGES:
+            for each in ask.chosen:
+                each.busy = goes_on
+        if goes_on:
+            ask.is_lost = True
+            self.counts["asked again"] += 1
+            self._again.append(ask)
 
     def _send(self) -> None:
         self._number += 1
@@ -298,6 +391,9 @@ class Run:
             )
             for row in range(count)
         ]
+        before = self._free_key()
+        if before is not None and count < 5:
+            sent[0].key, before.next_has_key = before.key, True
         keyed = any(each.key for each in sent)
         batch = messages(
             [each.body for each in sent],
@@ -307,14 +403,18 @@ class Run:
             part=ProducerPart(0xABC0_0000 + self._number % 7, self._number, 0),
         )
 
-        def heard(head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
+        def heard(ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:
             if isinstance(head, DelaydError):
                 raise Untrue(f"an honest SEND was answered {head!r}")
             (result,) = need_maps(dict(head), "results")
             if "error" in result:
                 self.counts["own sends refused"] += 1
-                return
+                return True
             base, at_ms = need_u64(result, "base_sequence"), need_int(result, "appended_at_ms")
+            if sent[0].receipts:
+                if sent[0].receipts[0] != (base, sent[0].due_ms, at_ms) and len(sent[0].receipts) == 1:
+                    raise Untrue(f"{sent[0]} was accepted again as {base} at {at_ms}")
+                return False
             for row, each in enumerate(sent):
                 each.receipts.append((base + row, each.due_ms, at_ms))
                 self._of_sequence[base + row] = each
@@ -323,8 +423,19 @@ class Run:
                 for sequence, _, _ in each.receipts:
                     self._of_sequence.pop(sequence, None)
             del self._messages[:-MESSAGES_KEPT]
+            return False
 
         self._ask(RequestType.SEND, {}, batch, heard)
+
+    def _free_key(self) -> Message | None:
+        """A cancelled message whose key nobody asks about, but perhaps whoever has cancelled it and asks again."""
+        waiting = (*self._again, *self._open)
+        for ask in (ask for ask in waiting if ask.kind is RequestType.CANCEL):
+            for each in ask.chosen:
+                others = [other for other in waiting if other is not ask and each in other.chosen]
+                if each.ender is ask and each.key and not each.next_has_key and not others:
+                    return each
+        return None
 
     def _outcome(self) -> None:
         number = self.random.randrange(1, self._number + 2)
@@ -334,9 +445,10 @@ class Run:
             "producer_batch": number,
         }
 
-        def heard(head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
+        def heard(ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:
             if isinstance(head, DelaydError):
                 raise Untrue(f"an honest OUTCOME was answered {head!r}")
+            return False
 
         self._ask(RequestType.OUTCOME, head, b"", heard)
 
@@ -356,7 +468,7 @@ class Run:
         for each in chosen:
             rows.append(random.choice(each.receipts))
             meant.append(each)
-            if random.random() < 0.1:
+            if random.random() < 0.3:
                 rows.append(self._made_up(each))
                 meant.append(None)
         self._change(kind, chosen, rows, meant)
@@ -388,27 +500,31 @@ class Run:
             body = encode_asked(asked, wanted)
         else:
             contradicts = False
-            body = encode_asked_keys(AskedKeys(SUBJECT, keys), wanted)
-        change = kind is not RequestType.GET
-        calm = {id(each) for each in chosen if not each.busy}
-        for each in chosen if change else ():
-            each.busy = True
+            numbers = range(self._tries + 1, self._tries + 1 + len(keys)) if kind in CHANGES else ()
+            body = encode_asked_keys(AskedKeys(SUBJECT, keys, numbers), wanted)
+        head: dict[str, HeadValue] = {"log_id": self._log_id}
+        number = 0
+        if keys is not None and kind in CHANGES:
+            number, self._tries = self._tries + 1, self._tries + len(keys)
+            known = [ask.number for ask in (*self._open, *self._again) if ask.number]
+            head |= {"asker": ASKER, "low_water": min(known, default=number)}
 
-        def heard(head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
-            for each in chosen if change else ():
-                each.busy = False
+        def heard(ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:
             if isinstance(head, DelaydError):
                 fair = isinstance(head, RetryLater) or (contradicts and isinstance(head, BadRequest))
                 if not fair:
                     raise Untrue(f"an honest {kind.name} was answered {head!r}")
                 self.counts["own requests refused"] += 1
-                return
+                return isinstance(head, RetryLater)
+            is_open = False
             for answer, message in zip(decode_answers(body), meant, strict=True):
-                self.counts[f"{kind.name} {MessageState(int(answer['state'])).name}"] += 1
-                is_calm = message is not None and id(message) in calm
-                self._judge(kind, message, answer, instant_ms, calm=is_calm, by_key=keys is not None)
+                state = MessageState(int(answer["state"]))
+                self.counts[f"{kind.name} {state.name}"] += 1
+                is_open |= message is not None and state is MessageState.IN_FLIGHT
+                self._judge(ask, message, answer, instant_ms, by_key=keys is not None)
+            return is_open
 
-        self._ask(kind, {"log_id": self._log_id}, body, heard)
+        self._ask(kind, head, body, heard, chosen=chosen, number=number)
 
     def _ask_keys(self) -> None:
         random = self.random
@@ -416,7 +532,7 @@ class Run:
             return
         kind = random.choice((RequestType.GET, RequestType.CANCEL, RequestType.RESCHEDULE))
         some = self._some(random.choice((1, 5, 20)), change=kind is not RequestType.GET)
-        chosen = [each for each in some if each.key]
+        chosen = [each for each in some if each.key and not each.next_has_key]
         meant: list[Message | None] = [*chosen]
         keys = [each.key for each in chosen]
         if random.random() < 0.2:
@@ -442,14 +558,14 @@ class Run:
 
     def _judge(
         self,
-        kind: RequestType,
+        ask: Ask,
         message: Message | None,
         answer: AnswerRows,
         instant_ms: int,
         *,
-        calm: bool,
         by_key: bool,
     ) -> None:
+        kind, calm = ask.kind, id(message) in ask.calm
         state, said = MessageState(int(answer["state"])), int(answer["answer"])
         if message is None:
             if state not in (MessageState.UNKNOWN, MessageState.IN_FLIGHT):
@@ -463,6 +579,12 @@ class Run:
             raise Untrue(where)
         if self._at_rest and state is MessageState.IN_FLIGHT:
             raise Untrue(f"{where}, and nothing is under way")
+        if state in ENDINGS:
+            names = ("decided_at_ms", "target_log_id", "target_offset", "target_appended_at_ms")
+            ending = (state, *(int(answer[name]) for name in names))
+            message.ended = message.ended or ending
+            if message.ended != ending:
+                raise Untrue(f"{where}, an ending told as {ending}")
         if not calm:
             return  # It was asked beside a request that changes it, so either answer is right.
         held = self._is_held(message)
@@ -482,6 +604,7 @@ class Run:
             if state is MessageState.PENDING and int(answer["deliver_at_ms"]) != message.due_ms:
                 raise Untrue(f"{where}, due at {answer['deliver_at_ms']}")
         if kind is RequestType.CANCEL and said == CancelAnswer.CANCELLED:
+            message.ender = message.ender or (None if message.cancelled else ask)
             message.cancelled = True
             if not int(answer["decided_at_ms"]):
                 raise Untrue(f"{where}, without its instant")
@@ -489,6 +612,8 @@ class Run:
             if message.cancelled or int(answer["deliver_at_ms"]) != instant_ms:
                 raise Untrue(f"{where}, due at {answer['deliver_at_ms']} and wanted at {instant_ms}")
             message.due_ms = instant_ms
+            if ask.moved.setdefault(id(message), int(answer["sequence"])) != int(answer["sequence"]):
+                raise Untrue(f"{where}, moved twice: to {ask.moved[id(message)]} and {answer['sequence']}")
             receipt = (int(answer["sequence"]), instant_ms, int(answer["accepted_at_ms"]))
             if receipt not in message.receipts:
                 message.receipts.append(receipt)
@@ -502,8 +627,8 @@ class Run:
         found: set[int] = set()
         window: Window | None = Window(SUBJECT, 0, INSTANT_MS_MAX, rows_max=self.random.choice((200, 65_536)))
         while window is not None:
-            told: list[tuple[Mapping[str, HeadValue] | DelaydError, bytes]] = []
-            self._ask(RequestType.FIND, window.to_head(self._log_id), b"", partial(_hear, told))
+            told: list[Answered] = []
+            self._ask(RequestType.FIND, window.to_head(self._log_id), b"", partial(_note, told))
             self._settle()
             ((head, body),) = told
             if isinstance(head, DelaydError):
@@ -560,9 +685,6 @@ def _name(move: Callable[[], None]) -> str:
     return getattr(call, "__qualname__", "")
 
 
-def _hear(
-    told: list[tuple[Mapping[str, HeadValue] | DelaydError, bytes]],
-    head: Mapping[str, HeadValue] | DelaydError,
-    body: bytes,
-) -> None:
+def _note(told: list[Answered], ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:
     told.append((head, body))
+    return False

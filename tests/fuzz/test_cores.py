@@ -70,7 +70,23 @@ def _believe_made_up_receipts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(message_requests.MessageRequests, "states", states)
 
 
+def _forget_tries(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(message_requests.MessageRequests, "_pin", lambda self, request: False)
+
+
+def _tell_another_instant(patch: pytest.MonkeyPatch) -> None:
+    from_states = message_requests.MessageRequests._told
+
+    def told(self, request, states):  # type: ignore[no-untyped-def]
+        states["decided_at_ms"] += request.looks + (request.looked_up is not None)
+        return from_states(self, request, states)
+
+    patch.setattr(message_requests.MessageRequests, "_told", told)
+
+
 DEFECTS = [
+    _forget_tries,
+    _tell_another_instant,
     _keep_room,
     _keep_look_ups,
     _claim_nothing,

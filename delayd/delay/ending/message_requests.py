@@ -333,6 +333,8 @@ class MessageRequests:
         self._go_on_soon(whole)
 
     def _prepare(self, request: _Request, subject: bytes, tries: Tries | None) -> None:
+        if request.move is not None:
+            request.reply.tells(partial(self._done_so_far, request))
         request.of_subject = self._of_subject(subject)
         if tries is not None:
             request.tries, request.pinned = tries, np.zeros(len(request.told), np.bool_)
@@ -851,7 +853,7 @@ class MessageRequests:
         if told.all():
             self._answer(request, np.zeros(len(request.wanted), ANSWER))
         elif self._intake.closed:
-            self._refuse(request, _stopping())
+            request.reply.end(_stopping())
         else:
             with request.reply.goes_on():
                 self._look(request)
@@ -867,16 +869,15 @@ class MessageRequests:
         if commit is not None:
             decided = [request for request, _ in commit.answers] + [moved.request for moved in commit.moves]
         for request in (*decided, *waiting):
-            self._refuse(request, error)
-
-    def _refuse(self, request: _Request, error: DelaydError) -> None:
-        """End a request that can't be done now. When some of its rows were moved before, only the others are left: they
-        are to be asked for again.
-        """
-        if request.move is not None and (request.move.done & ~request.move.stay).any():
-            self._answer(request, _in_flight(request.wanted))
-        else:
             request.reply.end(error)
+
+    def _done_so_far(self, request: _Request) -> AnswerRows | None:
+        """What a request that can't go on is told when some of its rows were moved: the others are to be asked for
+        again.
+        """
+        move = request.move
+        assert move is not None, "it moves rows"
+        return self._told(request, _in_flight(request.wanted)) if (move.done & ~move.stay).any() else None
 
     # What becomes of each row.
 
@@ -935,6 +936,9 @@ class MessageRequests:
         return found
 
     def _answer(self, request: _Request, states: AnswerRows) -> None:
+        request.reply.end(self._told(request, states))
+
+    def _told(self, request: _Request, states: AnswerRows) -> AnswerRows:
         told = states.take(request.order)
         asked, move = request.asked, request.move
         told["sequence"], told["accepted_at_ms"] = asked.sequences, asked.accepted_at_ms
@@ -949,7 +953,7 @@ class MessageRequests:
             told["answer"] = _MOVE_ANSWERS.take(told["state"])
             moved |= (told["state"] == MessageState.PENDING) & (asked.deliver_at_ms == move.wanted_at_ms)
             told["answer"][moved] = RescheduleAnswer.MOVED
-        request.reply.end(told)
+        return told
 
 
 def _note_tries(request: _Request, chosen: Indices, commit: _Commit) -> None:

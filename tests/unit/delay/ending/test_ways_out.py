@@ -8,6 +8,7 @@ from errno import EMFILE
 import numpy as np
 import pytest
 
+from delayd.delay.ending import moving
 from delayd.delay.ending.message_requests import Wish
 from delayd.errors import BadRequest, DamagedData, DelaydError, Shortage, SlowDown
 from delayd.executor import Done
@@ -140,3 +141,35 @@ def test_requests_that_are_under_way_when_the_server_stops_are_answered() -> Non
     assert world.core.counters()["message_log_end"] == end, "nothing is logged when the server has stopped"
     assert len(told) == len(asks(world))
     assert holds_nothing(world)
+
+
+def test_a_server_that_stops_amid_a_move_says_which_rows_it_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "COPY_ROWS", 1)  # Each row in a commit of its own.
+    partly = steps = 0
+    while True:
+        world = World()
+        world.send(wanted(2, 5 * HOUR_MS, "row"))
+        world.settle()
+        asked = world.receipts("row")
+        told = world.reschedule(asked, START_MS + 6 * HOUR_MS)
+        for _ in range(steps):
+            move = world.next_move()
+            if move is not None:
+                move()
+        is_done = bool(told)
+        world.stop()
+        moved = [False, False]
+        if told:
+            moved = (told[0]["answer"] == RescheduleAnswer.MOVED).tolist()
+        after: Told = []
+        world = world.after_crash(None)
+        world.core.endings.get(asked, after.append)
+        world.settle()
+        (rows,) = after
+        assert not isinstance(rows, DelaydError)
+        assert (rows["deliver_at_ms"] == START_MS + 6 * HOUR_MS).tolist() == moved, f"after {steps} steps"
+        partly += moved.count(True) == 1
+        steps += 1
+        if is_done:
+            break
+    assert partly
