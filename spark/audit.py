@@ -30,6 +30,7 @@ from delayd.reading.summary import COUNTS, HourSummary
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
 MOVED = "log_moved"  # The error code of a task whose files went away: the audit starts again.
+ROWS_MAX = 1_000  # Of hours or findings in a batch: a batch for each hour costs as much as the audit of a small hour.
 SCANNED = pa.schema(
     [
         ("piece", pa.int64()),
@@ -193,11 +194,19 @@ def audit_frame(
 def audit_part(part: int, plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
     """What one task does with the plan of this number; an error that the driver must act on is a row."""
     disk = RealDisk()
+    rows: list[dict[str, object]] = []
+    findings = 0
     try:
         for found, summary, differs in audit_plan(disk, plan, None, seal_books(disk, plan)):
-            yield _batch({"part": part, **_encode(found, summary, findings_limit, differs)})
+            rows.append({"part": part, **_encode(found, summary, findings_limit, differs)})
+            findings += len(found)
+            if len(rows) >= ROWS_MAX or findings >= ROWS_MAX:
+                yield pa.RecordBatch.from_pylist(rows, HOUR)
+                rows, findings = [], 0
     except (LogMoved, DelaydError) as error:
-        yield _batch({"part": part, **_error(error)})
+        rows.append({"part": part, **_error(error)})
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, HOUR)
 
 
 def _numbered(session: SparkSession, work: Sequence[object], tasks: int | None = None) -> DataFrame:
@@ -228,10 +237,6 @@ def _error(error: LogMoved | DelaydError) -> dict[str, str]:
     if isinstance(error, LogMoved):
         return {"error_code": MOVED, "error": str(error)}
     return {"error_code": error.code, "error": error.message}
-
-
-def _batch(row: dict[str, object]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([row], HOUR)
 
 
 def _encode(

@@ -28,6 +28,7 @@ from delayd.reading.plan import plan_audit
 from delayd.reading.realtime import Chunk, Piece, TargetIndexer, scan_nothing, scan_piece, split_piece
 from delayd.reading.skim import Skimmed, skim_log
 from delayd.reading.verify import verify_directory
+from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 HOURS = 20
 SHAPE = Shape(20_000, hours=HOURS, batch_rows=200, segment_bytes=1 << 20)
@@ -394,3 +395,13 @@ def test_a_plan_for_tasks_reads_no_bodies_and_no_realtime_log(written: Path, mon
     assert plan.hour_count == HOURS
     assert read.size_bytes["realtime/message"] < 1_000
     assert read.size_bytes["delay/message"] < size_of(written / "delay" / "message") / 4
+
+
+def test_a_plan_for_tasks_has_hours_that_only_the_message_log_knows(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.send([START_MS, START_MS + 3 * HOUR_MS])
+    books.pass_all({})
+    books.publish()
+    books.close()
+    plans = [plan_audit(RealDisk(), books.root, NOW_MS, scan=scan)[0] for scan in (None, scan_nothing)]
+    assert [plan.origins[0].hours for plan in plans] == [(HOUR, HOUR + 3)] * 2
