@@ -7,6 +7,7 @@
 -- realtime servers held of an hour, by their tallies, beside what they were given) and `consumption` (by group).
 
 create view accepted as from 'accepted.parquet';
+create view decision as from 'decision.parquet';
 create view schedule as from 'schedule.parquet';
 create view dispatch as from 'dispatch.parquet';
 create view message as from 'message.parquet';
@@ -136,6 +137,14 @@ with judged_rows as (
 select *, not never and not is_accepted and first_sequence > 0 and sequence >= first_sequence as elsewhere
 from judged_rows;
 
+-- CANCELLED rows, and what the message log decided of them: where it keeps the message, it keeps the decision.
+create view cancelled as
+select j.log_id, j.hour, j.sequence, j.reason, d.reason as decided, v.first_sequence
+from judged j
+join server v using (log_id)
+left join decision d using (log_id, hour, sequence)
+where j.outcome = 'CANCELLED' and j.reason <> '';
+
 create view filed_as as
 select
     s.log_id, s.hour, s.sequence,
@@ -197,6 +206,11 @@ union all
 select log_id, hour, sequence, 'MISMATCH', 'nobody decides' from judged
 where (outcome = 'EXPIRED' and (expires_at_ms is null or said_claim_ms < expires_at_ms))
    or (outcome = 'CANCELLED' and reason = '')
+union all
+select log_id, hour, sequence, 'MISMATCH', 'nobody decided it' from cancelled
+where decided is null and first_sequence > 0 and sequence >= first_sequence
+union all
+select log_id, hour, sequence, 'MISMATCH', 'decided for another reason' from cancelled where decided <> reason
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject' from judged where places > 0 and stored_subject <> subject
 union all

@@ -311,6 +311,7 @@ class DelayServer(Server):
         super().__init__(path, MESSAGE)
         self.hours = {row[0]: row[1:] for row in struct.iter_unpack("<IIQQQ", self.published.get("hours", b""))}
         self.replay, self.scheduled, self.told = self.published.get("replay_offset", 0), Rows(list), Rows(list)
+        self.first, self.ended = 0, dict[int, int]()  # The first message that the message log keeps; reasons.
         self.kept = {hour for hour, row in self.hours.items() if not row[3] & REMOVED}
         for hour in sorted(self.hours):
             if hour in self.kept or hour_path(path / "schedule", hour).exists():
@@ -372,6 +373,9 @@ class DelayServer(Server):
             same = group.end != self.replay or group.crc == self.published.get("replay_crc32c", group.crc)
             self.check(same, f"DAMAGE {place}: replay_crc32c is not that of the group before the replay offset")
             sequence = group.base_sequence if group.kind == DATA_GROUP else expected
+            self.first = self.first or (sequence if group.kind == DATA_GROUP else 0)
+            for rows in (record["rows"] for record in group.records if record["type"] == "ended"):
+                self.ended |= {row[0]: row[6] for row in struct.iter_unpack("<QqQqqIBBH", rows)}
             self.check(sequence >= expected, f"DAMAGE {place}: sequence {sequence} was given before")
             for _, batch in group.batches if group.kind == DATA_GROUP else ():
                 columns = batch.column(DUE), batch.column(EXPIRES)
@@ -514,6 +518,10 @@ def compare(delay: DelayServer, targets: dict[int, RealtimeServer]) -> Counter[s
             delay.check(unproven, f"LOST {name}: not where the dispatch log says")
         if said.outcome == EXPIRED:
             delay.check(0 < row.expires_ms <= said.handoff[3], f"MISMATCH {name}: EXPIRED before its time")
+        if said.outcome == CANCELLED:  # A decision stands behind its message in the message log.
+            decided = delay.ended.get(key[1], 0 if 0 < delay.first <= key[1] else said.facts[0])
+            same = 0 < decided == said.facts[0]
+            delay.check(same, f"MISMATCH {name}: CANCELLED, and nobody decided it, or for another reason")
         content = {(each.due_ms, each.subject, each.labels[1]) for each in at} <= {
             (row.due_ms, row.subject, row.labels[1])
         }

@@ -40,8 +40,8 @@ class DelaydDataSource(DataSource):
 
     Options:
         kind: which table. ``lifecycle`` (the default), ``schedule``, ``dispatch``, ``message`` and ``accepted`` have
-            one row for each message; ``consumption`` has one for each group of consumers; ``tally`` has one for what
-            a segment of a realtime message log held of one hour.
+            one row for each message, and ``decision`` for each that a decision ended; ``consumption`` has one for each
+            group of consumers; ``tally`` has one for what a segment of a realtime message log held of one hour.
         from: the first hour, as YYYYMMDDHH.
         to: the last hour, as YYYYMMDDHH.
         tasks: how many tasks read; the default is three for each core.

@@ -19,8 +19,9 @@ from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
-from delayd.log.control import Record, encode_records
+from delayd.log.control import Ended, Record, encode_known, encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup, content_position
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.pull import PullEntry, encode_entries
@@ -167,7 +168,7 @@ class Books:
         filed: dict[int, list[bytes]] = {}
         for group in self.messages.scan(*source):
             sequence = group.header.base_sequence
-            for _, batch in group.batches():
+            for _, batch in group.batches() if group.header.kind == GroupKind.DATA else ():
                 rows = [self.rows[sequence + row] for row in range(batch.count)]
                 sequence += batch.count
                 for hour in sorted({row.hour for row in rows}):
@@ -339,11 +340,27 @@ class Books:
         return part._replace(hashes=hashes)
 
     def decide(
-        self, sequences: Sequence[int], outcome: Outcome, reason: int = 0, other: int = 0, claimed_at_ms: int = 0
+        self,
+        sequences: Sequence[int],
+        outcome: Outcome,
+        reason: int = 0,
+        other: int = 0,
+        claimed_at_ms: int = 0,
+        logged: int | None = None,
     ) -> None:
-        """Record rows that were not handed over; ``other`` is the row that took their place."""
+        """Record rows that were not handed over; ``other`` is the row that took their place.
+
+        ``logged`` is the reason of the decision in the message log, 0 for no decision; None: as in the dispatch log.
+        """
+        logged = reason if logged is None else logged
         for sequence in sequences:
             row = self.rows[sequence]
+            if logged:
+                ended = np.zeros(1, ENDED)
+                ended["sequence"], ended["deliver_at_ms"], ended["hour"] = sequence, row.deliver_at_ms, row.hour
+                ended["reason"], ended["other"], ended["decided_at_ms"] = logged, other, claimed_at_ms
+                record = encode_known([Ended(ended.tobytes())])
+                self._append(self.messages, GroupKind.CONTROL, [record], self.appended_at_ms)
             due_ms = np.array([row.deliver_at_ms], np.int64)
             columns = np.array([sequence], np.uint64), due_ms, outcome, claimed_at_ms
             part = NewPart(*columns, reason=reason, batch_id=other)

@@ -159,6 +159,7 @@ class _Books:
     def find(self) -> None:
         if self._accepted is not None:
             self._find_not_filed(self._accepted)
+            self._find_not_decided(self._accepted)
         self._find_lost()
         self._find_duplicates()
         self._find_early()
@@ -220,6 +221,21 @@ class _Books:
         if filed != accepted.counted:
             one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
             self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, filed)
+
+    def _find_not_decided(self, accepted: FiledByLog) -> None:
+        """A decision stands behind its message in the message log: where that log has the message, it has both."""
+        if not (self._parts["outcome"] == Outcome.CANCELLED).any():
+            return
+        cancelled = np.flatnonzero((self._outcome == Outcome.CANCELLED) & (self._part["reason"] != 0))
+        sequences, kind = self._schedule.sequence[cancelled], FindingKind.MISMATCH
+        join = Join(accepted.ended["sequence"], sequences)
+        if accepted.first:
+            missing = cancelled[~join.known & (sequences >= np.uint64(accepted.first))]
+            self._note(kind, Reason.NOT_DECIDED, missing, self._part["claimed_at_ms"])
+        decided = np.zeros(len(self._schedule), np.uint8)
+        decided[cancelled[join.rows]] = accepted.ended["reason"][join.scheduled]
+        own = self._part["reason"]
+        self._note(kind, Reason.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
 
     def _find_lost(self) -> None:
         if self._overdue.any():

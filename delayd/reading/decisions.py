@@ -37,13 +37,16 @@ class Decisions(NamedTuple):
         """The filing hours of the rows."""
         return set(np.unique(self.rows["hour"]).tolist())
 
+    def of_hour(self, hour: int, part: range | None = None) -> EndedRows:
+        """The decided rows of an hour; with a ``part`` of these sequences only."""
+        own = self.rows.compress(self.rows["hour"] == hour)
+        return own if part is None else own.take(rows_of_part(own["sequence"], part))
+
     def behind(self, hour: int, outcomes: OutcomeRows, part: range | None = None) -> OutcomeRows:
         """The outcomes of an hour, and behind them those that its dispatch log does not have yet; with a ``part`` of
         these sequences only.
         """
-        own = self.rows.compress(self.rows["hour"] == hour)
-        if part is not None:
-            own = own.take(rows_of_part(own["sequence"], part))
+        own = self.of_hour(hour, part)
         own = own.compress(~np.isin(own["sequence"], outcomes.sequences))
         if not len(own):
             return outcomes

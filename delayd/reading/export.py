@@ -27,7 +27,7 @@ from delayd.reading.sums import SUMS, columns_of
 from delayd.reading.tables import TABLES, Cells, HourTables, TableKind, text
 
 FORMATS = ("parquet", "csv")
-LOGS = ("accepted", "schedule", "dispatch", "message")
+LOGS = ("accepted", "decision", "schedule", "dispatch", "message")
 FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault", *SUMS)
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.

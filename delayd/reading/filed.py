@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from delayd.batch import Int64s
 from delayd.hours import hour_start_ms
 from delayd.location import are_filed
+from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.log.schedule import Skipped
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.findings import FindingKind, Reason
@@ -29,7 +30,8 @@ class FiledByLog(NamedTuple):
     ``rows`` are those of the hour below the replay offset, ``first`` the lowest sequence that the message log keeps (0:
     none), ``next_sequence`` the one that the checkpoint gives next; ``counted`` rows are in the schedule log by the
     checkpoint, ``dropped`` were given up by an operator. For an hour that is read in parts, ``before`` says how many
-    rows of the schedule log were in the parts before this one; None: more parts follow.
+    rows of the schedule log were in the parts before this one; None: more parts follow. ``ended`` are the rows of the
+    hour that decisions in the message log have ended.
     """
 
     rows: ScheduleRows
@@ -39,6 +41,7 @@ class FiledByLog(NamedTuple):
     dropped: int = 0
     skipped: Sequence[Skipped] = ()
     before: int | None = 0
+    ended: EndedRows = NO_ENDED
 
 
 class Noted(NamedTuple):

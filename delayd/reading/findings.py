@@ -61,6 +61,8 @@ class Reason(IntEnum):
     ACCEPTED_AT = 62
     CANCELLED_AT_TARGET = 63
     ACCEPTED_EXPIRY = 64
+    NOT_DECIDED = 65
+    OTHER_REASON = 66
     COUNTED = 70
 
 
@@ -98,6 +100,8 @@ SENTENCES = {
     Reason.OTHER_ATTEMPT: "the dispatch log says attempt {value}, and a message is handed over once",
     Reason.NOBODY_DECIDES: "the dispatch log has outcome {value}, and nothing that was asked for leads to that",
     Reason.CANCELLED_AT_TARGET: "it was cancelled at {value}, and the target's log holds it at offset {other}",
+    Reason.NOT_DECIDED: "the dispatch log says cancelled at {value}; the message log holds it, and no decision of that",
+    Reason.OTHER_REASON: "the dispatch log says cancelled for reason {value}, the message log for reason {other}",
     Reason.LEFT_OUT: "its body is left out of the schedule log, and it was not handed over",
     Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
 }

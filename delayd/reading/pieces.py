@@ -54,13 +54,14 @@ def cut(
     bounds = np.unique(schedule.sequence[rows_max::rows_max])
     columns = schedule.sequence, outcomes.sequences, realtime.sequence, accepted.rows.sequence
     left_out = np.sort(schedule.left_out)
-    places = [_places(column, bounds) for column in (*columns, left_out)]
+    places = [_places(column, bounds) for column in (*columns, accepted.ended["sequence"], left_out)]
     before = accepted.before
     for number in range(len(bounds) + 1):
-        filed, decided, stored, taken, bare = (slice(at[number], at[number + 1]) for at in places)
+        filed, decided, stored, taken, over, bare = (slice(at[number], at[number + 1]) for at in places)
         piece = schedule.take(filed)
         last = number == len(bounds)
-        said = accepted._replace(rows=accepted.rows.take(taken), before=before if last else None)
+        rows, ended = accepted.rows.take(taken), accepted.ended[over]
+        said = accepted._replace(rows=rows, ended=ended, before=before if last else None)
         before = None if before is None else before + piece.filed_count()
         yield Piece(
             ScheduleRows(

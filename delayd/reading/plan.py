@@ -161,7 +161,8 @@ class HourBooks:
         word = snapshot.word
         dropped = self.origin.dropped.get(self.hour, 0)
         facts = tail.first, word.next_sequence, snapshot.counted(self.hour), dropped
-        return FiledByLog(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
+        rows, ended = tail.accepted.of_hour(self.hour, self.part), tail.decisions.of_hour(self.hour, self.part)
+        return FiledByLog(rows, *facts, word.skipped, ended=ended)
 
     def outcomes(self) -> OutcomeRows:
         """The hour's outcomes, from the dispatch log, and behind them those that it lacks of decided rows."""

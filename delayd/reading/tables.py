@@ -169,6 +169,8 @@ class HourTables(LogTables):
         scheduled = np.isin(self.schedule.subject, number)
         if kind == "dispatch":
             return np.isin(self.outcomes.sequences, self.schedule.sequence[scheduled])
+        if kind == "decision":
+            return np.isin(self.accepted.ended["sequence"], self.schedule.sequence[scheduled])
         if kind == "accepted":
             rows = self.accepted.rows
             return np.isin(rows.subject, [index for index, name in enumerate(rows.subjects) if name == subject])
@@ -353,6 +355,12 @@ ACCEPTED: dict[str, tuple[str, Column]] = {
     "body_bytes": ("long", lambda tables: _longs(tables.accepted.rows.body_bytes)),
     "content_hash": ("long", lambda tables: _hashes(tables.accepted.rows.hashes())),
 }
+DECISION: dict[str, tuple[str, Column]] = {
+    "log_id": ("id", lambda tables: _own_id(tables, len(tables.accepted.ended))),
+    "sequence": ("long", lambda tables: _longs(tables.accepted.ended["sequence"])),
+    "reason": ("string", lambda tables: _reasons(tables.accepted.ended)),
+    "decided_at_ms": ("long", lambda tables: _longs(tables.accepted.ended["decided_at_ms"])),
+}
 DISPATCH: dict[str, tuple[str, LogColumn]] = {
     "log_id": ("id", lambda tables: _own_id(tables, len(tables.told))),
     "place": ("long", lambda tables: _place(len(tables.told))),
@@ -404,6 +412,7 @@ LIFECYCLE: dict[str, tuple[str, Column]] = {
 }
 TABLES: dict[str, TableKind[HourTables]] = {
     "accepted": TableKind(lambda tables: len(tables.accepted.rows), ACCEPTED),
+    "decision": TableKind(lambda tables: len(tables.accepted.ended), DECISION),
     "schedule": TableKind(lambda tables: len(tables.schedule), SCHEDULE),
     "dispatch": TableKind(lambda tables: len(tables.told), DISPATCH),
     "message": TableKind(lambda tables: len(tables.stored), MESSAGE),

@@ -11,7 +11,7 @@ import pytest
 
 from delayd import Consumer, Producer
 from delayd.errors import DataError
-from delayd.log.dispatch import Outcome
+from delayd.log.dispatch import Outcome, Reason
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.reading.books import audit_directory
 from delayd.reading.verify import verify_directory
@@ -20,7 +20,7 @@ from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 from tests.end_to_end.up_process import up
 
 READER = Path(__file__).parents[2] / "examples" / "reference_reader.py"
-LINES_MAX = 550
+LINES_MAX = 560
 NOW_MS = START_MS + 10 * HOUR_MS
 
 
@@ -125,6 +125,8 @@ def note_other_seals(books: Books) -> None:
         ("EARLY", lambda books: books.hand_over([40], claimed_ms=START_MS)),
         ("MISMATCH", lambda books: books.hand_over([40], due_ms=START_MS)),
         ("MISMATCH", lambda books: (books.decide([40], Outcome.EXPIRED), books.hand_over([40], record=False))),
+        ("MISMATCH", lambda books: books.decide([40], Outcome.CANCELLED, Reason.CANCELLED, logged=0)),
+        ("MISMATCH", lambda books: books.decide([40], Outcome.CANCELLED, Reason.MOVED, logged=Reason.KEPT)),
         ("ORPHAN", lambda books: (books.hand_over([40], record=False), books.hello(books.batch_id, NOW_MS))),
     ],
 )

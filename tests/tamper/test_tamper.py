@@ -15,6 +15,7 @@ LIES = all_lies()
 UNTOLD = undetectable()
 CUTS = (0, 8, 63, 64)  # Bytes that are left of a file.
 SQL_EVERY = 8  # `python -m tests.tamper.three_ways` compares all of them.
+IN_SQL = [lie for number, lie in enumerate(LIES) if number % SQL_EVERY == 0 or "is called" in lie.name]
 
 
 def test_an_honest_directory_has_no_finding() -> None:
@@ -59,7 +60,7 @@ def test_what_the_page_calls_undetectable_is_found_by_nobody(name: str, tell: Te
     assert verdict(liar.disk, now_ms) == set(), name
 
 
-@pytest.mark.parametrize("lie", LIES[::SQL_EVERY], ids=lambda lie: lie.name.replace(" ", "_"))
+@pytest.mark.parametrize("lie", IN_SQL, ids=lambda lie: lie.name.replace(" ", "_"))
 def test_sql_says_of_a_lie_what_numpy_says(lie: Lie, tmp_path: Path) -> None:
     disk, now_ms = honest()
     liar = Liar(disk)

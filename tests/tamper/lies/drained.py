@@ -32,6 +32,7 @@ def drained_lies() -> list[Lie]:
         "nothing": lambda part: None,
     }
     by_itself: dict[str, tuple[Edit, str]] = {
+        "that a caller cancelled it": (lambda part: part._replace(reason=Reason.CANCELLED), "MISMATCH"),
         "that nobody decided it": (lambda part: part._replace(reason=0), "MISMATCH"),
         "that it was handed over": (lambda part: part._replace(reason=0, outcome=Outcome.DISPATCHED), "EARLY"),
         "that it expired": (lambda part: part._replace(reason=0, outcome=Outcome.EXPIRED), "MISMATCH"),

@@ -25,6 +25,13 @@ def edit_message_log(liar: Liar, change: Callable[[list[Written]], list[Written]
     liar.publish(replay_crc32c=crc_below(liar, cast(int, liar.checkpoint()["replay_offset"])))
 
 
+def say(groups: list[Written], record: bytes) -> list[Written]:
+    """The groups, and behind them one with a batch of records."""
+    last = groups[-1]
+    base = last.base_sequence + last.row_count
+    return [*groups, Written(GroupKind.CONTROL, last.epoch, last.appended_at_ms, base, 0, (record,))]
+
+
 def size_of(group: Written) -> int:
     table = -(-4 * len(group.batches) // 8) * 8
     return 80 + table + sum(map(len, group.batches))

@@ -10,12 +10,16 @@ from functools import partial
 
 import numpy as np
 
-from delayd.log.dispatch import NewPart, Outcome, decode_outcomes, encode_outcomes
-from delayd.log.schedule import dispatch_path
+from delayd.log.control import Ended, encode_known
+from delayd.log.dispatch import NewPart, Outcome, Reason, decode_outcomes, encode_outcomes
+from delayd.log.ended import ENDED
+from delayd.log.schedule import dispatch_path, schedule_path
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Told, hour_that_is
+from tests.tamper.lies.message_log import say
 from tests.tamper.lies.seals import seal_anew
+from tests.tamper.rows import rows_of
 
 
 def first_part(change: Callable[[NewPart], NewPart | None]) -> Callable[[NewPart], NewPart | None]:
@@ -36,7 +40,40 @@ def edit_outcomes(liar: Liar, which: str, change: Callable[[NewPart], NewPart | 
         seal_anew(liar)
 
 
+def call_ended(liar: Liar, reason: Reason = Reason.CANCELLED, *, decided: bool | Reason = False) -> None:
+    """A pending message gets the outcome CANCELLED; with ``decided`` a decision of it is in the message log, too."""
+    hour, like = hour_that_is(liar, "pending"), dispatch_path(DELAY, hour_that_is(liar, "open"))
+    path, (group, *_) = dispatch_path(DELAY, hour), liar.groups(like)
+    (row, *_) = rows_of(liar.groups(schedule_path(DELAY, hour))[0].parsed[0])
+    ended = np.zeros(1, ENDED)
+    ended["sequence"], ended["deliver_at_ms"], ended["hour"] = row.sequence, row.due_ms, hour
+    ended["decided_at_ms"] = row.due_ms - HOUR_MS
+    ended["reason"] = reason if isinstance(decided, bool) else decided
+    part = NewPart(
+        np.array([row.sequence], np.uint64),
+        np.array([row.due_ms], np.int64),
+        Outcome.CANCELLED,
+        claimed_at_ms=row.due_ms - HOUR_MS,
+        target_log_id=0xBAD if reason is Reason.DRAINED else 0,
+        batch_id=int(reason is Reason.DRAINED),
+        reason=reason,
+    )
+    liar.disk.make_folder(path.rpartition("/")[0])
+    liar.copy_file(like, path)
+    liar.write(path, [group.with_batches(encode_outcomes(hour, [part]))], number=hour)
+    if decided:
+        liar.edit(liar.message_log, partial(say, record=encode_known([Ended(ended.tobytes())])))
+
+
 def outcome_lies() -> Told:
+    for reason in Reason:
+        name = f"a pending message is called {reason.name}, and nobody decided it"
+        yield name, partial(call_ended, reason=reason), "MISMATCH"
+    yield (
+        "a pending message is called REPLACED, and it was cancelled",
+        partial(call_ended, reason=Reason.REPLACED, decided=Reason.CANCELLED),
+        "MISMATCH",
+    )
     edits: dict[str, tuple[Callable[[NewPart], NewPart | None], str]] = {
         "another target": (lambda part: part._replace(target_log_id=0x7001 ^ 0x7002 ^ part.target_log_id), "MISMATCH"),
         "an unknown target": (lambda part: part._replace(target_log_id=0xBAD), "MISMATCH"),

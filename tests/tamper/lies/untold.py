@@ -6,22 +6,24 @@ Invariant: the tests show that nobody finds them, so that one that becomes detec
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
 
 from delayd.log.checkpoint import Value
 from delayd.log.control import encode_records
-from delayd.log.dispatch import END_ROW, NewPart, Outcome, Reason, encode_outcomes
+from delayd.log.dispatch import END_ROW
 from delayd.log.group import GroupKind
 from delayd.log.pull import PullEntry, PullOp
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.schedule import schedule_path
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar, Written
 from tests.tamper.lies.consumers import cut_entries
 from tests.tamper.lies.lie import HOUR_MS, Tell, hour_that_is
-from tests.tamper.lies.message_log import edit_sent
+from tests.tamper.lies.message_log import edit_sent, say
+from tests.tamper.lies.outcomes import call_ended
 from tests.tamper.lies.pulls import edit_pulls, last
 from tests.tamper.lies.schedule import each, edit_schedule
 from tests.tamper.lies.seals import note_seals
@@ -44,31 +46,12 @@ def undetectable() -> list[tuple[str, Tell]]:
         ("a seal of a deleted hour is replaced, with the chain and the noted digest", _replace_seal),
         ("a sealed hour is deleted before its time", _delete_early),
         ("the directory of a realtime server is left out", _leave_out),
-        ("a pending message is called drained, to a delay server that is not here", _call_drained),
+        ("a pending message is called cancelled, and a decision of it is written", partial(call_ended, decided=True)),
         ("a consume log ends early", cut_entries),
         ("an acknowledgement is written for what a group held", edit_pulls(_acknowledge_held)),
         ("the newest entries of a life of the pull log are taken out", edit_pulls(_forget_newest)),
         ("an old part of the pull log is changed", edit_pulls(_give_back)),
     ]
-
-
-def _call_drained(liar: Liar) -> None:
-    hour, like = hour_that_is(liar, "pending"), dispatch_path(DELAY, hour_that_is(liar, "open"))
-    path, (group, *_) = dispatch_path(DELAY, hour), liar.groups(like)
-    (row, *_) = rows_of(liar.groups(schedule_path(DELAY, hour))[0].parsed[0])
-    part = NewPart(
-        np.array([row.sequence], np.uint64),
-        np.array([row.due_ms], np.int64),
-        Outcome.CANCELLED,
-        claimed_at_ms=row.due_ms - HOUR_MS,
-        target_log_id=0xBAD,
-        batch_id=1,
-        target_appended_at_ms=row.due_ms - HOUR_MS,
-        reason=Reason.DRAINED,
-    )
-    liar.disk.make_folder(path.rpartition("/")[0])
-    liar.copy_file(like, path)
-    liar.write(path, [group.with_batches(encode_outcomes(hour, [part]))], number=hour)
 
 
 def _newest_outcome(liar: Liar) -> None:
@@ -129,13 +112,7 @@ def _give_up_with_word(liar: Liar) -> None:
     name = schedule_path(DELAY, hour).rpartition("/")[2].removesuffix(".log")
     record = encode_records([{"type": "operator", "action": "drop", "id": f"schedule/{name}", "rows": counted}])
 
-    def say(groups: list[Written]) -> list[Written]:
-        last = groups[-1]
-        base = last.base_sequence + last.row_count
-        word = Written(GroupKind.CONTROL, last.epoch, last.appended_at_ms, base, 0, (record,))
-        return [*groups, word]
-
-    liar.edit(liar.message_log, say)
+    liar.edit(liar.message_log, partial(say, record=record))
     liar.set_hours(rows[rows["hour"] != hour], dropped=[[hour, counted]])
     liar.disk.remove(schedule_path(DELAY, hour))
 

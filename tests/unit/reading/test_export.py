@@ -20,7 +20,7 @@ from delayd.reading.export import export_directory
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
 NOW_MS = START_MS + 2 * HOUR_MS
-LOGS = {"accepted": 3, "schedule": 5, "dispatch": 4, "message": 3}
+LOGS = {"accepted": 3, "decision": 0, "schedule": 5, "dispatch": 4, "message": 3}
 TABLES = {
     **LOGS,
     "span": 1,

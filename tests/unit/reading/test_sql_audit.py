@@ -136,6 +136,13 @@ def cancelled(books: Books) -> None:
     books.decide(books.send([START_MS + 7_000]), Outcome.CANCELLED, Reason.CANCELLED)
 
 
+def cancelled_by_nobody(books: Books) -> None:
+    """Two rows that nobody ended, and one that another message replaced: the outcomes say that a caller did it."""
+    sequences = books.send([START_MS + 7_000] * 3)
+    books.decide(sequences[:2], Outcome.CANCELLED, Reason.CANCELLED, logged=0)
+    books.decide(sequences[2:], Outcome.CANCELLED, Reason.CANCELLED, logged=Reason.REPLACED)
+
+
 def cancelled_and_delivered(books: Books) -> None:
     rows = books.send([START_MS + 7_000])
     books.decide(rows, Outcome.CANCELLED, Reason.CANCELLED)
@@ -172,6 +179,7 @@ PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
     "decided": (decided_without_outcome, {"ORPHAN": 1}),
     "each outcome": (each_outcome, {}),
     "cancelled by a caller": (cancelled, {}),
+    "cancelled by nobody, or otherwise": (cancelled_by_nobody, {"MISMATCH": 3}),
     "cancelled by a caller and delivered": (cancelled_and_delivered, {"MISMATCH": 1}),
     "outcomes that nobody asked for": (unasked, {"MISMATCH": 2}),
     "expired": (expired, {}),
