@@ -214,7 +214,8 @@ def test_a_query_that_names_two_columns_and_one_hour_reads_no_more(session: "Spa
 
 def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
     with pytest.raises(
-        Exception, match="kind 'bodies' is not one of accepted, schedule, dispatch, message, lifecycle, consumption"
+        Exception,
+        match="kind 'bodies' is not one of accepted, decision, schedule, dispatch, message, lifecycle, consumption",
     ):
         session.read.format("delayd").option("kind", "bodies").load(faulty.root).count()
 
