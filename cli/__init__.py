@@ -23,6 +23,7 @@ Files
     forecast, quota_of  what falls due in each period ahead, and the quota that it is held against
     trace               one message through all logs
     backup              copies of servers, and putting them back
+    cut, cutting        servers that keep one moment, for copies that fit each other
     audit, seals, export, progress   the books, the seals, and tables for other engines
 What is shown
     completion, offers, known_names   what a shell offers while a command line is typed

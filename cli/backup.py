@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
+from typing import NamedTuple
 
 import click
 
@@ -20,7 +21,7 @@ from delayd.backup.sources import ROLES, STATE, Source
 from delayd.backup.take import Cut, Stage, Terms, take
 from delayd.config import parse_address
 from delayd.disk import RealDisk
-from delayd.errors import BadArgument, ServerUnavailable
+from delayd.errors import BadArgument, NotReady, ServerUnavailable
 from delayd.holder import LOCK, is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.net.connection import Connection
@@ -28,9 +29,10 @@ from delayd.net.cut import FOLDER, SIZES, read_sizes
 from delayd.reading.verify import verify_directory
 from delayd.secret import FILE_MODE, SECRET_FILE, Secret
 from delayd.state import LMDB_FILE
-from delayd.wire.requests import RequestType, need_bool, need_str, need_u64
+from delayd.wire.requests import RequestType, need_str, need_u64
 
-from . import ask
+from . import ask, cutting
+from .cutting import Running
 from .exits import NOT_BALANCED, OK
 from .listing import show
 from .options import (
@@ -46,8 +48,6 @@ from .progress import progress
 from .table import Cell, Column, Kind, size_text
 from .times import instant_text
 
-HOLD_MS = 2_000  # A hold ends once all servers are cut, after some milliseconds; this ends that of a dead command.
-HOLDS_MAX = 3
 COLUMNS = (
     Column("role"),
     Column("log_id"),
@@ -75,12 +75,20 @@ _HOLDER = re.compile(r"pid (\d+) ")
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @role_option
 @click.option("--show", "only_show", is_flag=True, help="Say what the backup in DIR holds, and copy nothing.")
+@click.option("--cut", "joins", is_flag=True, help="Copy the moment at which `delayd cut` holds the cluster.")
 @secret_data_option
 @meta_option
 @secret_option
 @format_option
 def backup(
-    folder: str, roles: Sequence[str], only_show: bool, data: str, meta: str, secret_file: str | None, form: str
+    folder: str,
+    roles: Sequence[str],
+    only_show: bool,
+    joins: bool,
+    data: str,
+    meta: str,
+    secret_file: str | None,
+    form: str,
 ) -> int:
     """Copy the servers of a data directory into DIR, while they run or not.
 
@@ -96,7 +104,7 @@ def backup(
         manifest = _manifest(disk, folder)
     else:
         DataFolder().convert(data, None, None)
-        manifest = _take(disk, folder, os.path.abspath(data), roles, meta, secret_file)
+        manifest = _take(disk, folder, os.path.abspath(data), roles, meta, secret_file, joins)
     return _tell(folder, manifest, form)
 
 
@@ -131,15 +139,19 @@ def restore(folder: str, roles: Sequence[str], damaged: bool, data: str) -> int:
     restored = [each for each in manifest.servers if each.role in wanted]
     instants = ", ".join(f"{each.role} of {instant_text(each.cut_ms)}" for each in restored)
     click.echo(f"restored into {data}: {instants}")
-    for line in next_steps(wanted, manifest.at_one_instant):
+    if manifest.moment_ms:
+        click.echo(f"the whole cluster was cut at {instant_text(manifest.moment_ms)}: restore all of its servers from")
+        click.echo("  their backups of this cut, in any order, before you start the first one")
+    fits = manifest.at_one_instant or bool(manifest.moment_ms)
+    for line in next_steps(wanted, fits, whole=bool(manifest.moment_ms)):
         click.echo(line)
     return NOT_BALANCED if found else OK
 
 
-def next_steps(roles: Sequence[str], at_one_instant: bool) -> list[str]:
-    """What an operator has to do after a restore (docs/operations.md, Restore)."""
+def next_steps(roles: Sequence[str], at_one_instant: bool, *, whole: bool = False) -> list[str]:
+    """What an operator has to do after a restore (docs/operations.md, Restore); ``whole``: of the whole cluster."""
     steps = ["never start the servers that the backup is of again: they and the restored ones would deliver twice"]
-    if "delay" in roles and "realtime" in roles:
+    if whole or ("delay" in roles and "realtime" in roles):
         if at_one_instant:
             steps.append("start the servers: they go on from that moment; what came or was acknowledged since is lost")
         else:
@@ -151,6 +163,8 @@ def next_steps(roles: Sequence[str], at_one_instant: bool) -> list[str]:
     elif "realtime" in roles:
         steps.append("start it: delay servers refuse it when its log ends before what it had acknowledged; then run")
         steps.append("  `delayd target accept TARGET`: what it lost is not delivered again; `delayd audit` names it")
+    if whole:
+        return steps
     if "meta" in roles:
         steps.append("meta: subjects that got a server since get one anew; `delayd route move` puts them back")
     elif roles:
@@ -160,7 +174,17 @@ def next_steps(roles: Sequence[str], at_one_instant: bool) -> list[str]:
     return steps
 
 
-def _take(disk: RealDisk, folder: str, data: str, roles: Sequence[str], meta: str, secret_file: str | None) -> Manifest:
+class _Asks(NamedTuple):
+    """How running servers are asked, and whether they are cut already."""
+
+    meta: str
+    secret: Secret
+    joins: bool
+
+
+def _take(
+    disk: RealDisk, folder: str, data: str, roles: Sequence[str], meta: str, secret_file: str | None, joins: bool
+) -> Manifest:
     inside = os.path.commonpath((os.path.realpath(folder), os.path.realpath(data)))
     if inside in (os.path.realpath(folder), os.path.realpath(data)):
         raise BadArgument(f"{folder} and {data} lie one within the other; give a folder on another disk")
@@ -177,13 +201,13 @@ def _take(disk: RealDisk, folder: str, data: str, roles: Sequence[str], meta: st
         secret = secret_of(secret_file, data) if running else None
 
         def cut(stage: Stage) -> Cut:
-            held, sources = True, [_stopped(data, role) for role in wanted if role not in running]
+            found, sources = Cut((), True), [_stopped(data, role) for role in wanted if role not in running]
             for each in sources:
                 stage(each)
             if running and secret is not None:
-                own, held = ask.run(lambda: _cut(data, running, meta, secret, stage))
-                sources += own
-            return Cut(sorted(sources, key=lambda each: ROLES.index(each.role)), held)
+                found = ask.run(lambda: _cut(data, running, _Asks(meta, secret, joins), stage))
+            sources += found.sources
+            return found._replace(sources=sorted(sources, key=lambda each: ROLES.index(each.role)))
 
         terms = Terms(cut, _check, advance, _now_ms(), delayd.__version__)
         manifest = take(disk, disk, folder, wanted, terms)
@@ -196,17 +220,19 @@ def _stopped(data: str, role: str) -> Source:
     return Source(role, home, _now_ms(), f"{home}/{STATE}", f"{home}/{CHECKPOINT}", None)
 
 
-async def _cut(data: str, roles: Sequence[str], meta: str, secret: Secret, stage: Stage) -> tuple[list[Source], bool]:
+async def _cut(data: str, roles: Sequence[str], asks: "_Asks", stage: Stage) -> Cut:
     """Cut the servers that run, and copy what they hold for this; the rest of their files is copied later."""
+    meta, secret, joins = asks
     async with AsyncExitStack() as stack:
         connections: dict[str, Connection] = {}
         async with ask.meta(meta) as asked:
             known = await ask.known_servers(asked)
         pids = {_holder(data, role) for role in roles}
         others = sum(server.alive and server.pid not in pids for server in known)
-        if others:
+        if others and not joins:
             click.echo(
-                f"delayd: {others} more servers of this cluster are elsewhere: back them up there, too",
+                f"delayd: {others} more servers of this cluster are elsewhere: back them up there, too; "
+                "`delayd cut` has all copies be of one moment",
                 err=True,
             )
         for role in roles:
@@ -214,40 +240,49 @@ async def _cut(data: str, roles: Sequence[str], meta: str, secret: Secret, stage
                 host, port = parse_address(meta)
                 connection = await stack.enter_async_context(ask.connected(host, port, "meta server"))
             else:
-                server = _server_of(data, role, known, meta)
-                connection = await stack.enter_async_context(ask.reached(server))
+                connection = await stack.enter_async_context(ask.reached(_server_of(data, role, known, meta)))
             await ask.prove(connection, secret)
             connections[role] = connection
-        held, at_ms, cuts = False, 0, dict[str, int]()
-        for _ in range(HOLDS_MAX):
-            # In the order of ROLES: what a delay server has been told is in the log of its target, cut later, and the
-            # target hears of nothing in between.
-            for role, connection in connections.items():
-                hold_ms = HOLD_MS if role == "delay" else 0
-                answer = await ask.ask(connection, RequestType.CUT, {"hold_ms": hold_ms})
-                if not _same(need_str(answer, "folder"), f"{data}/{role}"):
+        servers = [Running(role, role, connection) for role, connection in connections.items()]
+        moment_ms = await _moment(servers) if joins else 0
+        if joins:
+            at_ms, held = moment_ms, True
+        else:
+            fixed = await cutting.cut(servers, {})
+            at_ms, held = _now_ms(), fixed.held
+            for server, answer in zip(servers, fixed.answers, strict=True):
+                if not _same(need_str(answer, "folder"), f"{data}/{server.role}"):
                     raise ServerUnavailable(
-                        f"the {role} server at {connection.peer} is not the one of {data}/{role}; "
-                        "give the address of its meta server with --meta"
+                        f"the {server.role} server at {server.connection.peer} is not the one of "
+                        f"{data}/{server.role}; give the address of its meta server with --meta"
                     )
-                cuts[role] = need_u64(answer, "cut")
-            held, at_ms = True, _now_ms()
-            for role, connection in connections.items():
-                answer = await ask.ask(connection, RequestType.CUT_READY, {"cut": cuts[role]})
-                held = need_bool(answer, "held") and held
-            if held:
-                break
         sources = [_running(data, role, at_ms) for role in connections]
         for each in sources:
             stage(each)
-        return sources, held
+        if joins and await _moment(servers) != moment_ms:
+            raise NotReady("the cut of the cluster ended while its files were copied; begin anew", retry_after_ms=0)
+        return Cut(sources, held, moment_ms)
+
+
+async def _moment(servers: Sequence[Running]) -> int:
+    """The moment at which `delayd cut` holds all of these servers."""
+    answers = [await ask.ask(server.connection, RequestType.CUT_READY, {"cut": 0}) for server in servers]
+    moments = {need_u64(answer, "moment_ms") for answer in answers}
+    if len(moments) > 1:
+        raise NotReady("these servers are cut at different moments; begin anew", retry_after_ms=0)
+    return moments.pop()
 
 
 def _running(data: str, role: str, at_ms: int) -> Source:
     home = f"{data}/{role}"
     path = f"{home}/{FOLDER}/{SIZES}"
-    with open(path, "rb") as file:
-        sizes = read_sizes(path, file.read())
+    try:
+        with open(path, "rb") as file:
+            sizes = read_sizes(path, file.read())
+    except FileNotFoundError:
+        raise ServerUnavailable(
+            f"the {role} server that was cut is not the one of {home}; give the address of its meta server with --meta"
+        ) from None
     return Source(role, home, at_ms, f"{home}/{FOLDER}/{LMDB_FILE}", f"{home}/{FOLDER}/{CHECKPOINT}", sizes)
 
 
@@ -308,6 +343,8 @@ def _tell(folder: str, manifest: Manifest, form: str) -> int:
         roles = {each.role for each in manifest.servers}
         fit = "its servers fit each other" if manifest.at_one_instant else "its servers are of different moments"
         together = f"; {fit}" if {"delay", "realtime"} <= roles else ""
+        if manifest.moment_ms:
+            together = f"; it fits all backups of the cut of {instant_text(manifest.moment_ms)}"
         click.echo(
             f"{folder} is whole: {len(manifest.entries):,} files, {size_text(manifest.size_bytes)}, "
             f"made {instant_text(manifest.made_at_ms)} by delayd {manifest.version}{together}"

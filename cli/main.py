@@ -70,6 +70,7 @@ PLACES = {
     "seals": Place("seals", "seals", "Verify the seals of hours, from files."),
     "spark-audit": Place("audit", "spark_audit", "Do the same as audit, with Spark."),
     "backup": Place("backup", "backup", "Copy the servers of a directory while they run, and check the copy."),
+    "cut": Place("cut", "cut", "Have all servers keep one moment while a command makes backups of them."),
     "restore": Place("backup", "restore", "Put a backup into the place of servers."),
     "completion": Place("completion", "completion", "Print the script that has a shell complete command lines."),
 }

@@ -58,6 +58,7 @@ class Manifest:
     servers: tuple[Held, ...]
     damaged: tuple[str, ...]  # Sentences about files that did not check where they were copied from.
     entries: tuple[Entry, ...]
+    moment_ms: int = 0  # When all servers of the cluster were cut together; 0 when these were cut alone.
 
     @property
     def size_bytes(self) -> int:

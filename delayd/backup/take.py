@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgpack
 
@@ -37,12 +38,12 @@ Stage = Callable[[Source], None]
 """Copies what a source may not have for long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """The servers of a backup at one moment, or at several."""
 
     sources: Sequence[Source]
     at_one_instant: bool
+    moment_ms: int = 0  # When all servers of the cluster were cut; 0 when only these were.
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ def _fill(source: Disk, target: Disk, folder: str, journal: Journal, terms: Term
     found = terms.check(folder)
     held = tuple(_held(target, folder, each, entries) for each in cut.sources)
     damaged += [sentence for sentence in found if sentence not in damaged]
-    manifest = Manifest(terms.now_ms, terms.version, cut.at_one_instant, held, tuple(damaged), (*staged, *entries))
+    copied = (*staged, *entries)
+    manifest = Manifest(terms.now_ms, terms.version, cut.at_one_instant, held, tuple(damaged), copied, cut.moment_ms)
     write_manifest(target, folder, manifest)
     return manifest
 

@@ -63,12 +63,15 @@ class Requests:
         status: Callable[[], Head],
         soon: Soon | None = None,
         others: Mapping[int, Callable[[Peer, Frame], None]] | None = None,
+        leave: Callable[[Callable[[], object]], object] = lambda call: call(),
     ) -> None:
         """`soon` calls back at the next turn of the loop; without a loop, all of a SEND is taken at once. `others`
-        serve requests that concern the directory and not the core.
+        serve requests that concern the directory and not the core. `leave` gives an answer to another server, now or
+        when a backup has cut that one, too.
         """
         self._core = core
         self._soon = soon
+        self._leave = leave
         # The rest of each SEND: how to take more, from which batch, up to which.
         self._rests: deque[tuple[Take, int, int]] = deque()
         self._clock = clock
@@ -199,7 +202,7 @@ class Requests:
 
     def _send_again(self, peer: Peer, frame: Frame) -> None:
         """Take messages that come again to their group: one batch of a realtime server."""
-        batch, answer = _parse(frame.body), partial(self._answer_one, peer, frame.request_id)
+        batch, answer = _parse(frame.body), partial(self._answer_server, peer, frame.request_id)
         if isinstance(batch, BatchMalformed):
             answer(batch, False)
             return
@@ -207,7 +210,7 @@ class Requests:
 
     def _send_drained(self, peer: Peer, frame: Frame) -> None:
         """Take messages that another delay server held: one batch."""
-        batch, answer = _parse(frame.body), partial(self._answer_one, peer, frame.request_id)
+        batch, answer = _parse(frame.body), partial(self._answer_server, peer, frame.request_id)
         if isinstance(batch, BatchMalformed):
             answer(batch, False)
             return
@@ -234,6 +237,10 @@ class Requests:
                 peer.answer(frame.request_id, self._head(message=told))
 
         self._core.retiring.retire(done)
+
+    def _answer_server(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
+        # A server that hears of it forgets the message, and this must be in no backup in which the message is missing.
+        self._leave(partial(self._answer_one, peer, request_id, what, duplicate))
 
     def _answer_one(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         if isinstance(what, AcceptedBatch) and not what.decided:

@@ -133,7 +133,7 @@ class DelayServer:
         self._guard = membership.guard(config.role, core.identity.log_id)
         cut_terms = (config.folder, core.identity.log_id, home.state, home.executors[-1])
         self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
-        self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers)
+        self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
         self._reserve()
         self._server = Server(self, limits=DELAY_LIMITS)
         self._port = await self._server.listen(config.host, config.port)
@@ -440,11 +440,8 @@ class _Wire:
             on_answer(answer)
             self._rearm()
 
-        if self._hold.held:
-            self._hold.keep(lambda: self._connection.call(frame_type, head, body, answered, now=True))
-            return
         # Few bytes are sent only when nothing is under way; then there is nothing to gather them with (decision 0008).
-        self._connection.call(frame_type, head, body, answered, now=True)
+        self._hold.leave(lambda: self._connection.call(frame_type, head, body, answered, now=True))
 
     def close(self) -> None:
         self._connection.close()

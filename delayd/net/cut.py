@@ -30,8 +30,8 @@ from delayd.executor import Done, Executor
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.net.machine import KeptState
 from delayd.state import LMDB_FILE, StateCopy
-from delayd.wire.frame import Frame, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_u64
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.requests import RequestType, need_instant, need_int, need_u64
 
 FOLDER = "backup"  # In a server's folder, while a backup copies it.
 SIZES = "sizes"  # The sizes of the logs' files, as this module writes them.
@@ -58,9 +58,10 @@ class Peer(Protocol):
 class _Cut:
     number: int
     peer: Peer
+    moment_ms: int  # When all servers of the cluster were cut; 0 when not all were.
     ready: bool = False
     failed: DelaydError | None = None
-    waiting: list[int] = field(default_factory=list)  # Requests that wait until the files are written.
+    waiting: list[tuple[Peer, int]] = field(default_factory=list)  # Requests that wait until the files are written.
     held: bool = True  # Whether the hold has never ended before it was asked to end.
 
 
@@ -104,10 +105,11 @@ class Cuts:
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         hold_ms = need_int(frame.head, "hold_ms", 0, HOLD_MS_MAX)
+        moment_ms = need_instant(frame.head, "moment_ms") if "moment_ms" in frame.head else 0
         if self._writing or (self._cut is not None and self._cut.peer is not peer):
             raise NotReady("another backup of this server is being copied", retry_after_ms=BUSY_MS)
         self._numbers += 1
-        cut = self._cut = _Cut(self._numbers, peer)
+        cut = self._cut = _Cut(self._numbers, peer, moment_ms)
         checkpoint = _bytes_of(f"{self._folder}/{CHECKPOINT}")
         copy = self._state.begin_copy()
         self._hold(hold_ms)
@@ -121,21 +123,26 @@ class Cuts:
 
     def _tell(self, peer: Peer, frame: Frame) -> None:
         number, cut = need_u64(frame.head, "cut"), self._cut
-        if cut is None or cut.peer is not peer or cut.number != number:
+        if not number:
+            if cut is None or not cut.moment_ms:
+                raise NotReady("no `delayd cut` holds this server at a moment", retry_after_ms=BUSY_MS)
+        elif cut is None or cut.peer is not peer or cut.number != number:
             raise NotReady(f"cut {number} has ended; begin the backup again", retry_after_ms=BUSY_MS)
-        # Whoever asks has cut all other servers.
-        cut.held = self._release() and cut.held
-        cut.waiting.append(frame.request_id)
+        else:
+            # The connection that asks has cut all other servers.
+            cut.held = self._release() and cut.held
+        cut.waiting.append((peer, frame.request_id))
         self._answer(cut)
 
     def _answer(self, cut: _Cut) -> None:
         if not cut.ready and cut.failed is None:
             return
-        for request_id in cut.waiting:
+        told: Head = {"log_id": self._log_id, "cut": cut.number, "held": cut.held, "moment_ms": cut.moment_ms}
+        for peer, request_id in cut.waiting:
             if cut.failed is not None:
-                cut.peer.answer_error(request_id, cut.failed)
+                peer.answer_error(request_id, cut.failed)
             else:
-                cut.peer.answer(request_id, {"log_id": self._log_id, "cut": cut.number, "held": cut.held})
+                peer.answer(request_id, told)
         cut.waiting = []
 
     def _written(self, cut: _Cut, done: Done[None]) -> None:

@@ -1,4 +1,4 @@
-"""Hold: keeps what a delay server would send to its targets back for a moment, while a backup is cut (docs/backup.md).
+"""Hold: keeps what a delay server would tell other servers back for a moment, while a backup is cut (docs/backup.md).
 
 Invariant: calls leave in their order, and none is lost: they leave when the hold ends, by a word or by itself.
 """
@@ -42,9 +42,12 @@ class Hold:
         self._end()
         return lasted
 
-    def keep(self, call: Callable[[], object]) -> None:
-        """Call when the hold ends; only while ``held``."""
-        self._calls.append(call)
+    def leave(self, call: Callable[[], object]) -> None:
+        """Call at once, or when the hold ends."""
+        if self.held:
+            self._calls.append(call)
+        else:
+            call()
 
     def _end(self) -> None:
         if self._timer is not None:

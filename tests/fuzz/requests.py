@@ -55,7 +55,7 @@ ANY: dict[RequestType, Fields] = {
     RequestType.STATUS: {},
     RequestType.CHALLENGE: {"nonce": values.nonce},
     RequestType.PROVE: {"proof": values.nonce, "cluster_id": values.u64},
-    RequestType.CUT: {"hold_ms": values.small},
+    RequestType.CUT: {"hold_ms": values.small, "moment_ms": values.small},
     RequestType.CUT_READY: {"cut": values.small},
 }
 META: dict[RequestType, Fields] = {

@@ -99,6 +99,26 @@ def test_a_second_backup_waits_and_an_ended_cut_is_told(world: World) -> None:
     assert not first.errors and len(second.answers) == 1
 
 
+def test_another_connection_asks_about_a_cut_of_all_servers_and_ends_nothing(world: World) -> None:
+    first, second = Peer(), Peer()
+    world.ask(first, RequestType.CUT, hold_ms=0)
+    world.work()
+    with pytest.raises(NotReady):
+        world.ask(second, RequestType.CUT_READY, cut=0)
+    world.ask(first, RequestType.CUT, hold_ms=500, moment_ms=1_000)
+    world.ask(second, RequestType.CUT_READY, cut=0)
+    assert not second.answers, "its files are not written yet"
+    world.work()
+    (told,) = second.answers
+    assert (told["cut"], told["moment_ms"]) == (2, 1_000)
+    world.cuts.disconnected(second)
+    world.ask(first, RequestType.CUT_READY, cut=2)
+    assert first.answers[-1]["held"] is True
+    world.cuts.disconnected(first)
+    with pytest.raises(NotReady):
+        world.ask(second, RequestType.CUT_READY, cut=0)
+
+
 def test_a_connection_that_ends_while_the_files_are_written_leaves_none(world: World) -> None:
     peer = Peer()
     world.ask(peer, RequestType.CUT, hold_ms=0)

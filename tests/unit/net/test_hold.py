@@ -25,18 +25,20 @@ def test_calls_leave_in_their_order_when_the_hold_is_ended() -> None:
     hold, left = Hold(Later()), list[int]()
     hold.begin(2_000)
     for number in range(3):
-        hold.keep(partial(left.append, number))
+        hold.leave(partial(left.append, number))
     assert left == []
     assert hold.end(), "it has lasted"
     assert left == [0, 1, 2]
     assert not hold.end(), "it has ended before"
+    hold.leave(partial(left.append, 3))
+    assert left == [0, 1, 2, 3], "nothing waits without a hold"
 
 
 def test_a_hold_that_nobody_ends_ends_by_itself_and_says_so() -> None:
     later, left = Later(), list[int]()
     hold = Hold(later)
     hold.begin(2_000)
-    hold.keep(lambda: left.append(1))
+    hold.leave(lambda: left.append(1))
     ((seconds, end),) = later.set
     assert seconds == 2
     end()

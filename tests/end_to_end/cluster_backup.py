@@ -1,0 +1,238 @@
+"""A cluster is cut at one moment beside traffic, and restored: what was lost, doubled or left over?
+
+``python -m tests.end_to_end.cluster_backup --rounds 20`` starts meta, two delay and two realtime servers, each on a
+directory of its own. Producers send to four subjects, with and without keys; consumers acknowledge, and give some
+messages back, so that they wait at a delay server again. `delayd cut` has all directories copied meanwhile. Then all
+servers are killed and restored from the copies, and started in an order that the round draws. Invariant: each message
+that was safe before the cut comes, unless it was acknowledged before the cut; none comes twice after the restore; the
+audit of all directories has no finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import delayd
+from delayd.backup.manifest import read_manifest
+from delayd.config import Value
+from delayd.disk import RealDisk
+from tests.end_to_end.processes import ServerProcess
+from tests.unit.cli.runner import run
+from tests.waiting import wait_until
+
+META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": 1_500}
+NAMES = ("meta", "delay-1", "delay-2", "realtime-1", "realtime-2")
+SUBJECTS = ("a", "b", "c", "d")
+ROWS = 25  # Of one batch.
+REJECTED_EVERY = 11  # Of the messages, so many are given back once.
+LEASE = timedelta(seconds=3)  # What a consumer held when the cluster was cut comes again after it.
+QUIET_S = 5.0  # Nothing more comes when nothing has come for so long.
+AT_WORK_S = 0.3
+BEFORE_S = 2.0
+CUT_WITHIN_MS = 1_000  # A realtime server is cut so soon after the first delay server, and keeps what it heard before.
+
+
+@dataclass
+class Traffic:
+    """What a producer was told, and what consumers got and acknowledged; the numbers of messages."""
+
+    meta: str
+    rows_s: int
+    sent: int = 0  # All below are safe.
+    acknowledged: dict[int, float] = field(default_factory=dict)  # And from when on the server may have known of it.
+    _end: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def goes_on(self) -> Iterator[None]:
+        """Send and consume."""
+        threads = [threading.Thread(target=self._send), threading.Thread(target=self._consume)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            for thread in threads:
+                thread.join()
+
+    def _send(self) -> None:
+        with delayd.Producer(self.meta, timeout_ms=20_000) as producer:
+            while not self._end.is_set():
+                numbers = range(self.sent, self.sent + ROWS)
+                bodies = [str(number).encode() for number in numbers]
+                subject = SUBJECTS[self.sent // ROWS % len(SUBJECTS)]
+                keys = [f"key-{number}" for number in numbers] if self.sent // ROWS % 3 == 0 else None
+                producer.send_batch(subject, bodies, delay=timedelta(seconds=1), keys=keys)
+                self.sent += ROWS
+                self._end.wait(ROWS / self.rows_s)
+
+    def _consume(self) -> None:
+        # Delay servers hand nothing over while the cluster is cut. So that some are given back then, a handler works
+        # on each of them for a while.
+        at_work: list[tuple[float, delayd.Message]] = []
+        with delayd.Consumer(self.meta, list(SUBJECTS), group="g", lease=LEASE) as consumer:
+            while not self._end.is_set():
+                batch = consumer.pull(500, wait=timedelta(milliseconds=20))
+                while at_work and at_work[0][0] < time.monotonic():
+                    at_work.pop(0)[1].nack(timedelta(seconds=2), wait=False)
+                kept: list[int] = []
+                begun_ms = time.time() * 1_000
+                for message in batch:
+                    number = int(message.body)
+                    if number % REJECTED_EVERY == 0 and message.attempt == 1:
+                        at_work.append((time.monotonic() + AT_WORK_S, message))
+                    else:
+                        message.ack(wait=False)
+                        kept.append(number)
+                consumer.flush()
+                self.acknowledged.update(dict.fromkeys(kept, begun_ms))
+
+
+@dataclass
+class Cluster:
+    """Five servers."""
+
+    folder: Path
+    servers: dict[str, ServerProcess]
+
+    def data(self, name: str) -> Path:
+        """The directory of a server."""
+        return self.folder / name
+
+    @property
+    def meta(self) -> str:
+        """The address of meta."""
+        return self.servers["meta"].address
+
+    def start(self, name: str) -> None:
+        """Start a server, where it was before."""
+        self.servers[name].start()
+
+    def serves(self) -> bool:
+        """Whether all serve."""
+        listed = run("servers", "--meta", self.meta, "--format", "json")
+        return listed.code == 0 and listed.out.count('"serves"') == len(NAMES) - 1
+
+
+@contextmanager
+def open_cluster(folder: Path) -> Iterator[Cluster]:
+    """Start the servers, each on an empty directory."""
+    with ExitStack() as stack:
+        meta = stack.enter_context(ServerProcess("meta", folder / "meta", META))
+        own: dict[str, Value] = {"meta": meta.address, "secret_file": str(folder / "meta" / "cluster.secret")}
+        servers = {"meta": meta}
+        for name in NAMES[1:]:
+            servers[name] = stack.enter_context(ServerProcess(name.partition("-")[0], folder / name, own))
+        cluster = Cluster(folder, servers)
+        wait_until(cluster.serves, "all serve")
+        yield cluster
+
+
+def back_up(cluster: Cluster, copies: Path) -> None:
+    """Copy all directories at one moment."""
+    delayd_program = f"{shlex.quote(sys.executable)} -m delayd"
+    secret = cluster.data("meta") / "cluster.secret"
+    words = [
+        f"{delayd_program} backup {copies / name} --data {cluster.data(name)} --meta {cluster.meta} "
+        f"--secret-file {secret} --cut"
+        for name in NAMES
+    ]
+    ran = run("cut", "--meta", cluster.meta, "--secret-file", str(secret), "--", "sh", "-ec", "\n".join(words))
+    assert ran.code == 0, ran.out + ran.err
+
+
+def restore(cluster: Cluster, copies: Path, order: list[str]) -> None:
+    """Kill all servers, put their copies in their places, and start them in an order."""
+    for name in NAMES:
+        cluster.servers[name].kill()
+    for name in order:
+        shutil.rmtree(cluster.data(name))
+        ran = run("restore", str(copies / name), "--data", str(cluster.data(name)))
+        assert ran.code == 0, ran.out + ran.err
+    for name in order:
+        cluster.start(name)
+    wait_until(cluster.serves, "all serve again", within_s=60)
+
+
+def rest_of(cluster: Cluster) -> Counter[int]:
+    """All messages that still come, each acknowledged."""
+    came: Counter[int] = Counter()
+    with delayd.Consumer(cluster.meta, list(SUBJECTS), group="g") as consumer:
+        last = time.monotonic()
+        while time.monotonic() - last < QUIET_S:
+            batch = consumer.pull(500, wait=timedelta(seconds=1))
+            came.update(int(body) for body in batch.bodies)
+            if len(batch):
+                batch.ack()
+                last = time.monotonic()
+    return came
+
+
+def audited(cluster: Cluster) -> str:
+    """What an audit of all directories says is wrong; empty when the books balance."""
+    together = cluster.folder / "together"
+    together.mkdir()
+    for name in NAMES[1:]:
+        (together / name).symlink_to(cluster.data(name) / name.partition("-")[0])
+    ran = run("audit", "--data", str(together), "--grace", "0ms", "--late-limit", "10m")
+    return "" if ran.code == 0 else ran.out + ran.err
+
+
+def one_round(folder: Path, draw: Random, rows_s: int) -> list[str]:
+    """What was wrong in one round."""
+    with open_cluster(folder) as cluster:
+        traffic = Traffic(cluster.meta, rows_s)
+        with traffic.goes_on():
+            wait_until(lambda: traffic.sent > BEFORE_S * rows_s and bool(traffic.acknowledged), "messages are consumed")
+            safe = traffic.sent
+            back_up(cluster, folder / "copies")
+            acknowledged = dict(traffic.acknowledged)
+            wait_until(lambda: traffic.sent > safe + ROWS, "the servers serve on")
+        order = draw.sample(NAMES, len(NAMES))
+        restore(cluster, folder / "copies", order)
+        came = rest_of(cluster)
+        moment_ms = read_manifest(RealDisk(), str(folder / "copies" / "realtime-1")).moment_ms
+        done = {number for number, at_ms in acknowledged.items() if at_ms < moment_ms + CUT_WITHIN_MS}
+        lost = set(range(safe)) - done - came.keys()
+        doubled = [number for number, count in came.items() if count > 1]
+        faults = [f"{len(lost)} lost, such as {min(lost)}"] if lost else []
+        faults += [f"{len(doubled)} twice, such as {doubled[0]}"] if doubled else []
+        for name in NAMES[1:]:
+            cluster.servers[name].terminate()
+        wrong = audited(cluster)
+        faults += [wrong] if wrong else []
+        return [f"restored in the order {' '.join(order)}: {fault}" for fault in faults]
+
+
+def main() -> int:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.cluster_backup", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows-per-s", type=int, default=5_000)
+    arguments = parser.parse_args()
+    draw, wrong = Random(arguments.seed), 0
+    for number in range(1, arguments.rounds + 1):
+        with TemporaryDirectory() as folder:
+            faults = one_round(Path(folder), draw, arguments.rows_per_s)
+        wrong += bool(faults)
+        print(number, *(faults or ["nothing lost, nothing twice, no finding"]), flush=True)
+    print(f"{arguments.rounds} rounds, {wrong} wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
