@@ -1,6 +1,7 @@
 """A cluster of five servers that is cut at one moment and restored loses nothing and doubles nothing."""
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -8,11 +9,16 @@ from random import Random
 import pytest
 
 from cli import ask
+from delayd.backup.manifest import read_manifest
+from delayd.backup.sources import ROLES
+from delayd.disk import RealDisk
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
+from tests.end_to_end.cluster import cluster
 from tests.end_to_end.cluster_backup import one_round
 from tests.unit.cli.runner import run
+from tests.waiting import wait_until
 
 BETWEEN_CUTS_S = 1.0  # Hundreds of messages fall due and are given back meanwhile; two seconds would end the hold.
 REALTIMES = 2
@@ -34,5 +40,20 @@ def test_a_restored_cluster_goes_on_from_the_moment_of_its_cut(tmp_path: Path, m
     assert not one_round(tmp_path, Random(7), ROWS_S)
 
 
-def test_a_backup_of_a_cut_needs_one_and_a_command_that_can_not_be_run_is_named(tmp_path: Path) -> None:
-    assert run("cut", "--meta", "127.0.0.1:1", "--data", str(tmp_path), "--", "true").code in (2, 4)
+def test_a_backup_of_a_cut_needs_one_and_a_cut_ends_as_its_command_does(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with cluster(data) as production:
+        where = ("--meta", production.meta.address, "--data", str(data))
+        alone = run("backup", str(tmp_path / "copy"), *where, "--cut")
+        assert alone.code == 4 and "delayd cut" in alone.err
+        no_program = run("cut", *where, "--", "no-such-program")
+        assert no_program.code == 2 and "no-such-program" in no_program.err
+        assert run("cut", *where, "--", "sh", "-c", "exit 7").code == 7
+        words = f"{sys.executable} -m delayd backup {tmp_path / 'copy'} --data {data} --meta {production.meta.address}"
+        both = run("cut", *where, "--", "sh", "-c", f"{words} --cut; {words}")
+        assert both.code == 4, "a cut is not cut anew by another command"
+        assert read_manifest(RealDisk(), str(tmp_path / "copy")).moment_ms
+        # Nothing is left of a cut that has ended.
+        wait_until(lambda: not any((data / role / "backup").exists() for role in ROLES), "the cut is removed")
+    restored = run("restore", str(tmp_path / "copy"), "--data", str(tmp_path / "elsewhere"))
+    assert restored.code == 0 and "in any order" in restored.out and "target accept" not in restored.out
