@@ -80,6 +80,7 @@ class Home:
         self._intervals: dict[str, timedelta] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._closed = False
         # The scheduler calls a run at once, as a plain function. By default it would make a task of it; the end of the
         # scheduler would cancel a task that has not begun, and log this as an error.
         self._scheduler = AsyncIOScheduler(
@@ -122,6 +123,8 @@ class Home:
 
     def close(self, core: Core | None) -> None:
         """End the threads, close the core's files if there is one, and free the directory for another server."""
+        # What the threads still do is durable, and the next start reads it: nobody is left to hear of it here.
+        self._closed = True
         for executor in self.executors:
             executor.close()
         if core is not None:
@@ -150,8 +153,9 @@ class Home:
         self._loop.call_soon_threadsafe(self._called, done)
 
     def _called(self, done: Callable[[], object]) -> None:
-        done()
-        self._after_job()
+        if not self._closed:
+            done()
+            self._after_job()
 
 
 def abandon(config: DelayConfig | RealtimeConfig, machine: Machine, home: Home | None) -> HeldServer:

@@ -142,6 +142,19 @@ def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_pa
         asyncio.run(scenario(turns_before))
 
 
+def test_nobody_hears_of_a_job_that_ends_while_the_threads_are_closed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        heard, ran = list[int](), list[int]()
+        found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, ("worker",), lambda: heard.append(1)), Core()
+        await found.stop(core)
+        found.executors[0].submit(lambda: ran.append(1), lambda done: heard.append(2))
+        found.close(core)
+        await turns()
+        assert (ran, heard) == ([1], [])
+
+    asyncio.run(scenario())
+
+
 async def turns(count: int = 8) -> None:
     """Let a loop go round; each callback that a callback plans takes one turn more."""
     for _ in range(count):
