@@ -4,11 +4,16 @@ import asyncio
 import json
 import re
 import shutil
+from collections import Counter
+from contextlib import ExitStack
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
 from delayd.errors import DelaydError
 from delayd.waits import WaitKind
 from tests.end_to_end.cluster import (
@@ -26,6 +31,7 @@ from tests.end_to_end.cluster import (
     until_away,
 )
 from tests.end_to_end.processes import ServerProcess
+from tests.end_to_end.pulling import pull_all
 from tests.end_to_end.torture_faults import send_directly
 from tests.unit.cli.runner import run
 from tests.waiting import holds_once, wait_until
@@ -313,3 +319,52 @@ def test_rule_H8_a_copy_of_the_whole_directory_on_other_ports_leaves_production_
             assert copy.consumed(1, within_s=1) == []
         for server in (production.delay, production.realtime):
             assert "fenced" not in server.log and "target_refused" not in server.log
+
+
+def test_exchanged_directories_keep_their_names_and_nothing_comes_twice(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        meta = stack.enter_context(ServerProcess("meta", tmp_path / "meta", META))
+        own = {"meta": meta.address}
+        servers = {
+            role: [stack.enter_context(ServerProcess(role, tmp_path / f"{role}{number}", own)) for number in (1, 2)]
+            for role in ("realtime", "delay")
+        }
+        wait_until(lambda: len(names_of(meta)) == 4, "all have registered")
+        before = names_of(meta)
+        producer = stack.enter_context(Producer(meta.address))
+        subjects = [f"s{number}" for number in range(4)]
+        sent = [b"%d" % number for number in range(24)]
+        for number, body in enumerate(sent):
+            producer.send(subjects[number % 4], body, delay=timedelta(seconds=0 if number < 12 else 1.5))
+        with Consumer(meta.address, subjects, "g") as consumer:
+            got = Counter(pull_all(consumer, 6))  # The rest is delivered and not pulled, or not due.
+        for role, (one, other) in servers.items():
+            assert one.terminate() == other.terminate() == 0
+            exchange(tmp_path / f"{role}1" / role, tmp_path / f"{role}2" / role)
+            for server in (one, other):
+                server.spawn()
+            for server in (one, other):
+                server.until_ready()
+        exchanged = {one.address: other.address for one, other in servers.values()}
+        exchanged |= {other: one for one, other in exchanged.items()}
+        expected = {exchanged[address]: log_id for address, log_id in before.items()}
+        wait_until(lambda: names_of(meta) == expected, "each is named as what it is")
+        with Consumer(meta.address, subjects, "g") as consumer:
+            got += Counter(pull_all(consumer, len(sent) - len(got)))
+            assert got == Counter(sent)
+            assert not consumer.pull(1, wait=timedelta(milliseconds=200))
+        assert run("status", "--meta", meta.address).code == 0
+
+
+def names_of(meta: ServerProcess) -> dict[str, str]:
+    """The log_id at each address of a server that serves, as meta knows it."""
+    rows = json.loads(run("servers", "--meta", meta.address, "--format", "json").out)
+    return {row["address"]: row["log_id"] for row in rows if row["state"] == "serves"}
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Give two directories each other's name."""
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
