@@ -382,10 +382,18 @@ class Intake:
         self._commit()
 
     def has_given(self, sequence: int) -> bool:
-        """Whether a message may have this sequence: none has one that a jump left unused, and none has a later one."""
-        return sequence < self.next_sequence and not any(
-            first <= sequence < first + count for first, count in self.skipped
-        )
+        """Whether this server may have given a sequence. In a life that began with a `jump`, as a restored server's
+        does, the files that it does not have may have given those that were left unused.
+        """
+        if not self._jumped:
+            return sequence < self.next_sequence
+        begin, count = self.skipped[-1]
+        end = begin + count
+        # Lives that ended before their targets had answered left sequences unused, too, and gave none.
+        for first, before in reversed(self.skipped[:-1]):
+            if first + before == begin:
+                begin = first
+        return sequence < begin or end <= sequence < self.next_sequence
 
     def _has_jumped(self) -> None:
         self._jumped = True
