@@ -162,9 +162,10 @@ def _recover(
     opened.callback(message_log.close)
     for tail in message_log.recovered:
         if tail.cut_bytes:
-            # A crash may have torn this tail, or it may have been the last accepted group. Nothing can tell the two
-            # apart, so the operator is told.
+            # A crash may have torn this tail, or it may have been the last accepted group. Only outcomes of its
+            # messages can tell the two apart, so the operator is told.
             log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
+    _leave_decided_unused(read, decided, message_log)
     told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
     if kept.ended is None:
         read.ended += _find_ended(message_log)
@@ -402,6 +403,22 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
             found.damage.append(loaded.damage)
             found.unloaded[hour] = loaded.damage, loaded.sequences
     found.pending.settle(found.loaded_until, found.quarantined)
+
+
+def _leave_decided_unused(read: _Replay, decided: Mapping[int, NDArray[np.uint64]], message_log: Log) -> None:
+    """Give no sequence that an outcome names (rule I5).
+
+    A message is durable in the message log before it gets an outcome. So when an outcome names a sequence behind the
+    log's end, that end was damaged, and not torn by a crash. If the sequence were given again, the outcome would end
+    the new message, which would never be delivered.
+    """
+    following = 1 + max((int(sequences[-1]) for sequences in decided.values() if len(sequences)), default=0)
+    if following > read.next_sequence:
+        log.critical(
+            "log_end_lost path=%s next_sequence=%d outcomes_up_to=%d fix=restore_the_file_from_a_copy",
+            *(message_log.segments[-1].path, read.next_sequence, following - 1),
+        )
+        read.next_sequence = following
 
 
 def _recover_outcomes(

@@ -73,7 +73,11 @@ def use(batch: Batch, seed: int) -> None:
         if ColumnId.HEADERS_END in batch:
             headers = items_of(batch, ColumnId.HEADERS_END)
             assert items_of(copied, ColumnId.HEADERS_END) == [headers[row] for row in rows]
-        assert ColumnId.KEY_END not in copied
+        if ColumnId.KEY_END in batch:
+            keys = items_of(batch, ColumnId.KEY_END)
+            copied_keys = items_of(copied, ColumnId.KEY_END) if ColumnId.KEY_END in copied else [b""] * len(rows)
+            assert copied_keys == [keys[row] for row in rows]
+        assert ColumnId.ROW_FLAGS not in copied
         assert tags_of(copied) == [tags_of(batch)[row] for row in rows]
     gathered = gather([Pick(batch, range(batch.count))])
     turned = reorder(gathered, np.arange(batch.count)[::-1])

@@ -114,11 +114,12 @@ def test_flags_without_keys_and_tags_without_blooms_are_refused() -> None:
             validate._check_columns(BatchKind.PRODUCER, columns)
 
 
-def test_a_dispatch_batch_may_have_tags_and_no_keys() -> None:
+def test_a_dispatch_batch_may_have_keys_and_tags_and_no_row_flags() -> None:
     sent = {"sequences": [1], "kind": BatchKind.DISPATCH, "part": DISPATCH}
     check_batch(parse(messages([b"b"], tags=[["t"]], **sent)))  # type: ignore[arg-type]
-    with pytest.raises(BatchMalformed, match="can't have the column key_end"):
-        check_batch(parse(messages([b"b"], keys=[b"k"], **sent)))  # type: ignore[arg-type]
+    check_batch(parse(messages([b"b"], keys=[b"k"], **sent)))  # type: ignore[arg-type]
+    with pytest.raises(BatchMalformed, match="can't have the column row_flags"):
+        check_batch(parse(messages([b"b"], keys=[b"k"], flags=[1], **sent)))  # type: ignore[arg-type]
     filed = messages(
         [b"b"], keys=[b"k"], flags=[2], tags=[["t"]], sequences=[1], kind=BatchKind.SCHEDULE, part=SCHEDULE
     )

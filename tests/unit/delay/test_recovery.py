@@ -14,11 +14,13 @@ from delayd.errors import NewerFormat
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.schedule import decode_hours, dispatch_path
 from delayd.reading.groups import file_size
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
+from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
 
 HOUR_MS = 3_600_000
@@ -44,6 +46,31 @@ def test_rule_P4_what_a_dispatch_log_has_is_not_dispatched_again(way: PowerLoss 
     world.drain()
     world.check_books()
     assert len(world.outside.targets[TARGET_IDS[0]].log) == 1
+
+
+def test_rule_I5_what_outcomes_name_behind_the_log_s_end_is_given_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.send(wanted(2, 300, "first"))
+    world.pass_ms(500)
+    world.checkpoint()
+    world.send(wanted(3, 300, "old"))
+    world.pass_ms(1_500)
+    remains = world.remains(None)
+    (name,) = remains.disk.list_folder(f"{FOLDER}/message")
+    path = f"{FOLDER}/message/{name}"
+    data = bytearray(content(remains.disk, path))
+    data[data.rfind(MAGIC_BYTES) + 120] ^= 4  # In the last group, with which "old" was accepted.
+    put(remains.disk, path, bytes(data))
+    again = World(remains)
+    number = again.send(wanted(3, 300, "new"))
+    again.settle()
+    assert again.outside.accepted[number][1].base_sequence == 6
+    assert "log_end_lost" in caplog.text and "outcomes_up_to=5" in caplog.text
+    # A later life, too, delivers the new messages: no outcome of an old one is taken for theirs.
+    later = World(again.remains(None))
+    later.pass_ms(10_000)
+    came = [body for target in later.outside.targets.values() for kept in target.log for body in kept.bodies]
+    assert sorted(came) == [b"first-0", b"first-1", b"new-0", b"new-1", b"new-2", b"old-0", b"old-1", b"old-2"]
 
 
 def test_rule_P4_a_dispatch_log_is_never_cut_to_a_checkpoint() -> None:
