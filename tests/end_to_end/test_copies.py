@@ -327,7 +327,7 @@ def test_exchanged_directories_keep_their_names_and_nothing_comes_twice(tmp_path
         own = {"meta": meta.address}
         servers = {
             role: [stack.enter_context(ServerProcess(role, tmp_path / f"{role}{number}", own)) for number in (1, 2)]
-            for role in ("realtime", "delay")
+            for role in ("delay", "realtime")
         }
         wait_until(lambda: len(names_of(meta)) == 4, "all have registered")
         before = names_of(meta)
