@@ -90,7 +90,14 @@ def _decide(disk: RealDisk, state: State, home: str, kind: FileKind, yes: bool) 
 def _damage(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int) -> Damage | None:
     offset, crc32c = MARKS[kind]
     marks = _row(state, home, b"checkpoint") if state.get(b"checkpoint") is not None else {}
-    return find_damage(disk, _place(state, home, kind), marks.get(offset, 0), marks.get(crc32c, 0), now_ms)
+    # A start of the delay server knows from its outcomes whether the tail was durable. So it is not cut here: it is put
+    # aside, and its sequences stay unused.
+    confirmed = _not_cut_here if kind is FileKind.MESSAGE else None
+    return find_damage(disk, _place(state, home, kind), marks.get(offset, 0), marks.get(crc32c, 0), now_ms, confirmed)
+
+
+def _not_cut_here() -> str:
+    return "only a start can tell that it is torn"
 
 
 def _all_behind_checkpoint(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int, why: str) -> Damage:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -157,13 +158,16 @@ def _recover(
         opened.callback(segment.close)
     read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
-    message_log = open_needed_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
+    told = max((int(sequences[-1]) for sequences in decided.values() if len(sequences)), default=0)
+    message_log = open_needed_log(
+        disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take, confirmed=partial(read.confirmed, told)
+    )
     read.index()
     opened.callback(message_log.close)
     for tail in message_log.recovered:
         if tail.cut_bytes:
-            # A crash may have torn this tail, or it may have been the last accepted group. Only outcomes of its
-            # messages can tell the two apart, so the operator is told.
+            # A crash may have torn this tail, or it may have been the last accepted group. No outcome proves the
+            # latter, so nothing can tell the two apart, and the operator is told.
             log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
     _leave_decided_unused(read, decided, message_log)
     told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
@@ -329,6 +333,15 @@ class _Replay:
         if self._stored:
             self.pending.keep(replayed_rows(self._stored, self.subjects, self._appended_at_ms))
             self._stored, self._appended_at_ms, self._rows = [], [], 0
+
+    def confirmed(self, told: int) -> str:
+        """Why the log was durable behind the groups that were taken; ``told`` is the highest sequence of any outcome.
+
+        Only durable messages get an outcome, so no crash tears off the group of one (rule L5).
+        """
+        if told < self.next_sequence:
+            return ""
+        return f"it was durable: message {told} was in it or behind it, and has its outcome"
 
     def take(self, group: CommitGroup) -> None:
         header = group.header

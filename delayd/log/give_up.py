@@ -14,7 +14,7 @@ from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError
 from delayd.log.group import NewGroup
 from delayd.log.log import NAME_DIGITS, LogPlace, open_log, segment_name
-from delayd.log.segment import COPY_SUFFIX, READ_BYTES, FileHeader, Segment
+from delayd.log.segment import COPY_SUFFIX, READ_BYTES, Confirmed, FileHeader, Segment
 
 ASIDE_SUFFIX = ".given-up"
 
@@ -34,15 +34,17 @@ class Damage:
     lost_bytes: int  # How many bytes the files hold behind the last good group.
 
 
-def find_damage(disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: int) -> Damage | None:
+def find_damage(
+    disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: int, confirmed: Confirmed | None = None
+) -> Damage | None:
     """Find the damage that keeps a start from a log whose server is stopped; None when there is none. Recovers the log
-    as a start does.
+    as a start does; ``confirmed`` says why its tail is not to be cut (`open_log`).
 
     Raises:
         DataError: this process can't read it now.
     """
     try:
-        open_log(disk, place, now_ms, start, crc32c, leave_out=True).close()
+        open_log(disk, place, now_ms, start, crc32c, leave_out=True, confirmed=confirmed).close()
         return None
     except DamagedData as damage:
         error = damage

@@ -14,6 +14,7 @@ from delayd.disk import Disk, list_named
 from delayd.errors import DamagedData, DataError, Shortage, read_error
 from delayd.log.group import CommitGroup, GroupHeader, NewGroup
 from delayd.log.segment import (
+    Confirmed,
     FileHeader,
     FileKind,
     Recovered,
@@ -322,6 +323,7 @@ def open_needed_log(
     visit: Visit | None = None,
     *,
     kept_from: int | None = None,
+    confirmed: Confirmed | None = None,
 ) -> Log:
     """Open a log without which a server can't start; an error names the command that helps.
 
@@ -329,7 +331,9 @@ def open_needed_log(
     the header_crc32c of the group that ends at ``start``. `open_log` explains the other arguments.
     """
     try:
-        return open_log(disk, place, now_ms, start, crc32c, visit, leave_out=True, kept_from=kept_from)
+        return open_log(
+            disk, place, now_ms, start, crc32c, visit, leave_out=True, kept_from=kept_from, confirmed=confirmed
+        )
     except DamagedData as error:
         if type(error) is not DamagedData:
             raise  # The system can't read it now, which does not mean that it is damaged.
@@ -347,6 +351,7 @@ def open_log(
     *,
     leave_out: bool = False,
     kept_from: int | None = None,
+    confirmed: Confirmed | None = None,
 ) -> Log:
     """Open or create a log and recover its tail: from ``start`` on every group is verified (rules L1, L5).
 
@@ -361,6 +366,7 @@ def open_log(
         leave_out: files that end at or below ``start`` and are damaged or gone are left out, in `Log.lost`; without it
             they are an error too.
         kept_from: where the log began at least; without the files from there on it begins later for good.
+        confirmed: says before a tail is cut why that tail is damage, "" if nothing proves it (`Segment.recover`).
 
     Raises:
         DamagedData, NewerFormat: with the path and what to do.
@@ -378,7 +384,7 @@ def open_log(
         if leave_out:
             segments = _with_gaps(disk, place, segments, start, kept_from)
         recovered = [
-            _recover(segment, following, start, previous_crc32c, visit)
+            _recover(segment, following, start, previous_crc32c, visit, confirmed)
             for segment, following in zip(segments, [*segments[1:], None], strict=True)
         ]
     except BaseException:
@@ -484,7 +490,12 @@ def _base_in(name: str) -> int | None:
 
 
 def _recover(
-    segment: Segment, following: Segment | None, start: int, previous_crc32c: int | None, visit: Visit | None
+    segment: Segment,
+    following: Segment | None,
+    start: int,
+    previous_crc32c: int | None,
+    visit: Visit | None,
+    confirmed: Confirmed | None,
 ) -> Recovered:
     """Recover one segment; bytes before ``start`` are durable, and groups that the checkpoint covers are not read
     again.
@@ -502,7 +513,7 @@ def _recover(
         begin, known_crc32c = start, previous_crc32c
     assert visit is None or begin >= start, "what is visited begins at a group whose predecessor is known"
     if following is None:
-        return segment.recover(begin, known_crc32c, max(start, base), True, visit)
+        return segment.recover(begin, known_crc32c, max(start, base), True, visit, confirmed)
     # A roll flushes a segment before it creates the next one.
     found = segment.recover(begin, known_crc32c, following.base_offset, False, visit)
     if (segment.end, segment.crc32c) != (following.base_offset, following.header.previous_crc32c):

@@ -48,6 +48,7 @@ GROUP_PLACE_AT = 16
 
 
 Visit = Callable[[CommitGroup], object]
+Confirmed = Callable[[], str]
 
 
 class FileKind(IntEnum):
@@ -262,7 +263,13 @@ class Segment:
         self.file.close()
 
     def recover(
-        self, offset: int, previous_crc32c: int | None, known_durable: int, last: bool, visit: Visit | None = None
+        self,
+        offset: int,
+        previous_crc32c: int | None,
+        known_durable: int,
+        last: bool,
+        visit: Visit | None = None,
+        confirmed: Confirmed | None = None,
     ) -> Recovered:
         """Find the end from ``offset`` on, cut a torn tail, make the rest durable (docs: segment.md, Recovery).
 
@@ -286,6 +293,7 @@ class Segment:
             known_durable: an offset below which the caller knows that everything was fsynced, at least ``offset``.
             last: whether no later segment exists; only the last one may have a torn tail.
             visit: gets each verified group in the same reading; what it builds counts only once this has returned.
+            confirmed: asked before a tail is cut: why it was durable, as a later fact proves; "" if none does.
 
         Raises:
             DamagedData: a group does not check and was durable.
@@ -313,6 +321,8 @@ class Segment:
             what = scan.reason or f"the file ends {known_durable - end} bytes early"
             raise DamagedData(self.path, self.position(end), what)
         if size > end:
+            if confirmed is not None and (why := confirmed()):
+                raise DamagedData(self.path, self.position(end), f"{scan.reason}, and {why}")
             self.file.truncate(self.position(end))
         if last:
             self._write_back(durable, end)
