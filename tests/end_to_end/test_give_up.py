@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.cluster import alarm_of, cluster, command, decide, log_id_of, logged
+from tests.end_to_end.cluster import alarm_of, cluster, command, decide, log_id_of
 from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
@@ -49,10 +49,6 @@ def test_a_server_starts_without_the_damaged_end_of_its_log(tmp_path: Path, fold
         if folder == "realtime/message":
             assert alarm_of(production)
             decide(production, "quarantine", "drop", "window")
-            decide(production, "target", "accept", log_id_of(production, "realtime"))
-        else:
-            # The target holds messages that the delay server knows nothing of any more.
-            logged(server, "fenced")
             decide(production, "target", "accept", log_id_of(production, "realtime"))
         production.send("6")
         assert production.consumed(1) == ["6"]
