@@ -4,8 +4,9 @@
 directory of its own. Producers send to four subjects, with and without keys; consumers acknowledge, and give some
 messages back, so that they wait at a delay server again. `delayd cut` has all directories copied meanwhile. Then all
 servers are killed and restored from the copies, and started in an order that the round draws. Invariant: each message
-that was safe before the cut comes, unless it was acknowledged before the cut; none comes twice after the restore; the
-audit of all directories has no finding.
+that was safe before the cut comes, unless it was acknowledged before the cut; what was acknowledged before the cut does
+not come again, and what was cancelled before it stays cancelled; none comes twice after the restore; no sequence is
+given again; the audit of all directories has no finding.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import delayd
-from delayd.backup.manifest import read_manifest
 from delayd.config import Value
-from delayd.disk import RealDisk
 from tests.end_to_end.processes import ServerProcess
 from tests.unit.cli.runner import run
 from tests.waiting import wait_until
@@ -42,7 +41,8 @@ LEASE = timedelta(seconds=3)  # What a consumer held when the cluster was cut co
 QUIET_S = 5.0  # Nothing more comes when nothing has come for so long.
 AT_WORK_S = 0.3
 BEFORE_S = 2.0
-CUT_WITHIN_MS = 1_000  # A realtime server is cut so soon after the first delay server, and keeps what it heard before.
+FAR = timedelta(hours=1)
+CANCELLED_EVERY = 20  # Batches; then a message that is due in an hour is sent and cancelled.
 
 
 @dataclass
@@ -52,7 +52,10 @@ class Traffic:
     meta: str
     rows_s: int
     sent: int = 0  # All below are safe.
-    acknowledged: dict[int, float] = field(default_factory=dict)  # And from when on the server may have known of it.
+    given: set[tuple[int, int]] = field(default_factory=set)  # The names that messages got.
+    cancelled: list[tuple[str, delayd.Receipt]] = field(default_factory=list)
+    acknowledged: dict[int, tuple[float, float]] = field(default_factory=dict)  # When this began, and was durable.
+    rate: float = 0.0  # Messages a second, in the end.
     _end: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -68,16 +71,31 @@ class Traffic:
             for thread in threads:
                 thread.join()
 
+    def send_more(self) -> set[tuple[int, int]]:
+        """Send a batch to each subject; the names that its messages got."""
+        names: set[tuple[int, int]] = set()
+        with delayd.Producer(self.meta, timeout_ms=20_000) as producer:
+            for subject in SUBJECTS:
+                names |= names_of(producer.send_batch(subject, [b"0"] * ROWS, delay=FAR))
+        return names
+
     def _send(self) -> None:
+        begun = time.monotonic()
         with delayd.Producer(self.meta, timeout_ms=20_000) as producer:
             while not self._end.is_set():
                 numbers = range(self.sent, self.sent + ROWS)
                 bodies = [str(number).encode() for number in numbers]
                 subject = SUBJECTS[self.sent // ROWS % len(SUBJECTS)]
                 keys = [f"key-{number}" for number in numbers] if self.sent // ROWS % 3 == 0 else None
-                producer.send_batch(subject, bodies, delay=timedelta(seconds=1), keys=keys)
+                self.given |= names_of(producer.send_batch(subject, bodies, delay=timedelta(seconds=1), keys=keys))
+                if self.sent // ROWS % CANCELLED_EVERY == 0:
+                    receipt = producer.send(subject, b"cancelled", delay=FAR)
+                    self.given.add((receipt.log_id, receipt.sequence))
+                    producer.cancel(subject, receipt=receipt)
+                    self.cancelled.append((subject, receipt))
                 self.sent += ROWS
-                self._end.wait(ROWS / self.rows_s)
+                self._end.wait(max(0.0, begun + self.sent / self.rows_s - time.monotonic()))
+        self.rate = self.sent / (time.monotonic() - begun)
 
     def _consume(self) -> None:
         # Delay servers hand nothing over while the cluster is cut. So that some are given back then, a handler works
@@ -89,7 +107,6 @@ class Traffic:
                 while at_work and at_work[0][0] < time.monotonic():
                     at_work.pop(0)[1].nack(timedelta(seconds=2), wait=False)
                 kept: list[int] = []
-                begun_ms = time.time() * 1_000
                 for message in batch:
                     number = int(message.body)
                     if number % REJECTED_EVERY == 0 and message.attempt == 1:
@@ -97,8 +114,9 @@ class Traffic:
                     else:
                         message.ack(wait=False)
                         kept.append(number)
+                begun = time.monotonic()
                 consumer.flush()
-                self.acknowledged.update(dict.fromkeys(kept, begun_ms))
+                self.acknowledged.update(dict.fromkeys(kept, (begun, time.monotonic())))
 
 
 @dataclass
@@ -141,17 +159,25 @@ def open_cluster(folder: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def back_up(cluster: Cluster, copies: Path) -> None:
-    """Copy all directories at one moment."""
+def names_of(receipt: delayd.BatchReceipt) -> set[tuple[int, int]]:
+    """The names of a batch's messages."""
+    return set(zip(receipt.log_ids.tolist(), receipt.sequences.tolist(), strict=True))
+
+
+def back_up(cluster: Cluster, copies: Path) -> float:
+    """Copy all directories at one moment; when all servers had been cut, on the monotonic clock."""
     delayd_program = f"{shlex.quote(sys.executable)} -m delayd"
     secret = cluster.data("meta") / "cluster.secret"
-    words = [
+    cut = cluster.folder / "cut"  # Is written when all are cut, before the first copy.
+    words = [f"{shlex.quote(sys.executable)} -c 'import time; print(time.monotonic())' > {cut}"]
+    words += [
         f"{delayd_program} backup {copies / name} --data {cluster.data(name)} --meta {cluster.meta} "
         f"--secret-file {secret} --cut"
         for name in NAMES
     ]
     ran = run("cut", "--meta", cluster.meta, "--secret-file", str(secret), "--", "sh", "-ec", "\n".join(words))
     assert ran.code == 0, ran.out + ran.err
+    return float(cut.read_text())
 
 
 def restore(cluster: Cluster, copies: Path, order: list[str]) -> None:
@@ -191,30 +217,40 @@ def audited(cluster: Cluster) -> str:
     return "" if ran.code == 0 else ran.out + ran.err
 
 
-def one_round(folder: Path, draw: Random, rows_s: int) -> list[str]:
-    """What was wrong in one round."""
+def one_round(folder: Path, draw: Random, rows_s: int) -> tuple[float, list[str]]:
+    """How many messages were sent a second, and what was wrong."""
     with open_cluster(folder) as cluster:
         traffic = Traffic(cluster.meta, rows_s)
         with traffic.goes_on():
             wait_until(lambda: traffic.sent > BEFORE_S * rows_s and bool(traffic.acknowledged), "messages are consumed")
-            safe = traffic.sent
-            back_up(cluster, folder / "copies")
+            safe, cancelled, began = traffic.sent, list(traffic.cancelled), time.monotonic()
+            all_cut = back_up(cluster, folder / "copies")
             acknowledged = dict(traffic.acknowledged)
             wait_until(lambda: traffic.sent > safe + ROWS, "the servers serve on")
         order = draw.sample(NAMES, len(NAMES))
         restore(cluster, folder / "copies", order)
+        faults: list[str] = []
+        with delayd.Producer(cluster.meta, timeout_ms=20_000) as producer:
+            states = [producer.get(subject, receipt=receipt).state for subject, receipt in cancelled]
+        if wrong := [state for state in states if state is not delayd.MessageState.CANCELLED]:
+            faults.append(f"{len(wrong)} that were cancelled are {wrong[0].name}")
         came = rest_of(cluster)
-        moment_ms = read_manifest(RealDisk(), str(folder / "copies" / "realtime-1")).moment_ms
-        done = {number for number, at_ms in acknowledged.items() if at_ms < moment_ms + CUT_WITHIN_MS}
-        lost = set(range(safe)) - done - came.keys()
+        done = {number for number, (begun, _) in acknowledged.items() if begun < all_cut}
+        sure = {number for number, (_, durable) in acknowledged.items() if durable < began}
         doubled = [number for number, count in came.items() if count > 1]
-        faults = [f"{len(lost)} lost, such as {min(lost)}"] if lost else []
-        faults += [f"{len(doubled)} twice, such as {doubled[0]}"] if doubled else []
+        for what, numbers in (
+            ("lost", set(range(safe)) - done - came.keys()),
+            ("twice", set(doubled)),
+            ("again though they were acknowledged", sure & came.keys()),
+        ):
+            faults += [f"{len(numbers)} {what}, such as {min(numbers)}"] if numbers else []
+        if again := traffic.send_more() & traffic.given:
+            faults.append(f"{len(again)} sequences given again")
         for name in NAMES[1:]:
             cluster.servers[name].terminate()
-        wrong = audited(cluster)
-        faults += [wrong] if wrong else []
-        return [f"restored in the order {' '.join(order)}: {fault}" for fault in faults]
+        wrong_books = audited(cluster)
+        faults += [wrong_books] if wrong_books else []
+        return traffic.rate, [f"restored in the order {' '.join(order)}: {fault}" for fault in faults]
 
 
 def main() -> int:
@@ -227,9 +263,9 @@ def main() -> int:
     draw, wrong = Random(arguments.seed), 0
     for number in range(1, arguments.rounds + 1):
         with TemporaryDirectory() as folder:
-            faults = one_round(Path(folder), draw, arguments.rows_per_s)
+            rate, faults = one_round(Path(folder), draw, arguments.rows_per_s)
         wrong += bool(faults)
-        print(number, *(faults or ["nothing lost, nothing twice, no finding"]), flush=True)
+        print(f"{number} at {rate:,.0f}/s:", *(faults or ["nothing lost, nothing twice, no finding"]), flush=True)
     print(f"{arguments.rounds} rounds, {wrong} wrong")
     return int(bool(wrong))
 

@@ -37,7 +37,8 @@ def test_a_restored_cluster_goes_on_from_the_moment_of_its_cut(tmp_path: Path, m
         return await true_ask(connection, request, head)
 
     monkeypatch.setattr(ask, "ask", slow_ask)
-    assert not one_round(tmp_path, Random(7), ROWS_S)
+    _, faults = one_round(tmp_path, Random(7), ROWS_S)
+    assert not faults
 
 
 def test_a_backup_of_a_cut_needs_one_and_a_cut_ends_as_its_command_does(tmp_path: Path) -> None:
