@@ -63,7 +63,7 @@ class Standing:
             "leaving_rows": self.endings.drain.rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "targets": len(links),
-            "targets_away": sum(link.phase is not Phase.READY for link in links),
+            "targets_away": sum(link.phase is not Phase.READY and not link.is_lost for link in links),
             "quarantined_rows": len(self.held),
             "quarantined_hours": self.quarantine.hours(),
             "quarantined": len(self.quarantine),

@@ -77,6 +77,7 @@ def test_rule_H5_what_a_lost_target_may_hold_is_in_doubt_and_its_subjects_go_els
     world.settle()
     told = lose(world)
     assert "5 messages that it may hold are in doubt" in told
+    assert world.core.counters()["targets_away"] == 0, "nobody waits for a target that was given up"
     # Meta has been told of another server, and the lost one is spoken to no more, whatever it says.
     target.hangs = False
     replace_target(world)
