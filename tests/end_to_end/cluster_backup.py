@@ -35,7 +35,7 @@ from tests.waiting import wait_until
 META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": 1_500}
 NAMES = ("meta", "delay-1", "delay-2", "realtime-1", "realtime-2")
 SUBJECTS = ("a", "b", "c", "d")
-ROWS = 25  # Of one batch.
+ROWS = 100  # Of one batch.
 REJECTED_EVERY = 11  # Of the messages, so many are given back once.
 LEASE = timedelta(seconds=3)  # What a consumer held when the cluster was cut comes again after it.
 QUIET_S = 5.0  # Nothing more comes when nothing has come for so long.
