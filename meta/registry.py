@@ -36,8 +36,9 @@ class _Known:
 class RegistryTerms:
     """How long a registration counts, and whether those of earlier lives do.
 
-    `moved` says that meta's own directory lies in another place than before. Then it may be a copy, and it may remember
-    the addresses of the original's servers: clients are told of a server only after it has registered here.
+    `moved` says that the addresses of servers that meta remembers are not to be told: its own directory lies in another
+    place than before, so it may be a copy and remember those of the original's servers; or the servers have new ones in
+    each life. Clients are told of a server only after it has registered here.
     """
 
     lease_ms: int

@@ -171,9 +171,10 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
 
         wait_until(new_came, "the message behind the move comes")
         wanted = {b"new", *(b"on the way %d" % number for number in range(next(sent)))}
-        for each in every:
+        # The consumer of one subject has left the old server, so it misses what still came there after the move.
+        for each, due in zip(every, (wanted, wanted, {b"new"}), strict=True):
             seen: set[bytes] = set()
-            wait_until(partial(_has_seen, each, seen, wanted), f"each of them comes to {each}")
+            wait_until(partial(_has_seen, each, seen, due), f"each of them comes to {each}")
         old[0].ack()
         first.kill()
         with pytest.raises(delayd.ServerUnavailable):

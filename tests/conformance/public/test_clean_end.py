@@ -45,7 +45,7 @@ def use(home):
     blocking(home)
 
 if sys.argv[1] == "embedded":
-    for _ in range(2):
+    for _ in range(4):
         with delayd.open(sys.argv[2]) as home:
             use(home)
 else:
