@@ -153,6 +153,8 @@ class Quarantine:
         self._stored.forget_read()
         groups: dict[Group, None] = {}
         for bad in some:
+            if self._bad.get(bad.offset) is not bad:
+                continue  # While an operator's word waited for a look at its file, it was released or given up.
             try:
                 self._stored.fetch(bad.offset)
             except DataError:

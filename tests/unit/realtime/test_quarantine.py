@@ -189,6 +189,20 @@ def test_rule_Q5_what_was_given_back_and_what_was_passed_over_come_once_though_t
     assert pull_all(later) == []
 
 
+def test_two_words_that_release_one_entry_release_it_once() -> None:
+    """The second word waited for a look at the files while the first one was carried out."""
+    world, _ = served([b"good"], [BAD], [b"other"])
+    flip(world.disk, BAD)
+    assert pull_all(world) == [b"good", b"other"]
+    held = world.core._pulls.quarantine
+    (entry,) = held.listing()
+    bad = held.find(entry.id)
+    assert bad is not None
+    flip(world.disk, BAD)
+    assert held.release(bad) and held.release(bad)
+    assert pull_all(world) == [BAD]
+
+
 @pytest.mark.parametrize("by", ["the next try", "an operator"])
 def test_a_file_that_is_put_back_by_a_rename_is_read(by: str) -> None:
     # Groups go to another file behind this one.
