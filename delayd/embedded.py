@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,7 @@ from delayd.worker.worker import Worker
 if TYPE_CHECKING:
     from delayd.net.program import Service
 
+REGISTERED_S = 2.0  # For servers to register; those of a moved directory wait for a lease, and so do their clients.
 STOP_S = 10.0  # For the servers to make durable what is under way and to release the directory.
 
 log = logging.getLogger(__name__)
@@ -197,6 +199,11 @@ class Embedded:
             _, port = await service.start()
             if config is MetaConfig:
                 self._meta_port = port
+        # A client that is opened at once is told of these servers by meta, at the addresses of this life.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REGISTERED_S):
+                for service in self._services:
+                    await service.registered()
 
     async def _stop(self) -> None:
         if self._failure is not None:

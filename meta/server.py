@@ -130,6 +130,9 @@ class MetaService:
         config = self._config
         return HeldServer(config.role, config.host, config.port, self._machine.secret(config))
 
+    async def registered(self) -> None:
+        """Clients know meta's address by themselves."""
+
     async def start(self) -> tuple[str, int]:
         """Listen; opens first if `open` was not called."""
         config = self._config

@@ -107,6 +107,11 @@ class DelayServer:
         """See delayd.net.program.Service."""
         return abandon(self._config, self._machine, self._home)
 
+    async def registered(self) -> None:
+        """Wait until meta has taken a registration of this server, which has started."""
+        assert self._registration is not None
+        await self._registration.registered()
+
     async def start(self) -> tuple[str, int]:
         """Listen and register; recovers first if `open` was not called."""
         if self._core is None:

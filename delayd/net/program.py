@@ -69,6 +69,9 @@ class Service(Protocol):
     async def start(self) -> tuple[str, int]:
         """Listen, and return the address at which requests are answered from now on."""
 
+    async def registered(self) -> None:
+        """Wait until clients are told of this server, which has started."""
+
     async def stop(self) -> None:
         """Take no more requests, make durable what is under way, let the answers leave, release the directory.
 

@@ -54,6 +54,9 @@ class Service:
     def abandon(self) -> HeldServer:
         return HeldServer("sample", HOST, 0, SECRET)
 
+    async def registered(self) -> None:
+        """See the port."""
+
     async def start(self) -> tuple[str, int]:
         loop = asyncio.get_running_loop()
         port = await self._server.listen(HOST, 0)
