@@ -14,6 +14,7 @@ import msgpack
 
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.consume import ConsumeTail
+from delayd.log.proof import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
 from delayd.log.retry import Decision, decode_rows, encode_rows
 from delayd.state import State
 
@@ -25,12 +26,8 @@ from .index import Index, Subject
 from .offers import Offer
 from .ranges import Ranges
 
-CHECKPOINT_KEY = b"checkpoint"
 ORIGIN_PREFIX = b"origin/"
-SUBJECT_PREFIX = b"subject/"
-GROUP_PREFIX = b"group/"
 NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.
-COPY_PREFIX = b"copy/"  # A second copy of small values that can't be rebuilt from anything else.
 LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)

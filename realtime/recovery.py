@@ -31,6 +31,7 @@ from delayd.log.consume import (
 from delayd.log.control import HelloHeard, OriginAccepted, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
+from delayd.log.proof import pulled_behind
 from delayd.log.segment import FileKind
 from delayd.log.tally import tally_place
 from delayd.state import State
@@ -102,7 +103,9 @@ def _recover(
     now_ms = clock.now_ms()
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
     whole = (marks.indexed_offset, marks.indexed_crc32c)
-    message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from)
+    # A tail that does not check is cut unless the pull log names a message of it, so the pull log is asked before.
+    confirmed = partial(pulled_behind, disk, state.scan, config.folder, identity.log_id)
+    message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from, confirmed=confirmed)
     opened.callback(message_log.close)
     _tell_recovered(message_log)
     place = tally_place(config.folder, identity.log_id)

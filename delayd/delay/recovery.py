@@ -334,8 +334,9 @@ class _Replay:
             self.pending.keep(replayed_rows(self._stored, self.subjects, self._appended_at_ms))
             self._stored, self._appended_at_ms, self._rows = [], [], 0
 
-    def confirmed(self, told: int) -> str:
-        """Why the log was durable behind the groups that were taken; ``told`` is the highest sequence of any outcome.
+    def confirmed(self, told: int, end: int) -> str:
+        """Why the log was durable behind ``end``, that is, behind the groups that were taken; ``told`` is the highest
+        sequence of any outcome.
 
         Only durable messages get an outcome, so no crash tears off the group of one (rule L5).
         """

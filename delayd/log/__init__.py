@@ -22,5 +22,6 @@ The realtime server's logs
     segment_index       a closed segment without its bodies, for audits
 What a person or a disk does to a log
     watch               notices files that are removed, replaced or cut under a running server
+    proof               facts that tell a damaged end of a message log from one that a crash has torn
     give_up             lets an operator give up the damaged end of a log
 """

@@ -366,7 +366,8 @@ def open_log(
         leave_out: files that end at or below ``start`` and are damaged or gone are left out, in `Log.lost`; without it
             they are an error too.
         kept_from: where the log began at least; without the files from there on it begins later for good.
-        confirmed: says before a tail is cut why that tail is damage, "" if nothing proves it (`Segment.recover`).
+        confirmed: says before a tail is cut, with the offset where it begins, why it is damage; "" if nothing proves it
+            (`Segment.recover`).
 
     Raises:
         DamagedData, NewerFormat: with the path and what to do.

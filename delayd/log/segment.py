@@ -48,7 +48,8 @@ GROUP_PLACE_AT = 16
 
 
 Visit = Callable[[CommitGroup], object]
-Confirmed = Callable[[], str]
+Confirmed = Callable[[int], str]
+"""Says why a log was durable behind an offset, where its last good group ends; "" if nothing proves it."""
 
 
 class FileKind(IntEnum):
@@ -293,7 +294,8 @@ class Segment:
             known_durable: an offset below which the caller knows that everything was fsynced, at least ``offset``.
             last: whether no later segment exists; only the last one may have a torn tail.
             visit: gets each verified group in the same reading; what it builds counts only once this has returned.
-            confirmed: asked before a tail is cut: why it was durable, as a later fact proves; "" if none does.
+            confirmed: asked before a tail is cut, with the offset where it begins: why it was durable, as a later fact
+                proves; "" if none does.
 
         Raises:
             DamagedData: a group does not check and was durable.
@@ -321,7 +323,7 @@ class Segment:
             what = scan.reason or f"the file ends {known_durable - end} bytes early"
             raise DamagedData(self.path, self.position(end), what)
         if size > end:
-            if confirmed is not None and (why := confirmed()):
+            if confirmed is not None and (why := confirmed(end)):
                 raise DamagedData(self.path, self.position(end), f"{scan.reason}, and {why}")
             self.file.truncate(self.position(end))
         if last:

@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from delayd.config import Value
 from delayd.errors import DelaydError
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.net.connection import Connection
 from delayd.net.server import run
@@ -18,6 +19,7 @@ from delayd.wire.requests import RequestType, need_maps, need_rows
 from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.end_to_end.processes import ServerProcess
 from tests.trust import connect_trusted
+from tests.unit.cli.runner import run as run_command
 from tests.waiting import DEADLINE_S
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 
@@ -98,6 +100,49 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path) -> None:
             file.write(b"GRUP" + bytes(100))
         server.start()
         assert "cut_bytes=104" in server.log
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize("mended", ["put back", "given up"])
+def test_rule_L5_a_damaged_last_group_of_which_a_message_was_pulled_is_not_cut(tmp_path: Path, mended: str) -> None:
+    async def pulls(connection: Connection) -> None:
+        pulled = await ask(connection, RequestType.PULL, {**pull_head(), "max_messages": 10})
+        parts = need_rows(pulled.head, "parts", 4)
+        handles = [[pulled.head["incarnation"], part[0], part[2]] for part in parts]
+        assert sum(part[2] for part in parts) == 2
+        await ask(connection, RequestType.ACK, {"subject": "orders", "group": "billing", "handles": handles})
+
+    with ServerProcess("realtime", tmp_path, SETTINGS) as server:
+        talk(server, _two_batches)
+        talk(server, pulls)
+        server.kill()
+        path = tmp_path / "realtime/message/00000000000000000000.log"
+        whole = path.read_bytes()
+        bad = whole[:-1] + bytes([whole[-1] ^ 1])
+        path.write_bytes(bad)
+        server.start_held()
+        assert f"{path} is damaged at byte {whole.rindex(MAGIC_BYTES)}" in server.log
+        assert "1 messages of orders in it or behind it were pulled by billing" in server.log
+        assert path.read_bytes() == bad
+        if mended == "put back":
+            path.write_bytes(whole)
+        else:
+            given_up = run_command("log", "give-up", "--yes", str(tmp_path / "realtime/message"))
+            assert given_up.code == 0, given_up
+            (aside,) = (tmp_path / "realtime/quarantine").glob("message-*")
+            assert aside.read_bytes() == bad
+        server.until_ready()
+        assert server.terminate() == 0
+
+
+def test_a_last_group_that_is_cut_short_and_was_not_pulled_is_torn(tmp_path: Path) -> None:
+    with _served_and_killed(tmp_path) as server:
+        path = tmp_path / "realtime/message/00000000000000000000.log"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-8])
+        server.start()
+        assert "tail_recovered" in server.log
+        assert path.read_bytes() == whole[: whole.rindex(MAGIC_BYTES)]
         assert server.terminate() == 0
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import DamagedData, HandoffRefused
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
+from delayd.testing.state import MemoryState
 from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
 from delayd.wire.waits import read_waits
@@ -186,25 +188,61 @@ def test_a_start_that_is_refused_says_what_helps() -> None:
         World(disk, world.state.after_crash(disk), settings=SETTINGS)
 
 
-def test_a_message_log_that_ends_before_what_was_pulled_is_no_torn_one() -> None:
-    """New messages would get the numbers of those that are gone, which consumers have acknowledged."""
+def with_a_last_group(acked: bool) -> tuple[MemoryDisk, MemoryState, str, bytes]:
+    """What a power loss leaves after a last message, which somebody has acknowledged or nobody has pulled; the last
+    file of the message log and its bytes.
+    """
     world, _ = filled()
     peer = SimPeer()
     world.hello(peer, 9)
     world.dispatch(peer, 9, dispatch_batch(900, [b"new"], w=(1, 24)))
-    assert world.ack(peer, world.pull(peer, most=100).handles) == []
+    assert world.ack(peer, world.pull(peer, most=100 if acked else 3).handles) == []
     disk = world.disk.after_crash()
     path = files(disk, MESSAGE)[-1]
-    whole = content(disk, path)
-    put(disk, path, whole[:-8])
-    state = world.state.after_crash(disk)
-    with pytest.raises(DamagedData, match="1 messages of orders behind it were pulled by billing") as caught:
-        World(disk, state, settings=SETTINGS)
-    assert caught.value.path == path
+    return disk, world.state.after_crash(disk), path, content(disk, path)
+
+
+def with_damage(whole: bytes, damage: str) -> bytes:
+    return {
+        "short": whole[:-8],
+        "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "gone": whole[: whole.rindex(MAGIC_BYTES)],
+    }[damage]
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped", "gone"])
+def test_rule_L5_a_last_group_of_which_a_message_was_pulled_is_damage_and_is_not_cut(damage: str) -> None:
+    """New messages would get the numbers of those that are gone, which consumers have acknowledged."""
+    disk, state, path, whole = with_a_last_group(acked=True)
+    bad = with_damage(whole, damage)
+    put(disk, path, bad)
+    why = r"1 messages of orders .*behind it were pulled by billing.*give-up"
+    for _ in range(2):
+        with pytest.raises(DamagedData, match=why) as told:
+            World(disk, state, settings=SETTINGS)
+        assert told.value.path == path and content(disk, path) == bad
+        disk._locks.clear()
     put(disk, path, whole)
-    disk._locks.clear()
     again = World(disk, state, settings=SETTINGS)
     assert again.pull(SimPeer()).bodies == []
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped"])
+def test_rule_L5_a_last_group_of_which_no_message_was_pulled_is_cut_as_torn(damage: str) -> None:
+    disk, state, path, whole = with_a_last_group(acked=False)
+    put(disk, path, with_damage(whole, damage))
+    World(disk, state, settings=SETTINGS)
+    assert len(content(disk, path)) < len(whole)
+
+
+def test_rule_L5_a_pull_log_with_a_torn_end_proves_what_stands_before_it() -> None:
+    disk, state, path, whole = with_a_last_group(acked=True)
+    put(disk, path, with_damage(whole, "flipped"))
+    pulls = files(disk, PULL)[-1]
+    put(disk, pulls, content(disk, pulls)[:-1])
+    with pytest.raises(DamagedData, match="pulled by billing") as told:
+        World(disk, state, settings=SETTINGS)
+    assert told.value.path == path
 
 
 @pytest.mark.parametrize("how", ["restored", "released", "dropped"])

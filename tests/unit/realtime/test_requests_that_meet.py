@@ -14,11 +14,11 @@ from hypothesis.strategies import integers, lists, tuples
 
 from delayd.batch import Buffer
 from delayd.errors import DelaydError
+from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
 from realtime.groups import Group
-from realtime.kept import GROUP_PREFIX
 from realtime.quarantine import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head

@@ -9,12 +9,12 @@ import pytest
 
 from delayd.errors import StaleEpoch, StaleSession
 from delayd.log import checkpoint
+from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
 from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
-from realtime.kept import GROUP_PREFIX
 from tests.memory_files import content, files, put
 from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
