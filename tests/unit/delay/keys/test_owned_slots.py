@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from delayd.delay.keys import owned_slots
 from delayd.delay.keys.owned_slots import STATE_KEY, OwnedSlots
 from delayd.errors import (
     DelaydError,
@@ -29,10 +28,8 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.slots import NO_SLOTS, SlotClaims, SlotOwners, SlotSet, slot_set, slots_of_text, slots_text
-from meta.members import Members
-from meta.slots import Given, SlotTable
-from tests.unit.meta import servers
+from delayd.wire.slots import SlotOwners, SlotSet, slot_set, slots_of_text, slots_text
+from tests.unit.delay.keys.planted import PLANTED
 from tests.unit.meta.servers import LEASE_MS, FullState, SteppedMeta, delay_server
 
 SLOT = slots_of_text("7")
@@ -468,34 +465,11 @@ def _live(generator: np.random.Generator) -> None:
     Lives(lambda steps: str(generator.choice(steps))).run(200)
 
 
-def _judged_without_claims(table: SlotTable, log_id: int, claims: SlotClaims) -> Given:
-    return JUDGE(table, log_id, SlotClaims(NO_SLOTS, np.where(claims.owned, np.uint32(0), claims.versions)))
-
-
-JUDGE = SlotTable.judge
-
-
-def _admits_all(members: Members, live: Iterable[int]) -> list[int]:
-    return [] if members.in_doubt else [log_id for log_id in live if log_id not in members.durable]
-
-
-BUGS: dict[str, tuple[object, str, object]] = {
-    "a server takes a slot again at the version at which it gave it up": (
-        owned_slots,
-        "was_given_since",
-        lambda owners, versions: np.ones_like(versions, np.bool_),
-    ),
-    "an empty meta gives slots to whoever asks": (servers, "begin_in_doubt", lambda state: None),
-    "an empty meta is sure as soon as one server has registered": (Members, "reached", Members.present),
-    "a server may own slots before another owner knows it": (Members, "newcomers", _admits_all),
-    "an empty meta takes no claims": (SlotTable, "judge", _judged_without_claims),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_make_two_serve_a_slot(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above is worth something: with each of these bugs it finds harm."""
-    monkeypatch.setattr(*BUGS[bug])
+    for patch in PLANTED[bug]:
+        monkeypatch.setattr(*patch)
     with pytest.raises(AssertionError, match="two serve it"):
         for seed in range(100):
             _live(np.random.default_rng(seed))

@@ -1,0 +1,48 @@
+"""Bugs in the delay server's answers, and in what it holds for requests, which the fuzzer of cores must see."""
+
+from __future__ import annotations
+
+from delayd.delay.ending import message_requests
+from delayd.delay.ending.claims import Claims
+from delayd.delay.ending.message_requests import MessageRequests
+from delayd.delay.ending.taken_names import TakenNames
+from delayd.delay.ending.wanted import wanted_of
+from realtime.pulls import Pulls
+from tests.worlds.patches import Bugs, Patch
+
+
+def _believe_made_up_receipts(self, wanted, nowhere, looked_up, places=None):  # type: ignore[no-untyped-def]
+    told, claimable = _states(self, wanted, nowhere, looked_up, places)
+    told["state"][told["state"] == 0] = 1
+    return told, claimable
+
+
+def _tell_another_instant(self, request, states):  # type: ignore[no-untyped-def]
+    states["decided_at_ms"] += request.looks + (request.looked_up is not None)
+    return _told(self, request, states)
+
+
+_states = MessageRequests.states
+_told = MessageRequests._told
+
+PLANTED: Bugs = {
+    "C1: a request that is sent again is not told what its earlier try has ended": [
+        Patch(MessageRequests, "_pin", lambda self, request: False)
+    ],
+    "C1: an answer tells another instant of the decision": [Patch(MessageRequests, "_told", _tell_another_instant)],
+    "C1: a receipt that somebody made up is believed": [Patch(MessageRequests, "states", _believe_made_up_receipts)],
+    "C1: what is cancelled is not claimed": [Patch(Claims, "claim", lambda self, wanted, places: None)],
+    "C1: two receipts that lead to one row are taken as they were asked": [
+        Patch(message_requests, "wanted_newest", lambda asked, told: wanted_of(asked))
+    ],
+    "B2: the room of an answered request stays taken": [
+        Patch(MessageRequests, "_give_room_back", lambda self, rows: None)
+    ],
+    "B2: what a look-up remembers stays when it has ended": [Patch(TakenNames, "end", lambda self, watch: None)],
+}
+PLANTED_IN_REALTIME: Bugs = {
+    "B1: waiting pulls outlive their connections": [
+        Patch(Pulls, "disconnected", lambda self, peer: None),
+        Patch(Pulls, "wake", lambda self: None),
+    ],
+}
