@@ -13,6 +13,12 @@ from tests.worlds.key_books import KEEP, REJECT, REPLACE, KeyBooks
 BEGIN_MS = HOUR_MS - BEFORE_HOUR_MS
 NEAR_MS, FAR_MS = BEGIN_MS + 700, BEGIN_MS + 2 * HOUR_MS
 A, B = b"a", b"b"
+# The bugs of tests/worlds/bugs.py that these deaths must show.
+SHOWN_BY = (
+    "C1: a cancel is answered before its decision is durable",
+    "C2: a checkpoint passes a decision and does not name its rows",
+    "P1: a start does not read the decisions",
+)
 
 
 class KeyedDeath(Death):

@@ -13,15 +13,10 @@ import pytest
 from tests.crash import delay_deaths
 from tests.crash.delay_deaths import explore
 from tests.crash.harness import Report, ways
-from tests.crash.keyed_deaths import KeyedDeath
+from tests.crash.keyed_deaths import SHOWN_BY, KeyedDeath
 from tests.worlds import bugs
 from tests.worlds.delay import small_slots
 
-SHOWN_BY = (
-    "C1: a cancel is answered before its decision is durable",
-    "C2: a checkpoint passes a decision and does not name its rows",
-    "P1: a start does not read the decisions",
-)
 NEVER = 1_000  # There are fewer operations.
 
 

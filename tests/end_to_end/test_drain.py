@@ -1,4 +1,4 @@
-"""A delay server is cordoned, drained and retired beside traffic, and killed meanwhile (docs/drain.md)."""
+"""A delay server is cordoned, drained and retired beside traffic, and killed meanwhile (rule I7; docs/drain.md)."""
 
 from __future__ import annotations
 

@@ -36,6 +36,20 @@ def test_each_folder_of_unit_tests_is_a_folder_of_sources() -> None:
     assert folders <= sources, f"nothing is tested by {sorted(map(str, folders - sources))}"
 
 
+def test_rule_L6_nothing_maps_a_file_into_memory_and_lmdb_is_opened_by_the_state_alone() -> None:
+    sources = [
+        path for top in ("delayd", "realtime", "meta", "cli", "spark") for path in (_REPOSITORY / top).rglob("*.py")
+    ]
+    texts = {str(path.relative_to(_REPOSITORY)): path.read_text() for path in sources}
+    maps = re.compile(r"\bimport mmap\b|\bfrom mmap\b|\bmemmap\(|\bmmap_mode\b")
+    assert not [name for name, text in texts.items() if maps.search(text)], "read by position"
+    opens = [name for name, text in texts.items() if re.search(r"^(?:import|from) lmdb\b", text, re.MULTILINE)]
+    assert opens == ["delayd/state.py"]
+    # `give-up` runs while its server is stopped, and holds the lock of the directory.
+    uses = {name for name, text in texts.items() if re.search(r"\bLmdbState\(|import .*\bLmdbState\b", text)}
+    assert uses == {"delayd/net/machine.py", "cli/give_up.py"}, "nobody but a server reads LMDB"
+
+
 def test_no_test_module_imports_another_one() -> None:
     tests = _REPOSITORY / "tests"
     imports = re.compile(

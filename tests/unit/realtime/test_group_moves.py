@@ -1,4 +1,7 @@
-"""Groups that begin elsewhere than at the earliest message, are moved, are paused, or end with their last consumer."""
+"""Groups that begin elsewhere than at the earliest message, are moved, are paused, or end with their last consumer.
+
+Rule Q6.
+"""
 
 import pytest
 

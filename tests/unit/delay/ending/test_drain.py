@@ -1,4 +1,4 @@
-"""Drain: pending rows go to another delay server, each as one durable decision (docs/drain.md)."""
+"""Drain: pending rows go to another delay server, each as one durable decision (rule I7; docs/drain.md)."""
 
 from __future__ import annotations
 
