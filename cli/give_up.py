@@ -13,7 +13,7 @@ from delayd.log.control import SkippedSequences, encode_known
 from delayd.log.give_up import Damage, find_damage, give_up
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace
-from delayd.log.proof import pulled_behind
+from delayd.log.proof import decided_behind, pulled_behind
 from delayd.log.schedule import RESTORED_STEP
 from delayd.log.segment import Confirmed, FileKind
 from delayd.operator_log import OperatorLog
@@ -92,16 +92,12 @@ def _decide(disk: RealDisk, state: State, home: str, kind: FileKind, yes: bool) 
 def _damage(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int) -> Damage | None:
     offset, crc32c = MARKS[kind]
     marks = _row(state, home, b"checkpoint") if state.get(b"checkpoint") is not None else {}
-    # A start of the delay server knows from its outcomes whether the tail was durable. So it is not cut here: it is put
-    # aside, and its sequences stay unused.
-    confirmed: Confirmed | None = _not_cut_here if kind is FileKind.MESSAGE else None
-    if kind is FileKind.REALTIME:
+    confirmed: Confirmed | None = None
+    if kind is FileKind.MESSAGE:
+        confirmed = partial(decided_behind, disk, home, _number(state, b"log_id"))
+    elif kind is FileKind.REALTIME:
         confirmed = partial(pulled_behind, disk, state.scan, home, _number(state, b"log_id"))
     return find_damage(disk, _place(state, home, kind), marks.get(offset, 0), marks.get(crc32c, 0), now_ms, confirmed)
-
-
-def _not_cut_here(end: int) -> str:
-    return "only a start can tell that it is torn"
 
 
 def _all_behind_checkpoint(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int, why: str) -> Damage:

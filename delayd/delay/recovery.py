@@ -52,6 +52,7 @@ from delayd.log.ended import (
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.key_run import KnownRuns
 from delayd.log.log import Log, LogPlace, open_needed_log
+from delayd.log.proof import decided_behind
 from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
@@ -158,16 +159,16 @@ def _recover(
         opened.callback(segment.close)
     read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
-    told = max((int(sequences[-1]) for sequences in decided.values() if len(sequences)), default=0)
+    confirmed = partial(decided_behind, disk, folder, identity.log_id)
     message_log = open_needed_log(
-        disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take, confirmed=partial(read.confirmed, told)
+        disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take, confirmed=confirmed
     )
     read.index()
     opened.callback(message_log.close)
     for tail in message_log.recovered:
         if tail.cut_bytes:
-            # A crash may have torn this tail, or it may have been the last accepted group. No outcome proves the
-            # latter, so nothing can tell the two apart, and the operator is told.
+            # A crash may have torn this tail, or it may have been the last accepted group. Nothing proves the latter,
+            # so nothing can tell the two apart, and the operator is told.
             log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
     _leave_decided_unused(read, decided, message_log)
     told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
@@ -333,16 +334,6 @@ class _Replay:
         if self._stored:
             self.pending.keep(replayed_rows(self._stored, self.subjects, self._appended_at_ms))
             self._stored, self._appended_at_ms, self._rows = [], [], 0
-
-    def confirmed(self, told: int, end: int) -> str:
-        """Why the log was durable behind ``end``, that is, behind the groups that were taken; ``told`` is the highest
-        sequence of any outcome.
-
-        Only durable messages get an outcome, so no crash tears off the group of one (rule L5).
-        """
-        if told < self.next_sequence:
-            return ""
-        return f"it was durable: message {told} was in it or behind it, and has its outcome"
 
     def take(self, group: CommitGroup) -> None:
         header = group.header

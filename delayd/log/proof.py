@@ -1,10 +1,10 @@
 """Proof: a later fact that says that the end of a message log was durable, though it looks like the torn end of a crash
 (rule L5).
 
-Only durable messages are given to anybody, get an outcome, or are filed. So when another file of the server's directory
-names a message behind the last group that checks, no crash has torn that message off. A start and `delayd log verify`
-ask the same functions here. They read files only, and only when an end does not check: then the message log above the
-checkpoint is read once more.
+Only durable messages get an outcome, are filed in schedule logs, or are given to consumers. So when another file of the
+server's directory names a message behind the last group that checks, no crash has torn that message off. A start and
+`delayd log verify` ask the same functions here. They read files only, and only when an end does not check: then the
+message log above the checkpoint is read once more.
 
 Example: a realtime server's message log has good groups with the messages 0 to 6 of ``orders``, and bytes behind them
 that do not check. Its pull log says that ``billing`` was given the messages 5 to 7. Number 7 was durable, so the bytes
@@ -15,26 +15,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import zip_longest
+from contextlib import contextmanager
+from itertools import chain, zip_longest
 from typing import NamedTuple, cast
 
 import msgpack
+import numpy as np
 
-from delayd.batch import BatchKind
+from delayd.batch import BatchKind, ColumnId
 from delayd.disk import Disk
-from delayd.errors import BatchMalformed, DamagedValue, DataError
+from delayd.errors import BatchMalformed, DamagedData, DamagedValue, Unreadable
+from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.control import GroupCreated, GroupMoved, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, list_segments
 from delayd.log.pull import PullOp, decode_entries
-from delayd.log.segment import FileKind
+from delayd.log.schedule import SEALED, decode_hours
+from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 
 # Keys of a realtime server's state (docs/formats/checkpoint.md, LMDB).
 CHECKPOINT_KEY = b"checkpoint"
 SUBJECT_PREFIX = b"subject/"
 GROUP_PREFIX = b"group/"
 COPY_PREFIX = b"copy/"  # A second copy of small values that can't be rebuilt from anything else.
+QUARANTINE = "quarantine"  # The folder with the files beside damaged logs of hours.
 
 Scan = Callable[[bytes, list[DamagedValue]], list[tuple[bytes, bytes]]]
 """`State.scan`, or the same from the file of a state that no server has open."""
@@ -48,12 +52,32 @@ class _Reader(NamedTuple):
     next: int = 0
 
 
+def decided_behind(disk: Disk, folder: str, log_id: int, end: int) -> str:
+    """Why the message log of a delay server was durable behind the offset ``end``, where its last good group ends: an
+    outcome or a filed row names a message there, or the checkpoint file counts it. "" if nothing does.
+
+    Raises:
+        DamagedData, Shortage: a file can't be read now, or the good groups do not check any more.
+    """
+    published = _read_published(disk, folder, log_id)
+    counted, next_sequence = published.number("replay_offset"), max(1, published.number("next_sequence"))
+    if counted > end:
+        return f"it was durable: the checkpoint file counts the log up to offset {counted}"
+    for group in _good_groups(disk, LogPlace(f"{folder}/message", FileKind.MESSAGE, log_id), counted, end):
+        next_sequence = max(next_sequence, group.header.base_sequence + group.header.row_count)
+    where = disk, folder, log_id, published
+    for sequence, fact in chain(_decided(*where), _filed(*where)):
+        if sequence >= next_sequence:
+            return f"it was durable: message {sequence} was in it or behind it, and {fact}"
+    return ""
+
+
 def pulled_behind(disk: Disk, scan: Scan, folder: str, log_id: int, end: int) -> str:
     """Why the message log of a realtime server was durable behind the offset ``end``, where its last good group ends:
     its pull log names a message there. "" if it names none.
 
     Raises:
-        DamagedData, Shortage: the good groups can't be read.
+        DamagedData, Shortage: a file can't be read now, or the good groups do not check any more.
     """
     marks = _row(_values(scan, CHECKPOINT_KEY, []).get(CHECKPOINT_KEY))
     lost: list[DamagedValue] = []
@@ -72,14 +96,80 @@ def pulled_behind(disk: Disk, scan: Scan, folder: str, log_id: int, end: int) ->
         for key, value in _values(scan, GROUP_PREFIX, []).items()
     }
     pull_log = LogPlace(f"{folder}/pull", FileKind.PULL, log_id)
-    # A damaged pull log proves what stands before its damage.
-    with suppress(DataError, BatchMalformed):
+    with _past_damage():
         for group in _good_groups(disk, pull_log, marks.get("pull_offset", 0), sys.maxsize):
             for reader in _follow(readers, group):
                 if reader.subject not in unknown and (count := reader.next - ends.get(reader.subject, 0)) > 0:
                     what = f"{count} messages of {reader.subject} in it or behind it were pulled by {reader.name}"
                     return f"it was durable: {what}"
     return ""
+
+
+class _Published(NamedTuple):
+    """What a delay server's checkpoint file says; nothing when it can't be read."""
+
+    payload: Payload
+
+    def number(self, name: str) -> int:
+        """One of its numbers; 0 where it is not there."""
+        found = self.payload.get(name)
+        return found if isinstance(found, int) else 0
+
+    def hours(self, name: str) -> dict[int, np.void]:
+        """One of its tables of hours, by hour."""
+        found = self.payload.get(name)
+        return {int(row["hour"]): row for row in decode_hours(found if isinstance(found, bytes) else b"")}
+
+
+def _read_published(disk: Disk, folder: str, log_id: int) -> _Published:
+    payload: Payload | None = None
+    with _past_damage():
+        payload = read_checkpoint(disk, folder, log_id)
+    return _Published(payload or {})
+
+
+def _decided(disk: Disk, folder: str, log_id: int, published: _Published) -> Iterator[tuple[int, str]]:
+    """The highest sequence in each dispatch log, and in each file beside one, with what that says."""
+    hours = published.hours("hours")
+    sealed = {hour for hour, row in hours.items() if row["flags"] & SEALED}
+    for segment in _hour_logs(disk, folder, log_id, FileKind.DISPATCH):
+        # A sealed hour is below the checkpoint, so it names nothing above it.
+        if segment.header.number not in sealed:
+            yield _highest_sequence(segment, 0, 0), "has its outcome"
+
+
+def _filed(disk: Disk, folder: str, log_id: int, published: _Published) -> Iterator[tuple[int, str]]:
+    """The highest sequence of rows in each schedule log that its checkpoint died too early to count."""
+    hours, beside = published.hours("hours"), published.hours("beside")
+    for segment in _hour_logs(disk, folder, log_id, FileKind.SCHEDULE):
+        table = beside if segment.path.startswith(f"{folder}/{QUARANTINE}/") else hours
+        row = table.get(segment.header.number)
+        begin, crc32c = (0, 0) if row is None else (int(row["length"]), int(row["last_crc32c"]))
+        yield _highest_sequence(segment, begin, crc32c), f"is filed in {segment.path}"
+
+
+def _hour_logs(disk: Disk, folder: str, log_id: int, kind: FileKind) -> Iterator[Segment]:
+    """The logs of hours of one kind, and the files beside them; one that can't be read is left out."""
+    inner = f"{folder}/{kind.name.lower()}"
+    paths = [f"{inner}/{day}/{name}" for day in disk.list_folder(inner) for name in disk.list_folder(f"{inner}/{day}")]
+    paths += [f"{folder}/{QUARANTINE}/{name}" for name in disk.list_folder(f"{folder}/{QUARANTINE}")]
+    for path in paths:
+        if path.endswith(".log"):
+            with _past_damage():
+                segment = open_segment(disk, path, kind, log_id, write=False)
+                try:
+                    yield segment
+                finally:
+                    segment.close()
+
+
+def _highest_sequence(segment: Segment, begin: int, crc32c: int) -> int:
+    highest = 0
+    for group in segment.scan(begin, crc32c):
+        for _, batch in group.batches():
+            if ColumnId.SEQUENCE in batch:
+                highest = max(highest, int(batch.uint64s(ColumnId.SEQUENCE).max()))
+    return highest
 
 
 def _follow(readers: dict[int, _Reader], group: CommitGroup) -> Iterator[_Reader]:
@@ -111,6 +201,19 @@ def _good_groups(disk: Disk, place: LogPlace, start: int, end: int) -> Iterator[
     finally:
         for segment in segments:
             segment.close()
+
+
+@contextmanager
+def _past_damage() -> Iterator[None]:
+    """A file that is damaged proves only what stands before the damage. One that can't be read now raises, because it
+    may prove something when it can be read.
+    """
+    try:
+        yield
+    except Unreadable:
+        raise
+    except (DamagedData, BatchMalformed, FileNotFoundError, UnfinishedFile):
+        pass
 
 
 def _values(scan: Scan, prefix: bytes, lost: list[DamagedValue]) -> dict[bytes, bytes]:

@@ -1,15 +1,20 @@
-"""The last group of a message log does not check: an outcome that names a message of it proves that it was durable."""
+"""The last group of a message log does not check: what names a message of it proves that it was durable."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from delayd.errors import DamagedData
+from delayd.log.log import segment_name
 from delayd.testing.tree import PowerLoss
 from tests.memory_files import content, files, put
 from tests.worlds.delay import FOLDER, TARGET_IDS, Remains, World, wanted
 
 HOUR_MS = 3_600_000
+LOG = f"{FOLDER}/message/{segment_name(0)}"
+CHECKPOINT = f"{FOLDER}/checkpoint"
 
 
 def left_behind(delay_ms: int) -> tuple[Remains, str, bytes]:
@@ -51,3 +56,43 @@ def test_rule_L5_a_last_group_that_no_outcome_names_is_cut_as_torn(damage: str) 
     again = World(remains)
     assert again.core.intake.next_sequence == 2
     assert len(content(remains.disk, path)) < len(whole)
+
+
+def filed_and_not_counted() -> tuple[Remains, Remains, bytes]:
+    """What a power loss leaves before a checkpoint that files message 2, and after it; the message log."""
+    world = World()
+    world.send(wanted(1, 2 * HOUR_MS, "first"))
+    world.settle()
+    world.checkpoint()
+    world.send(wanted(1, 2 * HOUR_MS, "last"))
+    world.pass_ms(1_000)
+    before = world.remains(PowerLoss.ALL_LOST)
+    world.checkpoint()
+    after = world.remains(PowerLoss.ALL_LOST)
+    return before, after, content(after.disk, LOG)
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("damage", ["flipped", "short"])
+def test_rule_L5_a_last_group_whose_rows_are_filed_is_damage_and_is_not_cut(damage: str, published: bool) -> None:
+    """A checkpoint died before the state counted it, or the state is an older one than the checkpoint file."""
+    before, after, whole = filed_and_not_counted()
+    remains = replace(after, state=before.state)
+    if not published:
+        put(remains.disk, CHECKPOINT, content(before.disk, CHECKPOINT))
+    bad = with_damage(whole, damage)
+    put(remains.disk, LOG, bad)
+    why = "the checkpoint file counts the log up to" if published else "message 2 was in it or behind it, and is filed"
+    with pytest.raises(DamagedData, match=why) as raised:
+        World(remains)
+    assert raised.value.path == LOG and content(remains.disk, LOG) == bad
+    put(remains.disk, LOG, whole)
+    again = World(remains)
+    again.drain(3 * HOUR_MS)
+    again.check_books()
+
+
+def test_rule_L5_rows_that_a_checkpoint_has_counted_prove_nothing_of_a_torn_tail() -> None:
+    before, _, whole = filed_and_not_counted()
+    put(before.disk, LOG, with_damage(whole, "short"))
+    assert World(before).core.intake.next_sequence == 2
