@@ -4,7 +4,7 @@ Invariant: damage in one file is reported with path and position, and does not k
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,8 +17,9 @@ from delayd.log.checkpoint import read_checkpoint
 from delayd.log.key_run import FOLDER as KEYS_FOLDER
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.key_run import KnownRuns, read_run_file, run_path
+from delayd.log.proof import decided_behind, pulled_behind
 from delayd.log.schedule import dispatch_path, schedule_path
-from delayd.log.segment import FileKind, UnfinishedFile
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.log.tally import FOLDER, covered
 from delayd.place import MARKER
 from delayd.reading.consumed import wrong_entries
@@ -27,8 +28,8 @@ from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_fi
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import BESIDE_SUFFIX, beside_path, take_snapshot
 from delayd.reading.sides import read_held, segment_differs
-from delayd.reading.verify_file import ALONE, FileReport, Place, State, damage_report, verify_file
-from delayd.state import LMDB_FILE, check_stored
+from delayd.reading.verify_file import ALONE, FileReport, Place, State, damage_report, damaged_end, verify_file
+from delayd.state import LMDB_FILE, check_pairs, check_stored
 from delayd.state_file import Pair, read_pairs
 
 STATE_KIND = "state"
@@ -127,7 +128,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
     states += _state(disk, f"{data.rstrip('/')}/meta")
     files = list(_verify(disk, places, progress, chained=True))
-    found = list(_with_wrong_entries(disk, homes, files))
+    found = list(_with_proofs(disk, homes, _with_wrong_entries(disk, homes, files)))
     tallied = [report for home in homes for report in _tallied(disk, home, found)]
     return VerifyReport((*gone, *found, *tallied, *missing, *states))
 
@@ -144,6 +145,49 @@ def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[File
             yield file
         else:
             yield damage_report(file.path, file.kind, error, file.size_bytes)
+
+
+def _with_proofs(disk: Disk, homes: Sequence[_Home], files: Iterable[FileReport]) -> Iterator[FileReport]:
+    """The reports; a torn end of a message log is damage where a later fact proves that it was durable (rule L5)."""
+    by_folder = {f"{os.path.abspath(home.path)}/message": home for home in homes}
+    for file in files:
+        home = by_folder.get(os.path.dirname(os.path.abspath(file.path)))
+        error = None if home is None or file.torn is None else _proved(disk, home, file.torn)
+        yield file if error is None else damaged_end(file, error)
+
+
+def _proved(disk: Disk, home: _Home, tail: TornTail) -> DamagedData | None:
+    """The damage at the end of a message log; None where nothing proves that it is no torn tail."""
+    if home.log_id is None:
+        return None
+    try:
+        segment = open_segment(disk, tail.path, home.logs["message"], home.log_id, write=False)
+        try:
+            end = segment.base_offset + tail.position - FILE_HEADER_BYTES
+            why = _why_durable(disk, home, home.log_id, end)
+            # A running server may have finished this append before it wrote the fact: so this group is read once more,
+            # after the fact.
+            if why and next(segment.scan(end), None) is None:
+                return DamagedData(tail.path, tail.position, f"{tail.reason}, and {why}")
+        finally:
+            segment.close()
+    except (DataError, UnfinishedFile, FileNotFoundError):
+        pass  # A file that does not check or can't be read has a report of its own.
+    return None
+
+
+def _why_durable(disk: Disk, home: _Home, log_id: int, end: int) -> str:
+    if home.role is Role.DELAY:
+        return decided_behind(disk, home.path, log_id, end)
+    stored = _stored(disk, home.path)
+    if stored is None:
+        return ""
+    file, pairs, _ = stored
+
+    def scan(prefix: bytes, damaged: list[DamagedValue]) -> list[tuple[bytes, bytes]]:
+        return check_pairs(file, [pair[:2] for pair in pairs if pair.key.startswith(prefix)], damaged)
+
+    return pulled_behind(disk, scan, home.path, log_id, end)
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
@@ -163,7 +207,8 @@ def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk
             need_log_file(disk, path)
     homes: dict[str, _Home] = {}
     places = [_place_of(disk, path, homes) for path in paths]
-    return VerifyReport(tuple(_verify(disk, places, progress, chained=False)))
+    files = list(_verify(disk, places, progress, chained=False))
+    return VerifyReport(tuple(_with_proofs(disk, list(homes.values()), files)))
 
 
 def _verify(disk: Disk, places: Sequence[Place], progress: Progress | None, *, chained: bool) -> Iterator[FileReport]:
@@ -259,21 +304,35 @@ def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[F
             yield damage_report(error.path, kind, error)
 
 
-def _state(disk: Disk, path: str) -> Iterator[FileReport]:
-    """The state of a stopped server, value by value; the state of a running one can't be read here (rule L6)."""
+def _stored(disk: Disk, path: str) -> tuple[str, list[Pair], int] | None:
+    """The file of a stopped server's state, its pairs and its size; None when there is no state, or when it can't be
+    read here because its server runs (rule L6).
+
+    Raises:
+        DamagedData, NewerFormat: the file is gone or does not check.
+    """
     folder = f"{path}/state.lmdb"
     file = f"{folder}/{LMDB_FILE}"
     lock = f"{path}/LOCK"
     if not disk.exists(folder) or (os.path.exists(lock) and is_held(os.stat(lock))):
-        return
+        return None
     if not disk.exists(file):
-        error = DamagedData(file, 0, "the file is gone; nothing else says who this server is")
-        yield damage_report(file, STATE_KIND, error)
-        return
+        raise DamagedData(file, 0, "the file is gone; nothing else says who this server is")
     opened = open_named(disk, file)
     try:
         size = opened.size()
-        pairs = read_pairs(file, opened.pread, size) if size else []
+        return file, read_pairs(file, opened.pread, size) if size else [], size
+    finally:
+        opened.close()
+
+
+def _state(disk: Disk, path: str) -> Iterator[FileReport]:
+    """The state of a stopped server, value by value."""
+    try:
+        stored = _stored(disk, path)
+        if stored is None:
+            return
+        file, pairs, size = stored
         damaged = [found for pair in pairs if (found := _value_error(file, pair)) is not None]
         for value in damaged:
             yield damage_report(file, STATE_KIND, value, size)
@@ -290,9 +349,7 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
             if pair.key == KEYS_KEY and not damaged:
                 yield from _named_runs(disk, path, KnownRuns.decode(check_stored(file, *pair)))
     except DataError as error:
-        yield damage_report(file, STATE_KIND, error)
-    finally:
-        opened.close()
+        yield damage_report(f"{path}/state.lmdb/{LMDB_FILE}", STATE_KIND, error)
 
 
 def _named_runs(disk: Disk, path: str, known: KnownRuns) -> Iterator[FileReport]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -131,6 +131,12 @@ class Sent:
 def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -> FileReport:
     """The report on a file that can't be read at all."""
     return _Found(path, kind, size_bytes).damaged(error)
+
+
+def damaged_end(report: FileReport, error: DamagedData) -> FileReport:
+    """The report on a file whose unfinished end is damage, as the files around it say."""
+    found = replace(report, state=State.DAMAGED, damage=error.what, position=error.position, sentence=error.message)
+    return replace(found, torn=None, tallies=None)
 
 
 def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple[FileReport, LogSoFar | None] | None:

@@ -40,6 +40,8 @@ def test_a_server_starts_without_the_damaged_end_of_its_log(tmp_path: Path, fold
                 file.seek(size - 1)
                 file.write(bytes([path.read_bytes()[-1] ^ 1]))
         server.start_held()
+        verified = run("log", "verify", "--data", str(tmp_path))
+        assert verified.code == 3 and str(path) in verified.out, verified
         status = run("status", "--meta", production.meta.address)
         assert status.code == 3 and str(path) in status.out, status
         assert "delayd log give-up" in status.out and " held " in status.out, status.out

@@ -124,6 +124,9 @@ def test_rule_L5_a_damaged_last_group_of_which_a_message_was_pulled_is_not_cut(t
         assert f"{path} is damaged at byte {whole.rindex(MAGIC_BYTES)}" in server.log
         assert "1 messages of orders in it or behind it were pulled by billing" in server.log
         assert path.read_bytes() == bad
+        verified = run_command("log", "verify", "--data", str(tmp_path))
+        assert verified.code == 3 and f"{path} is damaged at byte" in verified.out, verified
+        assert "1 messages of orders in it or behind it were pulled by billing" in verified.out, verified
         if mended == "put back":
             path.write_bytes(whole)
         else:
@@ -140,6 +143,8 @@ def test_a_last_group_that_is_cut_short_and_was_not_pulled_is_torn(tmp_path: Pat
         path = tmp_path / "realtime/message/00000000000000000000.log"
         whole = path.read_bytes()
         path.write_bytes(whole[:-8])
+        verified = run_command("log", "verify", str(path))
+        assert verified.code == 0 and "1 with an unfinished end" in verified.out, verified
         server.start()
         assert "tail_recovered" in server.log
         assert path.read_bytes() == whole[: whole.rindex(MAGIC_BYTES)]

@@ -120,8 +120,43 @@ def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoi
         if published:
             assert found.state is State.DAMAGED and FILE_HEADER_BYTES < found.position < size
             assert found.damage == "the checksum of the batches differs" and not report.sound
+        elif log == "delay/message":
+            # No checkpoint counts it, but only durable messages get an outcome.
+            assert found.state is State.DAMAGED and FILE_HEADER_BYTES < found.position < size and not report.torn
+            assert found.damage.startswith("the checksum of the batches differs, and it was durable: message ")
+            assert "has its outcome" in found.damage and not report.sound
         else:
             assert found.state is State.TORN and report.sound
+
+
+class AppendedMeanwhile(RealDisk):
+    """A disk on which a running server finishes an append between a reader's look at the end of its message log and
+    that at its outcomes.
+    """
+
+    def __init__(self, path: Path, whole: bytes) -> None:
+        super().__init__()
+        self._path, self._whole, self._read = path, whole, False
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        self._read = self._read or "/dispatch/" in path
+        return super().open(path, write=write, create=create)
+
+    def list_folder(self, path: str) -> list[str]:
+        if self._read and path.endswith("/dispatch"):
+            self._path.write_bytes(self._whole)
+        return super().list_folder(path)
+
+
+def test_rule_L5_a_group_that_a_running_server_finishes_before_its_outcome_is_no_damage(books: Books) -> None:
+    Path(f"{books.delay}/checkpoint").unlink()
+    path = message_log(books)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    report = verify_directory(books.root, disk=AppendedMeanwhile(path, whole))
+    assert path.read_bytes() == whole and report.sound
+    path.write_bytes(whole[:-8])
+    assert not verify_directory(books.root).sound
 
 
 def test_a_file_beside_the_servers_directories_is_nobody_s(books: Books) -> None:
