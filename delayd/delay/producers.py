@@ -251,8 +251,8 @@ class Producers:
     def tried(self, asker: int, number: int, low_water: int, ended: bytes) -> None:
         """Record that a try has ended a row, durably; ``ended`` is the row as `delayd.log.ended` has it.
 
-        An asker counts like a producer, and its tries like batches of one row. Of an asker that asks for more rows at
-        once than are remembered, the first ones are forgotten.
+        An asker counts like a producer, and its tries like batches of one row. The first row that a number has ended
+        stays. Of an asker that asks for more rows at once than are remembered, the first ones are forgotten.
         """
         producer = self._producers.pop(asker, None)
         if producer is None:
@@ -262,14 +262,15 @@ class Producers:
         self._producers[asker] = producer
         if low_water > producer.low_water:
             self._forget_below(producer, low_water)
-        if len(producer.accepted) >= NUMBERS_MAX:
-            self.held_bytes -= NUMBER_BYTES - _NUMBER.size + len(producer.accepted.pop(next(iter(producer.accepted))))
-        if number not in producer.accepted:
-            self.held_bytes += NUMBER_BYTES + len(ended)
         (row,) = decode_ended(ended)
         producer.seen_at_ms = int(row["decided_at_ms"])
-        producer.accepted[number] = _pack(number, AcceptedBatch(0, 1, producer.seen_at_ms, 0, 0, ended))
         producer.used_ms = self._monotonic_ms()
+        if number not in producer.accepted:
+            if len(producer.accepted) >= NUMBERS_MAX:
+                oldest = producer.accepted.pop(next(iter(producer.accepted)))
+                self.held_bytes -= NUMBER_BYTES - _NUMBER.size + len(oldest)
+            self.held_bytes += NUMBER_BYTES + len(ended)
+            producer.accepted[number] = _pack(number, AcceptedBatch(0, 1, producer.seen_at_ms, 0, 0, ended))
         self._changed.add(asker)
 
     def knows(self, producer_id: int) -> bool:

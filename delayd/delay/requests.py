@@ -18,7 +18,15 @@ from delayd.log.ended import ENDED_BYTES
 from delayd.log.quota import Limits
 from delayd.validate import check_subject, refused_rows
 from delayd.wire.drain import DrainProgress, read_drain_order
-from delayd.wire.ending import AnswerRows, read_asked, read_asked_keys, read_moves, read_tries, wanted_of_keys
+from delayd.wire.ending import (
+    AnswerRows,
+    read_asked,
+    read_asked_keys,
+    read_move_try,
+    read_moves,
+    read_tries,
+    wanted_of_keys,
+)
 from delayd.wire.finding import Piece, read_window
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
@@ -317,7 +325,8 @@ class Requests:
         if subject:
             check_subject(subject)
         if frame.type == RequestType.RESCHEDULE:
-            self._core.endings.reschedule(*read_moves(frame.body), answered, subject)
+            moved_by = read_move_try(frame.head)
+            self._core.endings.reschedule(*read_moves(frame.body), answered, subject, moved_by)
             return
         ask = self._core.endings.cancel if frame.type == RequestType.CANCEL else self._core.endings.get
         ask(read_asked(frame.body), answered, subject)

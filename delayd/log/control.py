@@ -150,7 +150,7 @@ class Ended(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Requests by key have ended these rows of the same batch of records, under these numbers (`delayd.log.ended`)."""
+    """Requests with numbers have ended these rows of the same batch of records (`delayd.log.ended` reads them)."""
 
     rows: bytes
 

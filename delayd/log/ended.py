@@ -35,7 +35,7 @@ ENDED = np.dtype(
 ENDED_BYTES = 48
 assert ENDED.itemsize == ENDED_BYTES, "the columns of an ended row leave no gap"
 
-# A row that a request by key has ended, and the number of that try.
+# A row that a request by key has ended, or the first one that a move by receipt has, and the number of that try.
 TRIED = np.dtype([("asker", "<u8"), ("number", "<u8"), ("low_water", "<u8"), ("sequence", "<u8")])
 TRIED_BYTES = 32
 

@@ -146,6 +146,20 @@ class Tries(NamedTuple):
         return self._replace(numbers=self.numbers.take(rows))
 
 
+class MoveTry(NamedTuple):
+    """The number under which a caller asks for a move of rows by their receipts, one for all of them (docs/keys.md,
+    Tries).
+    """
+
+    asker: int
+    low_water: int  # As in `Tries`.
+    number: int
+
+    def take(self, rows: NDArray[np.intp]) -> "MoveTry":
+        """That of some rows."""
+        return self
+
+
 def read_tries(head: Head, names: Batch) -> Tries | None:
     """The numbers of a request by key; None when it has none.
 
@@ -157,10 +171,26 @@ def read_tries(head: Head, names: Batch) -> Tries | None:
         raise BadRequest("the numbers of tries and their asker come together", field="asker")
     if not numbered:
         return None
+    return Tries(*_asker(head), names.uint64s(ColumnId.ORIGIN_SEQUENCE))
+
+
+def read_move_try(head: Head) -> MoveTry | None:
+    """The number of a move by receipt; None when it has none.
+
+    Raises:
+        BadRequest: it names an asker and no number, or the other way round.
+    """
+    if ("asker" in head) != ("number" in head):
+        raise BadRequest("the number of a try and its asker come together", field="asker")
+    return MoveTry(*_asker(head), need_u64(head, "number")) if "asker" in head else None
+
+
+def _asker(head: Head) -> tuple[int, int]:
+    """The asker of a request with numbers, and its low-water mark."""
     asker, low_water = need_u64(head, "asker"), need_u64(head, "low_water")
     if not asker:
         raise BadRequest("asker 0 is the server itself", field="asker")
-    return Tries(asker, low_water, names.uint64s(ColumnId.ORIGIN_SEQUENCE))
+    return asker, low_water
 
 
 def wanted_of_keys(names: Batch, *, moves: bool) -> Int64s | None:

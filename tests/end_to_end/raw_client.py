@@ -12,6 +12,7 @@ from crc32c import crc32c
 PING, STATUS = 1, 2
 ROUTES, META_SUBJECTS = 12, 13
 SEND, OUTCOME = 20, 21
+CANCEL, GET, RESCHEDULE = 26, 27, 28
 PULL, ACK, NACK, GROUPS, SUBJECTS = 40, 41, 42, 43, 44
 
 Value = object
@@ -134,17 +135,37 @@ def batch(
                 item_ends.append(len(heap))
             columns.append((column, 4, struct.pack(f"<{rows}I", *item_ends)))
     heap += padding(len(heap))
-    part = struct.pack("<QQQ", producer_id, number, low_water)
+    return encoded(1, struct.pack("<QQQ", producer_id, number, low_water), rows, columns, bytes(heap), len(subjects))
+
+
+def asked(*receipts: tuple[int, int, int], wanted_at_ms: int | None = None) -> bytes:
+    """An ASKED batch of receipts: sequence, due instant and instant of acceptance; and to which one to move them."""
+    rows = len(receipts)
+    sequences, due_ms, accepted_ms = zip(*receipts, strict=True)
+    columns = [
+        (1, 8, struct.pack(f"<{rows}q", *due_ms)),
+        (2, 8, struct.pack(f"<{rows}Q", *sequences)),
+        (10, 8, struct.pack(f"<{rows}q", *accepted_ms)),
+    ]
+    if wanted_at_ms is not None:
+        columns.append((21, 8, struct.pack(f"<{rows}q", *[wanted_at_ms] * rows)))
+    return encoded(10, b"", rows, columns, b"", 0)
+
+
+def encoded(
+    kind: int, part: bytes, rows: int, columns: Sequence[tuple[int, int, bytes]], heap: bytes, subject_count: int
+) -> bytes:
+    """A batch of columns, each with its number, the bytes of an item, and its items."""
     place = 40 + len(part) + 8 * len(columns)
     directory, data = b"", b""
     for column, width, values in columns:
         directory += struct.pack("<HHI", column, width, place + len(data))
         data += values + padding(len(values))
     heap_offset = place + len(data)
-    counts = (rows, heap_offset, len(columns), len(part), len(subjects))
-    header = struct.pack("<IBBHIIIHHI", 0x48435442, 1, 1, 0, heap_offset + len(heap), *counts)
-    header += struct.pack("<II", crc32c(directory + data), crc32c(bytes(heap)))
-    return header + struct.pack("<I", crc32c(part, crc32c(header))) + part + directory + data + bytes(heap)
+    counts = (rows, heap_offset, len(columns), len(part), subject_count)
+    header = struct.pack("<IBBHIIIHHI", 0x48435442, 1, kind, 0, heap_offset + len(heap), *counts)
+    header += struct.pack("<II", crc32c(directory + data), crc32c(heap))
+    return header + struct.pack("<I", crc32c(part, crc32c(header))) + part + directory + data + heap
 
 
 def bodies_of(data: bytes) -> list[bytes]:

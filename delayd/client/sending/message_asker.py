@@ -199,18 +199,23 @@ def _need_one_of(no_receipt: bool, no_key: bool, name: str) -> None:
 
 
 class NewInstants:
-    """The instants to which messages are to be moved.
+    """The instants to which messages are to be moved, and the number under which each try of the call asks for it.
 
-    Those that count from now are fixed with the first connection to their server, so that each try wants the same.
+    Instants that count from now are fixed with the first connection to their server, so that each try wants the same.
     """
 
-    def __init__(self, when: Int64s, relative: bool) -> None:
+    def __init__(self, when: Int64s, relative: bool, number: int = 0) -> None:
         self._when = when
         self._relative = relative
+        self.number = number
 
     def take(self, rows: NDArray[np.intp]) -> NewInstants:
         """Those of some rows."""
-        return NewInstants(self._when.take(rows), self._relative)
+        return NewInstants(self._when.take(rows), self._relative, self.number)
+
+    def under(self, number: int) -> NewInstants:
+        """The same, for a call with this number."""
+        return NewInstants(self._when, self._relative, number)
 
     def at(self, clock: ServerClock) -> Int64s:
         """The instants by the clock of the server that holds the messages; ClockInDoubt when it is not confirmed."""
@@ -230,7 +235,7 @@ class MessageAsker:
         self._timeout_s = timeout_ms / 1000
         self._rooms: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()  # By server, while in use.
         self._joined = Joined(self._room_at, self._ask_newest)
-        # Changes by key are numbered, so that one which is asked for again is made once (rule I1).
+        # Changes by key, and moves, are numbered, so that one which is asked for again is made once (rule I1).
         self._asker = secrets.randbits(64) or 1
         self._next_number = 1
         self._under_way: dict[int, None] = {}  # The first number of each such call that has not ended.
@@ -299,10 +304,30 @@ class MessageAsker:
     ) -> tuple[NDArray[np.uint64], AnswerRows]:
         """Ask all servers that hold messages: the server of each message, and one answer a row, in order."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        if not isinstance(rows.asked, AskedKeys):
+        by_key = isinstance(rows.asked, AskedKeys)
+        if request is RequestType.GET or (instants is None and not by_key):
+            # To ask does nothing, and a receipt names one message: to cancel it twice is to cancel it once.
+            return await self._ask_owners(request, rows, instants, deadline)
+        # A call has a number, and then one for each of its keys.
+        number = self._next_number
+        self._next_number += 1 + by_key * rows.row_count
+        self._under_way[number] = None
+        if isinstance(rows.asked, AskedKeys):
+            rows = rows._replace(asked=rows.asked._replace(numbers=range(number + 1, self._next_number)))
+        if instants is not None:
+            instants = instants.under(number)
+        try:
+            return await self._ask_owners(request, rows, instants, deadline)
+        finally:
+            del self._under_way[number]
+
+    async def _ask_owners(
+        self, request: RequestType, rows: AskedRows, instants: NewInstants | None, deadline: float
+    ) -> tuple[NDArray[np.uint64], AnswerRows]:
+        """Ask the servers that receipts name, or those that own the keys."""
+        keys = rows.asked
+        if not isinstance(keys, AskedKeys):
             return await self._ask_at(request, rows, instants, deadline)
-        keys = rows.asked if request is RequestType.GET else self._numbered(rows.asked)
-        rows = rows._replace(asked=keys)
 
         async def ask() -> tuple[NDArray[np.uint64], AnswerRows]:
             # After a try that failed, rows that were answered are asked about again: they get the same answers.
@@ -313,19 +338,7 @@ class MessageAsker:
                 self._owners.heard(error)
                 raise
 
-        try:
-            return await self._until(deadline, ask)
-        finally:
-            if keys.numbers:
-                del self._under_way[keys.numbers[0]]
-
-    def _numbered(self, keys: AskedKeys) -> AskedKeys:
-        """Give the rows of a call their numbers."""
-        first = self._next_number
-        self._next_number += len(keys.keys)
-        if keys.keys:
-            self._under_way[first] = None
-        return keys._replace(numbers=range(first, self._next_number))
+        return await self._until(deadline, ask)
 
     async def _ask_at(
         self, request: RequestType, rows: AskedRows, instants: NewInstants | None, deadline: float
@@ -460,12 +473,15 @@ class MessageAsker:
         group, connection = await self._groups.reached(log_id, deadline)
         head: Head = {"log_id": log_id}
         wanted_at_ms = None if wanted is None else wanted.at(group.link.clock)
+        numbers: Head = {"asker": self._asker, "low_water": next(iter(self._under_way), self._next_number)}
         if isinstance(asked, AskedKeys):
             body, row_count = encode_asked_keys(asked, wanted_at_ms), len(asked.keys)
             if asked.numbers:
-                head |= {"asker": self._asker, "low_water": next(iter(self._under_way), self._next_number)}
+                head |= numbers
         else:
             body, row_count = encode_asked(asked, wanted_at_ms), len(asked.sequences)
+            if wanted is not None:
+                head |= {**numbers, "number": wanted.number}
             if subject:
                 head["subject"] = subject.decode()
         left_ms = max(0.0, deadline - asyncio.get_running_loop().time()) * 1000

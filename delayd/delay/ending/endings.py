@@ -31,7 +31,7 @@ from delayd.errors import DelaydError
 from delayd.fence import Fence
 from delayd.site import Site
 from delayd.wire.drain import DrainOrder, DrainProgress
-from delayd.wire.ending import Asked, Tries
+from delayd.wire.ending import Asked, MoveTry, Tries
 from delayd.wire.finding import Window
 
 
@@ -83,13 +83,21 @@ class Endings:
         self._fence.check()
         self.requests.ask(Wish.GET, asked, answer, subject)
 
-    def reschedule(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer, subject: bytes = b"") -> None:
+    def reschedule(
+        self,
+        asked: Asked,
+        wanted_at_ms: Int64s,
+        answer: Answer,
+        subject: bytes = b"",
+        moved_by: MoveTry | None = None,
+    ) -> None:
         """Move pending messages to other instants; ``answer`` is called with one answer a row, once they are durable.
+        With ``moved_by``, each is moved once however often that is asked for under its number (rule I1).
 
         Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
         """
         self._fence.check()
-        self.requests.move(asked, wanted_at_ms, answer, subject)
+        self.requests.move(asked, wanted_at_ms, answer, subject, moved_by)
 
     def find(self, window: Window, answer: OnFound) -> None:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""

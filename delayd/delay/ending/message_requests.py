@@ -46,9 +46,18 @@ from delayd.executor import Done, Priority
 from delayd.hours import HOUR_MS
 from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
+from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, decode_ended, tried_rows
 from delayd.site import Site
-from delayd.wire.ending import ANSWER, AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer, Tries
+from delayd.wire.ending import (
+    ANSWER,
+    AnswerRows,
+    Asked,
+    CancelAnswer,
+    MessageState,
+    MoveTry,
+    RescheduleAnswer,
+    Tries,
+)
 from delayd.wire.slots import SlotSet
 
 PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.
@@ -111,7 +120,8 @@ class _Request:
     move: _Move | None = None
     named: Named | None = None  # The names of a request by key.
     of_subject: OfSubject | None = None  # What the messages of a request by receipt must have.
-    tries: Tries | None = None  # The numbers of a request by key that wants a change.
+    # The numbers of a request by key that wants a change, or the one of a move by receipt.
+    tries: Tries | MoveTry | None = None
     # Rows of the request whose tries have ended a row before: the request is about that row, whoever has the key now.
     pinned: NDArray[np.bool_] | None = None
 
@@ -158,7 +168,7 @@ class _Whole:
     named: Named | None
     leave: Leaver | None = None
     subject: bytes = b""
-    tries: Tries | None = None
+    tries: Tries | MoveTry | None = None
     left: deque[Indices] = field(default_factory=deque)  # The rows of the pieces that are not answered.
     is_begun: bool = False  # Whether one was answered.
     answers: AnswerRows = field(init=False)
@@ -272,16 +282,26 @@ class MessageRequests:
         """
         self._take(_Whole(wish, asked, Reply(answer), None, None, subject=subject))
 
-    def move(self, asked: Asked, wanted_at_ms: Int64s, answer: Answer, subject: bytes = b"") -> None:
+    def move(
+        self,
+        asked: Asked,
+        wanted_at_ms: Int64s,
+        answer: Answer,
+        subject: bytes = b"",
+        moved_by: MoveTry | None = None,
+    ) -> None:
         """Take a request that moves rows to other instants; each row is answered by itself. ``subject`` as in `ask`.
+        Rows that an earlier try with the number of ``moved_by`` has moved are answered as that one was.
 
         Raises:
             PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve: an instant is refused, as that of a send is.
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
         _check_agree(asked, wanted_at_ms)
+        if moved_by is not None:
+            self._producers.check_room()
         self._intake.check_move(wanted_at_ms)
-        self._take(_Whole(Wish.MOVE, asked, Reply(answer), wanted_at_ms, None, subject=subject))
+        self._take(_Whole(Wish.MOVE, asked, Reply(answer), wanted_at_ms, None, subject=subject, tries=moved_by))
 
     def leave(self, asked: Asked, leaver: Leaver, answer: Answer) -> None:
         """Take a request whose rows go to another delay server, as many as may; those have the state DRAINED in the
@@ -332,12 +352,13 @@ class MessageRequests:
         whole.left.extend(pieces)
         self._go_on_soon(whole)
 
-    def _prepare(self, request: _Request, subject: bytes, tries: Tries | None) -> None:
+    def _prepare(self, request: _Request, subject: bytes, tries: Tries | MoveTry | None) -> None:
         if request.move is not None:
             request.reply.tells(partial(self._done_so_far, request))
         request.of_subject = self._of_subject(subject)
-        if tries is not None:
-            request.tries, request.pinned = tries, np.zeros(len(request.told), np.bool_)
+        request.tries = tries
+        if isinstance(tries, Tries):
+            request.pinned = np.zeros(len(request.told), np.bool_)
             self._pin(request)
 
     def _go_on_soon(self, whole: _Whole) -> None:
@@ -386,7 +407,8 @@ class MessageRequests:
 
     def _look(self, request: _Request) -> None:
         """Look for the rows of a request, in memory and then in files; then it is ready."""
-        if request.steps == 0 and not _leaves(request):
+        # A move that is asked for again looks at each row on the way: where a receipt leads now says nothing of it.
+        if request.steps == 0 and not _leaves(request) and not self._moves_since(request):
             followed = self._leads.follow(request.asked)
             request.told |= followed.sequences != request.asked.sequences
             request.asked = followed
@@ -541,7 +563,7 @@ class MessageRequests:
         place then.
         """
         tries, pinned = request.tries, request.pinned
-        if tries is None or pinned is None or pinned.all() or not self._producers.knows(tries.asker):
+        if not isinstance(tries, Tries) or pinned is None or pinned.all() or not self._producers.knows(tries.asker):
             return False
         known = [self._producers.row_of_try(tries.asker, number) for number in tries.numbers.tolist()]
         new = np.array([bool(row) for row in known], np.bool_) & ~pinned
@@ -562,8 +584,23 @@ class MessageRequests:
         request.asked = Asked._make(np.where(new, *pair) for pair in zip(columns, request.asked, strict=True))
         return True
 
+    def _moves_since(self, request: _Request) -> int:
+        """The first row that a move by receipt has made, in this try or an earlier one; 0 when it has made none."""
+        tries = request.tries
+        if not isinstance(tries, MoveTry):
+            return 0
+        row = self._producers.row_of_try(tries.asker, tries.number)
+        return int(decode_ended(row)["other"][0]) if row else 0
+
     def _follow(self, request: _Request) -> bool:
-        """Go on with the rows that took the place of moved ones, if there are any and it was not done too often."""
+        """Go on with the rows that took the place of moved ones, if there are any and it was not done too often.
+
+        A move by receipt goes no further than to a row that one of its tries has made, and is done there. Say row 5 is
+        to be due at ten, try 1 moved it to row 8, and somebody else moved that to row 9, due at noon. Try 2 knows that
+        try 1 made its first row as 8. It meets 8, which is due at ten and was made since then: it is answered with 8,
+        and 9 stays. Should somebody else have made 8, the message was due at ten all the same while the move was being
+        asked for, so there was nothing left to do.
+        """
         if request.steps == STEPS_MAX or _leaves(request):
             return False
         wanted, looked_up = request.wanted, request.looked_up
@@ -578,17 +615,20 @@ class MessageRequests:
             rows = looked_up.answers.take(told)
             other[told] = rows["other"]
             others[0, told], others[1, told] = rows["other_at_ms"], rows["decided_at_ms"]
-        rows_of = other.take(request.order)
+        rows_of, due_at_ms = other.take(request.order), others[0].take(request.order)
         leads = rows_of != 0
         if request.move is not None:
             leads &= ~request.move.done
         if not leads.any():
             return False
+        since = self._moves_since(request)
+        if request.move is not None and since:
+            request.move.done |= leads & (rows_of >= np.uint64(since)) & (due_at_ms == request.move.wanted_at_ms)
         request.steps += 1
         asked = request.asked
         request.asked = Asked(
             np.where(leads, rows_of, asked.sequences),
-            np.where(leads, others[0].take(request.order), asked.deliver_at_ms),
+            np.where(leads, due_at_ms, asked.deliver_at_ms),
             np.where(leads, others[1].take(request.order), asked.accepted_at_ms),
         )
         request.told |= leads
@@ -801,7 +841,8 @@ class MessageRequests:
             ended["other"], ended["other_at_ms"], ended["place"] = leave.to, batch.producer.producer_id, rising
         commit.add(ended)
         commit.moved_now.add(ended["sequence"].copy())
-        _note_tries(request, chosen, commit)
+        # Of a move by receipt the first row of the batch is noted: the others come after it.
+        _note_tries(request, rows[:1] if isinstance(request.tries, MoveTry) else chosen, commit)
 
     def committed(self) -> None:
         """The decisions are durable: they take effect before anything else of the commit does."""
@@ -958,13 +999,17 @@ class MessageRequests:
 
 def _note_tries(request: _Request, chosen: Indices, commit: _Commit) -> None:
     """Note the numbers of the tries that end some wanted rows with a commit."""
-    if request.tries is None:
+    tries = request.tries
+    if tries is None:
         return
-    of_row = np.flatnonzero(np.isin(request.order, chosen))
-    tried = np.zeros(len(of_row), TRIED)
-    tried["asker"], tried["low_water"] = request.tries.asker, request.tries.low_water
-    tried["number"] = request.tries.numbers.take(of_row)
-    tried["sequence"] = request.wanted.sequences.take(request.order.take(of_row))
+    if isinstance(tries, Tries):
+        of_row = np.flatnonzero(np.isin(request.order, chosen))
+        numbers, chosen = tries.numbers.take(of_row), request.order.take(of_row)
+    else:
+        numbers = np.full(len(chosen), tries.number, np.uint64)
+    tried = np.zeros(len(chosen), TRIED)
+    tried["asker"], tried["low_water"], tried["number"] = tries.asker, tries.low_water, numbers
+    tried["sequence"] = request.wanted.sequences.take(chosen)
     commit.tried.append(tried)
 
 

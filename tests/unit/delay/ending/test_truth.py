@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 
 from delayd.delay.core import DelayCore
-from delayd.delay.ending.message_requests import Wish
 from delayd.executor import Priority
 from delayd.hours import hour_of_ms
 from delayd.log.ended import decode_ended, others_filed_at_ms
@@ -20,13 +19,9 @@ from delayd.testing.tree import PowerLoss
 from delayd.wire.ending import (
     AnswerRows,
     Asked,
-    AskedKeys,
     CancelAnswer,
     MessageState,
     RescheduleAnswer,
-    Tries,
-    encode_asked_keys,
-    read_asked_keys,
 )
 from tests.unit.delay.ending.keyed import KEEP, KEPT, REJECT, REJECTED, send, sent, verdicts
 from tests.worlds.delay import FOLDER, World, wanted
@@ -203,69 +198,6 @@ def test_rule_I5_a_restored_server_gives_no_sequence_that_the_lost_files_gave() 
         restored.pass_ms(2_000)
     assert np.array_equal(np.array(restored.core.intake.skipped), [(new - RESTORED_STEP, RESTORED_STEP)])
     restored.check_books()
-
-
-SUBJECT = b"orders.eu"
-
-
-def ask_by_key(
-    world: World, wish: Wish, keys: list[bytes], numbers: list[int], wanted_at_ms: int | None = None
-) -> AnswerRows:
-    """Ask for a change by keys, under numbers; the answers."""
-    batch = read_asked_keys(encode_asked_keys(AskedKeys(SUBJECT, keys)))
-    assert batch is not None
-    instants = None if wanted_at_ms is None else np.full(len(keys), wanted_at_ms, np.int64)
-    told: list[AnswerRows] = []
-    tries = Tries(7, min(numbers), np.array(numbers, np.uint64))
-    world.core.endings.ask_by_key(wish, batch, told.append, instants, tries)  # type: ignore[arg-type]
-    world.settle()
-    (rows,) = told
-    return rows
-
-
-def lives(world: World) -> list[World]:
-    """The same life, one after a power loss, and one after a checkpoint and a power loss."""
-    after = world.after_crash(PowerLoss.ALL_LOST)
-    other = world.after_crash(PowerLoss.ALL_LOST)
-    other.settle()
-    other.checkpoint()
-    return [world, after, other.after_crash(PowerLoss.ALL_LOST)]
-
-
-def test_rule_I1_a_cancel_by_key_that_is_asked_again_ends_no_other_message() -> None:
-    world = World()
-    sent(world, wanted(2, 5 * HOUR_MS, "first"), [b"k", b"l"], REJECT)
-    told = ask_by_key(world, Wish.CANCEL, [b"k", b"l"], [1, 2])
-    assert told["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
-    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
-    for life in lives(world):
-        life.settle()
-        again = ask_by_key(life, Wish.CANCEL, [b"k", b"l"], [1, 2])
-        assert again["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
-        assert again["sequence"].tolist() == told["sequence"].tolist()
-        assert again["decided_at_ms"].tolist() == told["decided_at_ms"].tolist()
-        assert life.states(life.receipts("second")) == [MessageState.PENDING]
-        other = ask_by_key(life, Wish.CANCEL, [b"k"], [3])
-        assert other["answer"].tolist() == [CancelAnswer.CANCELLED], "another number is another try"
-        assert life.states(life.receipts("second")) == [MessageState.CANCELLED]
-
-
-def test_rule_I1_a_move_by_key_that_is_asked_again_moves_no_other_message() -> None:
-    world = World()
-    to_ms = START_MS + 9 * HOUR_MS
-    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
-    told = ask_by_key(world, Wish.MOVE, [b"k"], [1], to_ms)
-    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
-    cancelled = world.cancel(world.receipts("first"))
-    world.settle()
-    assert cancelled == [[CancelAnswer.CANCELLED]]
-    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
-    for life in lives(world):
-        life.settle()
-        again = ask_by_key(life, Wish.MOVE, [b"k"], [1], to_ms)
-        for name in ("answer", "sequence", "deliver_at_ms", "accepted_at_ms"):
-            assert again[name].tolist() == told[name].tolist(), name
-        assert life.states(life.receipts("second")) == [MessageState.PENDING]
 
 
 def test_a_message_that_has_just_been_cancelled_says_when() -> None:

@@ -1,0 +1,345 @@
+"""Tries: a change that is asked for again under its number is done once, and is answered as the first time (rule I1,
+docs/keys.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+
+from delayd.delay.ending.message_requests import STEPS_MAX, Wish
+from delayd.delay.producers import PREFIX
+from delayd.errors import SlowDown
+from delayd.testing.clock import START_MS
+from delayd.testing.tree import PowerLoss
+from delayd.wire.ending import (
+    AnswerRows,
+    Asked,
+    AskedKeys,
+    CancelAnswer,
+    MessageState,
+    MoveTry,
+    RescheduleAnswer,
+    Tries,
+    encode_asked_keys,
+    read_asked_keys,
+)
+from tests.unit.delay.ending.keyed import REJECT, REPLACE, SUBJECT, sent
+from tests.worlds.delay import FOLDER, World, wanted
+from tests.worlds.drain import carry, log_id, piece, two
+
+HOUR_MS = 3_600_000
+ASKER = 7
+TEN, NOON, ONE = (START_MS + hours * HOUR_MS for hours in (10, 12, 13))
+SAME = ("answer", "state", "sequence", "deliver_at_ms", "accepted_at_ms")
+
+
+def ask_by_key(
+    world: World, wish: Wish, keys: list[bytes], numbers: list[int], wanted_at_ms: int | None = None
+) -> AnswerRows:
+    """Ask for a change by keys, under numbers; the answers."""
+    batch = read_asked_keys(encode_asked_keys(AskedKeys(SUBJECT, keys)))
+    assert batch is not None
+    instants = None if wanted_at_ms is None else np.full(len(keys), wanted_at_ms, np.int64)
+    told: list[AnswerRows] = []
+    tries = Tries(ASKER, min(numbers), np.array(numbers, np.uint64))
+    world.core.endings.ask_by_key(wish, batch, told.append, instants, tries)  # type: ignore[arg-type]
+    world.settle()
+    (rows,) = told
+    return rows
+
+
+def lives(world: World) -> list[World]:
+    """The same life, one after a power loss, and one after a checkpoint and a power loss."""
+    after = world.after_crash(PowerLoss.ALL_LOST)
+    other = world.after_crash(PowerLoss.ALL_LOST)
+    other.settle()
+    other.checkpoint()
+    return [world, after, other.after_crash(PowerLoss.ALL_LOST)]
+
+
+def test_rule_I1_a_cancel_by_key_that_is_asked_again_ends_no_other_message() -> None:
+    world = World()
+    sent(world, wanted(2, 5 * HOUR_MS, "first"), [b"k", b"l"], REJECT)
+    told = ask_by_key(world, Wish.CANCEL, [b"k", b"l"], [1, 2])
+    assert told["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
+    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
+    for life in lives(world):
+        life.settle()
+        again = ask_by_key(life, Wish.CANCEL, [b"k", b"l"], [1, 2])
+        assert again["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
+        assert again["sequence"].tolist() == told["sequence"].tolist()
+        assert again["decided_at_ms"].tolist() == told["decided_at_ms"].tolist()
+        assert life.states(life.receipts("second")) == [MessageState.PENDING]
+        other = ask_by_key(life, Wish.CANCEL, [b"k"], [3])
+        assert other["answer"].tolist() == [CancelAnswer.CANCELLED], "another number is another try"
+        assert life.states(life.receipts("second")) == [MessageState.CANCELLED]
+
+
+def test_rule_I1_a_move_by_key_that_is_asked_again_moves_no_other_message() -> None:
+    world = World()
+    to_ms = START_MS + 9 * HOUR_MS
+    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
+    told = ask_by_key(world, Wish.MOVE, [b"k"], [1], to_ms)
+    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
+    cancelled = world.cancel(world.receipts("first"))
+    world.settle()
+    assert cancelled == [[CancelAnswer.CANCELLED]]
+    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
+    for life in lives(world):
+        life.settle()
+        again = ask_by_key(life, Wish.MOVE, [b"k"], [1], to_ms)
+        for name in ("answer", "sequence", "deliver_at_ms", "accepted_at_ms"):
+            assert again[name].tolist() == told[name].tolist(), name
+        assert life.states(life.receipts("second")) == [MessageState.PENDING]
+
+
+def begin_move(world: World, asked: Asked, to_ms: int | Sequence[int], number: int = 0) -> list[AnswerRows]:
+    """Ask for a move by receipts, under a number if it has one; the list holds the answer once it is there."""
+    told: list[AnswerRows] = []
+    instants = np.array(np.broadcast_to(np.array(to_ms, np.int64), len(asked.sequences)))
+    moved_by = MoveTry(ASKER, number, number) if number else None
+    world.core.endings.reschedule(asked, instants, told.append, moved_by=moved_by)  # type: ignore[arg-type]
+    return told
+
+
+def move(world: World, asked: Asked, to_ms: int | Sequence[int], number: int = 0) -> AnswerRows:
+    """The same, and let everything happen that takes no time; the answers."""
+    told = begin_move(world, asked, to_ms, number)
+    world.settle()
+    (rows,) = told
+    return rows
+
+
+def same(told: AnswerRows, again: AnswerRows) -> bool:
+    """Whether two answers say the same."""
+    return all(told[name].tolist() == again[name].tolist() for name in SAME)
+
+
+def due_of(world: World, asked: Asked) -> list[int]:
+    """When messages are due that are pending."""
+    told: list[AnswerRows] = []
+    world.core.endings.get(asked, told.append)  # type: ignore[arg-type]
+    world.settle()
+    (rows,) = told
+    assert set(rows["state"].tolist()) == {MessageState.PENDING}
+    due: list[int] = rows["deliver_at_ms"].tolist()
+    return due
+
+
+def log_bytes(world: World) -> int:
+    """How large the message log is."""
+    folder = f"{FOLDER}/message"
+    return sum(world.disk.open(f"{folder}/{name}").size() for name in world.disk.list_folder(folder))
+
+
+def accepted(world: World, count: int = 1) -> Asked:
+    """Send messages; their receipts."""
+    world.send(wanted(count, 5 * HOUR_MS, "first"))
+    world.settle()
+    return world.receipts("first")
+
+
+def test_rule_I1_a_move_by_receipt_that_is_asked_again_undoes_no_later_move() -> None:
+    world = World()
+    receipt = accepted(world)
+    told = move(world, receipt, TEN, number=1)
+    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
+    assert move(world, receipt, NOON)["answer"].tolist() == [RescheduleAnswer.MOVED]
+    for life in lives(world):
+        life.settle()
+        for _ in range(2):
+            assert same(told, move(life, receipt, TEN, number=1))
+        assert due_of(life, receipt) == [NOON]
+        assert move(life, receipt, TEN, number=2)["answer"].tolist() == [RescheduleAnswer.MOVED]
+        assert due_of(life, receipt) == [TEN], "another number is another try"
+
+
+def test_rule_I1_a_move_that_is_asked_again_is_told_as_done_when_the_message_has_ended() -> None:
+    world = World()
+    sent(world, wanted(2, 5 * HOUR_MS, "first"), [b"k", b"l"], REJECT)
+    receipts = world.receipts("first")
+    told = move(world, receipts, TEN, number=1)
+    world.cancel(receipts.take([0]))
+    sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"l"], REPLACE)
+    for life in lives(world):
+        life.settle()
+        assert same(told, move(life, receipts, TEN, number=1))
+        assert due_of(life, life.receipts("second")) == [START_MS + 6 * HOUR_MS]
+    world.drain(14 * HOUR_MS)
+    assert same(told, move(world, receipts, TEN, number=1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rule_I1_a_move_that_is_asked_again_while_its_first_try_is_under_way_is_done_once(seed: int) -> None:
+    random, world = Random(seed), World(load_ahead_ms=1_000)
+    receipt = accepted(world)
+    first = begin_move(world, receipt, TEN, number=1)
+    others: dict[int, list[list[AnswerRows]]] = {number: [] for number in (0, 1)}
+    begins = {random.randrange(20): 0, random.randrange(20): 1}
+    for step in range(30):
+        if step in begins:
+            number = begins[step]
+            others[number].append(begin_move(world, receipt, TEN if number else NOON, number))
+        if moves := world.moves():
+            random.choice(moves)()
+    world.settle()
+    again, other = ([rows for told in others[number] for rows in told] for number in (1, 0))
+    (rows,) = first
+    assert all(same(rows, each) for each in again)
+    # Requests that are under way together may be decided in any order.
+    is_last = all(each["sequence"][0] < rows["sequence"][0] for each in other)
+    assert due_of(world, receipt) == [TEN if is_last else NOON]
+
+
+def test_a_move_to_an_instant_that_the_message_had_before_is_a_move() -> None:
+    world = World(load_ahead_ms=1_000)
+    receipt = accepted(world)
+    move(world, receipt, TEN)
+    move(world, receipt, NOON)
+    world = world.after_crash()  # Where a receipt leads is not known any more.
+    world.settle()
+    told = move(world, receipt, TEN, number=1)
+    assert due_of(world, receipt) == [TEN]
+    move(world, receipt, ONE)
+    for life in lives(world):
+        life.settle()
+        assert same(told, move(life, receipt, TEN, number=1))
+        assert due_of(life, receipt) == [ONE]
+
+
+def test_rule_I1_a_move_of_many_receipts_remembers_one_number_for_all_of_them() -> None:
+    world = World(load_ahead_ms=1_000)
+    count = 20_000
+    for _ in range(2):
+        world.send(wanted(count // 2, 5 * HOUR_MS, "first"))
+    world.settle()
+    twin = world.after_crash()
+    receipts, instants = world.receipts("first"), TEN + 60_000 * np.arange(count) // 100
+    told = move(world, receipts, instants.tolist(), number=1)
+    assert set(told["answer"].tolist()) == {RescheduleAnswer.MOVED}
+    twin.settle()
+    move(twin, receipts, instants.tolist())
+    assert log_bytes(world) - log_bytes(twin) < 1_000
+    some = receipts.take(range(0, count, 3))
+    assert set(move(world, some, NOON)["answer"].tolist()) == {RescheduleAnswer.MOVED}
+    for life in lives(world):
+        life.settle()
+        next_sequence = life.core.intake.next_sequence
+        assert same(told, move(life, receipts, instants.tolist(), number=1))
+        assert life.core.intake.next_sequence == next_sequence, "nothing was moved"
+        life.checkpoint()
+        asker = life.state.get(PREFIX + ASKER.to_bytes(8))
+        assert asker is not None and len(asker) < 200
+
+
+def test_two_receipts_of_one_message_that_are_asked_again_are_answered_as_the_first_time() -> None:
+    world = World()
+    first = accepted(world)
+    moved = move(world, first, START_MS + 6 * HOUR_MS)
+    second = Asked(*(moved[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms")))
+    both = Asked._make(np.concatenate(columns) for columns in zip(first, second, strict=True))
+    told = move(world, both, [TEN, ONE], number=1)
+    assert told["answer"].tolist() == [RescheduleAnswer.MOVED] * 2
+    move(world, first, NOON)
+    for life in lives(world):
+        life.settle()
+        assert same(told, move(life, both, [TEN, ONE], number=1))
+        assert due_of(life, first) == [NOON]
+
+
+def test_a_move_that_moved_nothing_is_judged_anew() -> None:
+    world = World()
+    receipt = accepted(world)
+    move(world, receipt, TEN)
+    told = move(world, receipt, TEN, number=1)
+    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
+    move(world, receipt, NOON)
+    again = move(world, receipt, TEN, number=1)
+    assert again["sequence"].tolist() > told["sequence"].tolist()
+    assert due_of(world, receipt) == [TEN]
+
+
+def test_a_move_that_is_asked_again_finds_its_row_behind_many_others() -> None:
+    world = World(load_ahead_ms=1_000)
+    receipt = accepted(world)
+    for number in range(STEPS_MAX + 5):
+        move(world, receipt, TEN + number)
+    told = move(world, receipt, ONE, number=1)
+    move(world, receipt, NOON)
+    again = move(world, receipt, ONE, number=1)
+    assert again["state"].tolist() == [MessageState.MOVED], "the client goes on from there"
+    there = Asked(*(again[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms")))
+    assert same(told, move(world, there, ONE, number=1))
+    assert due_of(world, receipt) == [NOON]
+
+
+def test_a_move_that_is_asked_again_after_its_message_went_to_another_server_is_told_as_done() -> None:
+    world, other = two()
+    receipt = accepted(world)
+    told = move(world, receipt, TEN, number=1)
+    piece(world, log_id(other))
+    carry(world, other)
+    drained = move(world, receipt, NOON)
+    assert drained["state"].tolist() == [MessageState.DRAINED]
+    there = Asked(*(drained[name].copy() for name in ("other", "other_at_ms", "target_appended_at_ms")))
+    told_there = move(other, there, NOON, number=1)
+    for life in lives(world):
+        life.settle()
+        assert same(told, move(life, receipt, TEN, number=1))
+    move(other, there, ONE)
+    for life in lives(other):
+        life.settle()
+        assert same(told_there, move(life, there, NOON, number=1))
+        assert due_of(life, there) == [ONE]
+
+
+def test_a_cancel_by_receipt_needs_no_number() -> None:
+    world = World()
+    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
+    receipt = world.receipts("first")
+    assert world.cancel(receipt) is not None
+    world.settle()
+    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
+    for life in lives(world):
+        life.settle()
+        again = life.cancel(receipt)
+        life.settle()
+        assert again == [[CancelAnswer.CANCELLED]]
+        assert life.states(life.receipts("second")) == [MessageState.PENDING]
+
+
+def test_a_move_in_pieces_takes_nothing_for_done_that_another_one_has_moved_meanwhile() -> None:
+    world = World(load_ahead_ms=1_000)
+    count = 20_000
+    for _ in range(2):
+        world.send(wanted(count // 2, 5 * HOUR_MS, "first"))
+    world.settle()
+    receipts, begin = world.receipts("first"), world.core.intake.next_sequence
+    first = begin_move(world, receipts, TEN, number=1)
+    while world.core.intake.next_sequence == begin and (next_move := world.next_move()) is not None:
+        next_move()
+    assert not first, "rows of the first commit are moved, and others are not yet"
+    other = begin_move(world, receipts.take([count - 1]), NOON)
+    world.settle()
+    (told,), (told_other) = first, other
+    assert set(told["answer"].tolist()) == {RescheduleAnswer.MOVED}
+    assert set(told["deliver_at_ms"].tolist()) == {TEN}
+    assert told_other[0]["sequence"][0] < told["sequence"][-1], "it was moved before, and is moved on"
+    assert due_of(world, receipts.take([count - 1])) == [TEN]
+    assert same(told, move(world, receipts, TEN, number=1))
+
+
+def test_rule_B1_a_try_that_can_not_be_remembered_is_refused() -> None:
+    world = World()
+    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
+    receipt = world.receipts("first")
+    world.core.producers._bytes_max = 0
+    with pytest.raises(SlowDown, match="as many tries as it can"):
+        begin_move(world, receipt, TEN, number=1)
+    with pytest.raises(SlowDown, match="as many tries as it can"):
+        ask_by_key(world, Wish.MOVE, [b"k"], [1], TEN)
+    assert due_of(world, receipt) == [START_MS + 5 * HOUR_MS]
