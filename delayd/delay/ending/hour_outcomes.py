@@ -83,6 +83,13 @@ class HourOutcomes:
         self._starts += starts
         self.end, self._last, self._crc32c = until, last, scan.crc32c
 
+    def has_any(self, wanted: Sequences, until: int) -> bool:
+        """Whether one of the wanted rows may have an outcome up to the offset ``until``; the loop may ask, too."""
+        if self.end < until:
+            return True
+        # The end was looked at first, so whatever another thread adds meanwhile lies behind it.
+        return any(len(_blocks_of(part, wanted)) for part in tuple(self._parts))
+
     def find(self, segment: Segment, wanted: Sequences) -> OutcomeRows:
         """Outcomes among which are those of the wanted rows that have one.
 
@@ -91,9 +98,7 @@ class HourOutcomes:
         """
         blocks: set[int] = set()
         for part in self._parts:
-            at = np.searchsorted(part.sequences, wanted)
-            at[at == len(part.sequences)] = 0
-            blocks.update(part.blocks.take(at.compress(part.sequences.take(at) == wanted)).tolist())
+            blocks.update(_blocks_of(part, wanted).tolist())
         return decode_outcomes([batch for block in sorted(blocks) for batch in self._read(segment, block)])
 
     def _read(self, segment: Segment, block: int) -> Iterator[Batch]:
@@ -112,6 +117,13 @@ class HourOutcomes:
         self._parts.append(part)
         while len(self._parts) > 1 and 2 * len(self._parts[-1].sequences) >= len(self._parts[-2].sequences):
             self._parts[-2:] = [_in_order(self._parts[-2:])]
+
+
+def _blocks_of(part: _Part, wanted: Sequences) -> NDArray[np.uint32]:
+    """The blocks in which the outcomes of wanted rows stand, for those that have one."""
+    at = np.searchsorted(part.sequences, wanted)
+    at[at == len(part.sequences)] = 0
+    return part.blocks.take(at.compress(part.sequences.take(at) == wanted))
 
 
 def _in_order(parts: list[_Part]) -> _Part:

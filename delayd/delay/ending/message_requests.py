@@ -443,12 +443,16 @@ class MessageRequests:
         wanted = request.wanted
         places, unknown = self.look(wanted)
         request.nowhere = unknown & (places == Place.NOWHERE)
-        if not unknown.any():
-            request.places = places
-            self._ready(request)
-            request.places = None
-            return
-        self._worker.submit(self.look_up(wanted, unknown), partial(self._looked_up, request), Priority.DUE)
+        if unknown.any():
+            asked = self._hour_places(wanted, np.flatnonzero(unknown))
+            request.looked_up = self._lookup.at_hand(wanted, asked)
+            if request.looked_up is None:
+                work = partial(self._lookup.look_up, wanted, asked)
+                self._worker.submit(work, partial(self._looked_up, request), Priority.DUE)
+                return
+        request.places = places
+        self._ready(request)
+        request.places = None
 
     def look(self, wanted: Wanted) -> tuple[Places, NDArray[np.bool_]]:
         """Where rows are in memory, and which of them files must be asked about."""

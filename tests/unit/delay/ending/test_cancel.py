@@ -263,6 +263,8 @@ def test_rows_that_are_filed_before_their_decision_are_looked_for_anew(moved: bo
 
 def test_a_row_whose_outcome_is_written_during_the_look_up_is_not_unknown() -> None:
     world = World(outcomes_flush_ms=5_000)
+    world.send(wanted(1, 0, "the hour has a dispatch log"))
+    world.pass_ms(7_000)
     world.send(wanted(1, 0, "row"))
     world.pass_ms(1_000)
     asked = world.receipts("row")
@@ -283,8 +285,10 @@ def test_a_row_whose_outcome_is_written_during_the_look_up_is_not_unknown() -> N
 
 def test_a_row_that_another_request_is_cancelling_is_not_unknown() -> None:
     world = World(outcomes_flush_ms=5_000)
+    world.send(wanted(1, 0, "the hour has a dispatch log"))
+    world.pass_ms(7_000)
     world.meta_up = False
-    world.send(wanted(1, 0, "due"))
+    world.send(wanted(1, 0, "due", b"of.unknown.server"))
     world.pass_ms(100)
     asked = world.receipts("due")
     commit, outcomes, _ = world.executors()
