@@ -107,7 +107,6 @@ def _recover(
     confirmed = partial(pulled_behind, disk, state.scan, config.folder, identity.log_id)
     message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from, confirmed=confirmed)
     opened.callback(message_log.close)
-    _tell_recovered(message_log)
     place = tally_place(config.folder, identity.log_id)
     tally_log = TallyLog(disk, place, identity.epoch, now_ms, marks.tally_offset)
     opened.callback(tally_log.close)
@@ -133,16 +132,6 @@ def _recover(
     _read_message_log(recovered)
     _read_pull_log(disk, recovered, now_ms)
     return recovered
-
-
-def _tell_recovered(opened: Log) -> None:
-    for found in opened.recovered:
-        # After a SIGKILL bytes are written back that no header proves durable. Nothing is lost, so this is no warning.
-        log.log(
-            logging.WARNING if found.cut_bytes else logging.INFO,
-            "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
-            *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
-        )
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:
@@ -288,7 +277,6 @@ def _read_pull_log(disk: Disk, recovered: Recovered, now_ms: int) -> None:
                 disk, recovered.pull_place, now_ms, marks.pull_offset, marks.pull_crc32c, leave_out=True
             )
             opened.callback(pull_log.close)
-            _tell_recovered(pull_log)
             for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
                 replay.take(group)
         except DamagedData as damage:

@@ -165,11 +165,6 @@ def _recover(
     )
     read.index()
     opened.callback(message_log.close)
-    for tail in message_log.recovered:
-        if tail.cut_bytes:
-            # A crash may have torn this tail, or it may have been the last accepted group. Nothing proves the latter,
-            # so nothing can tell the two apart, and the operator is told.
-            log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
     _leave_decided_unused(read, decided, message_log)
     told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
     if kept.ended is None:

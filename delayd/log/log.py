@@ -17,7 +17,6 @@ from delayd.log.segment import (
     Confirmed,
     FileHeader,
     FileKind,
-    Recovered,
     Segment,
     UnfinishedFile,
     Visit,
@@ -55,10 +54,9 @@ class Found(NamedTuple):
 class Log:
     """An open log; made by `open_log`. ``end`` and ``durable`` are offsets."""
 
-    def __init__(self, disk: Disk, place: LogPlace, segments: list[Segment], recovered: list[Recovered]) -> None:
+    def __init__(self, disk: Disk, place: LogPlace, segments: list[Segment]) -> None:
         self.disk = disk
         self.place = place
-        self.recovered = recovered
         self._segments = segments  # Replaced and never changed, because other threads read it.
         self._replaced: list[Segment] = []  # Closed with the log, because other threads may still be reading them.
         self._detached: list[Segment] = []  # To be removed; used by the thread that removes.
@@ -379,19 +377,17 @@ def open_log(
             if start:
                 path = f"{place.folder}/{segment_name(0)}"
                 raise DamagedData(path, 0, f"the log is gone, its checkpoint is at offset {start}")
-            return Log(disk, place, [_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0))], [])
+            return Log(disk, place, [_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0))])
         if segments[0].base_offset > start:
             raise DamagedData(segments[0].path, 0, f"the segments before offset {segments[0].base_offset} are gone")
         if leave_out:
             segments = _with_gaps(disk, place, segments, start, kept_from)
-        recovered = [
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
             _recover(segment, following, start, previous_crc32c, visit, confirmed)
-            for segment, following in zip(segments, [*segments[1:], None], strict=True)
-        ]
     except BaseException:
         _close_all(segments)
         raise
-    return Log(disk, place, segments, [found for found in recovered if found.cut_bytes or found.rewritten_bytes])
+    return Log(disk, place, segments)
 
 
 def list_segments(
@@ -497,7 +493,7 @@ def _recover(
     previous_crc32c: int | None,
     visit: Visit | None,
     confirmed: Confirmed | None,
-) -> Recovered:
+) -> None:
     """Recover one segment; bytes before ``start`` are durable, and groups that the checkpoint covers are not read
     again.
     """
@@ -508,18 +504,18 @@ def _recover(
         size = segment.file.size()
         if segment.lost is None and size != segment.position(segment.end):
             raise DamagedData(segment.path, size, f"it ends there, but the next segment begins at {segment.end}")
-        return Recovered(segment.path, 0, "", 0)
+        return
     begin = base
     if start > base and previous_crc32c is not None:
         begin, known_crc32c = start, previous_crc32c
     assert visit is None or begin >= start, "what is visited begins at a group whose predecessor is known"
     if following is None:
-        return segment.recover(begin, known_crc32c, max(start, base), True, visit, confirmed)
+        segment.recover(begin, known_crc32c, max(start, base), True, visit, confirmed)
+        return
     # A roll flushes a segment before it creates the next one.
-    found = segment.recover(begin, known_crc32c, following.base_offset, False, visit)
+    segment.recover(begin, known_crc32c, following.base_offset, False, visit)
     if (segment.end, segment.crc32c) != (following.base_offset, following.header.previous_crc32c):
         raise DamagedData(following.path, 0, f"it does not follow {segment.path}, which ends at {segment.end}")
-    return found
 
 
 def _close_all(segments: Sequence[Segment]) -> None:

@@ -6,9 +6,9 @@ L3).
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -46,6 +46,8 @@ FRONT_BYTES = 4 << 10  # Header and table of a group of a thousand batches.
 GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header, which together name its place.
 GROUP_PLACE_AT = 16
 
+
+log = logging.getLogger(__name__)
 
 Visit = Callable[[CommitGroup], object]
 Confirmed = Callable[[int], str]
@@ -87,18 +89,6 @@ class FileHeader(NamedTuple):
 
 class UnfinishedFile(Exception):
     """A file of at most a header, which does not check: its creation did not finish."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What recovery did to the tail of a log: the bytes that it cut off, and those that it wrote back and fsynced
-    (rules L1, L5).
-    """
-
-    path: str
-    cut_bytes: int
-    cut_reason: str
-    rewritten_bytes: int
 
 
 class Segment:
@@ -271,8 +261,9 @@ class Segment:
         last: bool,
         visit: Visit | None = None,
         confirmed: Confirmed | None = None,
-    ) -> Recovered:
-        """Find the end from ``offset`` on, cut a torn tail, make the rest durable (docs: segment.md, Recovery).
+    ) -> None:
+        """Find the end from ``offset`` on, cut a torn tail, make the rest durable (docs: segment.md, Recovery), and log
+        what was done.
 
         The groups are read one after the other until one does not check. What that means depends on what is known to
         have been fsynced. An example: groups begin at the offsets 0, 400, 600, 800 and 900, and the last one ends at
@@ -333,7 +324,19 @@ class Segment:
             self.disk.sync_folder(self.path.rpartition("/")[0])
         self.end = self.durable = end
         self.crc32c = self.header.previous_crc32c if scan.crc32c is None else scan.crc32c
-        return Recovered(self.path, size - end, scan.reason, max(0, end - durable))
+        self._tell_recovered(size - end, scan.reason, max(0, end - durable))
+
+    def _tell_recovered(self, cut_bytes: int, reason: str, rewritten_bytes: int) -> None:
+        """Log it when bytes were cut off, or were written back and fsynced (rules L1, L5)."""
+        # A start after a SIGKILL writes bytes back, and nothing is lost then. Nor is it when a dispatch log is cut,
+        # because the target is asked for its rows again. All else that is cut may have been a damaged last group.
+        lost = cut_bytes and self.header.kind != FileKind.DISPATCH
+        if cut_bytes or rewritten_bytes:
+            log.log(
+                logging.WARNING if lost else logging.INFO,
+                "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
+                *(self.path, cut_bytes, reason, rewritten_bytes),
+            )
 
     def _write_back(self, start: int, end: int) -> None:
         """Write bytes in place that may be in the page cache only: if their sync had failed, a later sync would not

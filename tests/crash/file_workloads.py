@@ -134,7 +134,7 @@ class ScheduleWorkload:
 
     def _checkpoint(self, disk: MemoryDisk, facts: ScheduleFacts, numbers: dict[int, int]) -> None:
         place = LogPlace(FOLDER, FileKind.MESSAGE, LOG_ID)
-        log = Log(disk, place, [], [])
+        log = Log(disk, place, [])
         site = Site(disk, MemoryState(), FOLDER, Identity(LOG_ID, 1), SimClock(), StepExecutor())
         writer = ScheduleWriter(site, log, FiledHours(facts.hours, HourTable()), NOW_MS, lambda: None)
         for hour, number in numbers.items():

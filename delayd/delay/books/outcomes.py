@@ -428,12 +428,10 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
     try:
         if hour is not None and segment.header.number != hour:
             raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")
-        tail = segment.recover(0, 0, known, last=True)
+        segment.recover(0, 0, known, last=True)
     except BaseException:
         segment.close()
         raise
-    if tail.cut_bytes:
-        log.info("tail_cut path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
     return segment.remember_file()
 
 

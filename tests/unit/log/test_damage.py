@@ -75,7 +75,9 @@ def is_padding(small: Small, position: int) -> bool:
 
 
 @pytest.mark.parametrize("bit", [0, 3, 7])
-def test_rule_L5_a_flipped_bit_is_damage_below_the_durable_offset_and_a_torn_tail_above(small: Small, bit: int) -> None:
+def test_rule_L5_a_flipped_bit_is_damage_below_the_durable_offset_and_a_torn_tail_above(
+    small: Small, bit: int, caplog: pytest.LogCaptureFixture
+) -> None:
     found = {"damage": 0, "torn": 0, "padding": 0}
     for position in range(FILE_HEADER_BYTES, small.size):
         disk = with_flip(small, position, bit)
@@ -94,7 +96,8 @@ def test_rule_L5_a_flipped_bit_is_damage_below_the_durable_offset_and_a_torn_tai
         else:
             assert offset >= small.durable, f"byte {position} was durable and nothing was said"
             assert log.end == small.durable
-            assert [(cut.path, cut.cut_bytes) for cut in log.recovered] == [(PATH, small.ends[-1] - small.durable)]
+            assert f"tail_recovered path={PATH} cut_bytes={small.ends[-1] - small.durable} " in caplog.text
+            caplog.clear()
             found["torn"] += 1
         log.close()
     # Four bytes behind each table with an odd number of batches: the first group's and the second's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from crc32c import crc32c
 
@@ -146,7 +148,8 @@ def test_rule_L1_after_a_failed_sync_nothing_is_appended_or_reported_durable_any
     assert log.durable == durable
 
 
-def test_rule_L1_recovery_says_how_much_it_cut_and_wrote_back() -> None:
+def test_rule_L1_recovery_says_how_much_it_cut_and_wrote_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     disk = MemoryDisk()
     log = filled(disk, 2)
     last = list(log.scan(0, log.durable))[-1]
@@ -155,9 +158,12 @@ def test_rule_L1_recovery_says_how_much_it_cut_and_wrote_back() -> None:
     file = killed.open(f"{PLACE.folder}/{segment_name(0)}", write=True)
     file.pwritev([b"torn"], FILE_HEADER_BYTES + log.end)
     recovered = open_log(killed, PLACE, 5)
-    (what,) = recovered.recovered
-    assert (what.cut_bytes, what.rewritten_bytes) == (4, recovered.end - last.end)
-    assert what.cut_reason
+    (told,) = caplog.records
+    assert told.levelname == "WARNING"
+    assert told.getMessage() == (
+        f"tail_recovered path={recovered.segments[0].path} cut_bytes=4 reason='the group is cut short' "
+        f"rewritten_bytes={recovered.end - last.end}"
+    )
     assert numbers(open_log(killed.after_crash(), PLACE, 5)) == [0, 1, 2]
 
 
