@@ -184,6 +184,15 @@ class HandleSet:
         return False
 
 
+class Way(NamedTuple):
+    """How words get to their server."""
+
+    standing: Callable[[], Connection | None]
+    """The connection, if there is one on which words may be said now."""
+    connection: Callable[[], Awaitable[Connection]]
+    """The same, made if need be."""
+
+
 class _Said(NamedTuple):
     """One word of a caller; ``durable`` is there when the caller waits."""
 
@@ -216,14 +225,14 @@ class AckLane:
         self,
         request: RequestType,
         naming: Naming,
-        connection: Callable[[], Awaitable[Connection]],
+        way: Way,
         timeout_ms: float,
         failures: Failures,
         on_answer: Callable[[Head], None],
     ) -> None:
         self._request = request
         self._naming = naming
-        self._connection = connection
+        self._way = way
         self._on_answer = on_answer
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -368,9 +377,12 @@ class AckLane:
             durable.set_exception(self._trouble or late)
 
     async def _connect(self, until_s: float) -> Connection:
+        standing = self._way.standing()
+        if standing is not None:
+            return standing
         try:
             async with asyncio.timeout_at(until_s):
-                return await self._connection()
+                return await self._way.connection()
         except TimeoutError:
             raise RequestTimedOut("no connection to the realtime server was made in time", sent=False) from None
 

@@ -17,7 +17,7 @@ from functools import partial
 from delayd.client.instants import monotonic_us
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import Handles, merge
+from delayd.client.pulling.acks import Handles, Way, merge
 from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
 from delayd.client.pulling.settings import ConsumerSettings
@@ -294,7 +294,7 @@ class _Server(Reached):
             _ManySubjects(names, self._who, settings.subjects),
             _ManySubjects({**names, "uncounted": True}, self._who, settings.subjects),
         )
-        self.lanes = Lanes(namings, self._connection, settings.timeout_ms, callbacks)
+        self.lanes = Lanes(namings, Way(self._standing, self._connection), settings.timeout_ms, callbacks)
 
     @property
     def is_asked(self) -> bool:

@@ -12,7 +12,7 @@ import random
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -21,7 +21,17 @@ from delayd.batch import BatchKind, parse
 from delayd.client.instants import monotonic_us
 from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import AckLane, Failures, Handles, HandleSet, Naming, OneLater, OneSubject, stale_error
+from delayd.client.pulling.acks import (
+    AckLane,
+    Failures,
+    Handles,
+    HandleSet,
+    Naming,
+    OneLater,
+    OneSubject,
+    Way,
+    stale_error,
+)
 from delayd.client.pulling.incarnations import Incarnations
 from delayd.client.pulling.message import Pulled, PulledPart
 from delayd.client.pulling.presence import Presence
@@ -119,12 +129,12 @@ class Lanes:
     def __init__(
         self,
         namings: tuple[Naming, Naming],
-        connection: Callable[[], Awaitable[Connection]],
+        way: Way,
         timeout_ms: float,
         callbacks: Callbacks,
     ) -> None:
         def lane(request: RequestType, naming: Naming) -> AckLane:
-            return AckLane(request, naming, connection, timeout_ms, callbacks.failures, heard)
+            return AckLane(request, naming, way, timeout_ms, callbacks.failures, heard)
 
         def heard(head: Head) -> None:
             callbacks.on_wanted(wanted_in(head))
@@ -306,7 +316,9 @@ class Settler(ABC, Generic[R]):
         """See Source."""
         if self._settling:
             await asyncio.wait(self._settling)
-        await asyncio.gather(*(server.lanes.flush() for server in self._servers.values()))
+        # The words of each server leave by themselves, soon after they were said, so one wait after the other will do.
+        for server in list(self._servers.values()):
+            await server.lanes.flush()
 
     async def close(self) -> None:
         """See Source."""
@@ -556,15 +568,19 @@ class OneSource(Settler[_OneServer]):
             server = self._servers[address.log_id] = _OneServer(address)
             names: Head = {**self._names, "log_id": address.log_id}
             namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
-            connect = partial(self._connect, server)
-            server.lanes = Lanes(namings, connect, self._settings.timeout_ms, self._callbacks)
+            way = Way(partial(self._standing, server), partial(self._connect, server))
+            server.lanes = Lanes(namings, way, self._settings.timeout_ms, self._callbacks)
         server.link.move(address.host, address.port)
         return server
 
     def _standing_to_pull(self) -> Connection | None:
         server = self._asked = self._routed
-        standing = None if server is None else server.link.standing
-        return standing if self._presence is None or self._presence.watched is standing else None
+        return None if server is None else self._standing(server)
+
+    def _standing(self, server: _OneServer) -> Connection | None:
+        """The connection to a server, if there is one and this consumer is known to be present on it."""
+        standing, presence = server.link.standing, self._presence
+        return standing if presence is None or server is not self._routed or presence.watched is standing else None
 
     async def _connection_to_pull(self) -> Connection:
         connection = await self._connection()
