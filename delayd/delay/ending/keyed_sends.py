@@ -306,9 +306,28 @@ class KeyedSends:
         return closing is not None and bool(slots.take(slots_of_names(closing.names.packed())).any())
 
     def _rows_found(self, batches: Sequence[Batch], looked_up: Sequence[_LookedUp], done: Done[LookedUp]) -> None:
-        assert self._under_way is not None, "a round is under way until its batches are queued"
-        self._under_way.looked_up = done.result()
+        """Queue the batches of a round, but for those that meet a row of which the files can't be read now."""
+        round_ = self._under_way
+        assert round_ is not None, "a round is under way until its batches are queued"
+        round_.looked_up = found = done.result()
+        if found.unread.any():
+            states, _ = self._requests.states(round_.wanted, round_.unknown, found)
+            unsure = found.unread & (states["state"] == MessageState.IN_FLIGHT)
+            batches, looked_up = self._without(round_.wanted.sequences.compress(unsure), batches, looked_up)
         self._queue(batches, looked_up)
+
+    def _without(
+        self, unread: Sequences, batches: Sequence[Batch], looked_up: Sequence[_LookedUp]
+    ) -> tuple[Sequence[Batch], Sequence[_LookedUp]]:
+        """Refuse the batches that meet an unread row, and return the others: the row may have ended, so no verdict about
+        them would be true.
+        """
+        met = [np.isin(each.names.found["sequence"], unread).any() for each in looked_up]
+        for batch in compress(batches, met):
+            self._refuse(batch, SlowDown("the files with an earlier message of one of these keys can't be read now"))
+        self._end(list(compress(looked_up, met)))
+        kept = [not each for each in met]
+        return list(compress(batches, kept)), list(compress(looked_up, kept))
 
     def _queue(self, batches: Sequence[Batch], looked_up: Sequence[_LookedUp]) -> None:
         self._under_way = None

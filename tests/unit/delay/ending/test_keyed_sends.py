@@ -218,6 +218,26 @@ def test_while_the_index_is_not_whole_batches_with_keys_are_told_to_wait_and_oth
     end(world)
 
 
+@pytest.mark.parametrize("policy", [REJECT, KEEP, REPLACE])
+def test_no_verdict_is_given_while_the_files_of_the_row_that_is_met_can_t_be_read(policy: int) -> None:
+    world = World()
+    sent(world, wanted(2, 5_000, "first"), [b"cancelled", b"sent"], REJECT)
+    world.cancel(world.receipts("first-0"))
+    world.pass_ms(8_000)
+    world.checkpoint()
+    world = world.after_crash()
+    world.disk.faults.fail_reads["/dispatch/"] = 1_000
+    keys = (b"cancelled", b"sent", b"other")
+    numbers = [send(world, wanted(1, 50_000, f"unread {key!r}"), [key], policy) for key in keys]
+    world.settle()
+    assert world.outside.accepted.keys() & set(numbers) == {numbers[2]}, "only what meets the rows is refused"
+    refused = dict(world.outside.refused)
+    assert all(isinstance(refused[number], SlowDown) for number in numbers[:2])
+    world.disk.faults.fail_reads.clear()
+    assert sent(world, wanted(2, 50_000, "second"), [b"cancelled", b"sent"], policy) == [(ACCEPTED, 0)] * 2
+    end(world)
+
+
 def test_a_look_up_is_compared_with_what_came_since() -> None:
     world = World()
     world.own_all_keys()
