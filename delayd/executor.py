@@ -1,8 +1,10 @@
 """Executor: runs pure work beside the loop: the most urgent job first, and jobs of one priority in the order of
 submission.
 
-Invariant: every submitted job's ``done`` is called exactly once, on the loop, in the order in which the jobs ended. A
-long job calls `Executor.give_way` between two pieces, and more urgent jobs run inside this call (rule B2).
+Invariant: until the executor is closed, every submitted job's ``done`` is called exactly once, on the loop, in the
+order in which the jobs ended. A long job calls `Executor.give_way` between two pieces, and more urgent jobs run inside
+this call (rule B2). A close drops what has not begun and ends a long job between two pieces, so it takes no longer than
+a piece, however much there is to do: a job leaves the disk between two pieces as a crash there would.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ class Priority(IntEnum):
     SPARE = 3  # Jobs for which nothing waits.
 
 
+class Abandoned(BaseException):
+    """The executor of this job is being closed, so the job ends between two of its pieces."""
+
+
 class Done(Generic[R_co]):
     """The result of a job: the returned value in a tuple of one, or the error."""
 
@@ -55,7 +61,10 @@ class Executor(Protocol):
         """Queue ``work``; ``done`` is called on the loop when it returned or raised. Never blocks."""
 
     def give_way(self) -> None:
-        """Run waiting jobs that are more urgent than the calling one, between two of its pieces."""
+        """Run waiting jobs that are more urgent than the calling one, between two of its pieces.
+
+        Raises Abandoned when the executor is being closed.
+        """
 
 
 Job = Callable[[], Callable[[], None]]
@@ -71,6 +80,11 @@ class Waiting:
 
     def __len__(self) -> int:
         return sum(map(len, self.jobs))
+
+    def drop(self) -> None:
+        """Forget all of them: they never run."""
+        for jobs in self.jobs:
+            jobs.clear()
 
     def run_one(self, ended: Callable[[Callable[[], None]], object]) -> bool:
         """Run the most urgent job if it is more urgent than the one under way; ``ended`` is called with the function
@@ -109,22 +123,28 @@ class ThreadExecutor:
 
     def give_way(self) -> None:
         """Run more urgent jobs; called on this executor's thread."""
-        while self._waiting.run_one(self._post):
+        while not self._closed and self._waiting.run_one(self._post):
             pass
+        if self._closed:
+            raise Abandoned(f"{self._thread.name} is being closed")
 
     def close(self) -> None:
-        """Run the queued jobs, then end the thread; blocks until it has ended. Close it before its loop."""
+        """Drop the queued jobs, end the one that runs at its next `give_way`, and then the thread; blocks until it has
+        ended. Close it before its loop.
+        """
         if not self._closed:
             self._closed = True
             self._signals.put(None)
         self._thread.join()
+        self._waiting.drop()
 
     def _run(self) -> None:
         while True:
             self._signals.get()
-            # The job of this signal may have run inside another job; then there is one signal too many.
-            if not self._waiting.run_one(self._post) and self._closed:
+            if self._closed:
                 return
+            # The job of this signal may have run inside another job; then there is one signal too many.
+            self._waiting.run_one(self._post)
 
 
 def run(work: Callable[[], R], catch: type[BaseException] = Exception) -> Done[R]:

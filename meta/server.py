@@ -16,7 +16,7 @@ from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
 from delayd.holder import LOCK, holder_name
 from delayd.identity import draw_id, known_cluster_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
-from delayd.net.cut import Cuts
+from delayd.net.cut import Cuts, remove_left
 from delayd.net.held_start import HeldServer
 from delayd.net.inside import is_inside
 from delayd.net.machine import REAL_MACHINE, KeptState, Machine
@@ -97,6 +97,7 @@ class MetaService:
             holder = holder_name(config.role, supervised=config.exit_with_stdin)
             self._lock = self._disk.lock(os.path.join(config.folder, LOCK), holder)
             check_role(self._disk, config.folder, config.role)
+            remove_left(self._disk, config.folder)
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = self._machine.state(path)
             self._identity = open_identity(self._state, path, draw_id, self._disk)

@@ -317,8 +317,9 @@ class Core:
         self._go_on_stopping()
 
     def close(self) -> None:
-        """Close the files, after a stop or a failure."""
+        """Write removed files again and close all, after the executors have ended."""
         for each in self._logs():
+            write_again(each.segments)
             each.close()
         self._closed.close()
         self._checkpoints.close()
@@ -537,8 +538,6 @@ class Core:
         if self._stopping is None or self._checkpoints.under_way or not self._commit.settled:
             return
         if self._last_checkpoint:
-            for each in self._logs():
-                write_again(each.segments)
             self._stopping()
             return
         self._last_checkpoint = True

@@ -127,16 +127,13 @@ class RealtimeServer:
         return config.host, port
 
     async def stop(self) -> None:
-        """See the port: a checkpoint is taken, so that the next start has nothing to replay."""
+        """See the port: a checkpoint is taken, so that the next start has nothing to replay, unless that takes long."""
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
-        if self._courier is not None:
-            await self._courier.close()
-        if self._farewell is not None:
-            await self._farewell.close()
-        await registration.close()
         server.stop_accepting()
-        await home.stop(core)
+        lines = [each.close() for each in (self._courier, self._farewell, registration) if each is not None]
+        # The other servers may hang, and then each of these takes as long as it may.
+        await asyncio.gather(*lines, home.stop(core))
         await server.close()
         if self._timer is not None:
             self._timer.close()

@@ -560,16 +560,13 @@ class DelayCore:
         for link in self.dispatcher.links.values():
             link.close()
         self.quotas.stop()
-        self._stopping.begin(partial(self._stopped, done))
+        self._stopping.begin(done)
 
-    def _stopped(self, done: Callable[[], None]) -> None:
+    def close(self) -> None:
+        """Write removed files again and close all, after the executors have ended."""
         write_again(self._log.segments)
         self._outcomes.write_again()
         self._retention.write_again()
-        done()
-
-    def close(self) -> None:
-        """Close the files, after `stop` has called back and the executors have ended."""
         self._sources.close()
         self._retention.close()
         self._checkpointer.close()

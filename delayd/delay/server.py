@@ -155,7 +155,7 @@ class DelayServer:
         return config.host, self._port
 
     async def stop(self) -> None:
-        """Accept no more requests, make everything durable, write a last checkpoint."""
+        """See delayd.net.program.Service; a last checkpoint is written, if it takes no longer than a stop may."""
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
         if self._courier is not None:
@@ -165,8 +165,7 @@ class DelayServer:
             if task is not None:
                 task.cancel()
         await home.stop(core)
-        await server.close()
-        await registration.close()
+        await asyncio.gather(server.close(), registration.close())
         if self._timer is not None:
             self._timer.close()
         home.close(core)

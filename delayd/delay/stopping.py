@@ -11,8 +11,6 @@ from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.intake import Intake
 from delayd.executor import Done, Executor
 
-STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
-
 
 class Stopping:
     """A stop, from the request to stop to its end; for the loop alone. Before `begin` it does nothing."""
@@ -43,7 +41,6 @@ class Stopping:
         """Make everything durable, write a last checkpoint, and call back."""
         self._intake.close()
         self._outcomes.flush()
-        self._checkpointer.hurry(STOP_MS)
         self._stopped = stopped
         self.step()
 

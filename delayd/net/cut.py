@@ -25,6 +25,7 @@ from typing import Protocol
 import msgpack
 from crc32c import crc32c
 
+from delayd.disk import Disk
 from delayd.errors import DamagedData, DelaydError, NotReady, NotWritable
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import NAME as CHECKPOINT
@@ -186,6 +187,15 @@ class Cuts:
             return
         except OSError as error:
             log.warning("backup_not_removed path=%s reason=%r", folder, error.strerror)
+
+
+def remove_left(disk: Disk, folder: str) -> None:
+    """Remove what a life that ended while it was cut has left in a server's folder."""
+    left = f"{folder}/{FOLDER}"
+    for name in disk.list_folder(left):
+        disk.remove(f"{left}/{name}")
+    if disk.exists(left):
+        disk.remove(left)
 
 
 def sizes_of(folder: str) -> dict[str, int]:

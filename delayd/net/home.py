@@ -22,6 +22,7 @@ from delayd.executor import Done, Priority
 from delayd.holder import LOCK, holder_name
 from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.net.cut import remove_left
 from delayd.net.held_start import HeldServer
 from delayd.net.machine import Machine
 from delayd.net.roles import check_not_metas, check_role
@@ -29,6 +30,9 @@ from delayd.net.roles import check_not_metas, check_role
 STATE = "state.lmdb"
 LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.
 LOOK_S = 1.0  # How often the plan of the jobs is compared with the wall clock.
+# For what a core does at its stop, such as a last checkpoint. A stop as a whole has 5 s: its connections have 2 s of
+# them, and a second is left for the piece of work that each thread is in.
+CORE_STOP_MS = 1_500
 
 
 log = logging.getLogger(__name__)
@@ -38,10 +42,10 @@ class Core(Protocol):
     """The server's core, which is stopped before its home is closed."""
 
     def stop(self, stopped: Callable[[], None]) -> None:
-        """Finish the work under way, make it durable, then call back."""
+        """Finish the work under way, make it durable, then call back; nobody waits for longer than CORE_STOP_MS."""
 
     def close(self) -> None:
-        """Close the files."""
+        """Put removed files back in their places, and close all; the threads have ended."""
 
 
 class Home:
@@ -68,6 +72,7 @@ class Home:
             check_role(self.disk, config.folder, config.role)
             self.state = machine.state(self.state_path)
             check_not_metas(self.state, config.folder, config.role)
+            remove_left(self.disk, config.folder)
         except BaseException:
             # This process may start again, once the state was mended.
             self._lock.release()
@@ -112,18 +117,24 @@ class Home:
         self.executors[-1].submit(self.state.look, _looked, Priority.SPARE)
 
     async def stop(self, core: Core) -> None:
-        """End the jobs and the core."""
+        """End the jobs and the core; what the core has not done after CORE_STOP_MS is given up. All that it has told
+        anybody is durable, and the next start replays what its last checkpoint was to hold.
+        """
         self._stopping = True  # No job is called from here on: the core and the threads would be closed under it.
         if self._looking is not None:
             self._looking.cancel()
             self._scheduler.shutdown(wait=False)
         stopped = asyncio.Event()
         core.stop(stopped.set)
-        await stopped.wait()
+        try:
+            async with asyncio.timeout(CORE_STOP_MS / 1000):
+                await stopped.wait()
+        except TimeoutError:
+            log.info("last_checkpoint_given_up limit_ms=%d", CORE_STOP_MS)
 
     def close(self, core: Core | None) -> None:
         """End the threads, close the core's files if there is one, and free the directory for another server."""
-        # What the threads still do is durable, and the next start reads it: nobody is left to hear of it here.
+        # What the threads have done is durable, and the next start reads it: nobody is left to hear of it here.
         self._closed = True
         for executor in self.executors:
             executor.close()

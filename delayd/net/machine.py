@@ -43,7 +43,7 @@ class OwnExecutor(Executor, Protocol):
     """An executor of one server."""
 
     def close(self) -> None:
-        """Finish the queued jobs, and take no more."""
+        """Drop the queued jobs, have the one that runs end at its next piece, and take no more."""
 
 
 class Machine(Protocol):

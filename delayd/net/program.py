@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import faulthandler
 import logging
 import os
 import signal
@@ -268,6 +269,8 @@ def _exit_within(limit_ms: int) -> None:
     # A thread does this, because a hanging loop can't end itself.
     def overdue() -> None:
         log.critical("stop_overdue limit_ms=%d", limit_ms)
+        # It tells where each thread stands, on stderr.
+        faulthandler.dump_traceback()
         os._exit(EXIT_BUG)
 
     # Half a second is left for the interpreter's own end.

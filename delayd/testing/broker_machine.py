@@ -154,8 +154,8 @@ class LoopExecutor:
             pass
 
     def close(self) -> None:
-        """Finish the queued jobs."""
-        self.give_way()
+        """Drop the queued jobs."""
+        self._waiting.drop()
 
     def _run_one(self) -> None:
         # The job of this call may have run inside another one.

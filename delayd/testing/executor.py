@@ -84,8 +84,8 @@ class StepExecutor:
         return steps
 
     def close(self) -> None:
-        """Finish all submitted jobs, as closing a thread does."""
-        self.run_all()
+        """Drop the jobs that have not run, as closing a thread does."""
+        self._waiting.drop()
 
 
 def _finish(work: Callable[[], R], done: Callable[[Done[R]], None]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from delayd.executor import Done, ThreadExecutor
+from delayd.executor import Abandoned, Done, Priority, ThreadExecutor
 from delayd.testing.disk import Crash
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from tests.waiting import DEADLINE_S, wait_until
@@ -51,16 +51,28 @@ def test_submit_does_not_wait_for_the_work() -> None:
     executor.close()
 
 
-def test_close_finishes_what_was_submitted_and_ends_the_thread() -> None:
+def test_close_ends_the_job_that_runs_at_its_next_piece_drops_the_others_and_ends_the_thread() -> None:
     loop: SimpleQueue[Callable[[], object]] = SimpleQueue()
     finished: list[Done[int]] = []
     executor = ThreadExecutor("closing", loop.put)
+    began, others = threading.Event(), list[int]()
+
+    def endless() -> int:
+        while True:
+            began.set()
+            executor.give_way()
+
+    executor.submit(endless, finished.append)
+    assert began.wait(DEADLINE_S)
     for number in range(10):
-        executor.submit(number.__int__, finished.append)
+        executor.submit(partial(others.append, number), lambda done: None, Priority.SPARE)
     executor.close()
     executor.close()
     assert "closing" not in [thread.name for thread in threading.enumerate()]
-    assert loop.qsize() == 10
+    assert loop.qsize() == 1 and not others
+    loop.get()()
+    with pytest.raises(Abandoned):
+        finished[0].result()
     with pytest.raises(RuntimeError, match="closing is closed"):
         executor.submit(int, finished.append)
 

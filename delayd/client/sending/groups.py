@@ -218,8 +218,7 @@ class Groups:
 
     async def close(self) -> None:
         """End all connections."""
-        for group in self._groups.values():
-            await group.link.close()
+        await asyncio.gather(*(group.link.close() for group in self._groups.values()))
 
     async def _ask(self) -> None:
         self._meta.keep_fresh()

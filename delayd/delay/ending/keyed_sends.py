@@ -319,8 +319,8 @@ class KeyedSends:
     def _without(
         self, unread: Sequences, batches: Sequence[Batch], looked_up: Sequence[_LookedUp]
     ) -> tuple[Sequence[Batch], Sequence[_LookedUp]]:
-        """Refuse the batches that meet an unread row, and return the others: the row may have ended, so no verdict about
-        them would be true.
+        """Refuse the batches that meet an unread row, and return the others: the row may have ended, so no verdict of
+        such a batch would be true.
         """
         met = [np.isin(each.names.found["sequence"], unread).any() for each in looked_up]
         for batch in compress(batches, met):

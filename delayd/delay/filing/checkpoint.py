@@ -130,10 +130,6 @@ class Facts(NamedTuple):
     keys: Frozen
 
 
-class Abandoned(Exception):
-    """A checkpoint was given up between two of its parts."""
-
-
 class Filed(NamedTuple):
     """The files that a checkpoint wrote; ``unpublished`` says why its own file could not be written; ``damage`` is new
     damage by hour.
@@ -212,7 +208,6 @@ class Checkpointer:
         self.collecting: Iterator[None] | None = None  # While it is set, `step` has more to collect.
         self._collected: Callable[[], None] = lambda: None  # Called when everything is collected.
         self._running = False
-        self._abandon_at_ms: int | None = None
         self._told = ""  # Why the last one was put off, as the log said it.
         self._not_before_ms = 0
         self._looked_ms = self._clock.monotonic_ms()
@@ -306,14 +301,6 @@ class Checkpointer:
         """An operator's word has set the log back from this instant: checkpoints say that it came so far."""
         self.reach_ms = max(self.reach_ms, appended_at_ms)
 
-    def hurry(self, limit_ms: int) -> None:
-        """Give up a checkpoint that is not done within ``limit_ms``: the server stops, and the next start replays the
-        log.
-        """
-        while self.collecting is not None:
-            self.step()
-        self._abandon_at_ms = self._clock.monotonic_ms() + limit_ms
-
     def close(self) -> None:
         """Close the checkpoint file."""
         self._file.close()
@@ -377,11 +364,7 @@ class Checkpointer:
         return Filed(written, beside, writer.damage, unpublished, keys)
 
     def _pause(self) -> None:
-        """Called between two parts. Nothing counts the rows that were written so far, so the checkpoint can be given up
-        here.
-        """
-        if self._abandon_at_ms is not None and self._clock.monotonic_ms() >= self._abandon_at_ms:
-            raise Abandoned("the server is stopping; the next start replays the log instead")
+        """Called between two parts, where nothing is unsynced."""
         self._calls.rest()
         self._executor.give_way()
 
@@ -415,7 +398,7 @@ class Checkpointer:
         self._running = False
         try:
             filed = done.result()
-        except (DiskFull, DamagedData, Shortage, Abandoned) as error:
+        except (DiskFull, DamagedData, Shortage) as error:
             # Nothing counts the rows that were written. The next checkpoint stores the values of this one.
             self._owed = facts.told
             self._put_off(error, ended)

@@ -175,7 +175,11 @@ class LogRange:
         Raises:
             DamagedData: the log has changed since its columns were read.
         """
-        regions = {c: _Region(self._places[c], rows, order) for c in self._regions if c in self._places}
+        regions: dict[ColumnId, _Region] = {}
+        for column in self._regions:
+            if column in self._places:
+                regions[column] = _Region(self._places[column], rows, order)
+                self._give_way()
         bounds = np.searchsorted(rows, [*(window.first_row for window in self._windows), len(self.sequences)]).tolist()
         for window, low, high in zip(self._windows, bounds, bounds[1:], strict=False):
             if low < high:

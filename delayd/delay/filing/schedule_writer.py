@@ -19,6 +19,7 @@ from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
+from delayd.executor import Abandoned
 from delayd.gather import Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
@@ -73,7 +74,7 @@ class ScheduleWriter:
         The body and headers of rows among ``handed_over``, which is by rising sequence, are left out.
 
         Raises:
-            DiskFull, Shortage: some hours were written; nothing counts them.
+            DiskFull, Shortage, Abandoned: some hours were written; nothing counts them.
             DamagedData: a group of the message log does not check.
         """
         if not rows:
@@ -87,10 +88,16 @@ class ScheduleWriter:
             # Otherwise each try would leave its files open.
             self._sync()
             raise
+        except Abandoned:
+            # This process writes nothing to these files any more, so no later sync could hide that one of this failed.
+            self._close()
+            raise
         self._sync()
 
     def _write_part(self, source: LogRange, part: Rising, source_range: tuple[int, int]) -> None:
+        # Each of these calls goes over all rows of the part.
         order = source.filing_order(part)
+        self._give_way()
         regions = source.copy(part, order)
         headers, bodies = regions.get(ColumnId.HEADERS_END), regions[ColumnId.BODY_END]
         chosen = part.take(order)
@@ -215,6 +222,10 @@ class ScheduleWriter:
             if not self._disk.reports_sync_errors:
                 segment.file.sync()
                 self._disk.sync_folder(segment.path.rpartition("/")[0])
+        self._close()
+
+    def _close(self) -> None:
+        for segment in self._open:
             segment.close()
         self._open.clear()
         self._dirty_bytes = 0

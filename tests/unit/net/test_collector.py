@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
@@ -47,13 +47,16 @@ def run_collector(quiet: Callable[[], bool], cycles: int) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(collector, "TICK_S", 0.005)
+    yield
+    gc.unfreeze()
+    gc.enable()
 
 
 def test_cycles_are_freed_at_a_quiet_moment() -> None:
     assert run_collector(lambda: True, cycles=collector.YOUNG_OBJECTS_MIN * 2)
-    assert gc.isenabled()
+    assert not gc.isenabled(), "the process ends, and no walk through all objects holds that up"
 
 
 def test_cycles_wait_while_it_is_not_quiet() -> None:

@@ -1,12 +1,16 @@
 """A cut fixes what a server's files hold; it belongs to the connection that asked for it."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from delayd.config import DelayConfig
 from delayd.errors import DamagedData, DelaydError, NotReady
 from delayd.net.cut import FOLDER, SIZES, Cuts, pack_sizes, read_sizes
+from delayd.net.home import Home
+from delayd.net.machine import REAL_MACHINE
 from delayd.state import LMDB_FILE, LmdbState, read_state_file
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -76,6 +80,20 @@ def test_the_files_of_a_cut_are_as_they_were_when_it_was_asked_for(world: World)
     world.cuts.disconnected(peer)
     world.work()
     assert not made.exists()
+
+
+def test_a_start_removes_what_a_life_that_ended_in_a_cut_has_left(tmp_path: Path) -> None:
+    world = World(tmp_path / "delay")
+    world.ask(Peer(), RequestType.CUT, hold_ms=0)
+    world.work()
+    world.state.close()
+    assert (tmp_path / "delay" / FOLDER / LMDB_FILE).exists()
+
+    async def opened() -> None:
+        Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None).close(None)
+
+    asyncio.run(opened())
+    assert not (tmp_path / "delay" / FOLDER).exists()
 
 
 def test_a_second_backup_waits_and_an_ended_cut_is_told(world: World) -> None:

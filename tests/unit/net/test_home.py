@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
@@ -17,12 +18,14 @@ from delayd.disk import RealDisk
 from delayd.errors import BadSetting
 from delayd.log.segment import FileHeader, FileKind, create_segment
 from delayd.net import home
+from delayd.net.connection import CLOSE_MS_MAX
 from delayd.net.home import Home
 from delayd.net.machine import REAL_MACHINE
+from delayd.net.program import STOP_MS_MAX
 from delayd.net.roles import SERVER_PREFIX
 from delayd.state import LmdbState
 from meta.server import MetaService
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 EVERY_S = 0.02
 DAY = timedelta(days=1)
@@ -144,15 +147,52 @@ def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_pa
 
 def test_nobody_hears_of_a_job_that_ends_while_the_threads_are_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        heard, ran = list[int](), list[int]()
+        heard, runs = list[int](), threading.Event()
         found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, ("worker",), lambda: heard.append(1)), Core()
         await found.stop(core)
-        found.executors[0].submit(lambda: ran.append(1), lambda done: heard.append(2))
+        found.executors[0].submit(runs.set, lambda done: heard.append(2))
+        assert runs.wait(DEADLINE_S)
         found.close(core)
         await turns()
-        assert (ran, heard) == ([1], [])
+        assert not heard
 
     asyncio.run(scenario())
+
+
+class BusyCore(Core):
+    """Its last checkpoint never ends by itself."""
+
+    def stop(self, stopped: Callable[[], None]) -> None: ...
+
+
+def test_a_core_that_goes_on_with_its_last_checkpoint_holds_up_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(home, "CORE_STOP_MS", 20)
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, ("worker",), lambda: None), BusyCore()
+        (worker,), runs = found.executors, threading.Event()
+
+        def checkpoint() -> None:
+            while True:
+                runs.set()
+                worker.give_way()
+
+        worker.submit(checkpoint, lambda done: None)
+        assert runs.wait(DEADLINE_S)
+        await found.stop(core)
+        found.close(core)
+        Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None).close(None)  # The directory is free.
+
+    asyncio.run(scenario())
+    assert "last_checkpoint_given_up limit_ms=20" in caplog.text
+
+
+def test_what_a_stop_waits_for_fits_into_its_limit() -> None:
+    # Half a second is kept for the interpreter's own end, and half of one for the pieces of work that threads are in.
+    assert home.CORE_STOP_MS + CLOSE_MS_MAX + 500 + 500 < STOP_MS_MAX
 
 
 async def turns(count: int = 8) -> None:

@@ -81,6 +81,7 @@ def test_a_stop_that_hangs_is_over_within_its_limit() -> None:
         _, log = rest(process)
         assert process.returncode == 1
         assert f"stop_overdue limit_ms={STOP_MS_MAX}" in log
+        assert "most recent call first" in log and "in hang" in log, "it says what took so long"
 
 
 def test_it_stops_when_its_stdin_closes_if_it_was_told_to() -> None:

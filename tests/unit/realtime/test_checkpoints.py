@@ -2,6 +2,7 @@
 
 import pytest
 
+from delayd.executor import Abandoned
 from delayd.log.checkpoint import read_checkpoint
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_int, need_map, need_maps
@@ -9,6 +10,7 @@ from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 
 FOLDER = "/data/realtime"
+PIECES_MAX = 50
 SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
 
 
@@ -34,6 +36,39 @@ def test_a_clean_stop_leaves_nothing_to_replay() -> None:
     published = read_checkpoint(later.disk, FOLDER)
     assert published is not None
     assert (published["indexed_offset"], published["next_sequence"]) == (end, 40)
+
+
+def test_a_checkpoint_that_a_stop_abandons_at_any_piece_loses_nothing() -> None:
+    for pieces in range(PIECES_MAX):
+        work = StepExecutor()
+        world, peer = World(work=work, settings=SMALL), SimPeer()
+        world.hello(peer, 1)
+        for batch_id in range(1, 7):
+            world.dispatch(peer, 1, dispatch_batch(batch_id, [b"%d" % batch_id], subject=f"s{batch_id}"))
+        world.ack(peer, world.pull(peer, subject="s1").handles, subject="s1")
+        left = [pieces]
+
+        def give_way(left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Abandoned("the thread is being closed")
+
+        work.give_way = give_way  # type: ignore[method-assign]
+        world.core.stop(lambda: None)
+        abandoned = False
+        try:
+            work.run_all()
+        except Abandoned:
+            abandoned = True
+        disk = world.disk.after_crash()
+        later, peer = World(disk, world.state.after_crash(disk), world.clock.restarted(), settings=SMALL), SimPeer()
+        assert [later.pull(peer, subject=f"s{number}").bodies for number in range(1, 7)] == [
+            [],
+            *([b"%d" % number] for number in range(2, 7)),
+        ]
+        if not abandoned:
+            break
+    assert pieces > 5 and not abandoned
 
 
 def test_a_checkpoint_is_taken_when_its_time_has_come_and_when_its_bytes_have() -> None:
