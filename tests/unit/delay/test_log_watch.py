@@ -139,6 +139,7 @@ def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
         if path.split("/")[-2] in ("message", "seal") or path == open_hour:
             world.disk.remove(path)
     assert world.stop()
+    world.core.close()
     again = world.after_crash(None)
     assert not len(again.core.quarantine)
     again.clock.advance(5 * HOUR_MS - 60_000)
