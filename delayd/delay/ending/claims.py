@@ -229,7 +229,8 @@ class Claims:
         unknown.update(self._loading.next_hours)
         if unknown:
             places[_is_of(wanted, unknown) & (places != Place.ENDED)] = Place.IN_FLIGHT
-        damaged = {hour for kind, hour in entries if kind is not Kind.DISPATCH}
+        # Rows of which only the bodies can't be read are held, and so in memory: what is nowhere is not among them.
+        damaged = {hour for kind, hour in entries if kind is Kind.SCHEDULE}
         if damaged:
             places[_is_of(wanted, damaged) & (places == Place.NOWHERE)] = Place.IN_FLIGHT
 

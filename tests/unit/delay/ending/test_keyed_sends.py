@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from delayd.delay.ending.keyed_sends import KeyedSends
+from delayd.delay.quarantine import Kind
 from delayd.errors import DiskReserve, SlowDown
 from delayd.names import Hasher
 from delayd.testing.disk import Crash
@@ -235,6 +236,25 @@ def test_no_verdict_is_given_while_the_files_of_the_row_that_is_met_can_t_be_rea
     assert all(isinstance(refused[number], SlowDown) for number in numbers[:2])
     world.disk.faults.fail_reads.clear()
     assert sent(world, wanted(2, 50_000, "second"), [b"cancelled", b"sent"], policy) == [(ACCEPTED, 0)] * 2
+    end(world)
+
+
+@pytest.mark.parametrize("policy", [REJECT, KEEP, REPLACE])
+def test_an_ended_row_is_known_as_such_while_bodies_of_its_hour_can_t_be_read(policy: int) -> None:
+    world = World(load_ahead_ms=1_000, tail_bytes=0, source_cache_bytes=1 << 20)
+    sent(world, wanted(1, HOUR_MS + 60_000, "cancelled"), [b"a"], REJECT)
+    sent(world, wanted(1, HOUR_MS + 90_000, "held"), [b"b"], REJECT)
+    world.checkpoint()
+    world = world.after_crash()
+    world.cancel(world.receipts("cancelled"))
+    world.pass_ms(HOUR_MS + 70_000)
+    world.checkpoint()
+    world.disk.faults.fail_reads["/schedule/"] = 1_000_000
+    world.pass_ms(25_000)
+    assert [entry.kind for entry in world.core.quarantine] == [Kind.ROWS], "a row of the same hour is held"
+    assert sent(world, wanted(1, 2 * HOUR_MS, "next"), [b"a"], policy) == [(ACCEPTED, 0)]
+    assert world.states(world.receipts("cancelled")) == [MessageState.CANCELLED]
+    world.disk.faults.fail_reads.clear()
     end(world)
 
 
