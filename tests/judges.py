@@ -31,6 +31,7 @@ from tests.worlds.patches import Bugs, Patch
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "judges.md"
+UNIT = "unit"
 HERE = "."  # The modules that lie in tests/ itself.
 NONE = "–"
 BEGIN, END = "<!-- judges: begin (python -m tests.judges writes what follows) -->", "<!-- judges: end -->"
@@ -300,6 +301,8 @@ def _judges() -> Iterator[str]:
         formats = sum(map(is_format, known))
         bugs = sum(judge.folder in bug.judges for bug in planted())
         figures = f"{bugs or NONE} | {formats or NONE} | {len(known) - formats or NONE}"
+        if judge.folder == UNIT:
+            figures = f"{bugs} | all | all"
         yield f"| {_folder(judge.folder)} | {judge.what} | {_quoted(judge.commands)} | {judge.stands_on} | {figures} |"
 
 
@@ -312,14 +315,16 @@ def _promises() -> Iterator[str]:
 
 
 def _rules() -> Iterator[str]:
-    yield from ("", "## Rules", "", "| rule | judges | planted bugs | files that name it |", "|---|---|---|---|")
+    yield from ("", "## Rules", "", "| rule | judges | planted bugs | named in |", "|---|---|---|---|")
     for rule, files in citations().items():
         bugs = [bug for bug in planted() if bug.rule == rule]
         judges = {path.split("/")[1] for path in files if path.count("/") > 1} | {
             name for b in bugs for name in b.judges
         }
         told = ", ".join(judge.folder for judge in JUDGES if judge.folder in judges - {"worlds"})
-        yield f"| {rule} | {told} | {len(bugs) or NONE} | {_quoted(files)} |"
+        # Unit tests move with their parts, so they are named only where nothing else judges a rule.
+        named = [path for path in files if not path.startswith(f"tests/{UNIT}/")] or files
+        yield f"| {rule} | {told} | {len(bugs) or NONE} | {_quoted(named)} |"
 
 
 def _bugs() -> Iterator[str]:
