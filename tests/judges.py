@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "judges.md"
 UNIT = "unit"
+ADAPTERS, BUGS = ", adapters", ", planted bugs"
 HERE = "."  # The modules that lie in tests/ itself.
 NONE = "–"
 BEGIN, END = "<!-- judges: begin (python -m tests.judges writes what follows) -->", "<!-- judges: end -->"
@@ -39,7 +40,7 @@ HOUSES = ("delayd", "realtime", "meta", "cli", "spark")
 # What programs may use, and what a core is given: these have pages of their own, and fakes in `delayd.testing`.
 PORTS = {"delayd", *(f"delayd.{name}" for name in ("clock", "disk", "errors", "executor", "state", "testing"))}
 # The modules of bytes and settings that pages describe. The pages stay; the modules may not.
-FORMATS = ("delayd.batch", "delayd.config", "delayd.log", "delayd.wire")
+FORMATS = ("delayd.batch", "delayd.config", "delayd.hours", "delayd.log", "delayd.wire")
 AT_A_PORT = "at a port: "
 RULE = re.compile(r"^\| ([A-Z]\d+) \|", re.MULTILINE)
 
@@ -219,7 +220,7 @@ def citations() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {rule: [] for rule in rules()}
     letters = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(found)})(?![A-Za-z0-9])")
     for path in sorted(TESTS.rglob("*.py")):
-        if "planted" in path.stem or "bugs" in path.stem or path == Path(__file__):
+        if _plants_bugs(path) or path == Path(__file__):
             continue
         for rule in set(letters.findall(path.read_text())):
             found[rule].append(str(path.relative_to(ROOT)))
@@ -228,15 +229,24 @@ def citations() -> dict[str, list[str]]:
 
 @cache
 def imports() -> dict[str, dict[str, list[str]]]:
-    """By folder of tests/: the product's modules that it imports, and the files that do; ports are left out."""
+    """By folder of tests/: the product's modules that it imports, and the files that do; ports are left out.
+
+    The adapters of a folder, and the bugs that are planted in it, stand under names of their own.
+    """
     found: dict[str, dict[str, list[str]]] = {}
     for path in sorted(TESTS.rglob("*.py")):
         parts = path.relative_to(TESTS).parts
         folder = parts[0] if len(parts) > 1 else HERE
+        if folder != UNIT:
+            folder += ADAPTERS if path.stem.endswith("_adapter") else BUGS if _plants_bugs(path) else ""
         for module in sorted(set(_imported(path))):
             if module.partition(".")[0] in HOUSES and not _is_port(module):
                 found.setdefault(folder, {}).setdefault(module, []).append(str(path.relative_to(ROOT)))
     return found
+
+
+def _plants_bugs(path: Path) -> bool:
+    return not path.stem.startswith("test_") and ("planted" in path.stem or "bugs" in path.stem)
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -336,11 +346,12 @@ def _bugs() -> Iterator[str]:
 def _known() -> Iterator[str]:
     yield from ("", "## What each judge knows", "", "| judge | formats | insides |", "|---|---|---|")
     for judge in JUDGES:
-        known = KNOWN.get(judge.folder, ())
-        if known:
-            formats = [module for module in known if is_format(module)]
-            insides = [module for module in known if not is_format(module)]
-            yield f"| {_folder(judge.folder)} | {_quoted(formats)} | {_quoted(insides)} |"
+        for kind in ("", ADAPTERS, BUGS):
+            known = KNOWN.get(f"{judge.folder}{kind}", ())
+            if known:
+                formats = [module for module in known if is_format(module)]
+                insides = [module for module in known if not is_format(module)]
+                yield f"| {_folder(judge.folder)}{kind} | {_quoted(formats)} | {_quoted(insides)} |"
 
 
 def _folder(name: str) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from delayd.batch import ColumnId
-from delayd.delay.books.dispatch_logs import list_dispatch_logs
-from delayd.delay.filing.hour_table import HourTable
 from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import CommitGroup
 from delayd.log.segment import FileKind
 from delayd.testing.disk import MemoryDisk
 from tests.simulation.readings import Readings
 from tests.worlds.delay import FOLDER
+from tests.worlds.delay_adapter import HourTable, list_dispatch_logs
 from tests.worlds.files import read_schedule_log
 
 Told = tuple[int, int, int, int]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from delayd.batch import Batch, Int64s
-from delayd.delay.ending.message_requests import Wish
 from delayd.errors import CallerError, DelaydError, RetryLater
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import Reason
@@ -28,6 +27,7 @@ from delayd.wire.ending import (
     read_asked_keys,
 )
 from tests.simulation.books import EXPIRED, NO_TARGET
+from tests.worlds.delay_adapter import Wish
 from tests.worlds.key_books import KeyBooks, Name
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Callers:
 
     def ask(self, wish: Wish, asked: Asked, wanted_at_ms: Int64s | None = None) -> None:
         """Ask about rows by their receipts; the answer is checked when it comes."""
-        endings, outside = self._cluster.world.core.endings, self._cluster.world.outside
+        server, outside = self._cluster.world.server, self._cluster.world.outside
         wanted = [0] * len(asked.sequences) if wanted_at_ms is None else wanted_at_ms.tolist()
         questions = [_Question(row, None, at) for row, at in zip(asked.sequences.tolist(), wanted, strict=True)]
         answer = partial(self._heard, wish, questions)
@@ -87,11 +87,11 @@ class Callers:
             if wish is Wish.CANCEL:
                 self.cancelled_by_receipt(asked)
                 outside.cancel_asked.update(asked.sequences.tolist())
-                endings.cancel(asked, answer)
+                server.cancel(asked, answer)
             elif wanted_at_ms is not None:
-                endings.reschedule(asked, wanted_at_ms, answer)
+                server.reschedule(asked, wanted_at_ms, answer)
             else:
-                endings.get(asked, answer)
+                server.get(asked, answer)
 
     def ask_by_key(self, wish: Wish, names: list[Name], wanted_at_ms: Int64s | None = None) -> None:
         """Ask about the newest rows of names of one subject."""
@@ -101,7 +101,7 @@ class Callers:
         newest = [self.keys.newest(self._cluster.world.outside, name)[0] for name in names]
         questions = [_Question(*each) for each in zip(newest, names, wanted, strict=True)]
         with suppress(CallerError, RetryLater):
-            self._cluster.world.core.endings.ask_by_key(
+            self._cluster.world.server.ask_by_key(
                 wish, _asked(names, wanted_at_ms), partial(self._heard, wish, questions), wanted_at_ms
             )
 
@@ -145,14 +145,14 @@ class Callers:
         receipts = world.all_receipts()
         if receipts is not None:
             heard.append([])
-            world.core.endings.get(receipts, heard[-1].append)
+            world.server.get(receipts, heard[-1].append)
             rows += [world.outside.newest(row, 0)[0] for row in receipts.sequences.tolist()]
         of_subject: dict[bytes, list[Name]] = {}
         for name in self.keys.names():
             of_subject.setdefault(name[0], []).append(name)
         for own in of_subject.values():
             heard.append([])
-            world.core.endings.ask_by_key(Wish.GET, _asked(own), heard[-1].append)
+            world.server.ask_by_key(Wish.GET, _asked(own), heard[-1].append)
             rows += [self.keys.newest(world.outside, name)[0] for name in own]
         cluster.calm(1)
         answers: list[tuple[int, int]] = []

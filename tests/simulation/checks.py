@@ -54,9 +54,9 @@ class Checks:
         cluster.heal()
         world, machine = cluster.world, cluster.machine
         begun_ms = machine.monotonic_ms
-        while world.core.fence.is_up:
+        while world.server.is_fenced:
             # Whoever fenced it off is asked again.
-            assert machine.monotonic_ms - begun_ms < FENCED_WITHIN_MS, f"fenced: {world.core.fence.waits()}"
+            assert machine.monotonic_ms - begun_ms < FENCED_WITHIN_MS, f"fenced: {world.server.fences}"
             cluster.calm(DRAIN_STEP_MS)
         world._repeat_sends()
         waited_ms, begun_ms = 0, machine.monotonic_ms
@@ -76,9 +76,9 @@ class Checks:
             cluster.calm(DRAIN_STEP_MS)
         self.delivered_after_ms = waited_ms
         begun_ms = machine.monotonic_ms
-        while len(world.core.quarantine):
+        while world.server.has_set_aside:
             assert machine.monotonic_ms - begun_ms < DELIVERED_WITHIN_MS, (
-                f"{DELIVERED_WITHIN_MS} ms after all files were restored, set aside: {world.core.quarantine.listing()}"
+                f"{DELIVERED_WITHIN_MS} ms after all files were restored, set aside: {world.server.told_of_damage()}"
             )
             cluster.calm(DRAIN_STEP_MS)
         begun_ms = machine.monotonic_ms
@@ -135,11 +135,11 @@ class Checks:
     def _unacknowledged(self) -> list[str]:
         """Groups that have not got everything acknowledged."""
         return [
-            f"{side.name} {group.subject.name}: {group.oldest} of {group.subject.end}"
+            f"{side.name} {group.subject}: {group.oldest} of {group.end}"
             for side in self._cluster.sides
             if side.life is not None
-            for group in side.life.core._pulls.groups.values()
-            if group.oldest < group.subject.end
+            for group in side.life.server.groups()
+            if group.oldest < group.end
         ]
 
     def _acknowledged(self) -> list[GroupBooks]:
@@ -207,17 +207,14 @@ class Checks:
             return
         for side in self._cluster.sides:
             if side.life is not None:
-                pulls = side.life.core._pulls
-                rotten = [
-                    group.subject.name for group in pulls.groups.values() if pulls.quarantine.rows_of(group.subject)
-                ]
+                rotten = side.life.server.subjects_with_damage()
                 assert not rotten, f"{side.name} has quarantined messages of {rotten}"
 
     def _waiting(self) -> None:
         """Nothing waits for a connection that has gone (rule B1)."""
         for side in self._cluster.sides:
             if side.life is not None:
-                gone = [peer for peer in side.life.core._pulls._of_peer if isinstance(peer, ServedEnd) and peer.gone]
+                gone = [peer for peer in side.life.server.remembered() if isinstance(peer, ServedEnd) and peer.gone]
                 assert not gone, f"{side.name} remembers {len(gone)} connections that have gone"
 
     def _nobody_else(self) -> None:

@@ -30,7 +30,7 @@ class ClockScenarios(Parts):
         self.tell(f"     the machine boots with a clock that is {wrong_ms} ms ahead")
         cluster.boot(self.random.choice(LOSSES), wrong_ms)
         hours = self._hours()
-        appended_at_ms = cluster.world.core.intake.appended_at_ms
+        appended_at_ms = cluster.world.server.appended_at_ms
         try:
             for _ in range(self.random.choice((1, 3))):
                 # By the right time: they are sent by programs that know it.
@@ -41,7 +41,7 @@ class ClockScenarios(Parts):
             assert self._hours() == hours, "hours are sealed or removed by a clock that nobody has confirmed"
             cluster.advance(self.random.choice((60, DOUBTED_MS // 2)))
             right_ms = max(appended_at_ms, cluster.machine.wall_ms - wrong_ms)
-            ahead_ms = cluster.world.core.intake.appended_at_ms - right_ms
+            ahead_ms = cluster.world.server.appended_at_ms - right_ms
             assert ahead_ms <= JUMP_MS, f"a clock that nobody has confirmed stamps messages {ahead_ms} ms ahead"
         finally:
             cluster.step_wall(-wrong_ms)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from random import Random
 
 from delayd.config import YEAR_MS
-from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
 from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
@@ -28,6 +27,7 @@ from tests.simulation.realtime_side import THREADS as REALTIME_THREADS
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.wall import WallBound
 from tests.worlds.delay import TARGET_IDS, Remains, new_world
+from tests.worlds.delay_adapter import HourTable, hours_of
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
 CONSUMERS_A_GROUP = 2
@@ -142,7 +142,7 @@ class Cluster:
         self.machine.advance(ms)
         if self.delay_up:
             self.world.look_around()
-            self.world.core.wake()
+            self.world.server.wake()
             self.wall.look(heard=True)
 
     def rest(self) -> None:
@@ -181,7 +181,7 @@ class Cluster:
 
     def delay_hours(self) -> HourTable:
         """The hours that the delay server's state names."""
-        return load_hours((self.world if self.delay_up else self.remains).state.scan(PREFIX))
+        return hours_of((self.world if self.delay_up else self.remains).state)
 
     def mend(self) -> None:
         """Put all files back as they were."""
@@ -206,7 +206,7 @@ class Cluster:
             self.delay_dies(self.death_after(self.world.failure, (way,)))
             raise
         if stopped:
-            self.world.core.close()
+            self.world.server.close()
         self.delay_dies(way)
         return stopped
 
@@ -232,7 +232,7 @@ class Cluster:
                 remains.disk.capacity_bytes = CAPACITY_BYTES
             else:
                 self.delay_up = True
-                self._tell(f"{NAME} starts: epoch {self.world.core.identity.epoch}")
+                self._tell(f"{NAME} starts: epoch {self.world.server.epoch}")
                 return
         raise AssertionError(f"{NAME} does not start in {START_TRIES} tries")
 
@@ -286,7 +286,7 @@ class Cluster:
                 side.disk.capacity_bytes = CAPACITY_BYTES
             else:
                 assert side.life is not None
-                self._tell(f"{side.name} starts: epoch {side.life.core.epoch}")
+                self._tell(f"{side.name} starts: epoch {side.life.server.epoch}")
                 return
         raise AssertionError(f"{side.name} does not start in {START_TRIES} tries")
 

@@ -15,10 +15,10 @@ from delayd.batch import parse
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
-from realtime.given_out import SECRET_BITS
 from tests.batches import bodies_of
 from tests.simulation.network import Line, Network
 from tests.simulation.realtime_side import RealtimeSide
+from tests.worlds.realtime_adapter import life_of
 
 Name = tuple[int, int, int]
 """A message as a handle names it: the life of the server, the pull sequence, and the whole incarnation."""
@@ -224,14 +224,14 @@ class Consumer:
             bodies = bodies_of(batch)
             assert len(bodies) == rows, f"a part of {rows} messages has {len(bodies)}"
             for index, body in enumerate(bodies):
-                name = (incarnation >> SECRET_BITS, pull_first + index, incarnation)
+                name = (life_of(incarnation), pull_first + index, incarnation)
                 held = Held(name, consume_first + index, attempt)
                 self.books.give(held.consume_sequence, body, held.name)
                 self.held.append(held)
 
     def _settled(self, kind: RequestType, some: list[Held], uncounted: bool, answer: Frame) -> None:
         stale = {
-            (incarnation >> SECRET_BITS, first + index, incarnation)
+            (life_of(incarnation), first + index, incarnation)
             for incarnation, first, count in need_rows(answer.head, "stale", 3)
             for index in range(count)
         }

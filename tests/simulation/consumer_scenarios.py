@@ -97,7 +97,7 @@ class ConsumerScenarios(Parts):
         cluster.calm(60)
         if not cluster.delay_up:
             return None
-        target = cluster.world.core.dispatcher.targets.get(subject)
+        target = cluster.world.server.targets.get(subject)
         side = next((side for side in cluster.sides if side.log_id == target), None)
         if side is None or side.life is None or not self._well(side):
             return None
@@ -138,7 +138,7 @@ class ConsumerScenarios(Parts):
 
     def _well(self, side: RealtimeSide) -> bool:
         """Whether nothing of a server's disk is damaged or about to fail, and it serves consumers."""
-        if side.life is not None and not side.life.core._pulls.roster.known:
+        if side.life is not None and not side.life.server.knows_its_consumers:
             return False  # Its pull log was read wrongly by its start, and is read again in a while.
         faults = side.disk.faults
         planned = (faults.crash_at, faults.fail_sync_at, faults.fail_write_at)

@@ -39,7 +39,7 @@ class CopyScenarios(Parts):
         # It has messages that were delivered since.
         self._send_to_all()
         self.moves(12)
-        backup, ends = cluster.delay_backup(), {side.log_id: world.core._ends.of(side.log_id) for side in cluster.sides}
+        backup, ends = cluster.delay_backup(), {side.log_id: world.server.end_of(side.log_id) for side in cluster.sides}
         for _ in range(2):
             # Only what T knows to be decided proves that a backup is old: W goes with the next batch.
             self._send_to_all()
@@ -76,7 +76,7 @@ class CopyScenarios(Parts):
         with self._copy(copied) as copy:
             self._live_beside(copy, 10, self.random.choice((1_000, 4_000)))
             assert not copy.dispatched, "a copy of a delay server hands messages over"
-            if copy.core.fence.is_up:
+            if copy.server.is_fenced:
                 self._sends_to(copy)
         self.some_work()
 
@@ -105,7 +105,7 @@ class CopyScenarios(Parts):
             # A delay server that lost what it knew of the end may take an older one for whole.
             restored = side.life
             assert restored is not None
-            if cluster.world.core._ends.of(side.log_id) > restored.core._commit._log.end:
+            if cluster.world.server.end_of(side.log_id) > restored.server.log_end:
                 self.steps.send_due()
                 cluster.calm(self.random.choice((400, 2_500)))
                 assert restored not in cluster.world.dispatched, "a realtime server that lost data gets more"
@@ -133,32 +133,29 @@ class CopyScenarios(Parts):
 
     def _decided(self, side: RealtimeSide) -> int:
         """The offset up to which a realtime server knows batches to be decided."""
-        origin = None if side.life is None else side.life.core._origins.known(self.cluster.world.core.identity.log_id)
-        return -1 if origin is None else origin.decided_offset
+        return -1 if side.life is None else side.life.server.decided_offset(self.cluster.world.server.log_id)
 
     def _proves_a_copy(self, side: RealtimeSide, offset: int, copy: DelayLife) -> bool:
         """Whether the last decided batch at a realtime server is of no hour whose dispatch log the copy has damaged."""
-        if not copy.core._ends.unread:
+        if not copy.server.unread_hours:
             return True
         if side.life is None:
             return False
         try:
-            stored, log_id = side.life.core._stored, copy.core.identity.log_id
-            return not stored.may_be_of(copy.core._ends.unread, offset, log_id)
+            return not side.life.server.may_be_of(copy.server.unread_hours, offset, copy.server.log_id)
         except NotReady:
             return False
 
     def _hears_it(self, side: RealtimeSide) -> bool:
         """Whether a realtime server has heard this very life of the delay server."""
-        identity = self.cluster.world.core.identity
-        origin = None if side.life is None else side.life.core._origins.known(identity.log_id)
-        return origin is not None and origin.epoch == identity.epoch and origin.peer is not None
+        server = self.cluster.world.server
+        return side.life is not None and side.life.server.is_connected_to(server.log_id, server.epoch)
 
     @contextmanager
     def _copy(self, remains: Remains) -> Iterator[DelayLife]:
         cluster = self.cluster
         copy = cluster.delay_copy(remains)
-        self.tell(f"     a copy of {NAME} starts: epoch {copy.core.identity.epoch}")
+        self.tell(f"     a copy of {NAME} starts: epoch {copy.server.epoch}")
         try:
             yield copy
         finally:
@@ -169,7 +166,7 @@ class CopyScenarios(Parts):
         """Let a copy do its work among all others'."""
         for _ in range(count):
             copy.look_around()
-            copy.core.wake()
+            copy.server.wake()
             for _ in range(self.random.choice((4, 12, 40))):
                 if moves := [*copy.own_moves(), *self.cluster.moves()]:
                     self.random.choice(moves).do()
@@ -180,6 +177,6 @@ class CopyScenarios(Parts):
         rows = [(copy.clock.now_ms() + HOUR_MS, self.cluster.subjects[0], b"to a copy")]
         heard: list[object] = []
         batch = parse(encode_wanted(rows, ProducerPart(OTHER_PRODUCER, 1, 1)))
-        copy.core.send(batch, lambda what, duplicate: heard.append(what))
+        copy.server.send(batch, lambda what, duplicate: heard.append(what))
         self._live_beside(copy, 4, 60)
         assert heard and isinstance(heard[0], DelaydError), f"a fenced server answers a send with {heard}"

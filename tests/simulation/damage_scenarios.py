@@ -5,13 +5,7 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 
 from __future__ import annotations
 
-from typing import cast
-
-from delayd.delay.books.dispatch_logs import list_dispatch_logs
-from delayd.delay.filing.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
 from delayd.hours import NAME_DIGITS, hour_from_name
-from delayd.log.checkpoint import read_checkpoint
-from delayd.log.schedule import REMOVED, decode_hours
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
 from tests.simulation.cluster import HOUR_MS, LOSSES
@@ -21,6 +15,7 @@ from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
 from tests.worlds.delay import FOLDER
+from tests.worlds.delay_adapter import counted_outcomes, list_dispatch_logs, removed_hours
 
 FILE_HEADER_BYTES = 64
 LASTING = 1 << 40  # Reads that fail: until the disk is mended.
@@ -157,7 +152,7 @@ class DamageScenarios(Parts):
         # What is not durable is no damage when it is lost.
         if node is None or node.pending:
             return
-        until = durable_named(disk, path, cluster.world.core.identity.log_id)
+        until = durable_named(disk, path, cluster.world.server.log_id)
         if until <= FILE_HEADER_BYTES:
             return
         position, mask = self.random.randrange(FILE_HEADER_BYTES, until), 1 << self.random.randrange(8)
@@ -178,10 +173,10 @@ class DamageScenarios(Parts):
         if not cluster.delay_up:
             return
         world, disk = cluster.world, cluster.world.disk
-        counted, hours = load_outcome_ends(world.state.scan(OUTCOME_PREFIX)), cluster.delay_hours()
+        hours = cluster.delay_hours()
         # An hour without its dispatch log is not sealed, so retention removes nothing of it meanwhile.
         here = [(hour, path) for hour, path in list_dispatch_logs(disk, FOLDER) if not hours.get(hour).sealed]
-        paths = [path for hour, path in here if counted.get(hour, OutcomeEnd()).length]
+        paths = [path for hour, path in here if counted_outcomes(world.state, hour).length]
         if not paths or disk.faults.fail_reads:
             return
         path = self.random.choice(paths)
@@ -231,11 +226,7 @@ class DamageScenarios(Parts):
         """Whether the delay server still has an hour: its retention removes what the published table calls removed."""
         cluster = self.cluster
         disk = cluster.world.disk if cluster.delay_up else cluster.remains.disk
-        published = read_checkpoint(disk, FOLDER, cluster.world.core.identity.log_id)
-        if published is None:
-            return hour in cluster.delay_hours()
-        rows = decode_hours(cast(bytes, published["hours"]))
-        removed: list[int] = rows["hour"][(rows["flags"] & REMOVED) != 0].tolist()
+        removed = removed_hours(disk, FOLDER, cluster.world.server.log_id) or []
         return hour in cluster.delay_hours() and hour not in removed
 
     def _restore_at_delay(self) -> None:
@@ -246,10 +237,10 @@ class DamageScenarios(Parts):
         if not cluster.delay_up or self.chance(0.3):
             return
         told: list[tuple[bool, str]] = []
-        asked = [entry for entry in world.core.quarantine if entry.hour is not None]
+        asked = [entry for entry in world.server.set_aside if entry.hour is not None]
         for entry in asked:
             self.tell(f"     an operator releases {entry.id}")
-            world.core.release(entry.id, lambda done, text: told.append((done, text)))
+            world.server.release(entry.id, lambda done, text: told.append((done, text)))
         cluster.held.clear()
         full = world.disk.capacity_bytes < CAPACITY_BYTES
         cluster.calm(1_200)

@@ -12,9 +12,6 @@ from typing import Protocol
 import numpy as np
 
 from delayd.batch import Batch, Buffer, ColumnId, parse
-from delayd.delay.core import DelayCore
-from delayd.delay.handoff.wire import Wire
-from delayd.delay.quarantine import Kind
 from delayd.errors import DelaydError, ServerStopped, ServerUnavailable
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash
@@ -30,6 +27,7 @@ from tests.simulation.network import Line, Network, OnAnswer
 from tests.simulation.threads import SteppedExecutor, Turns
 from tests.simulation.wall import WallBound
 from tests.worlds.delay import FOLDER, Remains, World
+from tests.worlds.delay_adapter import DelayCore, Wire
 
 NAME = "delay"
 THREADS = ("commit", "outcomes", "worker")
@@ -81,7 +79,7 @@ class DelayLife(World):
         self.turns = Turns(remains.disk, Random(seed))
         super().__init__(remains, core=DelayCore, seed=seed, **settings)
         if cluster.delay_books is None:
-            cluster.delay_books = DelayBooks(self.core.identity.log_id)
+            cluster.delay_books = DelayBooks(self.server.log_id)
         self.books = cluster.delay_books
         threads = [thread for thread in self.executors() if isinstance(thread, SteppedExecutor)]
         self.own = Threads(NAME, list(zip(THREADS, threads, strict=True)))
@@ -130,13 +128,13 @@ class DelayLife(World):
         """What became of each row that ever had an outcome."""
         with self._cluster.delay_damages.as_written(self.disk):
             # A start leaves a damaged dispatch log as it is, with whatever end a power loss gave it.
-            torn = self.own.begun or any(entry.kind is Kind.DISPATCH for entry in self.core.quarantine)
+            torn = self.own.begun or self.server.dispatch_log_is_damaged
             return self.books.outcomes(self.disk, self.hours(), torn=torn)
 
     def sweep(self) -> None:
         """Seal and remove what may be; the books are read before each job that may do so."""
         self.swept = True
-        self.core.sweep()
+        self.server.sweep()
 
     def _guarded(self, what: str, do: Callable[[], None]) -> None:
         """Do a move; an error that stops the server leaves nothing of it running."""
@@ -151,25 +149,24 @@ class DelayLife(World):
     def answer_routes(self) -> None:
         """See World; addresses are those that the router has been told."""
         subjects = self.asked.pop(0)
-        dispatcher = self.core.dispatcher
         if not self.router.up:
-            dispatcher.routed({}, subjects)
+            self.server.hears_routes({}, subjects)
             return
         self._place()
         known = {subject: self.target_of(subject) for subject in subjects if subject in self.router.routes}
-        dispatcher.routed(known, [subject for subject in subjects if subject not in known])
+        self.server.hears_routes(known, [subject for subject in subjects if subject not in known])
 
     def slots(self) -> SlotOwners | DelaydError:
         """See World: meta may be down, and versions rise with each word of an operator."""
         if not self.router.up:
             return ServerUnavailable("meta is down")
         versions = np.full(SLOTS, self.router.slots_given, np.uint32)
-        return SlotOwners(np.full(SLOTS, self.core.identity.log_id, np.uint64), versions)
+        return SlotOwners(np.full(SLOTS, self.server.log_id, np.uint64), versions)
 
     def look_around(self) -> None:
         """See World."""
-        self.core.reserve(self.disk.free_bytes(FOLDER))
-        if self.router.up and self.core.dispatcher.wants_places:
+        self.server.has_space(self.disk.free_bytes(FOLDER))
+        if self.router.up and self.server.wants_places:
             self._place()
 
     def target_of(self, subject: bytes) -> int:
@@ -178,9 +175,9 @@ class DelayLife(World):
 
     def _place(self) -> None:
         for log_id, place in self.router.told.items():
-            self.core.dispatcher.place(log_id, place, 1)
+            self.server.hears_place(log_id, place)
 
-    def _dial(
+    def dial(
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
         def opened(line: Line) -> None:

@@ -214,7 +214,7 @@ class DiskScenarios(Parts):
             cluster.side_starts(side, faults=False)
         cluster.tell_router()
         cluster.hold(f"{NAME} runs a worker")
-        cluster.world.core.sweep()
+        cluster.world.server.sweep()
         cluster.rest()
         cluster.advance(self.random.choice((60, 2_500)))
         stalled = f"{NAME} runs a outcomes"
@@ -244,7 +244,7 @@ class DiskScenarios(Parts):
         if self.chance(0.4):
             side.checkpoint()
         if self.chance(0.3):
-            cluster.world.core.sweep()
+            cluster.world.server.sweep()
             cluster.world.swept = True
         life = cluster.world if side.life is None or self.chance(0.6) else side.life
         owner = NAME if life is cluster.world else side.name

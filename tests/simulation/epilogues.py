@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError, NotReady
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome
@@ -19,6 +18,7 @@ from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage import Flipped, file_of
 from tests.simulation.realtime_side import RealtimeSide
 from tests.worlds.delay import FOLDER
+from tests.worlds.delay_adapter import list_dispatch_logs, read_outcomes
 
 ALARM_MS = 40_000  # The delay server asks a target that refused again within this time.
 HOURS_AHEAD = 3  # An hour that is not loaded for long, so that its rows are in its file alone.
@@ -43,9 +43,9 @@ class Epilogues(CopyScenarios):
         cluster.calm(1_200)
         backup, ends = (
             cluster.delay_backup(),
-            {side.log_id: cluster.world.core._ends.of(side.log_id) for side in cluster.sides},
+            {side.log_id: cluster.world.server.end_of(side.log_id) for side in cluster.sides},
         )
-        targets = set(cluster.world.core.dispatcher.targets.values())
+        targets = set(cluster.world.server.targets.values())
         sides = [side for side in cluster.sides if side.log_id in targets]
         for _ in range(ROUNDS_MAX):
             # Only what T knows to be decided proves that a backup is old: W goes with the next batch.
@@ -60,15 +60,17 @@ class Epilogues(CopyScenarios):
         cluster.delay_starts(faults=False)
         self.tell("     the delay server is restored from a backup, for good")
         world = cluster.world
-        links = [world.core.dispatcher.links[side.log_id] for side in sides]
-        self._wait(lambda: all(link.refusal is not None for link in links) and bool(world.core.fence.waits()))
-        assert all(link.refusal is not None for link in links) and world.core.fence.waits(), (
-            "nobody notices that a delay server was restored"
-        )
-        for link in links:
-            world.core.targets.accept(link.target, _nobody_hears)
-        self._wait(lambda: not world.core.fence.waits())
-        waits = world.core.fence.waits()
+        server = world.server
+
+        def is_noticed() -> bool:
+            return all(server.is_refused_by(side.log_id) for side in sides) and bool(server.fences)
+
+        self._wait(is_noticed)
+        assert is_noticed(), "nobody notices that a delay server was restored"
+        for side in sides:
+            server.accept(side.log_id, _nobody_hears)
+        self._wait(lambda: not server.fences)
+        waits = server.fences
         assert not waits, f"an operator's word changes nothing: {waits}"
         before = set(world.outside.accepted)
         self._send_to_all()
@@ -122,8 +124,9 @@ class Epilogues(CopyScenarios):
             cluster.calm(1_200)
         # A death may have taken the word with it.
         self._lose(lost, said)
-        link = cluster.world.core.dispatcher.links.get(lost.log_id)
-        assert link is None or link.is_lost, f"an operator's word is not taken: {said}"
+        server = cluster.world.server
+        given_up = not server.knows(lost.log_id) or server.has_given_up(lost.log_id)
+        assert given_up, f"an operator's word is not taken: {said}"
         cluster.calm(5_000)
         self._repeat_what_is_unanswered()
         self._wait(lambda: self._all_told(first))
@@ -138,14 +141,14 @@ class Epilogues(CopyScenarios):
         world = cluster.world
         world.swept = False  # The books of the run know of no messages that were given up.
         # When the clock was set back, messages are filed behind those that came before.
-        hour = hour_of_ms(max(world.clock.now_ms(), world.core.intake.appended_at_ms)) + HOURS_AHEAD
+        hour = hour_of_ms(max(world.clock.now_ms(), world.server.appended_at_ms)) + HOURS_AHEAD
         begins_ms = hour * HOUR_MS
         of_hour: list[int] = []
         for _ in range(self.random.choice((1, 3))):
             self.steps.send_each([begins_ms + ms for ms in (0, 400, 9_000)])
             of_hour.append(world.outside.last_number)
             cluster.calm(60)
-            world.core.checkpoint(lambda offset: None)
+            world.server.checkpoint(lambda offset: None)
             cluster.calm(1_200)
         self._repeat_what_is_unanswered()
         cluster.calm(60)
@@ -153,7 +156,7 @@ class Epilogues(CopyScenarios):
         for _ in range(ROUNDS_MAX):
             if world.disk.exists(path):
                 break
-            world.core.checkpoint(lambda offset: None)
+            world.server.checkpoint(lambda offset: None)
             cluster.calm(5_000)
         written = file_of(world.disk, path)
         if written is None or not len(written.cached):
@@ -171,13 +174,13 @@ class Epilogues(CopyScenarios):
         others = range(before + 1, world.outside.last_number + 1)
         self._wait(lambda: world.clock.now_ms() > begins_ms + ALARM_MS // 2)
         told: list[tuple[bool, str]] = []
-        found = [entry for entry in world.core.quarantine if entry.hour == hour]
+        found = [entry for entry in world.server.set_aside if entry.hour == hour]
         for entry in found:
-            world.core.drop(entry.id, lambda done, text: told.append((done, text)))
+            world.server.drop(entry.id, lambda done, text: told.append((done, text)))
         self._wait(lambda: len(told) == len(found))
         cluster.calm(5_000)
         assert len(told) == len(found) and all(done for done, _ in told), f"an operator drops {found}, and hears {told}"
-        assert not len(world.core.quarantine), f"set aside, though it was given up: {world.core.quarantine.listing()}"
+        assert not world.server.has_set_aside, f"set aside, though it was given up: {world.server.told_of_damage()}"
         bodies = Counter(body for side in cluster.sides for kept in side.log() for body in kept.bodies)
         over = self._expired_now()
         wrong = [body for number in others for body in self._bodies_of(number) if bodies[body] != (body not in over)]
@@ -185,7 +188,7 @@ class Epilogues(CopyScenarios):
         counts = [bodies[body] for number in of_hour for body in self._bodies_of(number)]
         dead = sum(outcomes.count(Outcome.DEAD) for outcomes in self._outcomes_now().values())
         expired = sum(body in over for number in of_hour for body in self._bodies_of(number))
-        lost = dead + world.core._mending.dropped.get(hour, 0)
+        lost = dead + world.server.dropped_rows(hour)
         assert max(counts) <= 1 and counts.count(0) == lost + expired, (
             f"{lost} are said to be lost, {expired} expired; at the targets: {counts}"
         )
@@ -217,11 +220,10 @@ class Epilogues(CopyScenarios):
         )
 
     def _lose(self, lost: RealtimeSide, said: list[DelaydError | str]) -> None:
-        core = self.cluster.world.core
-        link = core.dispatcher.links.get(lost.log_id)
-        if link is not None and not link.is_lost:
+        server = self.cluster.world.server
+        if server.knows(lost.log_id) and not server.has_given_up(lost.log_id):
             try:
-                core.targets.lose(lost.log_id, said.append)
+                server.lose(lost.log_id, said.append)
             except NotReady as error:
                 self.tell(f"     not yet: {error}")
                 said.append(error)
@@ -255,7 +257,7 @@ class Epilogues(CopyScenarios):
         world = self.cluster.world
         found: dict[int, list[Outcome]] = {}
         for _, path in list_dispatch_logs(world.disk, FOLDER):
-            segment = open_segment(world.disk, path, FileKind.DISPATCH, world.core.identity.log_id, write=False)
+            segment = open_segment(world.disk, path, FileKind.DISPATCH, world.server.log_id, write=False)
             rows = read_outcomes(segment)
             segment.close()
             for sequence, outcome in zip(

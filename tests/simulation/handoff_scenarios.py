@@ -38,7 +38,7 @@ class HandoffScenarios(Parts):
         held = {f"{line.name} up" for line in self.lines_of_delay()}
         cluster.hold(*held)
         self.steps.send_due()
-        cluster.world.core.wake()
+        cluster.world.server.wake()
         self.moves(16)
         lines = self.lines_of_delay()
         held.update(f"{line.name} up" for line in lines)

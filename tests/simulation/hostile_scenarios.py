@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from delayd.batch import Buffer, ProducerPart
-from delayd.delay.requests import Requests
 from delayd.errors import DelaydError, RetryLater
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from delayd.testing.clock import SimClock
@@ -17,12 +16,13 @@ from delayd.wire.requests import RequestType, need_maps
 from tests.batches import PRODUCER, messages
 from tests.fuzz.requests import ANY, DELAY, LOGS, META, REALTIME, Fields
 from tests.fuzz.values import BOUNDARY, NUMBERS
-from tests.simulation.meta_side import LEASE_MS, MetaSide, Stranger
 from tests.simulation.network import ServedEnd
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
 from tests.worlds.delay import PRODUCER_ID, encode_wanted
+from tests.worlds.delay_adapter import Requests
+from tests.worlds.meta_adapter import LEASE_MS, MetaAdapter, Stranger
 from tests.worlds.outside import Sent
 
 REQUESTS = 12  # The number of requests that one stranger sends.
@@ -69,13 +69,13 @@ class HostileScenarios(Parts):
 
     def hostile_requests_at_delay(self) -> None:
         """Well-formed requests of any values at the delay server (rule E1)."""
-        core, clock = self.cluster.world.core, self.cluster.world.clock
-        requests = Requests(core, clock, lambda: {**core.counters(), "waits": [list(wait) for wait in core.waits()]})
+        server = self.cluster.world.server
+        requests = server.frames(with_status=True)
         asker = Asker()
         for _ in range(REQUESTS):
             kind, head = self._request({**DELAY, **LOGS, RequestType.STATUS: {}})
             if kind == RequestType.OUTCOME and self.chance(0.7):
-                head["log_id"] = core.identity.log_id
+                head["log_id"] = server.log_id
                 if head.get("producer_id") == PRODUCER_ID:
                     continue
             asker.asks(requests, kind, head)
@@ -100,8 +100,8 @@ class HostileScenarios(Parts):
 
     def garbage_at_delay(self) -> None:
         """Sends whose bytes changed on their way are not taken; what is no frame ends its own connection (rule E1)."""
-        core, clock = self.cluster.world.core, self.cluster.world.clock
-        requests, asker = Requests(core, clock, dict), Asker()
+        server = self.cluster.world.server
+        requests, asker = server.frames(), Asker()
         reader = FrameReader()
         for number in range(1, REQUESTS + 1):
             sent = _frame(RequestType.SEND, number, {}, self._batch(number))
@@ -112,7 +112,7 @@ class HostileScenarios(Parts):
             if reader.fault is not None:
                 reader = FrameReader()
         self.moves(12)
-        if self.cluster.delay_up and self.cluster.world.core is core:
+        if self.cluster.delay_up and self.cluster.world.server is server:
             taken = [body for body in asker.taken if body]
             assert not taken, f"sends are taken that were changed on their way: {taken}"
         requests.disconnected(asker)
@@ -123,7 +123,7 @@ class HostileScenarios(Parts):
         targets = {side.log_id: side.name for side in cluster.sides}
         routes = {subject.decode(): target for subject, target in cluster.router.routes.items()}
         clock = SimClock()  # Its time is its own, so that leases may end.
-        meta = MetaSide(clock, targets, routes)
+        meta = MetaAdapter(clock, targets, routes)
         before = meta.told()
         assert before == (routes, targets), before
         peer, reader = Stranger(), FrameReader()
@@ -191,11 +191,11 @@ class HostileScenarios(Parts):
             poison, taken = need_maps(answer, "results")
             assert "error" in poison, f"a batch is taken that no reader can read: {poison}"
             if "error" not in taken:
-                found = world.core.producers.find(PRODUCER_ID, good.number)
+                found = world.server.answer_to(PRODUCER_ID, good.number)
                 assert found is not None and found.base_sequence == taken["base_sequence"]
                 world._heard(good, found, taken["duplicate"] is True)
 
-        requests = Requests(world.core, world.clock, dict)
+        requests = world.server.frames()
         asker.asks(requests, RequestType.SEND, {}, self._poison() + good.data, heard)
         self.moves(12)
 
@@ -213,11 +213,12 @@ class HostileScenarios(Parts):
         finally:
             cluster.network.process_died(liar)
             side.listen()
-        link = cluster.world.core.dispatcher.links.get(side.log_id) if cluster.delay_up else None
-        if link is not None and link.alarm and link.refusal is None and self.chance(0.5):
+        server, target = cluster.world.server, side.log_id
+        is_alarmed = cluster.delay_up and server.is_alarmed_at(target) and not server.is_refused_by(target)
+        if is_alarmed and self.chance(0.5):
             # Nothing was lost there, so an operator's word changes nothing either.
             self.tell(f"     an operator accepts {side.name}")
-            cluster.world.core.targets.accept(side.log_id, lambda told: None)
+            server.accept(side.log_id, lambda told: None)
         cluster.calm(self.random.choice((60, 400)))
 
     def lie(self, side: RealtimeSide) -> Head:

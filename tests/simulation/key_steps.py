@@ -8,14 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from delayd.batch import Int64s
-from delayd.delay.ending.message_requests import Wish
-from delayd.errors import DelaydError
-from delayd.names import Names, slots_of_names
-from delayd.wire.slots import SlotOwners, slot_set
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.parts import Parts
 from tests.simulation.steps import Kinds
 from tests.worlds.delay import Wanted
+from tests.worlds.delay_adapter import Wish
 from tests.worlds.key_books import KEEP, REJECT, REPLACE, Name
 
 NO_KEY = b""
@@ -73,8 +70,8 @@ class KeySteps(Parts):
 
     def release_slots(self) -> None:
         """An operator has the server give up slots of keys, and gives them back, at once or later (rule I4)."""
-        names = Names.of_lists(*zip(*self._names(), strict=True))
-        self.cluster.world.core.endings.owned_slots.release(slot_set(slots_of_names(names)), _nobody_hears)
+        subjects, keys = zip(*self._names(), strict=True)
+        self.cluster.world.server.release_keys(subjects, keys)
         self.moves(self.random.choice((0, 4, 12)))
         if self.chance(0.7):
             self.cluster.router.slots_given += 1
@@ -115,7 +112,3 @@ class KeySteps(Parts):
         now_ms = self.cluster.world.clock.now_ms()
         ahead = [self.random.choice(MOVED_MS) + self.random.randint(0, 400) for _ in range(count)]
         return np.array([now_ms + each for each in ahead], np.int64)
-
-
-def _nobody_hears(told: SlotOwners | DelaydError) -> None:
-    """Rows of these slots may be pending, or nobody can tell."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FileKind, create_segment, open_segment
@@ -18,6 +17,7 @@ from delayd.testing.tree import Inode
 from tests.simulation.delay_side import NAME
 from tests.simulation.threads import SOME, WHOLE
 from tests.worlds.delay import FOLDER
+from tests.worlds.delay_adapter import list_dispatch_logs, read_outcomes
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -31,7 +31,7 @@ def lie(cluster: Cluster) -> None:
     if cluster.delay_damages.any(world.disk):
         # Nothing of it could be read, here as well.
         return
-    if world.own.begun or not world.core._outcomes.idle:
+    if world.own.begun or not world.server.writes_no_outcomes:
         # An outcome that is on its way into the file would be written behind the lie.
         return
     hours = world.hours()
@@ -49,7 +49,7 @@ def lie(cluster: Cluster) -> None:
 
 def _lie_about(cluster: Cluster, hour: int, path: str) -> None:
     world = cluster.world
-    data = _with_one_wrong(world.disk, path, world.core.identity.log_id, hour)
+    data = _with_one_wrong(world.disk, path, world.server.log_id, hour)
     node = world.disk._find(path)
     assert isinstance(node, Inode), "a dispatch log is a file"
     cached = node.cached

@@ -47,13 +47,13 @@ class LoadScenarios(Parts):
         cluster.hold(WORKER)
         turns = waits = 0
         waited: object = None
-        while world.core._loaded_until < hour_of_ms(edge_ms) and world.clock.now_ms() < edge_ms + FLOOD_MS:
+        while world.server.loaded_until < hour_of_ms(edge_ms) and world.clock.now_ms() < edge_ms + FLOOD_MS:
             if turns % FLOOD_TURNS == 0:
                 self.steps.send_each([edge_ms + hour * HOUR_MS for hour in range(1, 1 + FLOOD_HOURS)])
             turns += 1
             self.steps.checkpoint_delay()
             if self.chance(0.1):
-                world.core.sweep()
+                world.server.sweep()
             cluster.calm(STEP_MS)
             if cluster.world is not world or not cluster.delay_up:
                 break
@@ -76,7 +76,7 @@ class LoadScenarios(Parts):
         cluster.hold(WORKER_HEARD)
         self.steps.checkpoint_delay()
         cluster.calm(60)
-        load_at_ms = edge_ms - world.core._config.load_ahead_ms
+        load_at_ms = edge_ms - world.server.config.load_ahead_ms
         cluster.advance(max(0, load_at_ms - world.clock.now_ms() + self.random.choice((-200, 100))))
         cluster.calm(self.random.choice((60, 1_200)))
         cluster.held.discard(WORKER_HEARD)
@@ -87,12 +87,12 @@ class LoadScenarios(Parts):
         """The disk stands still and producers go on: what waits for it is bounded in bytes (rule B1)."""
         cluster = self.cluster
         world = cluster.world
-        bound = world.core._config.intake_queue_bytes_max
+        bound = world.server.config.intake_queue_bytes_max
         cluster.hold(COMMIT)
         for _ in range(QUEUED_SENDS):
             self.steps.send_rows((-1_000, 1_500), more_bytes=QUEUED_BYTES)
             most = bound + LAST_BYTES
-            queued = world.core.intake.queued_bytes
+            queued = world.server.queued_bytes
             assert queued <= most, f"{queued} bytes wait for the disk, and {bound} may"
         cluster.calm(1)
         cluster.held.discard(COMMIT)
@@ -107,9 +107,9 @@ class LoadScenarios(Parts):
         cluster.calm(1_200)
         if not cluster.delay_up or cluster.delay_damages.any(cluster.world.disk):
             return None
-        core, now_ms = cluster.world.core, cluster.world.clock.now_ms()
+        server, now_ms = cluster.world.server, cluster.world.clock.now_ms()
         near = HOUR_MS - now_ms % HOUR_MS <= BEFORE_EDGE_MS
-        if not near or core._loaded_until != hour_of_ms(now_ms) or not cluster.world.clock.confirmed:
+        if not near or server.loaded_until != hour_of_ms(now_ms) or not cluster.world.clock.confirmed:
             return None
         return HOUR_MS * (hour_of_ms(now_ms) + 1)
 

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from delayd.delay.books.dispatch_logs import list_dispatch_logs
-from delayd.delay.filing.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
-from delayd.delay.quarantine import Kind
 from delayd.errors import DelaydError
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome
@@ -25,6 +22,7 @@ from tests.simulation.epilogues import Epilogues
 from tests.simulation.network import Line
 from tests.simulation.realtime_side import RealtimeSide
 from tests.worlds.delay import FOLDER
+from tests.worlds.delay_adapter import dispatch_log_name, list_dispatch_logs
 
 OPERATORS = 2
 WORDS = 6
@@ -64,7 +62,7 @@ class OperatorEpilogues(Epilogues):
             self.steps.send_rows((2_000, 8_000))
             cluster.calm(self.random.choice((400, 1_200)))
             if self.chance(0.6):
-                cluster.world.core.checkpoint(lambda offset: None)
+                cluster.world.server.checkpoint(lambda offset: None)
                 cluster.calm(1_200)
         cluster.calm(2_500)
         self._repeat_what_is_unanswered()
@@ -82,12 +80,12 @@ class OperatorEpilogues(Epilogues):
             if self.chance(0.5):
                 cluster.calm(self.random.choice((60, 1_200)))
         self._wait(lambda: not self._say_of_hour(hour, told, drops=True))
-        left = cluster.world.core.quarantine.listing()
+        left = cluster.world.server.told_of_damage()
         assert not left, f"an operator gives a dispatch log up, and {left} is quarantined; he heard {told}"
         self._repeat_what_is_unanswered()
         self._send_to_all()
-        self._wait(lambda: not cluster.world.core.fence.is_up and not self._due_and_nowhere())
-        waits = list(cluster.world.core.fence.waits())
+        self._wait(lambda: not cluster.world.server.is_fenced and not self._due_and_nowhere())
+        waits = cluster.world.server.fences
         assert not waits, f"an hour that was given up makes nobody a restored server: {waits}"
         lost = self._due_and_nowhere()
         assert not lost, f"at no target, and not said to be in doubt: {sorted(lost)[:5]}"
@@ -145,10 +143,10 @@ class OperatorEpilogues(Epilogues):
         cluster, disk = self.cluster, self.cluster.world.disk
         for hour, path in reversed(list_dispatch_logs(disk, FOLDER)):
             node = file_of(disk, path)
-            until = durable_named(disk, path, cluster.world.core.identity.log_id)
+            until = durable_named(disk, path, cluster.world.server.log_id)
             if node is None or node.pending or until <= FILE_HEADER_BYTES or cluster.delay_hours().get(hour).sealed:
                 continue
-            gone = self.chance(0.4) and cluster.world.core._outcomes.ends[hour] == self._counted(hour)
+            gone = self.chance(0.4) and cluster.world.server.has_counted_all_outcomes(hour)
             if gone:
                 self.tell(f"     {path} is gone for good")
                 damage: Damage = Gone(disk, path, wanted=lambda: False)
@@ -163,13 +161,12 @@ class OperatorEpilogues(Epilogues):
 
     def _say_of_hour(self, hour: int, told: list[tuple[bool, str]], *, drops: bool = False) -> bool:
         """Have an operator decide on a file of an hour; whether there was something to decide."""
-        core = self.cluster.world.core
-        id_ = f"{Kind.DISPATCH}/{hour_name(hour)}"
-        if core.quarantine.find(id_) is None:
+        server, id_ = self.cluster.world.server, dispatch_log_name(hour_name(hour))
+        if not server.has(id_):
             return False
         action = "drop" if drops or self.chance(0.7) else "release"
         self.tell(f"     an operator says {action} {id_}")
-        (core.drop if action == "drop" else core.release)(id_, lambda done, text: told.append((done, text)))
+        (server.drop if action == "drop" else server.release)(id_, lambda done, text: told.append((done, text)))
         return True
 
     def _due_and_nowhere(self) -> set[int]:
@@ -190,7 +187,7 @@ class OperatorEpilogues(Epilogues):
     # A realtime server.
 
     def _target_of(self, subject: bytes) -> int | None:
-        return self.cluster.world.core.dispatcher.targets.get(subject)
+        return self.cluster.world.server.targets.get(subject)
 
     def _operator(self, side: RealtimeSide) -> Line:
         assert side.life is not None, "it was started"
@@ -258,10 +255,6 @@ class OperatorEpilogues(Epilogues):
         assert not lack, f"never given to {GROUP}, and no operator gave them up: {sorted(lack)[:5]}"
         back = never & books.bodies
         assert not back, f"an operator gave them up, and was told that they never come: {sorted(back)[:5]}"
-
-    def _counted(self, hour: int) -> OutcomeEnd | None:
-        """What the last checkpoint says of an hour's dispatch log."""
-        return load_outcome_ends(self.cluster.world.state.scan(OUTCOME_PREFIX)).get(hour)
 
 
 def _heard(word: Word, answer: Frame | DelaydError) -> None:

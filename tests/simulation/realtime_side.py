@@ -20,18 +20,16 @@ from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType, need_u64
-from realtime.core import Core, Executors, Surroundings
-from realtime.recovery import recover
 from tests.batches import bodies_of
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network, ServedEnd
 from tests.simulation.readings import Readings
 from tests.simulation.threads import SteppedExecutor, Turns
+from tests.worlds.realtime_adapter import Machine, RealtimeAdapter
 from tests.worlds.target import Kept
 
 DATA = "/data"
-STATE = "/data/realtime/state"
 MESSAGE_LOG = "/data/realtime/message"
 THREADS = ("commit", "pull", "work")
 LEASE_MS = 2_000
@@ -48,20 +46,19 @@ class RealtimeLife:
         self.threads = tuple(SteppedExecutor(self.turns) for _ in THREADS)
         self.failure: BaseException | None = None
         side.disk.make_folder(side.config.folder)
-        recovered = recover(side.config, side.disk, side.state, self.clock, lambda: side.log_id, STATE)
-        around = Surroundings(side.disk, side.state, self.clock, Executors(*self.threads))
-        self.core = Core(side.config, around, recovered, self._failed)
+        machine = Machine(side.disk, side.state, self.clock, *self.threads)
+        self.server = RealtimeAdapter(side.config, machine, side.log_id, self._failed)
         self.retaining = False  # Whether segments may be removed by what the worker does next.
         self.own = Threads(side.name, list(zip(THREADS, self.threads, strict=True)))
         self.own.wrap(self._guarded)
         self._side = side
         wakes = f"{side.name} wakes"
-        self._wakes = Move(wakes, partial(self._guarded, wakes, self.core.wake))
+        self._wakes = Move(wakes, partial(self._guarded, wakes, self.server.wake))
 
     def received(self, peer: ServedEnd, frame: Frame) -> None:
         """A request has arrived; what a delay server hands over is never malformed, nor a number sent before."""
         try:
-            self.core.received(peer, frame)
+            self.server.received(peer, frame)
         except BatchMalformed as error:
             if peer.hostile:
                 raise
@@ -69,7 +66,7 @@ class RealtimeLife:
 
     def disconnected(self, peer: ServedEnd) -> None:
         """A connection is gone."""
-        self.core.disconnected(peer)
+        self.server.disconnected(peer)
 
     def answers(self, asked: Frame, head: Mapping[str, HeadValue]) -> None:
         """An answer leaves; hellos that are answered rise, over all lives of this server (rule H3)."""
@@ -87,7 +84,7 @@ class RealtimeLife:
         if self.failure is not None:
             return
         yield from self.own.moves()
-        if self.core.next_wake_ms() <= self.clock.monotonic_ms():
+        if self.server.next_wake_ms() <= self.clock.monotonic_ms():
             yield self._wakes
 
     def _guarded(self, what: str, do: Callable[[], None]) -> None:
@@ -163,12 +160,12 @@ class RealtimeSide:
         if life is None:
             return False
         ends: list[bool] = []
-        life.core.stop(lambda: ends.append(True))
+        life.server.stop(lambda: ends.append(True))
         for _ in range(STOP_STEPS):
             if ends or not any(thread.step() for thread in life.threads):
                 break
         if ends:
-            life.core.close()
+            life.server.close()
         self.die(way, seed)
         return bool(ends)
 
@@ -180,18 +177,18 @@ class RealtimeSide:
         """Ask for the removal of old segments."""
         if self.life is not None:
             self.life.retaining = True
-            self.life.core.retain()
+            self.life.server.retain()
             self.look_at_retention()
 
     def look_at_retention(self) -> None:
         """Note below which offset retention has decided to remove: groups that begin later need not get that."""
         if self.life is not None:
-            self.leaving_below = max(self.leaving_below, self.life.core._index.leaving_below)
+            self.leaving_below = max(self.leaving_below, self.life.server.leaving_below)
 
     def checkpoint(self) -> None:
         """Begin a checkpoint."""
         if self.life is not None:
-            self.life.core.checkpoint()
+            self.life.server.checkpoint()
 
     def log(self) -> list[Kept]:
         """All batches that its files hold, durable or not, behind those that retention removed."""

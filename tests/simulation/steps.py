@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from delayd.delay.ending.message_requests import Wish
 from delayd.testing.disk import CAPACITY_BYTES
 from tests.simulation.cluster import DEATHS, HOUR_MS, Cluster
 from tests.simulation.realtime_side import RealtimeSide
 from tests.worlds.delay import Wanted
+from tests.worlds.delay_adapter import Wish
 
 DAY_MS = 24 * HOUR_MS
 KEPT_MS = (0, 1, 400, 3_000, HOUR_MS)  # For so long after it is due a message is worth something; 0: for ever.
@@ -132,7 +132,7 @@ class Steps:
 
     def wake(self) -> None:
         """Wake the delay server."""
-        self._cluster.world.core.wake()
+        self._cluster.world.server.wake()
 
     def advance(self) -> None:
         """Let time pass at once."""
@@ -155,7 +155,7 @@ class Steps:
 
     def checkpoint_delay(self) -> None:
         """Ask for a checkpoint."""
-        self._cluster.world.core.checkpoint(_nothing)
+        self._cluster.world.server.checkpoint(_nothing)
 
     def checkpoint_realtime(self) -> None:
         """Ask for a checkpoint."""

@@ -10,14 +10,14 @@ from importlib import import_module
 import pytest
 
 from tests.insides import KNOWN
-from tests.judges import HERE, JUDGES, PAGE, ROOT, TESTS, citations, imports, planted, promises, rules, written
+from tests.judges import HERE, JUDGES, PAGE, ROOT, TESTS, UNIT, citations, imports, planted, promises, rules, written
 from tests.named_commands import check_commands
 
 COMMANDS = sorted(
     {command for judge in JUDGES for command in judge.commands} | {c for p in promises() for c in p.commands}
 )
 PLANTS = re.compile(r"^(\w+): (?:Bugs|dict\[str, Patch\]) =", re.MULTILINE)
-GUARDED = sorted({folder for folder in (*KNOWN, *imports()) if folder != "unit"})
+GUARDED = sorted({folder for folder in (*KNOWN, *imports()) if folder != UNIT})
 
 
 def test_the_page_is_as_the_program_writes_it() -> None:
@@ -36,7 +36,14 @@ def test_a_judge_knows_no_more_of_the_insides_than_is_listed(folder: str) -> Non
     more = {module: files for module, files in now.items() if module not in known}
     assert not more, f"go through a port: {more}"
     less = known - now.keys()
-    assert not less, f"take {sorted(less)} out of tests/insides.py: nothing in tests/{folder} imports them any more"
+    assert not less, f"take {sorted(less)} out of tests/insides.py: nothing of {folder} imports them any more"
+
+
+def test_the_simulation_reaches_servers_through_their_adapters_alone() -> None:
+    reaches = re.compile(r"\.core\b")
+    files = [path for path in (TESTS / "simulation").glob("*.py") if not path.stem.startswith("planted")]
+    found = [path.name for path in files if reaches.search(path.read_text())]
+    assert not found, f"ask tests/worlds/*_adapter.py instead: {found}"
 
 
 @pytest.mark.parametrize("rule", rules())

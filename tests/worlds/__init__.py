@@ -8,6 +8,7 @@
     realtime          a realtime server's core in memory, and peers that keep its answers
     dispatch_batches  DISPATCH batches for that server
     keys              the delay server's index of keys, with its checkpoints
+    *_adapter         what judges ask of a server, by server: only these modules know its insides
     bugs              bugs to plant in a delay server; each takes one rule out
     realtime_bugs     bugs to plant in a realtime server that several kinds of tests must find
     patches           what a planted bug is made of

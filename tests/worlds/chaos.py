@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from delayd.delay.core import DelayCore
 from delayd.errors import BatchMalformed, CallerError, DelaydError, DiskFull, DiskReserve, RetryLater
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.ending import AnswerRows
 from tests.worlds.delay import TARGET_IDS, Wanted, World, new_world
+from tests.worlds.delay_adapter import DelayCore
 from tests.worlds.key_books import KEEP, REJECT, REPLACE, KeyBooks
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
@@ -164,15 +164,15 @@ class Chaos:
     def _get(self) -> None:
         asked = self.world.some_receipts(self._random)
         if asked is not None:
-            self.world.core.endings.get(asked, _no_one)
+            self.world.server.get(asked, _no_one)
 
     def _wake(self) -> None:
-        self.world.core.wake()
+        self.world.server.wake()
 
     def _advance(self) -> None:
         self.world.clock.advance(self._random.choice((1, 60, 500, 1_500)))
         self.world.look_around()
-        self.world.core.wake()
+        self.world.server.wake()
 
     def _calm(self) -> None:
         self.world.pass_ms(self._random.choice((30, 300, 1_200)))
@@ -181,10 +181,10 @@ class Chaos:
         self.world.clock.step_wall(self._random.choice((-3_000, -400, 400, 3_000, 60_000, *STEPS_MS)))
 
     def _checkpoint(self) -> None:
-        self.world.core.checkpoint(_nothing)
+        self.world.server.checkpoint(_nothing)
 
     def _sweep(self) -> None:
-        self.world.core.sweep()
+        self.world.server.sweep()
 
     def _cut(self) -> None:
         keep, answers = self._random.randint(0, 2), self._random.randint(0, 2)
@@ -240,7 +240,7 @@ class Chaos:
                 remains = remains.after_crash(None)
                 remains.disk.capacity_bytes = CAPACITY_BYTES
                 continue
-            self.trace.append(f"epoch {world.core.identity.epoch}")
+            self.trace.append(f"epoch {world.server.epoch}")
             self.world = world
             return
 

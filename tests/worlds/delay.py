@@ -14,12 +14,6 @@ from random import Random
 import numpy as np
 
 from delayd.batch import ProducerPart, parse
-from delayd.config import DelayConfig
-from delayd.delay.books.dispatch_logs import list_dispatch_logs
-from delayd.delay.core import DelayCore, Surroundings, Threads
-from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
-from delayd.delay.handoff.wire import Wire
-from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.log.dispatch import Reason
@@ -30,6 +24,16 @@ from delayd.testing.tree import PowerLoss
 from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
 from delayd.wire.slots import SLOTS, SlotOwners
 from tests.worlds import files
+from tests.worlds.delay_adapter import (
+    AcceptedBatch,
+    DelayAdapter,
+    DelayCore,
+    HourTable,
+    Wire,
+    hours_of,
+    list_dispatch_logs,
+    small_slots,
+)
 from tests.worlds.files import cancelled_outcomes, deleted_rows, filed_rows, told_outcomes
 from tests.worlds.outside import (
     TARGET_IDS,
@@ -40,7 +44,6 @@ from tests.worlds.outside import (
     encode_wanted,
     new_world,
     nobody,
-    small_slots,
     wanted,
 )
 from tests.worlds.target import Cable
@@ -50,6 +53,7 @@ __all__ = ["TARGET_IDS", "Outside", "Remains", "Wanted", "World", "encode_wanted
 DATA, FOLDER = files.DATA, files.FOLDER
 PRODUCER_ID = 0xABCDEF
 STOP_STEPS = 400
+SLEEP_MS_MAX = 500  # The shell looks around this often.
 STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
 
 
@@ -69,34 +73,12 @@ class World:
         self.asked: list[list[bytes]] = []  # Questions to meta, not answered yet.
         self.meta_up = True
         small = {"free_bytes_far": 0, "free_bytes_all": 0, "segment_bytes": 8192, "outcomes_flush_ms": 20}
-        config = DelayConfig(data=DATA, **(small | settings))  # type: ignore[arg-type]
-        self.disk.make_folder(config.folder)
-        self.threads = Threads(self.new_thread(), self.new_thread(), self.new_thread())
+        self.disk.make_folder(FOLDER)
         draw = Random(seed * 7919 + self.state.commits + len(self.disk.operations) + outside.machine.wall_ms)
-        self.core = core(
-            self.disk,
-            self.state,
-            config,
-            self.threads,
-            Surroundings(
-                clock=self.clock,
-                dial=self._dial,
-                ask_routes=self.asked.append,
-                ask_slots=lambda wanted, answer: answer(self.slots()),
-                random_id=lambda: draw.getrandbits(64),
-                evidence=self.clock.restart_evidence,
-                rest=_rest,
-            ),
-        )
-
-        self._note_moves(self.core._owed.all())
-        take = self.core._owed.take
-
-        def take_and_note(rows: EndedRows) -> None:
-            self._note_moves(rows)
-            take(rows)
-
-        self.core._owed.take = take_and_note  # type: ignore[method-assign]
+        settings_of_all = {"data": DATA, **small, **settings}
+        self.server = DelayAdapter(self, settings_of_all, self.new_thread, lambda: draw.getrandbits(64), core)
+        self.core, self.threads = self.server.core, self.server.threads  # For tests of its parts.
+        self.server.whenever_rows_end(self._note_moves)
 
     def _note_moves(self, rows: EndedRows) -> None:
         for row in rows[rows["reason"] == Reason.MOVED].tolist():
@@ -106,12 +88,12 @@ class World:
 
     def own_all_keys(self) -> None:
         """Let the server hear from meta that all keys are its own."""
-        self.core.endings.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
+        self.server.own_all_keys()
         self.settle()
 
     def slots(self) -> SlotOwners | DelaydError:
         """What meta says: all keys are this server's."""
-        return SlotOwners(np.full(SLOTS, self.core.identity.log_id, np.uint64), np.ones(SLOTS, np.uint32))
+        return SlotOwners(np.full(SLOTS, self.server.log_id, np.uint64), np.ones(SLOTS, np.uint32))
 
     # The producer.
 
@@ -140,9 +122,9 @@ class World:
         sent = self.outside.unanswered.get(number) or self.outside.accepted[number][0]
         batch, heard = parse(sent.data), partial(self._heard, sent)
         if sent.again:
-            self.core.send_again(batch, heard, Allowance())
+            self.server.send_again(batch, heard)
         else:
-            self.core.send(batch, heard)
+            self.server.send(batch, heard)
 
     def _heard(self, sent: Sent, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         outside = self.outside
@@ -214,7 +196,7 @@ class World:
             outside.cancelled.update(number for number, answer in pairs if answer is CancelAnswer.CANCELLED)
             told.append(answers)
 
-        self.core.endings.cancel(asked, heard)
+        self.server.cancel(asked, heard)
         return told
 
     def reschedule(self, asked: Asked, *instants: int) -> list[AnswerRows]:
@@ -234,7 +216,7 @@ class World:
             assert (what["deliver_at_ms"] == wanted_at_ms)[moved].all(), "moved to another instant than was wanted"
             told.append(what)
 
-        self.core.endings.reschedule(asked, wanted_at_ms, heard)
+        self.server.reschedule(asked, wanted_at_ms, heard)
         return told
 
     def states(self, asked: Asked) -> list[MessageState]:
@@ -245,7 +227,7 @@ class World:
             assert not isinstance(what, DelaydError), what
             told.extend(MessageState(state) for state in what["state"].tolist())
 
-        self.core.endings.get(asked, heard)
+        self.server.get(asked, heard)
         self.settle()
         return told
 
@@ -264,18 +246,18 @@ class World:
         """Meta answers the oldest question."""
         subjects = self.asked.pop(0)
         if not self.meta_up:
-            self.core.dispatcher.routed({}, subjects)
+            self.server.hears_routes({}, subjects)
             return
         for log_id in self.outside.targets:
-            self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
-        self.core.dispatcher.routed({subject: self.target_of(subject) for subject in subjects}, [])
+            self.server.hears_place(log_id, f"target-{log_id}")
+        self.server.hears_routes({subject: self.target_of(subject) for subject in subjects}, [])
 
     def look_around(self) -> None:
         """What the shell does every second or less: free space, and where targets are while one is needed."""
-        self.core.reserve(self.disk.free_bytes(FOLDER))
-        if self.meta_up and self.core.dispatcher.wants_places:
+        self.server.has_space(self.disk.free_bytes(FOLDER))
+        if self.meta_up and self.server.wants_places:
             for log_id in self.outside.targets:
-                self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
+                self.server.hears_place(log_id, f"target-{log_id}")
 
     def target_of(self, subject: bytes) -> int:
         """Meta's route of a subject, which never changes."""
@@ -309,7 +291,7 @@ class World:
         for _ in range(STEPS_MAX):
             move = self.next_move()
             if move is None:
-                self.core.wake()
+                self.server.wake()
                 move = self.next_move()
                 if move is None:
                     self._forget_ended()
@@ -328,9 +310,7 @@ class World:
 
     def idle_ms(self) -> int:
         """How long the server sleeps now: as its shell computes it."""
-        sleep = min(500, self.core.next_wake_ms() - self.clock.monotonic_ms())
-        due_ms = self.core.next_due_ms()
-        return sleep if due_ms is None else min(sleep, due_ms - self.clock.now_ms())
+        return self.server.sleep_ms(SLEEP_MS_MAX)
 
     def drain(self, ms: int = 60_000) -> None:
         """Heal everything, retry what is not accepted, and let time pass until each message has an outcome.
@@ -393,13 +373,13 @@ class World:
     def checkpoint(self) -> int:
         """Ask for a checkpoint, let it finish; the replay offset that was answered."""
         answers: list[int] = []
-        self.core.checkpoint(answers.append)
+        self.server.checkpoint(answers.append)
         self.settle()
         return answers[0]
 
     def sweep(self) -> None:
         """Let retention look at the hours, and do what comes of it."""
-        self.core.sweep()
+        self.server.sweep()
         self.settle()
 
     def delete_hours(self) -> None:
@@ -411,7 +391,7 @@ class World:
     def stop(self) -> bool:
         """Stop the server cleanly; whether it called back."""
         stopped: list[bool] = []
-        self.core.stop(lambda: stopped.append(True))
+        self.server.stop(lambda: stopped.append(True))
         for _ in range(STOP_STEPS):
             if stopped or not self.moves():
                 break
@@ -453,7 +433,7 @@ class World:
     def _forget_ended(self) -> None:
         self.cables = [cable for cable in self.cables if not cable.ended or cable.up or cable.down]
 
-    def _dial(
+    def dial(
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
         meant = int(host.removeprefix("target-"))
@@ -539,7 +519,7 @@ class World:
         cancelled = {sequence: hour for sequence, hour in self.cancelled().items() if hour not in deleted}
         decided = {sequence: row[0] for sequence, row in told.items()} | cancelled
         assert scheduled == decided, "scheduled and decided rows differ"
-        self.core.sweep()
+        self.server.sweep()
         self.settle()
         unsealed = self.hours().unsealed(hour_of_ms(self.clock.now_ms()) - 1)
         assert not unsealed, f"hours {unsealed} do not seal"
@@ -548,7 +528,7 @@ class World:
 
     def hours(self) -> HourTable:
         """The hour table of the state."""
-        return load_hours(self.state.scan(PREFIX))
+        return hours_of(self.state)
 
     def deleted(self) -> dict[int, int]:
         """See `files.deleted_rows`."""
@@ -556,11 +536,11 @@ class World:
 
     def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
         """See `files.told_outcomes`."""
-        return told_outcomes(self.disk, self.core.identity.log_id)
+        return told_outcomes(self.disk, self.server.log_id)
 
     def cancelled(self) -> dict[int, int]:
         """See `delay_files.cancelled_outcomes`."""
-        return cancelled_outcomes(self.disk, self.core.identity.log_id)
+        return cancelled_outcomes(self.disk, self.server.log_id)
 
     def expired(self) -> dict[int, int]:
         """By sequence: when the rows were claimed that the dispatch logs call EXPIRED; here nobody sends an expiry."""
@@ -583,11 +563,7 @@ class World:
 
     def scheduled(self) -> dict[int, int]:
         """See `files.filed_rows`."""
-        return filed_rows(self.disk, self.core.identity.log_id, self.hours(), self.deleted())
-
-
-def _rest() -> None:
-    """Nothing else needs the disk."""
+        return filed_rows(self.disk, self.server.log_id, self.hours(), self.deleted())
 
 
 def _difference(told: dict[int, tuple[int, int, int, int]], held: dict[int, tuple[int, int, int, int]]) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from delayd.batch import parse
-from delayd.delay.producers import AcceptedBatch
 from delayd.errors import DelaydError
 from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.slots import SlotSet
 from tests.worlds.delay import World
+from tests.worlds.delay_adapter import AcceptedBatch
 
 
 def two() -> tuple[World, World]:

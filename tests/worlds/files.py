@@ -8,10 +8,6 @@ from contextlib import contextmanager
 import numpy as np
 
 from delayd.batch import ColumnId
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
-from delayd.delay.filing.hour_table import HourFile, HourTable
-from delayd.delay.filing.schedule_log import scan_schedule_log
-from delayd.delay.stored import Stored
 from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.hours import hour_start_ms
@@ -20,6 +16,14 @@ from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.seals import verify_seals
 from delayd.testing.disk import Faults, MemoryDisk
+from tests.worlds.delay_adapter import (
+    HourFile,
+    HourTable,
+    Stored,
+    list_dispatch_logs,
+    read_outcomes,
+    scan_schedule_log,
+)
 
 DATA = "/data"
 FOLDER = "/data/delay"

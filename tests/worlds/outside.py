@@ -5,29 +5,21 @@ Invariant: all of it can be copied, so that one death can be gone on from in man
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from unittest.mock import patch
 
 from delayd.batch import ProducerPart
-from delayd.delay import recovery
-from delayd.delay.filing import pending
-from delayd.delay.producers import AcceptedBatch
-from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DelaydError
-from delayd.log import checkpoint
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
+from tests.worlds.delay_adapter import AcceptedBatch
 from tests.worlds.target import Cable, FakeTarget
 
 TARGET_IDS = (0x7001, 0x7002)
-SLOT_BYTES = 4_096
-TABLE_ROWS = 64  # The first size of tables in memory, which grow by themselves; small, so that tests see them grow.
 
 Wanted = tuple[int, bytes, bytes]
 """A message: deliver_at_ms, subject, body. Its body tells it from all others."""
@@ -130,19 +122,6 @@ def new_world(targets: Sequence[int] = TARGET_IDS[:1], now_ms: int = START_MS) -
     wall_ms = partial(_wall_ms, machine)
     outside = Outside(machine, {log_id: FakeTarget(log_id, wall_ms) for log_id in targets})
     return Remains(disk, MemoryState(disk), outside, SimClock(machine=machine))
-
-
-@contextmanager
-def small_slots() -> Iterator[None]:
-    """Checkpoint files and tables of a few KB, where many disks are copied and many servers started."""
-    payload_bytes_max = SLOT_BYTES - checkpoint.HEADER.size
-    small_wheel = partial(Wheel, TABLE_ROWS)
-    with (
-        patch.multiple(checkpoint, SLOT_BYTES=SLOT_BYTES, PAYLOAD_BYTES_MAX=payload_bytes_max),
-        patch.object(pending, "BLOCK_ROWS", TABLE_ROWS),
-        patch.object(recovery, "Wheel", small_wheel),
-    ):
-        yield
 
 
 def encode_wanted(

@@ -13,9 +13,8 @@ from delayd.testing.executor import InlineExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
-from realtime.core import Core, Executors, Surroundings
-from realtime.recovery import recover
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
+from tests.worlds.realtime_adapter import Machine, RealtimeAdapter
 
 DATA = "/data"
 SUBJECT = "orders"
@@ -70,19 +69,19 @@ class World:
         config = load_config("realtime", overrides={"data": DATA, **self.settings})
         assert isinstance(config, RealtimeConfig)
         self.config = config
-        executors = Executors(commit or InlineExecutor(), pulls or InlineExecutor(), work or InlineExecutor())
         self.disk.make_folder(config.folder)
         self.lock = self.disk.lock(f"{config.folder}/LOCK")
-        self.recovered = recover(config, self.disk, self.state, self.clock, lambda: log_id, "/data/state")
-        around = Surroundings(self.disk, self.state, self.clock, executors)
-        self.core = Core(config, around, self.recovered, self.failures.append)
+        threads = (commit or InlineExecutor(), pulls or InlineExecutor(), work or InlineExecutor())
+        machine = Machine(self.disk, self.state, self.clock, *threads)
+        self.server = RealtimeAdapter(config, machine, log_id, self.failures.append)
+        self.core, self.recovered = self.server.core, self.server.recovered  # For tests of its parts.
 
     def restarted(self) -> "World":
         """Stop cleanly and start again on the same disk."""
         stopped: list[bool] = []
-        self.core.stop(lambda: stopped.append(True))
+        self.server.stop(lambda: stopped.append(True))
         assert stopped
-        self.core.close()
+        self.server.close()
         self.lock.release()
         return World(self.disk, self.state, self.clock.restarted(), settings=self.settings)
 
@@ -91,7 +90,7 @@ class World:
         peer.last_id += 1
         frame = Frame(kind, 0, peer.last_id, dict(head), memoryview(b"".join(body)))
         try:
-            self.core.received(peer, frame)
+            self.server.received(peer, frame)
         except DelaydError as error:
             peer.answer_error(peer.last_id, error)
         return peer.last_id
@@ -116,7 +115,7 @@ class World:
         target: int | None = None,
     ) -> int:
         """Say hello; returns the id of the request."""
-        meant = self.core.log_id if target is None else target
+        meant = self.server.log_id if target is None else target
         head: Head = {
             "log_id": origin,
             "target": meant,
@@ -173,7 +172,7 @@ class World:
     def pass_time(self, ms: int) -> None:
         """Let time pass and do what is due then."""
         self.clock.advance(ms)
-        self.core.wake()
+        self.server.wake()
 
 
 @dataclass(frozen=True, slots=True)

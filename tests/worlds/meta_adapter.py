@@ -1,4 +1,4 @@
-"""A meta server in a simulated cluster: the real one but for its socket, its thread and its disk.
+"""Meta as judges see it: the real server, but for its socket, thread and disk. Only this module knows its insides.
 
 Invariant: whatever strangers say to it, it tells the same routes and knows the same servers, in this life and the next.
 """
@@ -31,7 +31,7 @@ PATH = "META"
 LEASE_MS = 5_000
 
 
-class MetaSide:
+class MetaAdapter:
     """Meta through all of its lives: it knows the targets, and where each subject goes."""
 
     def __init__(self, clock: SimClock, targets: Mapping[int, str], routes: Mapping[str, int]) -> None:
@@ -105,7 +105,7 @@ class Stranger:
         self.answers: list[Head] = []
         self.refused: list[DelaydError] = []
 
-    def asks(self, meta: MetaSide, kind: RequestType, head: Head) -> None:
+    def asks(self, meta: MetaAdapter, kind: RequestType, head: Head) -> None:
         """Ask one thing, and wait for the answer."""
         meta.serves(self, Frame(kind, 0, len(self.answers) + 1, head, memoryview(b"")))
         meta.rests()
