@@ -8,7 +8,8 @@ Afterwards everybody has left, and
 
 - each request was answered once, and by name if it was refused;
 - each answer was true: what it says of a message agrees with what was answered before and with what targets hold;
-- an ending was told as the same one each time, and a change that was asked again was done once;
+- an ending was told as the same one each time, and a change that was asked again was done once: it undid nothing that
+  others had done since;
 - each counter of what requests hold is 0;
 - no turn of the loop took longer than `TURN_MS_MAX` of processor time.
 """
@@ -71,6 +72,7 @@ TRIES_MAX = 100  # Then a caller gives up, and nobody knows what became of the r
 ASKER = 0xA5
 ENDINGS = (MessageState.CANCELLED, MessageState.DISPATCHED)
 CHANGES = (RequestType.CANCEL, RequestType.RESCHEDULE)
+MOVED = RescheduleAnswer.MOVED
 STOPS = frozenset(
     {
         RequestType.RELEASE_SLOTS,
@@ -116,10 +118,17 @@ class Ask:
     heard: Heard  # Whether something is still open.
     chosen: list[Message] = field(default_factory=list)
     calm: set[int] = field(default_factory=set)  # Those of them that no other request changes.
-    moved: dict[int, int] = field(default_factory=dict)  # The rows that it has been told of, by message.
+    moved: dict[int, tuple[int, ...]] = field(default_factory=dict)  # The receipts that it was told, by message.
+    made: set[int] = field(default_factory=set)  # The messages that it has moved, not only found where it wanted them.
+    by_receipt: bool = False
     number: int = 0  # The first one of its tries, if it has any.
     tries: int = 0
     is_lost: bool = False  # An answer to it was lost, or a life of the server ended meanwhile.
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is a move that was done: others may change its messages, and it changes them no more."""
+        return self.by_receipt and self.kind is RequestType.RESCHEDULE and len(self.made) == len(self.chosen) > 0
 
 
 class Peer:
@@ -359,7 +368,7 @@ class Run:
         ask.tries += 1
         peer = self.random.choice(self._peers)
         data = hostile.frame(ask.kind, peer.next_id(), hostile._packed(ask.head), ask.body)
-        changes = ask.kind in CHANGES
+        changes = ask.kind in CHANGES and not ask.is_done
         ask.calm = {id(each) for each in ask.chosen if changes or not each.busy}
         for each in ask.chosen if changes else ():
             each.busy = True
@@ -369,12 +378,13 @@ class Run:
     def _hear(self, ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> None:
         """Take an answer. One that is lost is judged all the same: the next one has to agree with it."""
         self._open.remove(ask)
+        was_done = ask.is_done
         is_open = ask.heard(ask, head, body)
         is_lost = ask.kind in (*CHANGES, RequestType.SEND) and self.random.random() < LOST
         goes_on = is_lost or (is_open and ask.is_lost and ask.tries < TRIES_MAX)
-        if ask.kind in CHANGES:
+        if ask.kind in CHANGES and not was_done:
             for each in ask.chosen:
-                each.busy = goes_on
+                each.busy = goes_on and not ask.is_done
         if goes_on:
             ask.is_lost = True
             self.counts["asked again"] += 1
@@ -464,6 +474,10 @@ class Run:
         kind = random.choice((RequestType.GET, RequestType.GET, RequestType.CANCEL, RequestType.RESCHEDULE))
         change = kind is not RequestType.GET
         chosen = self._some(random.choice((1, 1, 3, 30)), change=change)
+        moved = [each for ask in self._again if ask.is_done for each in ask.chosen if not each.busy]
+        if moved and random.random() < 0.5:
+            # Somebody else changes them before the caller who has moved them asks again.
+            kind, chosen = random.choice(CHANGES), list(dict.fromkeys(moved))
         rows: list[tuple[int, int, int]] = []
         meant: list[Message | None] = []
         for each in chosen:
@@ -505,10 +519,12 @@ class Run:
             body = encode_asked_keys(AskedKeys(SUBJECT, keys, numbers), wanted)
         head: dict[str, HeadValue] = {"log_id": self._log_id}
         number = 0
-        if keys is not None and kind in CHANGES:
-            number, self._tries = self._tries + 1, self._tries + len(keys)
+        if (keys is not None and kind in CHANGES) or moves:
+            number, self._tries = self._tries + 1, self._tries + len(keys or (1,))
             known = [ask.number for ask in (*self._open, *self._again) if ask.number]
             head |= {"asker": ASKER, "low_water": min(known, default=number)}
+        if keys is None and moves:
+            head["number"] = number
 
         def heard(ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:
             if isinstance(head, DelaydError):
@@ -525,7 +541,7 @@ class Run:
                 self._judge(ask, message, answer, instant_ms, by_key=keys is not None)
             return is_open
 
-        self._ask(kind, head, body, heard, chosen=chosen, number=number)
+        self._ask(kind, head, body, heard, chosen=chosen, number=number, by_receipt=keys is None)
 
     def _ask_keys(self) -> None:
         random = self.random
@@ -572,6 +588,10 @@ class Run:
             if state not in (MessageState.UNKNOWN, MessageState.IN_FLIGHT):
                 raise Untrue(f"{kind.name} of a receipt that nobody was given: {state.name}")
             return
+        if ask.is_done and id(message) in ask.moved:
+            if state is not MessageState.IN_FLIGHT and (said, _receipt(answer)) != (MOVED, ask.moved[id(message)]):
+                raise Untrue(f"{message} was moved as {ask.moved[id(message)]}, and then it was told {answer}")
+            return
         due = message.due_ms <= self._world.clock.now_ms()
         where = f"{kind.name} of {message}: {state.name} {said}, held {self._is_held(message)}"
         if by_key and state is MessageState.UNKNOWN and (message.cancelled or self._is_held(message)):
@@ -611,14 +631,15 @@ class Run:
             message.cancelled = True
             if not int(answer["decided_at_ms"]):
                 raise Untrue(f"{where}, without its instant")
-        if kind is RequestType.RESCHEDULE and said == RescheduleAnswer.MOVED:
+        if kind is RequestType.RESCHEDULE and said == MOVED:
             if message.cancelled or int(answer["deliver_at_ms"]) != instant_ms:
                 raise Untrue(f"{where}, due at {answer['deliver_at_ms']} and wanted at {instant_ms}")
             message.due_ms = instant_ms
-            if ask.moved.setdefault(id(message), int(answer["sequence"])) != int(answer["sequence"]):
-                raise Untrue(f"{where}, moved twice: to {ask.moved[id(message)]} and {answer['sequence']}")
-            receipt = (int(answer["sequence"]), instant_ms, int(answer["accepted_at_ms"]))
+            receipt = _receipt(answer)
+            if ask.moved.setdefault(id(message), receipt)[0] != receipt[0]:
+                raise Untrue(f"{where}, moved twice: to {ask.moved[id(message)]} and {receipt}")
             if receipt not in message.receipts:
+                ask.made.add(id(message))
                 message.receipts.append(receipt)
                 self._of_sequence[receipt[0]] = message
 
@@ -686,6 +707,11 @@ def _name(move: Callable[[], None]) -> str:
     while isinstance(call, partial):
         call = call.func
     return getattr(call, "__qualname__", "")
+
+
+def _receipt(answer: AnswerRows) -> tuple[int, int, int]:
+    """That of the row which an answer is about."""
+    return int(answer["sequence"]), int(answer["deliver_at_ms"]), int(answer["accepted_at_ms"])
 
 
 def _note(told: list[Answered], ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:

@@ -29,6 +29,9 @@ PLANTED: Bugs = {
     "C1: a request that is sent again is not told what its earlier try has ended": [
         Patch(MessageRequests, "_pin", lambda self, request: False)
     ],
+    "I1: a move by receipt that is sent again undoes what came between": [
+        Patch(MessageRequests, "_moves_since", lambda self, request: 0)
+    ],
     "C1: an answer tells another instant of the decision": [Patch(MessageRequests, "_told", _tell_another_instant)],
     "C1: a receipt that somebody made up is believed": [Patch(MessageRequests, "states", _believe_made_up_receipts)],
     "C1: what is cancelled is not claimed": [Patch(Claims, "claim", lambda self, wanted, places: None)],

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 from crc32c import crc32c
 
-from delayd.batch import BatchKind, DispatchPart, ProducerPart
+from delayd.batch import BatchKind, DispatchPart, Int64s, ProducerPart
 from delayd.wire.ending import Asked, AskedKeys, encode_asked, encode_asked_keys
 from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, Frame, HeadValue
 from delayd.wire.quotas import encode_instants
@@ -104,9 +104,14 @@ DELAY: dict[RequestType, Fields] = {
     RequestType.TARGETS: {"after": values.u64},
     RequestType.TARGET_LOST: {"log_id": values.u64},
     RequestType.TARGET_ACCEPT: {"log_id": values.u64},
-    RequestType.CANCEL: {"log_id": values.u64},
+    RequestType.CANCEL: {"log_id": values.u64, "asker": values.u64, "low_water": values.small},
     RequestType.GET: {"log_id": values.u64},
-    RequestType.RESCHEDULE: {"log_id": values.u64},
+    RequestType.RESCHEDULE: {
+        "log_id": values.u64,
+        "asker": values.u64,
+        "low_water": values.small,
+        "number": values.small,
+    },
     RequestType.FIND: {
         "log_id": values.u64,
         "subject": values.subject,
@@ -465,26 +470,29 @@ class Requests:
             return self._producer_batch()
         if kind == RequestType.DISPATCH:
             return b"".join(self._dispatch_batch(session) for _ in range(self._random.choice([1, 1, 4])))
-        if kind in (RequestType.CANCEL, RequestType.GET):
-            return self._asked_batch() if self._random.random() < 0.6 else self._asked_keys()
+        if kind in (RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE):
+            moves = kind == RequestType.RESCHEDULE
+            return self._asked_batch(moves) if self._random.random() < 0.6 else self._asked_keys(moves)
         if kind == RequestType.PLACES:
-            later_ms = [self._random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(self._random.choice([1, 3, 40]))]
-            return encode_instants(np.array(later_ms, np.int64) + self._now_ms)
+            return encode_instants(self._instants(self._random.choice([1, 3, 40])))
         return b""
 
-    def _asked_batch(self) -> bytes:
-        random = self._random
-        rows = random.choice([1, 1, 3, 40])
-        due = [self._now_ms + random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(rows)]
-        sequences = random.sample(range(1, 400), rows)
-        return encode_asked(
-            Asked(np.array(sequences, np.uint64), np.array(due, np.int64), np.full(rows, self._now_ms, np.int64))
-        )
+    def _asked_batch(self, moves: bool) -> bytes:
+        rows = self._random.choice([1, 1, 3, 40])
+        sequences = self._random.sample(range(1, 400), rows)
+        asked = Asked(np.array(sequences, np.uint64), self._instants(rows), np.full(rows, self._now_ms, np.int64))
+        return encode_asked(asked, self._instants(rows) if moves else None)
 
-    def _asked_keys(self) -> bytes:
+    def _asked_keys(self, moves: bool) -> bytes:
         random = self._random
         keys = [key or b"k" for key in self._keys(random.choice([1, 1, 3, 40]))]
-        return encode_asked_keys(AskedKeys(random.choice(values.SUBJECTS).encode(), keys))
+        numbers = [random.randrange(40) for _ in keys] if random.random() < 0.5 else ()
+        asked = AskedKeys(random.choice(values.SUBJECTS).encode(), keys, numbers)
+        return encode_asked_keys(asked, self._instants(len(keys)) if moves else None)
+
+    def _instants(self, count: int) -> Int64s:
+        later_ms = [self._random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(count)]
+        return np.array(later_ms, np.int64) + self._now_ms
 
     def _keys(self, rows: int) -> list[bytes]:
         # So few that they meet, and some rows without one.

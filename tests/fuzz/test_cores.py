@@ -11,7 +11,7 @@ from .planted import PLANTED, PLANTED_IN_REALTIME
 from .realtime_core import RealtimeRun
 
 REQUESTS = 800
-SEEDS, REQUESTS_A_SEED = 8, 400  # A defect is seen in one of so many runs.
+SEEDS, REQUESTS_A_SEED = 16, 400  # A defect is seen in one of so many runs.
 
 
 def test_rules_B2_C1_E1_each_request_is_answered_truly_and_then_nothing_is_held() -> None:
