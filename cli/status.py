@@ -22,7 +22,7 @@ from delayd.wire.frame import Head
 from delayd.wire.listings import GroupInfo
 from delayd.wire.meta import SUBJECTS_MAX, read_routes
 from delayd.wire.requests import RequestType, need_int, need_map, need_str, need_u64
-from delayd.wire.waits import read_waits
+from delayd.wire.waits import COMMAND_MAX, read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
@@ -234,7 +234,8 @@ def _write_screen(found: list[Seen], waits: list[tuple[str, Wait]], refuses: lis
         if entries:
             click.echo(f"\n{title}:")
         for name, wait in entries:
-            what, why, command = (printable(text.encode(), TEXT_LENGTH) for text in wait)
+            what, why = (printable(text.encode(), TEXT_LENGTH) for text in (wait.what, wait.why))
+            command = printable(wait.command.encode(), COMMAND_MAX)  # Whole: it is there to be typed.
             click.echo(f"  {name}: {what}: {why}" + (f"\n    -> {command}" if command else ""))
     things = f"{len(waits)} thing{'s' * (len(waits) != 1)} wait{'s' * (len(waits) == 1)} for an operator"
     click.echo(f"\n{things if waits else 'all is well'}")

@@ -419,7 +419,7 @@ class DelayServer:
             started_at_ms=self._started_at_ms,
             now_ms=clock.now_ms(),
             counters=core.counters(),
-            waits=core.waits(),
+            waits=[*core.waits(), *(self._courier.waits() if self._courier is not None else ())],
             refuses=core.refuses(),
             own={
                 **self._server.status(),

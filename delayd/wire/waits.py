@@ -1,7 +1,8 @@
 """What waits for an operator at a server, and what the server refuses for now, as STATUS tells it (docs/protocol.md).
 
-Invariant: an entry says what waits, why, and which command helps, each in at most `TEXT_MAX` bytes; an answer has at
-most `WAITS_MAX` of them, so that it always fits a head.
+Invariant: an entry says what waits and why, each in at most `TEXT_MAX` bytes, and which command helps. A command is
+told whole, because nobody can type one that was cut. An answer has at most `WAITS_MAX` entries, so that it always fits
+a head.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from delayd.wire.room import cut_text
 
 WAITS_MAX = 100
 TEXT_MAX = 500
+COMMAND_MAX = 6_000  # A path has at most 4,096 bytes, and 1,024 slots are 2,600; a hundred of these are 600 kB.
 
 
 def waits_head(waits: Iterable[Wait]) -> list[HeadValue]:
     """The list as it stands in an answer: the first of them, cut."""
-    return [[cut_text(text, TEXT_MAX) for text in wait] for wait in islice(waits, WAITS_MAX)]
+    sizes = (TEXT_MAX, TEXT_MAX, COMMAND_MAX)
+    return [[cut_text(*each) for each in zip(wait, sizes, strict=True)] for wait in islice(waits, WAITS_MAX)]
 
 
 def read_waits(head: Head, name: str) -> list[Wait]:

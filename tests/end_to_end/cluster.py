@@ -1,7 +1,6 @@
 """Three servers in one directory as processes, and the commands of their operator."""
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,11 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import delayd
-from cli.exits import NOT_BALANCED, OK
 from delayd.config import Value
-from delayd.waits import Wait, WaitKind
 from tests.end_to_end.processes import ServerProcess
-from tests.named_commands import commands_in
+from tests.end_to_end.trials import Operator
 from tests.unit.cli.runner import run
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -30,6 +27,10 @@ class Cluster(NamedTuple):
     meta: ServerProcess
     delay: ServerProcess
     realtime: ServerProcess
+
+    @property
+    def operator(self) -> Operator:
+        return Operator(self.meta.address, self.data)
 
     def send(self, *bodies: str, subject: str = "s") -> None:
         with delayd.Producer(self.meta.address) as producer:
@@ -49,11 +50,13 @@ class Cluster(NamedTuple):
 
 
 @contextmanager
-def cluster(data: Path) -> Iterator[Cluster]:
+def cluster(data: Path, lease_ms: int = LEASE_MS, **settings: Value) -> Iterator[Cluster]:
+    """Start the servers; the settings are those of the delay and the realtime server."""
     with ExitStack() as stack:
-        meta = stack.enter_context(ServerProcess("meta", data, META))
-        delay = stack.enter_context(ServerProcess("delay", data, {"meta": meta.address}))
-        realtime = stack.enter_context(ServerProcess("realtime", data, {"meta": meta.address}))
+        meta = stack.enter_context(ServerProcess("meta", data, {**META, "lease_ms": lease_ms}))
+        own = {"meta": meta.address, **settings}
+        delay = stack.enter_context(ServerProcess("delay", data, own))
+        realtime = stack.enter_context(ServerProcess("realtime", data, own))
         yield Cluster(data, meta, delay, realtime)
 
 
@@ -78,44 +81,6 @@ def alarm_of(production: Cluster) -> str:
 def decide(production: Cluster, *words: str) -> str:
     options = ("--meta", production.meta.address, "--data", str(production.data), "--yes")
     return command(*words, *options)
-
-
-def do_as_status_says(production: Cluster, kind: WaitKind, words: str) -> str:
-    """Run the command that begins with ``words`` of a state, as `delayd status` prints it; what it says.
-
-    The state is gone afterwards.
-    """
-    wait = until_told(production.meta.address, kind)
-    commands = [each for each in commands_in(wait.command) if " ".join(each).startswith(words)]
-    assert commands, f"`delayd {words}` is not in {wait.command}"
-    said = decide(production, *commands[0])
-    until_gone(production.meta.address, kind)
-    return said
-
-
-def until_told(meta: str, kind: WaitKind) -> Wait:
-    """Wait until `delayd status` tells of a state."""
-    waits = wait_until(lambda: _told(meta, kind), f"status tells of {kind.name}", every_s=COMMAND_EVERY_S)
-    assert waits is not None
-    return waits[0]
-
-
-def until_gone(meta: str, kind: WaitKind) -> None:
-    """Wait until `delayd status` tells of a state no more."""
-    wait_until(lambda: not _told(meta, kind), lambda: f"{_told(meta, kind)} is over", every_s=COMMAND_EVERY_S)
-
-
-def _told(meta: str, kind: WaitKind) -> list[Wait]:
-    """The lines of a state."""
-    ran = run("status", "--meta", meta, "--format", "json")
-    assert ran.code in (OK, NOT_BALANCED), ran.err
-    waits = [Wait(each["what"], each["why"], each["command"]) for each in json.loads(ran.out)["waits"]]
-    return [wait for wait in waits if all(map(_is_of, kind.value, (wait.what, wait.command)))]
-
-
-def _is_of(template: str, text: str) -> bool:
-    pattern = re.sub(r"\\\{\w+\\\}", ".*", re.escape(template))
-    return re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
 def log_id_of(production: Cluster, role: str) -> str:

@@ -24,7 +24,6 @@ from tests.end_to_end.cluster import (
     cluster,
     command,
     decide,
-    do_as_status_says,
     log_id_of,
     logged,
     target_with_alarm,
@@ -33,6 +32,7 @@ from tests.end_to_end.cluster import (
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.pulling import pull_all
 from tests.end_to_end.torture_faults import send_directly
+from tests.end_to_end.trials import tries
 from tests.unit.cli.runner import run
 from tests.waiting import holds_once, wait_until
 
@@ -137,6 +137,7 @@ def backed_up(production: Cluster, backup: Path, *roles: str) -> None:
     assert production.consumed(1) == ["6"]
 
 
+@tries(WaitKind.TARGET_REFUSES, WaitKind.ROWS_TARGET_REFUSES)
 def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s_word(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with cluster(data) as production:
@@ -149,10 +150,34 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
         with pytest.raises(DelaydError, match="may not serve"):
             asyncio.run(send_directly(production.delay.address))
         assert production.consumed(1, within_s=1) == []
-        assert "accepted" in do_as_status_says(production, WaitKind.TARGET_REFUSES, "target accept")
+        assert "accepted" in production.operator.follow(WaitKind.TARGET_REFUSES, 0)
         production.send("7")
         assert production.consumed(1) == ["7"]
         assert production.consumed(1, within_s=1) == []
+        # The other line that tells of it names a command that helps, too.
+        restore(production, backup, "delay", over=True)
+        assert "accepted" in production.operator.follow(WaitKind.ROWS_TARGET_REFUSES, 0)
+
+
+@tries(WaitKind.ORIGIN_RESTORED)
+def test_rule_H8_a_restored_delay_server_that_lacks_only_outcomes_is_noticed_by_its_target(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with cluster(data) as production:
+        with Producer(production.meta.address) as producer:
+            for seconds in (3, 5):
+                producer.send("s", b"%d" % seconds, delay=timedelta(seconds=seconds))
+        assert production.delay.terminate() == 0
+        copy_of(data, "delay", backup)
+        production.delay.start()
+        # With the second message the target hears that the outcome of the first one is durable.
+        assert production.consumed(2) == ["3", "5"]
+        restore(production, backup, "delay")
+        # A later life of it is no older one: only its logs show that it was restored.
+        production.delay.kill()
+        production.delay.start()
+        assert "accepted" in production.operator.follow(WaitKind.ORIGIN_RESTORED, 0)
+        production.send("7")
+        assert "7" in production.consumed(3, within_s=5)
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -174,6 +199,7 @@ def test_rule_H8_a_restored_delay_server_gives_no_receipt_before_its_target_was_
         assert "serves=yes" not in production.delay.log.rpartition("starting role=delay")[2]
 
 
+@tries(WaitKind.ROWS_TARGET_HAS_LOST)
 def test_rule_H7_a_restored_realtime_server_is_noticed_and_goes_on_by_an_operator_s_word(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with cluster(data) as production:
@@ -183,7 +209,7 @@ def test_rule_H7_a_restored_realtime_server_is_noticed_and_goes_on_by_an_operato
         # It is taken and kept meanwhile.
         production.send("7")
         assert "lost data" in alarm_of(production) or "acknowledged" in alarm_of(production)
-        assert "accepted" in do_as_status_says(production, WaitKind.ROWS_TARGET_HAS_LOST, "target accept")
+        assert "accepted" in production.operator.follow(WaitKind.ROWS_TARGET_HAS_LOST, 0)
         # The consumers' progress was restored too, and what was lost does not come again.
         assert production.consumed(1) == ["7"]
 
@@ -210,6 +236,7 @@ def test_delay_and_realtime_servers_that_are_restored_together_go_on_by_themselv
         assert "target_refused" not in production.delay.log
 
 
+@tries(WaitKind.STALE_EPOCH)
 def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_the_newer_one(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with cluster(data) as production:
@@ -222,13 +249,14 @@ def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_
         restore(production, backup, "delay")
         logged(production.delay, "code=stale_epoch")
         until_away(production, log_id_of(production, "delay"))
-        do_as_status_says(production, WaitKind.STALE_EPOCH, "server forget delay")
+        production.operator.follow(WaitKind.STALE_EPOCH, 0)
         target_with_alarm(production)
-        assert "accepted" in do_as_status_says(production, WaitKind.TARGET_REFUSES, "target accept")
+        assert "accepted" in production.operator.follow(WaitKind.TARGET_REFUSES, 0)
         production.send("8")
         assert production.consumed(1) == ["8"]
 
 
+@tries(WaitKind.ROWS_TARGET_AWAY, WaitKind.TARGET_GIVEN_UP)
 def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go_on_elsewhere(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with cluster(data) as production:
@@ -239,11 +267,11 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
         production.send("2")
         with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
             until_away(production, lost)
-            assert "given up" in do_as_status_says(production, WaitKind.ROWS_TARGET_AWAY, "target lost")
+            assert "given up" in production.operator.follow(WaitKind.ROWS_TARGET_AWAY, 0)
             for listing in ("servers", "subjects"):
                 rows = json.loads(command(listing, "--meta", production.meta.address, "--format", "json"))
                 assert [row["state"] for row in rows if lost in row.values()] == ["lost"]
-            told = do_as_status_says(production, WaitKind.TARGET_GIVEN_UP, "server forget realtime")
+            told = production.operator.follow(WaitKind.TARGET_GIVEN_UP, 0)
             assert "1 subjects have no server" in told
             assert production.consumed(1) == ["2"]
             # Also after a restart nothing is sent to the lost one, which comes back.
@@ -256,6 +284,7 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
     assert run("audit", "--data", str(data)).code in (0, 3)
 
 
+@tries(WaitKind.LEFT_BEHIND)
 def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path: Path) -> None:
     with cluster(tmp_path / "data") as production:
         production.send("1")
@@ -275,7 +304,7 @@ def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path:
             assert production.consumed(1) == ["2"]
             # Nobody asks the old server for what it has, and `delayd status` says so and how to get it.
             assert "1 messages of s for group g" in status_of(production)
-            do_as_status_says(production, WaitKind.LEFT_BEHIND, "route move s")
+            production.operator.follow(WaitKind.LEFT_BEHIND, 0)
             assert production.consumed(1) == ["left behind"]
 
 

@@ -9,84 +9,69 @@ from pathlib import Path
 import delayd
 from delayd.config import Value
 from delayd.waits import WaitKind
-from tests.end_to_end.cluster import (
-    META,
-    Cluster,
-    cluster,
-    decide,
-    do_as_status_says,
-    log_id_of,
-    until_away,
-    until_gone,
-    until_told,
+from tests.end_to_end import (
+    test_copies,
+    test_empty_meta,
+    test_states_of_files,
+    test_states_of_keys,
+    test_states_of_places,
 )
+from tests.end_to_end.cluster import META, Cluster, cluster, log_id_of, until_away
 from tests.end_to_end.processes import ServerProcess
-from tests.named_commands import commands_in
+from tests.end_to_end.trials import TRIED_BY, Operator, server_to_start, tries
 
 ALL_BYTES = 1 << 46  # A reserve that no disk has free.
 SLACK: dict[str, Value] = {"free_bytes_all": 0}
 
 
+def test_each_state_is_led_out_of_by_a_test() -> None:
+    elsewhere = (test_copies, test_empty_meta, test_states_of_files, test_states_of_keys, test_states_of_places)
+    assert all(elsewhere), "their tests have said what they try"
+    untried = [kind.name for kind in WaitKind if kind not in TRIED_BY]
+    assert not untried, f"no test does what `delayd status` says in {untried}"
+
+
+@tries(
+    *(WaitKind.NO_DELAY_SERVER, WaitKind.NO_REALTIME_SERVER, WaitKind.NO_TARGET),
+    *(WaitKind.DISK_FULL, WaitKind.DISK_NEARLY_FULL, WaitKind.TARGET_DISK_FULL),
+)
 def test_a_cluster_that_lacks_servers_and_disk_says_what_to_start_and_to_free(tmp_path: Path) -> None:
     with ExitStack() as stack:
         meta = stack.enter_context(ServerProcess("meta", tmp_path, META))
-        own: dict[str, Value] = {"meta": meta.address}
-        for kind in (WaitKind.NO_DELAY_SERVER, WaitKind.NO_REALTIME_SERVER):
-            assert f"--meta {meta.address}" in until_told(meta.address, kind).command
-        full: dict[str, Value] = {"free_bytes_far": ALL_BYTES, "free_bytes_all": ALL_BYTES}
-        delay = stack.enter_context(ServerProcess("delay", tmp_path, own | full))
-        until_told(meta.address, WaitKind.DISK_FULL)
+        operator = Operator(meta.address, tmp_path)
+        operator.until_told(WaitKind.NO_REALTIME_SERVER)
+        delay = server_to_start(operator.until_told(WaitKind.NO_DELAY_SERVER), tmp_path, meta)
+        own = dict(delay.settings)
+        delay.settings = own | {"free_bytes_far": ALL_BYTES, "free_bytes_all": ALL_BYTES}
+        stack.enter_context(delay)
+        operator.until_gone(WaitKind.NO_DELAY_SERVER)
+        operator.until_told(WaitKind.DISK_FULL)
         assert delay.terminate() == 0
         delay.settings = own | SLACK | {"free_bytes_far": ALL_BYTES}
         delay.start()
-        until_told(meta.address, WaitKind.DISK_NEARLY_FULL)
-        until_gone(meta.address, WaitKind.DISK_FULL)
+        operator.until_told(WaitKind.DISK_NEARLY_FULL)
+        operator.until_gone(WaitKind.DISK_FULL)
         with delayd.Producer(meta.address) as producer:
             producer.send("s", b"1", delay=timedelta(0))
-        assert "delayd realtime --data" in until_told(meta.address, WaitKind.NO_TARGET).command
-        realtime = stack.enter_context(ServerProcess("realtime", tmp_path, own | {"free_bytes_all": ALL_BYTES}))
-        until_told(meta.address, WaitKind.TARGET_DISK_FULL)
-        for gone in (WaitKind.NO_TARGET, WaitKind.NO_DELAY_SERVER, WaitKind.NO_REALTIME_SERVER):
-            until_gone(meta.address, gone)
+        realtime = server_to_start(operator.until_told(WaitKind.NO_TARGET), tmp_path, meta)
+        realtime.settings |= {"free_bytes_all": ALL_BYTES}
+        stack.enter_context(realtime)
+        operator.until_told(WaitKind.TARGET_DISK_FULL)
+        for gone in (WaitKind.NO_TARGET, WaitKind.NO_REALTIME_SERVER):
+            operator.until_gone(gone)
         for server in (delay, realtime):
             assert server.terminate() == 0
             server.settings = own | SLACK
             server.start()
-        for gone in (WaitKind.DISK_NEARLY_FULL, WaitKind.TARGET_DISK_FULL, WaitKind.ROWS_TARGET_AWAY):
-            until_gone(meta.address, gone)
+        for gone in (WaitKind.DISK_NEARLY_FULL, WaitKind.TARGET_DISK_FULL):
+            operator.until_gone(gone)
         assert Cluster(tmp_path, meta, delay, realtime).consumed(1) == ["1"]
 
 
-def test_a_damaged_file_is_put_back_or_given_up_as_status_says(tmp_path: Path) -> None:
-    with cluster(tmp_path) as production:
-        meta = production.meta.address
-        production.send("1")
-        assert production.consumed(1) == ["1"]
-        assert production.delay.terminate() == 0
-        (dispatched,) = (tmp_path / "delay/dispatch").glob("*/*.log")
-        whole = dispatched.read_bytes()
-        dispatched.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        production.delay.start()
-        wait = until_told(meta, WaitKind.FILE_SET_ASIDE_OR_DROPPED)
-        release, drop = commands_in(wait.command)
-        assert f"put {dispatched}" in wait.command and drop[:2] == ["quarantine", "drop"]
-        dispatched.with_suffix(".copy").write_bytes(whole)
-        dispatched.with_suffix(".copy").rename(dispatched)
-        decide(production, *release)
-        until_gone(meta, WaitKind.FILE_SET_ASIDE_OR_DROPPED)
-        # Without a copy it is given up.
-        assert production.delay.terminate() == 0
-        dispatched.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
-        production.delay.start()
-        do_as_status_says(production, WaitKind.FILE_SET_ASIDE_OR_DROPPED, "quarantine drop")
-        production.send("3")
-        assert "3" in production.consumed(2, within_s=5)
-
-
+@tries(WaitKind.DELAY_AWAY, WaitKind.REALTIME_AWAY)
 def test_servers_that_are_gone_for_good_are_forgotten_as_status_says(tmp_path: Path) -> None:
     with cluster(tmp_path) as production:
-        meta = production.meta.address
-        own: dict[str, Value] = {"meta": meta}
+        own: dict[str, Value] = {"meta": production.meta.address}
         production.send("1")
         assert production.consumed(1) == ["1"]
         lost = [log_id_of(production, role) for role in ("delay", "realtime")]
@@ -98,7 +83,33 @@ def test_servers_that_are_gone_for_good_are_forgotten_as_status_says(tmp_path: P
                 server.kill()
             for log_id in lost:
                 until_away(production, log_id)
-            do_as_status_says(production, WaitKind.DELAY_AWAY, "server forget delay")
-            do_as_status_says(production, WaitKind.REALTIME_AWAY, "server forget realtime")
+            production.operator.follow(WaitKind.DELAY_AWAY, 0)
+            production.operator.follow(WaitKind.REALTIME_AWAY, 0)
             production.send("2")
             assert production.consumed(1) == ["2"]
+
+
+@tries(WaitKind.RETRIES_AWAY, WaitKind.RETRIES_REFUSED)
+def test_messages_that_come_again_wait_for_their_delay_server_and_for_its_disk(tmp_path: Path) -> None:
+    with cluster(tmp_path) as production:
+        operator, delay = production.operator, production.delay
+        production.send("1")
+        with delayd.Consumer(production.meta.address, "s", group="g") as consumer:
+            delay_settings = dict(delay.settings)
+            for kind in (WaitKind.RETRIES_AWAY, WaitKind.RETRIES_REFUSED):
+                message = next(consumer)
+                if kind is WaitKind.RETRIES_AWAY:
+                    delay.kill()
+                else:
+                    assert delay.terminate() == 0
+                    delay.settings = delay_settings | {"free_bytes_far": ALL_BYTES, "free_bytes_all": ALL_BYTES}
+                    delay.start()
+                    operator.until_told(WaitKind.DISK_FULL)
+                message.nack(timedelta(milliseconds=1))
+                operator.until_told(kind)
+                if kind is WaitKind.RETRIES_REFUSED:
+                    assert delay.terminate() == 0
+                    delay.settings = delay_settings
+                delay.start()
+                operator.until_gone(kind)
+        assert production.consumed(1) == ["1"]

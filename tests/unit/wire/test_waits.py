@@ -1,11 +1,13 @@
 """What waits for an operator, as an answer tells it: always three texts, and never more than a head holds."""
 
 import msgpack
+import numpy as np
 import pytest
 
 from delayd.errors import BadRequest
-from delayd.waits import Wait
+from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import HEAD_BYTES_MAX, Head
+from delayd.wire.slots import SLOTS, slots_text
 from delayd.wire.waits import TEXT_MAX, WAITS_MAX, read_waits, waits_head
 
 
@@ -19,7 +21,19 @@ def test_the_longest_entries_fit_a_head(char: str) -> None:
     head: Head = {"waits": waits_head(Wait(*[char * 10_000] * 3) for _ in range(10 * WAITS_MAX))}
     assert len(msgpack.packb(head)) < HEAD_BYTES_MAX
     found = read_waits(head, "waits")
-    assert len(found) == WAITS_MAX and all(len(text.encode()) <= TEXT_MAX for wait in found for text in wait)
+    assert len(found) == WAITS_MAX
+    for wait in found:
+        assert len(wait.what.encode()) <= TEXT_MAX and len(wait.why.encode()) <= TEXT_MAX
+
+
+def test_the_longest_commands_come_back_whole() -> None:
+    every_other = slots_text(np.arange(SLOTS) % 2 == 0)
+    longest = (
+        WaitKind.SLOTS_DISPUTED.wait("why", slots=every_other, to="a" * 16),
+        WaitKind.FILE_SET_ASIDE_OR_DROPPED.wait("why", rows=1, id="rows/1", path="/" + "p" * 4_095, cost="c" * 500),
+    )
+    found = read_waits({"waits": waits_head(longest)}, "waits")
+    assert [wait.command for wait in found] == [wait.command for wait in longest]
 
 
 @pytest.mark.parametrize("entry", ["text", [], ["a", "b"], ["a", "b", 3], ["a", "b", "c", "d"], {"what": "a"}, None])

@@ -1,0 +1,225 @@
+"""States of damaged files and values, of clocks and of contents: what `delayd status` prints leads out of each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGTERM
+
+import lmdb
+
+from delayd.testing.disk import MemoryDisk
+from delayd.waits import WaitKind
+from tests.end_to_end.cluster import cluster
+from tests.end_to_end.processes import ServerProcess
+from tests.end_to_end.trials import tries
+from tests.end_to_end.wall_clock import WallClock
+from tests.simulation.audit import BOOKS
+from tests.tamper.liar import Liar
+from tests.tamper.rows import Row
+from tests.waiting import wait_until
+
+HOUR_MS = 3_600_000
+SEGMENT_BYTES = 4_096
+HEADER_POSITION = 20  # A byte of the header of any file.
+BODY = "." * 1_000  # A few of them fill a segment.
+
+
+def put_back(path: Path, whole: bytes) -> None:
+    """Copy a file beside the damaged one, and rename it."""
+    path.with_suffix(".copy").write_bytes(whole)
+    path.with_suffix(".copy").rename(path)
+
+
+def flip(path: Path, position: int) -> bytes:
+    """Turn bits of a byte of a file over; the whole file of before."""
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[position] ^= 0xFF
+    path.write_bytes(changed)
+    return whole
+
+
+def flip_value(folder: Path, prefix: bytes) -> None:
+    """Turn bits of a stored value over: the only one whose key begins so."""
+    with lmdb.open(str(folder / "state.lmdb")) as environment, environment.begin(write=True) as transaction:
+        with transaction.cursor() as cursor:
+            (pair,) = [(bytes(key), bytearray(value)) for key, value in cursor if key.startswith(prefix)]
+        key, value = pair
+        value[len(value) // 2] ^= 0xFF
+        transaction.put(key, bytes(value))
+
+
+@contextmanager
+def stopped(server: ServerProcess) -> Iterator[None]:
+    """A server that is stopped meanwhile, and started again."""
+    assert server.terminate() == 0
+    yield
+    server.start()
+
+
+@tries(WaitKind.FILE_SET_ASIDE_OR_DROPPED)
+def test_a_damaged_file_is_put_back_or_given_up_as_status_says(tmp_path: Path) -> None:
+    with cluster(tmp_path) as production:
+        operator = production.operator
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        with stopped(production.delay):
+            (dispatched,) = (tmp_path / "delay/dispatch").glob("*/*.log")
+            whole = flip(dispatched, -1)
+        assert f"put {dispatched} back" in operator.until_told(WaitKind.FILE_SET_ASIDE_OR_DROPPED)
+        put_back(dispatched, whole)
+        operator.follow(WaitKind.FILE_SET_ASIDE_OR_DROPPED, 0)
+        # Without a copy it is given up.
+        with stopped(production.delay):
+            dispatched.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+        operator.follow(WaitKind.FILE_SET_ASIDE_OR_DROPPED, 1)
+        production.send("3")
+        assert "3" in production.consumed(2, within_s=5)
+
+
+@tries(WaitKind.FILE_SET_ASIDE, WaitKind.LOG_FILE_SET_ASIDE, WaitKind.LOG_FILE_SET_ASIDE_OR_DROPPED)
+def test_files_of_the_message_logs_are_put_back_or_given_up_as_status_says(tmp_path: Path) -> None:
+    with cluster(tmp_path, segment_bytes=SEGMENT_BYTES) as production:
+        operator = production.operator
+        for number in range(8):
+            production.send(f"{number}{BODY}")
+        delay, realtime = production.delay, production.realtime
+        first = f"{0:020}.log"
+        wait_until(lambda: len(list((tmp_path / "realtime/message").iterdir())) > 1, "they are handed over")
+        for server, kind in ((delay, WaitKind.FILE_SET_ASIDE), (realtime, WaitKind.LOG_FILE_SET_ASIDE)):
+            damaged = tmp_path / server.role / "message" / first
+            with stopped(server):
+                whole = flip(damaged, HEADER_POSITION)
+            assert f"put {damaged} back" in operator.until_told(kind)
+            put_back(damaged, whole)
+            operator.follow(kind, 0)
+        # A message that can't be read is given up.
+        with stopped(realtime):
+            flip(damaged, whole.index(BODY.encode()))
+        assert production.consumed(1)
+        assert operator.follow(WaitKind.LOG_FILE_SET_ASIDE_OR_DROPPED, 1)
+
+
+@tries(WaitKind.HELD, WaitKind.PULLS_UNREAD)
+def test_a_held_start_and_a_pull_log_go_on_when_their_file_is_put_back(tmp_path: Path) -> None:
+    with cluster(tmp_path) as production:
+        operator, realtime = production.operator, production.realtime
+        production.send("1", "2")
+        assert production.consumed(2) == ["1", "2"]
+        with stopped(realtime):
+            pass
+        production.send("3")
+        assert production.consumed(1) == ["3"]
+        realtime.kill()
+        (pulled,) = (tmp_path / "realtime/pull").glob("*.log")
+        (delivered,) = (tmp_path / "realtime/message").glob("*.log")
+        wholes = {path: path.read_bytes() for path in (pulled, delivered)}
+        for path, whole in wholes.items():
+            path.write_bytes(whole[: len(whole) // 4])
+        realtime.start_held()
+        operator.until_told(WaitKind.HELD)
+        put_back(delivered, wholes[delivered])
+        operator.until_gone(WaitKind.HELD)
+        realtime.until_ready()
+        assert f"put {pulled} back" in operator.until_told(WaitKind.PULLS_UNREAD)
+        put_back(pulled, wholes[pulled])
+        operator.follow(WaitKind.PULLS_UNREAD, 0)
+        production.send("4")
+        assert production.consumed(1) == ["4"]
+
+
+@tries(
+    *(WaitKind.ROUTE_DAMAGED, WaitKind.SET_ASIDE, WaitKind.GROUP_DAMAGED, WaitKind.GROUP_WITHOUT_NAME),
+    WaitKind.STATE_REPLACED,
+)
+def test_values_of_states_that_do_not_check_are_decided_on_as_status_says(tmp_path: Path) -> None:
+    with cluster(tmp_path) as production:
+        operator = production.operator
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        for server, prefixes in (
+            (production.delay, [b"producer/"]),
+            (production.realtime, [b"group/"]),
+            (production.meta, [b"route/"]),
+        ):
+            with stopped(server):
+                for prefix in prefixes:
+                    flip_value(tmp_path / server.role, prefix)
+        for kind in (WaitKind.SET_ASIDE, WaitKind.ROUTE_DAMAGED, WaitKind.GROUP_DAMAGED):
+            operator.follow(kind, 0)
+        # The group begins at the earliest message again.
+        assert production.consumed(1) == ["1"]
+        with stopped(production.realtime):
+            for prefix in (b"group/", b"name/"):
+                flip_value(tmp_path / "realtime", prefix)
+        operator.follow(WaitKind.GROUP_WITHOUT_NAME, 0)
+        servers = (production.delay, production.realtime, production.meta)
+        for server in servers:
+            state = tmp_path / server.role / "state.lmdb/data.mdb"
+            shutil.copyfile(state, state.with_suffix(".copy"))
+            state.with_suffix(".copy").rename(state)
+        wait_until(lambda: len(operator.told(WaitKind.STATE_REPLACED)) == len(servers), "all tell of it")
+        operator.until_told(WaitKind.STATE_REPLACED)
+        for server in servers:
+            # It says once more that it was replaced, as an error, when its stop writes it.
+            server.signal(SIGTERM)
+            assert server.wait() == 0
+            server.start()
+        operator.until_gone(WaitKind.STATE_REPLACED)
+        production.send("2")
+        assert production.consumed(2) == ["1", "2"]
+
+
+@tries(WaitKind.CLOCK, WaitKind.CLOCK_WAS_AHEAD)
+def test_a_clock_is_compared_and_trusted_as_status_says(tmp_path: Path) -> None:
+    wall = WallClock(tmp_path)
+    with wall.preloaded(), cluster(tmp_path / "data", checkpoint_every_ms=100) as production:
+        operator = production.operator
+        wall.step(3 * HOUR_MS)
+        # Each server names its own command; the first one of a line compares, the second one trusts.
+        assert operator.follow(WaitKind.CLOCK, 0, 1)
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        wall.step(-3 * HOUR_MS)
+        operator.follow(WaitKind.CLOCK_WAS_AHEAD, 0)
+        production.send("2")
+        assert production.consumed(1) == ["2"]
+
+
+@tries(WaitKind.CONTENT_DIFFERS)
+def test_messages_that_somebody_has_changed_are_named_by_the_command_of_status(tmp_path: Path) -> None:
+    with cluster(tmp_path, segment_bytes=SEGMENT_BYTES) as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        production.realtime.kill()
+        (log,) = (tmp_path / "realtime/message").glob("*.log")
+        log.write_bytes(with_other_bodies(log.read_bytes()))
+        production.realtime.start()
+        # The file gets no more messages when it is full.
+        for end in "ab":
+            production.send(*[f"{number}{BODY}{end}" for number in range(8)])
+            assert len(production.consumed(8)) == 8
+        operator = production.operator
+        operator.until_told(WaitKind.CONTENT_DIFFERS)
+        named = operator.type(WaitKind.CONTENT_DIFFERS, 0, 3)
+        assert str(log) in named.out and "another content hash" in named.out
+        # It says what was changed, and changes nothing itself.
+        assert operator.told(WaitKind.CONTENT_DIFFERS)
+
+
+def with_other_bodies(data: bytes) -> bytes:
+    """A log file whose messages have another body, under the content hash of before; all checksums fit."""
+    disk, path = MemoryDisk(), f"{BOOKS}/{0:020}.log"
+    disk.make_folder(BOOKS)
+    liar = Liar(disk)
+    liar.write_file(path, data)
+
+    def changed(rows: list[Row]) -> list[Row]:
+        return [replace(row, body=b"?") for row in rows]
+
+    liar.edit_rows(path, changed)
+    return liar.read_file(path)
