@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
@@ -15,7 +16,7 @@ from delayd.testing.disk import MemoryDisk
 from delayd.waits import WaitKind
 from tests.end_to_end.cluster import cluster
 from tests.end_to_end.processes import ServerProcess
-from tests.end_to_end.trials import tries
+from tests.end_to_end.trials import LOOK_S, tries
 from tests.end_to_end.wall_clock import WallClock
 from tests.simulation.audit import BOOKS
 from tests.tamper.liar import Liar
@@ -162,7 +163,8 @@ def test_values_of_states_that_do_not_check_are_decided_on_as_status_says(tmp_pa
             state = tmp_path / server.role / "state.lmdb/data.mdb"
             shutil.copyfile(state, state.with_suffix(".copy"))
             state.with_suffix(".copy").rename(state)
-        wait_until(lambda: len(operator.told(WaitKind.STATE_REPLACED)) == len(servers), "all tell of it")
+        told = partial(operator.told, WaitKind.STATE_REPLACED)
+        wait_until(lambda: len(told()) == len(servers), lambda: str(told()), every_s=LOOK_S)
         operator.until_told(WaitKind.STATE_REPLACED)
         for server in servers:
             # It says once more that it was replaced, as an error, when its stop writes it.
