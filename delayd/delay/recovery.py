@@ -152,7 +152,7 @@ def _recover(
     producers.lost |= kept.producers_lost.keys()
     known, quarantined = kept.ends, dict[int, DamagedData]()
     unfinished = {hour for hour, done in kept.given_up.items() if not done}
-    dispatch_logs, decided, target_ends = _recover_outcomes(
+    dispatch_logs, decided, target_ends, named = _recover_outcomes(
         disk, folder, identity, hours, known, unfinished, quarantined, clock.now_ms(), accepted_targets(state)
     )
     for segment in dispatch_logs.values():
@@ -165,7 +165,7 @@ def _recover(
     )
     read.index()
     opened.callback(message_log.close)
-    _leave_decided_unused(read, decided, message_log)
+    _leave_named_unused(read, named, message_log)
     told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
     if kept.ended is None:
         read.ended += _find_ended(message_log)
@@ -405,20 +405,19 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     found.pending.settle(found.loaded_until, found.quarantined)
 
 
-def _leave_decided_unused(read: _Replay, decided: Mapping[int, NDArray[np.uint64]], message_log: Log) -> None:
-    """Give no sequence that an outcome names (rule I5).
+def _leave_named_unused(read: _Replay, named: int, message_log: Log) -> None:
+    """Give no sequence up to ``named``, the highest one that an outcome names (rule I5).
 
-    A message is durable in the message log before it gets an outcome. So when an outcome names a sequence behind the
-    log's end, that end was damaged, and not torn by a crash. If the sequence were given again, the outcome would end
-    the new message, which would never be delivered.
+    A message is durable in the message log before it gets an outcome, or takes the place of one that does. So when an
+    outcome names a sequence behind the log's end, that end was damaged, and not torn by a crash. If the sequence were
+    given again, the outcome would end the new message, which would never be delivered.
     """
-    following = 1 + max((int(sequences[-1]) for sequences in decided.values() if len(sequences)), default=0)
-    if following > read.next_sequence:
+    if named >= read.next_sequence:
         log.critical(
             "log_end_lost path=%s next_sequence=%d outcomes_up_to=%d fix=restore_the_file_from_a_copy",
-            *(message_log.segments[-1].path, read.next_sequence, following - 1),
+            *(message_log.segments[-1].path, read.next_sequence, named),
         )
-        read.next_sequence = following
+        read.next_sequence = named + 1
 
 
 def _recover_outcomes(
@@ -431,11 +430,14 @@ def _recover_outcomes(
     quarantined: dict[int, DamagedData],
     now_ms: int,
     accepted: Mapping[int, AcceptedTarget],
-) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int]]:
-    """Open the dispatch logs of hours that are not sealed; put damaged ones into ``quarantined`` (rule L5)."""
+) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int], int]:
+    """Open the dispatch logs of hours that are not sealed; put damaged ones into ``quarantined`` (rule L5). The last
+    value is the highest sequence that an outcome names.
+    """
     segments: dict[int, Segment] = {}
     decided: dict[int, NDArray[np.uint64]] = {}
     target_ends: dict[int, int] = {}
+    named = 0
     found, all_beside = {hour for hour, _ in list_dispatch_logs(disk, folder)}, outcomes_beside(disk, folder)
     for hour in sorted(found | known.keys() | all_beside.keys() | set(given_up)):
         if hours.get(hour).sealed:
@@ -461,7 +463,8 @@ def _recover_outcomes(
             decided[hour] = np.sort(told, kind="stable")
         for outcomes in known_outcomes:
             note_ends(target_ends, outcomes, accepted)
-    return segments, decided, target_ends
+            named = max(named, outcomes.highest_sequence())
+    return segments, decided, target_ends, named
 
 
 def _open_beside(

@@ -27,6 +27,7 @@ from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData, DamagedValue, Unreadable
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.control import GroupCreated, GroupMoved, decode_known
+from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, list_segments
 from delayd.log.pull import PullOp, decode_entries
@@ -135,7 +136,7 @@ def _decided(disk: Disk, folder: str, log_id: int, published: _Published) -> Ite
     for segment in _hour_logs(disk, folder, log_id, FileKind.DISPATCH):
         # A sealed hour is below the checkpoint, so it names nothing above it.
         if segment.header.number not in sealed:
-            yield _highest_sequence(segment, 0, 0), "has its outcome"
+            yield _highest_sequence(segment, 0, 0), f"an outcome in {segment.path} names it"
 
 
 def _filed(disk: Disk, folder: str, log_id: int, published: _Published) -> Iterator[tuple[int, str]]:
@@ -145,7 +146,7 @@ def _filed(disk: Disk, folder: str, log_id: int, published: _Published) -> Itera
         table = beside if segment.path.startswith(f"{folder}/{QUARANTINE}/") else hours
         row = table.get(segment.header.number)
         begin, crc32c = (0, 0) if row is None else (int(row["length"]), int(row["last_crc32c"]))
-        yield _highest_sequence(segment, begin, crc32c), f"is filed in {segment.path}"
+        yield _highest_sequence(segment, begin, crc32c), f"it is filed in {segment.path}"
 
 
 def _hour_logs(disk: Disk, folder: str, log_id: int, kind: FileKind) -> Iterator[Segment]:
@@ -167,7 +168,9 @@ def _highest_sequence(segment: Segment, begin: int, crc32c: int) -> int:
     highest = 0
     for group in segment.scan(begin, crc32c):
         for _, batch in group.batches():
-            if ColumnId.SEQUENCE in batch:
+            if batch.kind is BatchKind.OUTCOME:
+                highest = max(highest, decode_outcomes([batch]).highest_sequence())
+            elif batch.kind is BatchKind.SCHEDULE:
                 highest = max(highest, int(batch.uint64s(ColumnId.SEQUENCE).max()))
     return highest
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from delayd.errors import DamagedData
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.log import segment_name
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.memory_files import content, files, put
 from tests.worlds.delay import FOLDER, TARGET_IDS, Remains, World, wanted
@@ -82,7 +84,9 @@ def test_rule_L5_a_last_group_whose_rows_are_filed_is_damage_and_is_not_cut(dama
         put(remains.disk, CHECKPOINT, content(before.disk, CHECKPOINT))
     bad = with_damage(whole, damage)
     put(remains.disk, LOG, bad)
-    why = "the checkpoint file counts the log up to" if published else "message 2 was in it or behind it, and is filed"
+    why = (
+        "the checkpoint file counts the log up to" if published else "message 2 was in it or behind it, and it is filed"
+    )
     with pytest.raises(DamagedData, match=why) as raised:
         World(remains)
     assert raised.value.path == LOG and content(remains.disk, LOG) == bad
@@ -96,3 +100,44 @@ def test_rule_L5_rows_that_a_checkpoint_has_counted_prove_nothing_of_a_torn_tail
     before, _, whole = filed_and_not_counted()
     put(before.disk, LOG, with_damage(whole, "short"))
     assert World(before).core.intake.next_sequence == 2
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
+def test_rule_L5_a_row_that_took_the_place_of_another_one_was_durable(
+    damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The outcome of the row that was moved names the row that took its place, which has no outcome yet."""
+    world = World()
+    world.send(wanted(1, HOUR_MS, "moved"))
+    world.settle()
+    world.checkpoint()
+    world.reschedule(world.receipts("moved"), START_MS + 2 * HOUR_MS)
+    world.pass_ms(1_000)
+    remains = world.remains(PowerLoss.ALL_LOST)
+    whole = content(remains.disk, LOG)
+    if damage == "gone":
+        put(remains.disk, LOG, whole[: whole.rindex(MAGIC_BYTES)])
+        assert World(remains).core.intake.next_sequence == 3
+        assert "log_end_lost" in caplog.text and "outcomes_up_to=2" in caplog.text
+    else:
+        put(remains.disk, LOG, with_damage(whole, damage))
+        with pytest.raises(DamagedData, match=r"message 2 was in it or behind it, and an outcome in .* names it"):
+            World(remains)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short"])
+def test_rule_L5_what_a_stop_in_order_has_written_is_never_cut(damage: str) -> None:
+    world = World()
+    world.send(wanted(1, 2 * HOUR_MS, "last"))
+    world.settle()
+    assert world.stop()
+    remains = world.remains(PowerLoss.ALL_LOST)
+    bad = with_damage(content(remains.disk, LOG), damage)
+    put(remains.disk, LOG, bad)
+    if damage == "short":
+        with pytest.raises(DamagedData):
+            World(remains)
+    else:
+        # Its last checkpoint counts all of it, so a start needs none of it.
+        assert World(remains).core.intake.next_sequence == 2
+    assert content(remains.disk, LOG) == bad
