@@ -14,9 +14,9 @@ from delayd.wire.requests import RequestType, need_bool, need_u64
 
 from . import ask
 
-# A hold ends once all servers are cut, after some milliseconds; this ends that of a dead command.
-HOLD_MS = 2_000
-HOLDS_MAX = 3
+# A hold ends once all servers are cut, after some milliseconds; this ends that of a dead command. Each try may take
+# longer than the one before, because the machines may be busy.
+HOLDS_MS = (2_000, 3_500, 5_000)
 ROLES = ("delay", "realtime", "meta")  # Servers of one role are cut together, and each role behind the one before.
 
 
@@ -41,12 +41,12 @@ async def cut(servers: Sequence[Running], wishes: Mapping[str, HeadValue]) -> Fi
     ``wishes`` are more fields of each CUT. Raises what the servers answer, and ServerUnavailable.
     """
     held, cuts = False, dict[int, Head]()
-    for _ in range(HOLDS_MAX):
+    for hold_ms in HOLDS_MS:
         for role in ROLES:
             own = [place for place, server in enumerate(servers) if server.role == role]
-            hold_ms = HOLD_MS if role == "delay" else 0
+            head = {"hold_ms": hold_ms if role == "delay" else 0, **wishes}
             answers = await asyncio.gather(
-                *(ask.ask(servers[place].connection, RequestType.CUT, {"hold_ms": hold_ms, **wishes}) for place in own)
+                *(ask.ask(servers[place].connection, RequestType.CUT, head) for place in own)
             )
             cuts.update(zip(own, answers, strict=True))
         ready = await asyncio.gather(

@@ -165,6 +165,8 @@ class DelayServer:
             if task is not None:
                 task.cancel()
         await home.stop(core)
+        # Answers that a cut has held back leave now; whoever cuts hears that this server kept nothing to itself.
+        self._hold.end()
         await asyncio.gather(server.close(), registration.close())
         if self._timer is not None:
             self._timer.close()

@@ -5,6 +5,7 @@ Invariant: calls leave in their order, and none is lost: they leave when the hol
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,7 +24,7 @@ class Hold:
         self.held = False  # Read for each frame that would leave.
         self._later = later
         self._timer: Timer | None = None
-        self._calls: list[Callable[[], object]] = []
+        self._calls: deque[Callable[[], object]] = deque()
 
     def begin(self, hold_ms: int) -> None:
         """Hold calls for so long at most; 0 holds nothing. A hold that is under way lasts as long as the new one."""
@@ -53,7 +54,7 @@ class Hold:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # What a call has leave goes behind those that have waited.
+        while self._calls:
+            self._calls.popleft()()
         self.held = False
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call()

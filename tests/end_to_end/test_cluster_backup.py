@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -11,14 +12,21 @@ import pytest
 from cli import ask
 from delayd.backup.manifest import read_manifest
 from delayd.backup.sources import ROLES
+from delayd.batch import ProducerPart, parse
 from delayd.disk import RealDisk
+from delayd.log.retry import RetryRow
 from delayd.net.connection import Connection
+from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import RequestType, need_map, need_maps
+from realtime.retry_batch import Source, retry_batch
 from tests.end_to_end.cluster import cluster
 from tests.end_to_end.cluster_backup import one_round
+from tests.end_to_end.processes import HOST, ServerProcess
+from tests.trust import connect_trusted
 from tests.unit.cli.runner import run
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
+from tests.worlds.dispatch_batches import dispatch_batch
 
 BETWEEN_CUTS_S = 1.0  # Hundreds of messages fall due and are given back meanwhile; two seconds would end the hold.
 REALTIMES = 2
@@ -39,6 +47,35 @@ def test_a_restored_cluster_goes_on_from_the_moment_of_its_cut(tmp_path: Path, m
     monkeypatch.setattr(ask, "ask", slow_ask)
     _, faults = one_round(tmp_path, Random(7), ROWS_S)
     assert not faults
+
+
+def test_a_server_that_stops_while_it_is_cut_gives_the_answers_that_it_has_held_back(tmp_path: Path) -> None:
+    with (
+        ServerProcess("meta", tmp_path) as meta,
+        ServerProcess("realtime", tmp_path, {"meta": meta.address}) as realtime,
+        ServerProcess("delay", tmp_path, {"meta": meta.address}) as delay,
+    ):
+        assert realtime.running
+
+        async def scenario() -> int:
+            cuts = await connect_trusted(HOST, delay.port)
+            sends = await connect_trusted(HOST, delay.port)
+            await cuts.request(RequestType.CUT, {"hold_ms": 5_000})
+            due_ms = time.time_ns() // 1_000_000 + 3_600_000
+            source = Source(parse(dispatch_batch(1, [b"a", b"b"])), 0, RetryRow(1, 0, 0, 2, 1, due_ms, "", "no"))
+            batch = retry_batch(ProducerPart(77, 1, 1), retry_subject(0xB0B, 3), [source], due_ms)
+            answered = sends.request(RequestType.SEND_AGAIN, {}, [batch], 20_000)
+            async with asyncio.timeout(DEADLINE_S):
+                kept: HeadValue = 0
+                while kept != 2:
+                    kept = need_map((await cuts.request(RequestType.STATUS, {})).head, "counters")["pending"]
+            assert not answered.done(), "the answer waits for the end of the hold"
+            code = asyncio.create_task(asyncio.to_thread(delay.terminate))
+            (result,) = need_maps((await answered).head, "results")
+            assert result["count"] == 2
+            return await code
+
+        assert asyncio.run(scenario()) == 0
 
 
 def test_a_backup_of_a_cut_needs_one_and_a_cut_ends_as_its_command_does(tmp_path: Path) -> None:
