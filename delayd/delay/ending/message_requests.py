@@ -410,8 +410,11 @@ class MessageRequests:
         # A move that is asked for again looks at each row on the way: where a receipt leads now says nothing of it.
         if request.steps == 0 and not _leaves(request) and not self._moves_since(request):
             followed = self._leads.follow(request.asked)
-            request.told |= followed.sequences != request.asked.sequences
-            request.asked = followed
+            newer = followed.sequences != request.asked.sequences
+            if request.move is not None:
+                newer &= ~request.move.done
+            request.told |= newer
+            request.asked = Asked._make(np.where(newer, *pair) for pair in zip(followed, request.asked, strict=True))
         request.wanted, request.order = wanted_newest(request.asked, request.told)
         request.wanted.of_subject = request.of_subject
         request.looked_up = None

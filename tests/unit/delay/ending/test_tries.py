@@ -97,6 +97,19 @@ def test_rule_I1_a_move_by_key_that_is_asked_again_moves_no_other_message() -> N
         assert life.states(life.receipts("second")) == [MessageState.PENDING]
 
 
+def test_rule_I1_a_move_by_key_that_is_asked_again_undoes_no_later_move() -> None:
+    world = World()
+    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
+    receipt = world.receipts("first")
+    told = ask_by_key(world, Wish.MOVE, [b"k"], [1], TEN)
+    assert move(world, receipt, NOON)["answer"].tolist() == [RescheduleAnswer.MOVED]
+    for life in lives(world):
+        life.settle()
+        for _ in range(2):
+            assert same(told, ask_by_key(life, Wish.MOVE, [b"k"], [1], TEN))
+        assert due_of(life, receipt) == [NOON]
+
+
 def begin_move(world: World, asked: Asked, to_ms: int | Sequence[int], number: int = 0) -> list[AnswerRows]:
     """Ask for a move by receipts, under a number if it has one; the list holds the answer once it is there."""
     told: list[AnswerRows] = []
