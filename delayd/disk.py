@@ -199,6 +199,41 @@ def list_named(disk: Disk, path: str) -> list[str]:
         raise read_error(path, 0, error) from error
 
 
+def create_whole(path: str, data: bytes, mode: int) -> None:
+    """Make a file of the operating system with all of its content; both are durable on return.
+
+    At no moment has ``path`` a part of it, and no other process that makes this file loses what it wrote: the second
+    one gets FileExistsError. A crash may leave a file with ``path`` and more characters as its name.
+
+    Raises:
+        FileExistsError: ``path`` is there already.
+        DiskFull, NotWritable: nothing was made.
+    """
+    with _named_errors(path):
+        _create_whole(path, data, mode)
+
+
+def _create_whole(path: str, data: bytes, mode: int) -> None:
+    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            os.fchmod(descriptor, mode)  # Set explicitly, because the umask may differ.
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.link(temporary, path)  # A rename would replace the file of a process that was faster.
+    finally:
+        os.unlink(temporary)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 class SyncLatch:
     """Remembers the first sync that failed: no later sync counts (rule L1)."""
 

@@ -1,4 +1,5 @@
-"""The cluster secret: a file that every server and operator of one cluster has, and the proofs made with it.
+"""The cluster secret: a file that every server and operator of one cluster has, and the proofs and signatures made with
+it.
 
 Invariant: the secret itself never leaves this process. Only an HMAC goes over a connection, over both sides' nonces,
 the side that speaks and the server that is dialled, so a proof fits one connection and one direction only
@@ -21,8 +22,10 @@ import hmac
 import logging
 import os
 import stat
+from contextlib import suppress
 from typing import NamedTuple
 
+from delayd.disk import create_whole
 from delayd.errors import BadSetting, NotWritable
 
 SECRET_FILE = "cluster.secret"  # In the data directory.
@@ -35,6 +38,7 @@ FILE_BYTES_MAX = 1024  # A secret is one short line or two; a larger file is som
 # Each side proves under a label of its own, so that nobody can send a side its own proof back.
 _SERVER = b"delayd 1, the server proves: "
 _DIALLER = b"delayd 1, the dialler proves: "
+_OPERATOR = b"delayd 1, an operator notes: "
 
 
 log = logging.getLogger(__name__)
@@ -82,6 +86,16 @@ class Secret:
         self._look()
         return any(same_proof(shown, _proof(key, _DIALLER, exchange)) for key in self._keys)
 
+    def note_signature(self, note: bytes) -> bytes:
+        """The signature of an operator's note: 32 bytes."""
+        self._look()
+        return _signature(self._keys[0], note)
+
+    def is_note_signature(self, shown: bytes, note: bytes) -> bool:
+        """Whether somebody who had one of these secrets has signed a note."""
+        self._look()
+        return any(same_proof(shown, _signature(key, note)) for key in self._keys)
+
     def _look(self) -> None:
         """Read the file again if it has changed; one that can't be used leaves what is known."""
         if self._seen is None:
@@ -115,6 +129,10 @@ def _proof(key: bytes, label: bytes, exchange: Exchange) -> bytes:
     return hmac.digest(key, spoken, hashlib.sha256)
 
 
+def _signature(key: bytes, note: bytes) -> bytes:
+    return hmac.digest(key, _OPERATOR + note, hashlib.sha256)
+
+
 def same_proof(shown: bytes, expected: bytes) -> bool:
     """Whether a proof is the expected one, in a time that reveals nothing about it."""
     return hmac.compare_digest(shown, expected)
@@ -125,7 +143,7 @@ def open_secret(data: str, secret_file: str) -> Secret:
 
     Raises:
         BadSetting: the file is missing, readable by others, or holds no secret.
-        NotWritable: it is missing in `data` and can't be made there.
+        NotWritable, DiskFull: it is missing in `data` and can't be made there.
     """
     if secret_file:
         return read_secret(secret_file)
@@ -176,28 +194,10 @@ def _seen(found: os.stat_result) -> Seen:
 
 def _make(data: str, path: str) -> None:
     """Make the file with a random secret, whole and durable, unless another server of the directory is faster."""
-    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         os.makedirs(data, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        try:
-            os.fchmod(descriptor, FILE_MODE)  # Set explicitly, because the umask may differ.
-            os.write(descriptor, os.urandom(SECRET_BYTES).hex().encode() + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            # A link, because a rename would replace the secret of a server that was faster.
-            os.link(temporary, path)
-        except FileExistsError:
-            return
-        finally:
-            os.unlink(temporary)
-        folder = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with suppress(FileExistsError):  # Another server was faster, and its secret is the cluster's.
+            create_whole(path, os.urandom(SECRET_BYTES).hex().encode() + b"\n", FILE_MODE)
     except OSError as error:
         raise NotWritable(path, error.strerror or str(error)) from error
 

@@ -12,13 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from delayd.disk import BUFFERS_MAX, Buffer, File, RealDisk, unsynced_files_max
+from delayd.disk import BUFFERS_MAX, Buffer, File, RealDisk, create_whole, unsynced_files_max
 from delayd.errors import DirectoryInUse, DiskFull, NotWritable, Shortage, SyncFailed
 
 READ_ONLY_FOLDER = "/sys"  # Not writable for any user, root too.
@@ -275,6 +275,55 @@ def test_what_can_not_be_written_is_named(disk: RealDisk) -> None:
     with pytest.raises(NotWritable, match="choose another directory") as refused:
         disk.make_folder(f"{READ_ONLY_FOLDER}/delayd-test")
     assert refused.value.path == f"{READ_ONLY_FOLDER}/delayd-test"
+
+
+def test_a_file_that_is_made_whole_is_there_with_all_bytes_or_not_at_all(
+    folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_on_disk / "whole"
+    seen: list[str] = []
+
+    def look(name: str) -> None:
+        assert not path.exists() or path.read_bytes() == b"data"
+        seen.append(name)
+
+    for name in ("write", "fsync", "link", "close", "unlink"):
+        call: Callable[..., object] = getattr(os, name)
+
+        def watched(*words: object, name: str = name, call: Callable[..., object] = call) -> object:
+            look(name)
+            return call(*words)
+
+        monkeypatch.setattr(os, name, watched)
+    create_whole(str(path), b"data", 0o600)
+    # Durable before it has its name; and the name is durable on return.
+    assert seen == ["write", "fsync", "close", "link", "unlink", "fsync", "close"]
+    assert path.read_bytes() == b"data" and path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        create_whole(str(path), b"other", 0o600)
+    assert path.read_bytes() == b"data" and os.listdir(folder_on_disk) == ["whole"]
+
+
+def test_a_file_that_can_not_be_made_whole_is_not_made(folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder_on_disk / "whole"
+    monkeypatch.setattr(os, "write", lambda descriptor, data: 1)
+    with pytest.raises(DiskFull):
+        create_whole(str(path), b"data", 0o600)
+    assert os.listdir(folder_on_disk) == []
+    with pytest.raises(NotWritable):
+        create_whole(f"{READ_ONLY_FOLDER}/delayd-test", b"data", 0o600)
+
+
+def test_threads_that_make_one_file_whole_have_one_winner(folder_on_disk: Path) -> None:
+    def make(number: int) -> int:
+        with suppress(FileExistsError):
+            create_whole(str(folder_on_disk / "one"), b"%d" % number, 0o600)
+            return number
+        return -1
+
+    with ThreadPoolExecutor(8) as threads:
+        winners = [number for number in threads.map(make, range(8)) if number >= 0]
+    assert [b"%d" % number for number in winners] == [(folder_on_disk / "one").read_bytes()]
 
 
 def test_rule_L7_another_process_holds_the_lock_until_it_ends(disk: RealDisk, folder_on_disk: Path) -> None:

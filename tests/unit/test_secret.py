@@ -116,6 +116,24 @@ def test_both_of_two_secrets_are_valid_and_the_first_one_proves(tmp_path: Path) 
         read_secret(str(path))
 
 
+def test_a_signature_fits_one_note_and_is_no_proof(tmp_path: Path) -> None:
+    path = tmp_path / SECRET_FILE
+    put_secrets(path, NEW, OLD)
+    both, old = read_secret(str(path)), Secret(OLD, "")
+    assert both.note_signature(b"note") == Secret(NEW, "").note_signature(b"note") != old.note_signature(b"note")
+    assert both.is_note_signature(old.note_signature(b"note"), b"note")
+    assert not both.is_note_signature(old.note_signature(b"note"), b"nota")
+    assert not both.is_note_signature(Secret(STRANGE, "").note_signature(b"note"), b"note")
+    assert not both.is_note_signature(b"", b"note")
+    # Not even over the bytes that a side proves with: an operator's signature stands under a label of its own.
+    spoken = b"".join((EXCHANGE.dialler_nonce, EXCHANGE.server_nonce, (7).to_bytes(8, "little")))
+    spoken += (9).to_bytes(8, "little") + b"meta"
+    proofs = {old.server_proof(EXCHANGE), old.dialler_proof(EXCHANGE)}
+    assert old.note_signature(spoken) not in proofs
+    put_secrets(path, NEW)
+    assert not both.is_note_signature(old.note_signature(b"note"), b"note")
+
+
 def test_a_secret_is_changed_in_three_steps_and_all_machines_trust_each_other_at_any_moment(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:
