@@ -24,7 +24,8 @@ Files
     trace               one message through all logs
     backup              copies of servers, and putting them back
     cut, cutting        servers that keep one moment, for copies that fit each other
-    audit, seals, export, progress   the books, the seals, and tables for other engines
+    audit, acceptances, seals   the books, what operators accept of their findings, and the seals
+    export, progress    tables for other engines
 What is shown
     completion, offers, known_names   what a shell offers while a command line is typed
     listing, table      one renderer for every listing

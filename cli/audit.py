@@ -1,7 +1,7 @@
 """``delayd audit`` and ``delayd spark-audit``: the books of a data directory, hour by hour, and what breaks them.
 
-Invariant: the exit code is 0 when the books balance and 3 when they do not, whatever the format; a message that came
-late is named and breaks no book.
+Invariant: the exit code is 0 when the books balance, or operators have accepted all that unbalances them, and otherwise
+3, whatever the format; a message that came late is named and breaks no book.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from delayd.disk import RealDisk
+from delayd.errors import BadArgument
 from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
@@ -25,12 +26,13 @@ from delayd.reading.histogram import QUANTILES
 from delayd.reading.seals import SealState
 from delayd.reading.summary import CLASSES, HourSummary
 
+from .acceptances import NOTHING_TOLD, Told, accept, judged, words_of
 from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
-from .hour_range import HourRange, Hours
+from .hour_range import HourRange, Hours, hour_of_name
 from .listing import show
 from .offers import offer_instants
-from .options import data_option, examples, format_option
+from .options import data_option, examples, format_option, secret_option, yes_option
 from .programs import Programs
 from .progress import progress
 from .table import Cell, Column, Kind
@@ -105,6 +107,7 @@ _TERMS = (
         help="How many findings are named at most; all are counted.",
     ),
     click.option("--groups", is_flag=True, help="Show also what became of messages in groups of consumers."),
+    secret_option,
     format_option,
 )
 GROUP_COLUMNS = (
@@ -128,9 +131,20 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
         "delayd audit --data /var/lib/delayd --from -24h",
         "delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50",
         "delayd audit --data /var/lib/delayd --format json | jq .total",
+        'delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"',
     )
 )
 @_terms
+@click.option(
+    "--accept",
+    "accepted_hour",
+    type=hour_of_name,
+    metavar="HOUR",
+    help="Audit this hour, and keep a signed note that an operator has looked into its findings and accepts them.",
+)
+@click.option("--by", metavar="NAME", help="Who accepts them.")
+@click.option("--reason", metavar="TEXT", help="Why they are accepted.")
+@yes_option
 def audit(
     data: str,
     from_ms: int | None,
@@ -139,7 +153,12 @@ def audit(
     grace: timedelta,
     findings_limit: int,
     groups: bool,
+    secret_file: str | None,
     form: str,
+    accepted_hour: int | None,
+    by: str | None,
+    reason: str | None,
+    yes: bool,
 ) -> int:
     """Check that each message left once, that none left early, and how late each one left.
 
@@ -149,22 +168,34 @@ def audit(
 
     It also verifies the seals of the hours that it reads.
 
-    Exit codes: 0 the books balance; 3 they do not, a seal is broken or a file is damaged.
+    --accept keeps a note beside the delay server's logs, signed with the cluster's secret. Audits of the hour name its
+    findings still, and say who accepts them and why; other findings than these raise the alarm again.
 
+    Exit codes: 0 the books balance, or all that unbalances them is accepted; 3 they do not, a seal is broken or a file
+    is damaged.
     """
+    hours = HourRange.of(from_ms, to_ms)
+    words = None
+    if accepted_hour is not None:
+        if from_ms is not None or to_ms is not None:
+            raise BadArgument("--accept names the hour; leave --from and --to out")
+        hours = HourRange(accepted_hour, accepted_hour + 1)
+        words = words_of(accepted_hour, by, reason, secret_file, data)
+    elif by is not None or reason is not None or yes:
+        raise BadArgument("--by, --reason and --yes belong to --accept HOUR; name the hour whose findings are accepted")
     with all_damage_named(data), progress("hours", None) as advance:
         report = audit_directory(
             data,
             now_ms=time.time_ns() // 1_000_000,
-            hours=HourRange.of(from_ms, to_ms),
+            hours=hours,
             late_ms_limit=late_limit // _MS,
             lost_grace_ms=grace // _MS,
             findings_limit=findings_limit,
             progress=Hours(advance),
             # Whoever asks for some hours waits for no more than these.
-            consumption=groups or (from_ms is None and to_ms is None),
+            consumption=groups or hours == HourRange(None, None),
         )
-    code = show_report(report, form, groups=groups)
+    code = show_report(report, form, judged(report, secret_file, data), groups=groups)
     if report.total.unproven and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
         sys.stdout.flush()
         click.echo(
@@ -172,7 +203,12 @@ def audit(
             "that `delayd up --data` was given, or one that holds copies of all servers' directories",
             err=True,
         )
-    return code
+    if words is None:
+        return code
+    sys.stdout.flush()
+    for line in accept(data, report, words, yes):
+        click.echo(line, err=form != "table")
+    return OK
 
 
 @click.command("spark-audit", epilog=examples("delayd spark-audit --data /var/lib/delayd --from -24h"))
@@ -187,6 +223,7 @@ def spark_audit(
     grace: timedelta,
     findings_limit: int,
     groups: bool,
+    secret_file: str | None,
     form: str,
 ) -> int:
     """Do the same as `delayd audit`, with Spark: each task audits some of the hours.
@@ -194,7 +231,8 @@ def spark_audit(
     The command needs Java 17 and the extra packages of `pip install 'delayd[spark]'`. Its figures are those of `delayd
     audit`.
 
-    Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
+    Exit codes: 0 the books balance, or all that unbalances them is accepted; 3 they do not, a seal is broken or a file
+    is damaged.
     """
     report = programs.spark_audit(
         data,
@@ -203,13 +241,13 @@ def spark_audit(
         lost_grace_ms=grace // _MS,
         findings_limit=findings_limit,
     )
-    return show_report(report, form, groups=groups)
+    return show_report(report, form, judged(report, secret_file, data), groups=groups)
 
 
-def show_report(report: AuditReport, form: str, *, groups: bool = False) -> int:
-    """Write a report to stdout; returns the exit code."""
+def show_report(report: AuditReport, form: str, told: Told = NOTHING_TOLD, *, groups: bool = False) -> int:
+    """Write a report to stdout, and what operators have accepted of it; returns the exit code."""
     if form == "json":
-        click.echo(json.dumps(_as_json(report), indent=2))
+        click.echo(json.dumps({**_as_json(report), "acceptances": told.as_json}, indent=2))
     else:
         hours = [_hour_row(summary) for summary in report.hours]
         if form == "table" and len(hours) > 1:
@@ -226,9 +264,9 @@ def show_report(report: AuditReport, form: str, *, groups: bool = False) -> int:
             if not all(books.group for books in report.groups):
                 click.echo("# is the number of a group whose name the pull log keeps no more; `delayd log dump` of a")
                 click.echo("stopped server's, or a copied, state.lmdb/data.mdb has the name under name/NUMBER")
-        for line in _verdict(report):
+        for line in _verdict(report, told):
             click.echo(line)
-    return OK if report.balanced else NOT_BALANCED
+    return OK if report.balanced or report.is_accepted(told.found) else NOT_BALANCED
 
 
 def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
@@ -273,7 +311,7 @@ def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:
         )
 
 
-def _verdict(report: AuditReport) -> Iterator[str]:
+def _verdict(report: AuditReport, told: Told) -> Iterator[str]:
     total = report.total
     if report.hours or report.findings:
         yield ""
@@ -306,7 +344,9 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     faults = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     if not report.hours:
         yield "there is no hour with messages to compare: --from and --to choose hours"
-    yield f"the books {'balance' if report.balanced else 'do NOT balance'}: {faults}"
+    yield from told.sentences
+    accepted = "; all of this is accepted" if not report.balanced and report.is_accepted(told.found) else ""
+    yield f"the books {'balance' if report.balanced else 'do NOT balance'}: {faults}{accepted}"
 
 
 def _with_instant(finding: dict[str, Cell]) -> dict[str, Cell]:

@@ -5,7 +5,10 @@ Invariant: the hour that holds either instant is one of them, but for an hour th
 
 from dataclasses import dataclass
 
-from delayd.hours import hour_of_ms
+import click
+
+from delayd.errors import BadArgument
+from delayd.hours import hour_from_name, hour_of_ms
 
 from .progress import Advance
 from .times import check_order
@@ -30,6 +33,14 @@ class HourRange:
         if not isinstance(hour, int):
             return False
         return (self.first is None or hour >= self.first) and (self.until is None or hour < self.until)
+
+
+def hour_of_name(text: str) -> int:
+    """Read an hour of an option, as listings show it: ten digits, in UTC."""
+    try:
+        return hour_from_name(text)
+    except BadArgument as error:
+        raise click.BadParameter(error.message) from error
 
 
 class Hours:

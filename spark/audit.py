@@ -62,6 +62,7 @@ HOUR = pa.schema(
         ("past_due_lateness", STEPS),
         ("findings_count", pa.int64()),
         ("findings", pa.list_(FINDING)),
+        ("findings_sha256", pa.string()),
         ("seal_differs", pa.list_(pa.string())),  # Null: there is no seal that the hour can be held against.
         ("error_code", pa.string()),
         ("error", pa.string()),
@@ -154,8 +155,8 @@ def report_of(
     books = seal_books(RealDisk(), plan)
     for row in rows:
         _raise_error(row["error_code"], row["error"])
-        summary, findings, count = _decode(row)
-        collected.add(summary, findings, count)
+        summary, findings = _decode(row)
+        collected.add(summary, findings, row["findings_count"], row["findings_sha256"])
         book = books[summary.log_id]
         # An hour that sealed after the driver had read the seals has none to compare with.
         if row["seal_differs"] is not None and book.has_standing(summary.hour):
@@ -244,7 +245,7 @@ def _encode(
 ) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(summary, name) for name in COUNTS}
     row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
-    row["seal_differs"] = seal_differs
+    row |= {"findings_sha256": found.sha256, "seal_differs": seal_differs}
     row |= {"lateness": _steps(summary.lateness), "past_due_lateness": _steps(summary.past_due_lateness)}
     row["findings"] = [
         {
@@ -260,7 +261,7 @@ def _encode(
     return row
 
 
-def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:
+def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding]]:
     log_id, hour = int(row["log_id"], 16), hour_from_name(row["hour"])
     counts = {name: int(row[name]) for name in COUNTS}
     lateness, past_due = (_counts(row[name]) for name in ("lateness", "past_due_lateness"))
@@ -277,7 +278,7 @@ def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:
         )
         for found in row["findings"]
     ]
-    return summary, findings, row["findings_count"]
+    return summary, findings
 
 
 def _steps(counts: NDArray[np.int64]) -> list[dict[str, int]]:

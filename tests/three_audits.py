@@ -68,6 +68,11 @@ def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
         for ours, theirs in zip(report.seals, spark.seals, strict=False)
         if ours != theirs
     ]
+    told += [
+        f"the digests of findings of hour {hour} differ"
+        for log_id, hour in report.findings_sha256.keys() | spark.findings_sha256.keys()
+        if report.findings_sha256.get((log_id, hour)) != spark.findings_sha256.get((log_id, hour))
+    ]
     return told or ["numpy and Spark give reports that differ in an hour"]
 
 

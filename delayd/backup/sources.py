@@ -14,6 +14,8 @@ from delayd.disk import Disk, open_named
 from delayd.errors import DamagedValue
 from delayd.log.schedule import HOUR_ROW, REMOVED, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.reading.acceptances import FOLDER as ACCEPTANCES
+from delayd.reading.acceptances import acceptance_files
 from delayd.state import LMDB_FILE, check_stored
 from delayd.state_file import read_pairs
 
@@ -46,7 +48,8 @@ def files_of(disk: Disk, source: Source, copies: Disk, state: str) -> dict[str, 
 
     ``state``, on the disk ``copies``, is a file of the state that no server has open.
     """
-    found: dict[str, int | None] = {}
+    # The server that runs writes none of the acceptances, so no cut fixes them; each is whole or not there.
+    found: dict[str, int | None] = {f"{ACCEPTANCES}/{name}": None for name in acceptance_files(disk, source.folder)}
     if source.sizes is not None:
         found.update(source.sizes)
         found.update(_deep(disk, source.folder, "consume"))

@@ -16,6 +16,7 @@ The audit of an hour
     plan, pieces        what to read, in which order, in which parts
     join, classes       which rows belong together, and what became of each, in one word
     audit, findings, summary, histogram   the verdict on one hour: messages that break the books, and figures
+    acceptances         findings of an hour that an operator has looked into and accepts
 What is more than one hour
     books               the audit of each hour, put together
     follow, follow_target, filed, conservation, counted   whether logs, table of hours and checkpoint agree (S5)

@@ -4,8 +4,8 @@ Invariant: the figures are sums over hours, so it does not matter who audits whi
 """
 
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from delayd.disk import Disk, RealDisk
 from delayd.hours import hour_name
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
+from delayd.reading.acceptances import AcceptanceState, HourKey, JudgedAcceptance, StoredAcceptance, judge
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, agree, audit_hour
 from delayd.reading.conservation import server_faults
 from delayd.reading.consumption import GroupBooks, beyond
@@ -28,6 +29,7 @@ from delayd.reading.schedule import MessageTail
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
 from delayd.reading.sides import SidesCheck, deleted_hour_differs
 from delayd.reading.summary import HourSummary, join_parts, sum_up
+from delayd.secret import Secret
 
 FINDINGS_LIMIT = 1_000
 
@@ -55,6 +57,24 @@ class AuditReport:
     faults: tuple[Finding, ...] = ()
     holds_up: tuple[str, ...] = ()  # Why messages wait, by what their delay server says.
     groups: tuple[GroupBooks, ...] = ()  # What became of messages in groups of consumers, if the caller asked for that.
+    acceptances: tuple[StoredAcceptance, ...] = ()  # What operators have said of findings; `judged` verifies them.
+    # The digests of findings that unbalance the books, by delay server and hour.
+    findings_sha256: Mapping[HourKey, str] = field(default_factory=dict)
+
+    def judged(self, secret: Secret | None) -> list[JudgedAcceptance]:
+        """What operators' acceptances of these hours are worth; None when there is no secret to verify them with."""
+        audited = {(summary.log_id, summary.hour) for summary in self.hours}
+        own = [each for each in self.acceptances if (each.log_id, each.hour) in audited]
+        return judge(own, self.findings_sha256, secret)
+
+    def is_accepted(self, judged: Iterable[JudgedAcceptance]) -> bool:
+        """Whether operators have accepted everything that unbalances the books.
+
+        An acceptance is of the findings of one hour. Nobody can accept a broken seal, or totals that do not add up.
+        """
+        accepted = {each.key for each in judged if each.state is AcceptanceState.ACCEPTED}
+        unbalanced = {(summary.log_id, summary.hour) for summary in self.hours if not summary.balanced}
+        return unbalanced <= accepted and not self.broken_seals and not self.faults
 
     @property
     def broken_seals(self) -> tuple[SealReport, ...]:
@@ -76,11 +96,14 @@ class Collected:
         self._faults: list[Finding] = []
         self._late: list[Finding] = []
         self._count = 0
+        self._sha256: dict[HourKey, str] = {}
 
-    def add(self, summary: HourSummary, findings: Sequence[Finding], count: int) -> None:
-        """Add one hour: its figures, its first findings and how many it has."""
+    def add(self, summary: HourSummary, findings: Sequence[Finding], count: int, sha256: str) -> None:
+        """Add one hour: its figures, its first findings, how many it has, and their digest (`Findings.sha256`)."""
         self.summaries.append(summary)
         self._count += count
+        if sha256:
+            self._sha256[summary.log_id, summary.hour] = sha256
         if findings:
             late = [finding for finding in findings if finding.kind == FindingKind.LATE]
             faults = [finding for finding in findings if finding.kind != FindingKind.LATE]
@@ -109,6 +132,8 @@ class Collected:
             faults=tuple(totals),
             holds_up=plan.holds_up if waiting else (),
             groups=tuple(books for consumption in plan.consumption for books in consumption.groups),
+            acceptances=plan.acceptances,
+            findings_sha256=self._sha256,
         )
 
 
@@ -171,7 +196,7 @@ def report_plan(
     for found, summary, differs in audit_plan(disk, plan, tails, books):
         if differs is not None:
             books[summary.log_id].note(summary.hour, differs)
-        collected.add(summary, found.first(findings_limit), len(found))
+        collected.add(summary, found.first(findings_limit), len(found), found.sha256)
         if progress is not None:
             progress(len(collected.summaries), plan.hour_count)
     return collected.report(data, now_ms, plan, books, plan_faults(disk, plan, books))

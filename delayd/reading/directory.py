@@ -121,7 +121,7 @@ def need_log_file(disk: Disk, path: str) -> None:
                 return
         finally:
             file.close()
-        what = "a file that delayd did not write"
+        what = "an operator's word on findings" if name.endswith(".note") else "a file that delayd did not write"
     raise BadArgument(
         f"{path} is not a log file; it is {what}; give one of the .log files below message, schedule, dispatch, pull, "
         "consume or seal in a server's directory"

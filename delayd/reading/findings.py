@@ -4,6 +4,8 @@ Invariant: a finding is a row of numbers until somebody reads it; its sentence i
 million findings costs arrays only.
 """
 
+import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -118,6 +120,21 @@ FINDING = np.dtype(
         ("other", "<u8"),
     ]
 )
+# The rows under a digest, and their order (docs/formats/acceptance.md).
+DIGESTED = np.dtype(
+    [
+        ("kind", "u1"),
+        ("reason", "u1"),
+        ("reserved", "<u2"),
+        ("subject", "<u4"),
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("value", "<u8"),
+        ("other", "<u8"),
+    ]
+)
+HEAD = struct.Struct("<QII")  # log_id, hour, rows.
+ORDER = ("sequence", "kind", "reason", "deliver_at_ms", "value", "other", "subject")
 
 
 class Finding(NamedTuple):
@@ -145,6 +162,33 @@ class Findings:
 
     def __iter__(self) -> Iterator[Finding]:
         return (self._finding(row) for row in self.table)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the findings that unbalance the books, in hex; empty when there are none.
+
+        It is the same whenever these findings are the same: also when the hour was read in parts, and later.
+        """
+        found = self.table[self.table["kind"] != FindingKind.LATE]
+        if not len(found):
+            return ""
+        used, subject = np.unique(found["subject"], return_inverse=True)
+        own = [self.subjects[number] for number in used.tolist()]
+        # Parts of an hour number their subjects anew, so only names are the same in each audit.
+        names = sorted(set(own))
+        number_of = {name: number for number, name in enumerate(names)}
+        rows = np.zeros(len(found), DIGESTED)
+        for name in ("kind", "reason", "sequence", "deliver_at_ms", "value", "other"):
+            rows[name] = found[name]
+        rows["value"][rows["reason"] == Reason.NO_OUTCOME] = 0  # For how long it waited: more in each audit.
+        rows["subject"] = np.array([number_of[name] for name in own], np.uint32)[subject]
+        rows = rows[np.lexsort([rows[name] for name in reversed(ORDER)])]
+        digest = hashlib.sha256(HEAD.pack(self.log_id, int(found["hour"][0]), len(rows)))
+        digest.update(rows.tobytes())
+        for name in names:
+            text = name.encode()
+            digest.update(len(text).to_bytes(4, "little") + text)
+        return digest.hexdigest()
 
     def first(self, limit: int | None) -> list[Finding]:
         """At most ``limit`` findings that unbalance the books, and at most ``limit`` others; None for all."""

@@ -20,6 +20,7 @@ from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import OutcomeRows
+from delayd.reading.acceptances import StoredAcceptance, read_acceptances
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.consumption import Consumption, read_consumption
@@ -81,6 +82,7 @@ class AuditPlan:
     helds: tuple[TargetTallies, ...] = ()  # The contents of the targets' tally logs, in the order of the index.
     # The contents of their pull logs, in the same order; () when the caller did not ask for it.
     consumption: tuple[Consumption, ...] = ()
+    acceptances: tuple[StoredAcceptance, ...] = ()  # What operators have said of findings in these hours.
 
     @property
     def hour_count(self) -> int:
@@ -268,7 +270,8 @@ def plan_audit(
     tails_torn = {tail.path: tail for tail in torn}
     missed = who_is_missed(lives)
     read = (tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds, consumed)
-    plan = AuditPlan(tuple(origins), index, *read)
+    accepted = tuple(each for directory in delays for each in read_acceptances(disk, directory, hours))
+    plan = AuditPlan(tuple(origins), index, *read, accepted)
     return plan, tails
 
 

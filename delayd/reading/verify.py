@@ -22,6 +22,7 @@ from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.log.tally import FOLDER, covered
 from delayd.place import MARKER
+from delayd.reading.acceptances import read_acceptances
 from delayd.reading.consumed import wrong_entries
 from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
@@ -33,6 +34,7 @@ from delayd.state import LMDB_FILE, check_pairs, check_stored
 from delayd.state_file import Pair, read_pairs
 
 STATE_KIND = "state"
+ACCEPTANCE_KIND = "acceptance"
 LOGS = {
     Role.DELAY: {
         "message": FileKind.MESSAGE,
@@ -111,6 +113,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     gone: list[FileReport] = []
     states: list[FileReport] = []
     missing: list[FileReport] = []
+    accepted: list[FileReport] = []
     homes: list[_Home] = []
     for path in _home_paths(disk, data):
         home = _read_home(disk, path)
@@ -123,6 +126,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
             error = DamagedData(f"{path}/message", 0, "the message log is gone, other logs are there")
             gone.append(damage_report(error.path, home.logs["message"].name.lower(), error))
         missing += _missing(disk, home)
+        accepted += _acceptances(disk, home)
         states += _state(disk, path)
     if not places:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
@@ -130,7 +134,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     files = list(_verify(disk, places, progress, chained=True))
     found = list(_with_proofs(disk, homes, _with_wrong_entries(disk, homes, files)))
     tallied = [report for home in homes for report in _tallied(disk, home, found)]
-    return VerifyReport((*gone, *found, *tallied, *missing, *states))
+    return VerifyReport((*gone, *found, *tallied, *missing, *accepted, *states))
 
 
 def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[FileReport]) -> Iterator[FileReport]:
@@ -273,6 +277,17 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
     directory = Directory(home.path, home.role, home.log_id)
     for error in missing_files(disk, directory):
         yield damage_report(error.path, error.path[len(home.path) + 1 :].partition("/")[0], error)
+
+
+def _acceptances(disk: Disk, home: _Home) -> Iterator[FileReport]:
+    """The words of operators on findings, each in a file of its own."""
+    if home.role is not Role.DELAY or home.log_id is None:
+        return
+    for each in read_acceptances(disk, Directory(home.path, home.role, home.log_id)):
+        if each.error is not None:
+            yield damage_report(each.path, ACCEPTANCE_KIND, each.error)
+        else:
+            yield FileReport(each.path, ACCEPTANCE_KIND, State.OK, each.size_bytes, rows=1)
 
 
 def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[FileReport]:

@@ -29,6 +29,7 @@ from tests.end_to_end.cluster import (
     target_with_alarm,
     until_away,
 )
+from tests.end_to_end.older_copies import backed_up, copy_of, restore
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.pulling import pull_all
 from tests.end_to_end.torture_faults import send_directly
@@ -39,12 +40,6 @@ from tests.waiting import holds_once, wait_until
 
 def status_of(production: Cluster) -> str:
     return run("status", "--meta", production.meta.address).out
-
-
-def copy_of(data: Path, role: str, target: Path) -> None:
-    """What `cp -a` of one server's folder leaves."""
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(data / role, target / role, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("role", ["delay", "realtime"])
@@ -107,34 +102,6 @@ def test_rule_H8_a_restarted_server_goes_on_while_meta_is_away(tmp_path: Path) -
         asyncio.run(send_directly(production.delay.address, "2"))
         production.meta.start()
         assert production.consumed(1) == ["2"]
-
-
-def restore(production: Cluster, backup: Path, role: str, *, over: bool = False) -> None:
-    """Put a copy in the place of a server's folder, or ``over`` its files when its lease has ended, and start it."""
-    server: ServerProcess = getattr(production, role)
-    log_id = log_id_of(production, role)
-    server.kill()
-    if over:
-        until_away(production, log_id)
-    else:
-        shutil.rmtree(production.data / role)
-    shutil.copytree(backup / role, production.data / role, dirs_exist_ok=over)
-    server.start()
-
-
-def backed_up(production: Cluster, backup: Path, *roles: str) -> None:
-    """Deliver something, copy the folders of stopped servers as an operator would, and deliver more."""
-    production.send("1", "2")
-    assert production.consumed(2) == ["1", "2"]
-    for role in roles:
-        server: ServerProcess = getattr(production, role)
-        assert server.terminate() == 0
-        copy_of(production.data, role, backup)
-        server.start()
-    production.send("3", "4", "5")
-    assert production.consumed(3) == ["3", "4", "5"]
-    production.send("6")
-    assert production.consumed(1) == ["6"]
 
 
 @tries(WaitKind.TARGET_REFUSES, WaitKind.ROWS_TARGET_REFUSES)

@@ -1,8 +1,9 @@
 """An audit in Spark says what the audit without Spark says, figure by figure and finding by finding."""
 
 import pickle
+import shutil
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from spark.audit import audit_part, scan_in
 from spark.program import audit
 from spark.source import DelaydDataSource
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
+from tests.trust import put_secrets
+from tests.unit.cli.runner import Ran, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,6 +94,33 @@ def test_seals_are_held_against_the_hours_in_spark_as_without(tmp_path: Path) ->
     found = audit(books.root, now_ms=NOW_MS, tasks=2)
     assert found == expected and not found.balanced
     assert [seal.state for seal in found.seals] == [SealState.VERIFIED, SealState.BROKEN, SealState.BROKEN]
+
+
+def test_findings_that_are_accepted_are_so_in_spark_too(faulty: Books, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    shutil.copytree(faulty.root, data)
+    put_secrets(tmp_path / "data" / "cluster.secret", b"k" * 32)
+    now = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+    def say(command: str, *options: str) -> Ran:
+        with freeze_time(now, ignore=["pyspark", "py4j"]):
+            return run(command, "--data", data, *options, spark_audit=audit)
+
+    assert say("audit", "--accept", "2026112017", "--by", "ann", "--reason", "why", "--yes").code == 0
+    for options in ((), ("--format", "json"), ("--from", "2026-11-20T17:00Z")):
+        numpy, spark = say("audit", *options), say("spark-audit", *options)
+        assert numpy == spark and numpy.code == 0 and "ann" in numpy.out
+    report = audit(data, now_ms=NOW_MS, tasks=2)
+    assert report == audit_directory(data, now_ms=NOW_MS)
+    assert list(report.findings_sha256) == [(DELAY_ID, HOUR + 1)]
+    path = Path(report.acceptances[0].path)
+    path.write_text(path.read_text().replace('"ann"', '"bob"'))
+    numpy, spark = say("audit"), say("spark-audit")
+    assert numpy == spark and numpy.code == 3 and "is damaged at byte 0" in numpy.out
+    assert say("audit", "--accept", "2026112017", "--by", "ann", "--reason", "why", "--yes").code == 0
+    elsewhere = ("--secret-file", str(tmp_path / "none"))
+    numpy, spark = say("audit", *elsewhere), say("spark-audit", *elsewhere)
+    assert numpy == spark and numpy.code == 3 and "can't be verified" in numpy.out
 
 
 def test_only_the_wanted_hours_are_audited_in_spark(faulty: Books) -> None:

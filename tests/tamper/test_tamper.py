@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from delayd.errors import BadArgument, DamagedData
+from delayd.reading.books import audit_directory
+from tests.simulation.audit import BOOKS
 from tests.tamper.honest import honest
 from tests.tamper.liar import Liar
 from tests.tamper.lies import Lie, all_lies, undetectable
@@ -14,6 +17,7 @@ from tests.tamper.verdict import verdict
 LIES = all_lies()
 UNTOLD = undetectable()
 CUTS = (0, 8, 63, 64)  # Bytes that are left of a file.
+DIGESTS_EVERY = 4
 SQL_EVERY = 8  # `python -m tests.tamper.three_ways` compares all of them.
 IN_SQL = [lie for number, lie in enumerate(LIES) if number % SQL_EVERY == 0 or "is called" in lie.name]
 
@@ -58,6 +62,20 @@ def test_what_the_page_calls_undetectable_is_found_by_nobody(name: str, tell: Te
     liar = Liar(disk)
     tell(liar)
     assert verdict(liar.disk, now_ms) == set(), name
+
+
+@pytest.mark.parametrize("lie", LIES[::DIGESTS_EVERY], ids=lambda lie: lie.name.replace(" ", "_"))
+def test_the_findings_of_an_hour_have_one_digest_in_each_audit_that_finds_them(lie: Lie) -> None:
+    disk, now_ms = honest()
+    liar = Liar(disk)
+    lie.tell(liar)
+    try:
+        report = audit_directory(BOOKS, now_ms=now_ms, disk=liar.disk)
+    except (DamagedData, BadArgument):
+        return  # Nobody can accept anything of it.
+    for (log_id, hour), digest in report.findings_sha256.items():
+        alone = audit_directory(BOOKS, now_ms=now_ms + 7_000, disk=liar.disk, hours=[hour])
+        assert alone.findings_sha256[log_id, hour] == digest
 
 
 @pytest.mark.parametrize("lie", IN_SQL, ids=lambda lie: lie.name.replace(" ", "_"))

@@ -40,7 +40,11 @@ def audit(books: Books, now_ms: int = LATER_MS) -> AuditReport:
         assert audit_directory(books.root, now_ms=now_ms) == report
     for hour in report.hours:
         # An audit of one hour skips the others, and the report of this hour stays the same.
-        assert audit_directory(books.root, now_ms=now_ms, hours=[hour.hour]).hours == (hour,)
+        alone = audit_directory(books.root, now_ms=now_ms, hours=[hour.hour])
+        assert alone.hours == (hour,)
+        # So an hour that was accepted by itself is accepted in an audit of all hours.
+        assert alone.findings_sha256.get((DELAY_ID, hour.hour)) == report.findings_sha256.get((DELAY_ID, hour.hour))
+        assert bool(alone.findings_sha256) == (not hour.balanced)
         assert hour.scheduled == sum(getattr(hour, name) for name in CLASSES)
     return report
 

@@ -1,0 +1,145 @@
+"""The digest of an hour's findings, as its page gives it; and what acceptances of them are worth."""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delayd.disk import RealDisk
+from delayd.reading.acceptances import Acceptance, AcceptanceState, judge, read_acceptances, write_acceptance
+from delayd.reading.directory import Directory, Role
+from delayd.reading.findings import FINDING, FindingKind, Findings, Reason, join_findings
+from delayd.secret import Secret
+from tests.books import DELAY_ID, HOUR
+
+SECRET = Secret(b"k" * 32, "")
+ACCEPTANCE = Acceptance(DELAY_ID, HOUR, "ab" * 32, "ann", "disk 3", 1_795_190_400_000)
+Row = tuple[int, int, int, int, int, int, int]
+"""Kind, reason, subject, sequence, due instant, value, other."""
+LOST: Row = (FindingKind.LOST, Reason.NOT_AT_TARGET, 1, 7, 1_000, 5, 0)
+NO_OUTCOME: Row = (FindingKind.LOST, Reason.NO_OUTCOME, 0, 8, 2_000, 60_000, 0)
+ORPHAN: Row = (FindingKind.ORPHAN, Reason.TARGET_UNSCHEDULED, 0, 9, 3_000, 1 << 63, 4)
+LATE: Row = (FindingKind.LATE, Reason.LATE, 0, 7, 1_000, 1_500, 0)
+
+
+def findings(rows: Sequence[Row], subjects: Sequence[str] = ("orders", "bills"), log_id: int = DELAY_ID) -> Findings:
+    table = np.zeros(len(rows), FINDING)
+    for number, (kind, reason, subject, sequence, due_ms, value, other) in enumerate(rows):
+        table[number] = (kind, reason, HOUR, subject, sequence, due_ms, value, other)
+    return Findings(log_id, table, tuple(subjects))
+
+
+def test_the_digest_is_the_one_of_the_page() -> None:
+    said = struct.pack("<QII", DELAY_ID, HOUR, 3)
+    said += struct.pack("<BBHIQqQQ", FindingKind.LOST, Reason.NOT_AT_TARGET, 0, 0, 7, 1_000, 5, 0)
+    said += struct.pack("<BBHIQqQQ", FindingKind.LOST, Reason.NO_OUTCOME, 0, 1, 8, 2_000, 0, 0)
+    said += struct.pack("<BBHIQqQQ", FindingKind.ORPHAN, Reason.TARGET_UNSCHEDULED, 0, 1, 9, 3_000, 1 << 63, 4)
+    said += b"\x05\0\0\0bills" + b"\x06\0\0\0orders"
+    assert findings([LOST, LATE, NO_OUTCOME, ORPHAN]).sha256 == hashlib.sha256(said).hexdigest()
+
+
+def test_what_depends_on_the_audit_and_not_on_the_findings_is_not_in_the_digest() -> None:
+    expected = findings([LOST, NO_OUTCOME, ORPHAN]).sha256
+    assert findings([ORPHAN, LATE, LOST, NO_OUTCOME]).sha256 == expected
+    waited = (*NO_OUTCOME[:5], 99_999, 0)
+    assert findings([LOST, waited, ORPHAN]).sha256 == expected
+    # Another audit numbers its subjects otherwise, and one in parts knows a subject by several numbers.
+    other = {0: 3, 1: 0}
+    renumbered = [(*row[:2], other[row[2]], *row[3:]) for row in (LOST, NO_OUTCOME, ORPHAN)]
+    assert findings(renumbered, ("bills", "unused", "", "orders")).sha256 == expected
+    assert join_findings([findings([LOST, NO_OUTCOME]), findings([ORPHAN])]).sha256 == expected
+
+
+def test_no_findings_and_late_ones_only_have_no_digest() -> None:
+    assert findings([]).sha256 == findings([LATE]).sha256 == ""
+
+
+@pytest.mark.parametrize("field", range(7))
+def test_each_field_of_a_finding_is_in_the_digest(field: int) -> None:
+    row = list(LOST)
+    row[field] = {0: FindingKind.ORPHAN, 1: Reason.OTHER_TARGET, 2: 0}.get(field, row[field] + 1)
+    kind, reason, subject, sequence, due_ms, value, other = row
+    changed = findings([(kind, reason, subject, sequence, due_ms, value, other)])
+    assert changed.sha256 != findings([LOST]).sha256
+
+
+def test_one_finding_more_or_twice_and_another_server_or_hour_have_another_digest() -> None:
+    found = [findings(rows).sha256 for rows in ([LOST], [LOST, LOST], [LOST, ORPHAN])]
+    found.append(findings([LOST], log_id=7).sha256)
+    next_hour = findings([LOST])
+    next_hour.table["hour"] += 1
+    found.append(replace(next_hour).sha256)
+    assert len(set(found)) == len(found)
+
+
+def test_threads_that_write_at_once_lose_no_acceptance(tmp_path: Path) -> None:
+    def write(number: int) -> str:
+        return write_acceptance(str(tmp_path), ACCEPTANCE._replace(reason=f"number {number}"), SECRET)
+
+    with ThreadPoolExecutor(8) as threads:
+        paths = list(threads.map(write, range(40)))
+    assert len(set(paths)) == 40
+    found = list(read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID)))
+    assert {each.acceptance.reason for each in found if each.acceptance} == {f"number {n}" for n in range(40)}
+    assert {each.path for each in found} == set(paths)
+    assert all(SECRET.is_note_signature(each.signature, each.line) for each in found)
+
+
+def test_each_word_that_can_be_written_can_be_read(tmp_path: Path) -> None:
+    said = ACCEPTANCE._replace(by="ä" * 200, reason="\U0001f600" * 2_000)
+    write_acceptance(str(tmp_path), said, SECRET)
+    (found,) = read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID))
+    assert found.acceptance == said
+
+
+def test_only_acceptances_of_the_hours_that_are_audited_are_read(tmp_path: Path) -> None:
+    for hour in (HOUR, HOUR + 1):
+        write_acceptance(str(tmp_path), ACCEPTANCE._replace(hour=hour), SECRET)
+    (tmp_path / "acceptances" / "other").write_text("not of delayd")
+    directory = Directory(str(tmp_path), Role.DELAY, DELAY_ID)
+    assert [each.hour for each in read_acceptances(RealDisk(), directory, [HOUR + 1])] == [HOUR + 1]
+    assert [each.hour for each in read_acceptances(RealDisk(), directory)] == [HOUR, HOUR + 1]
+
+
+def test_an_acceptance_of_another_server_or_hour_than_its_place_says_is_unreadable(tmp_path: Path) -> None:
+    path = Path(write_acceptance(str(tmp_path), ACCEPTANCE, SECRET))
+    other = Directory(str(tmp_path), Role.DELAY, DELAY_ID + 1)
+    digests = {(DELAY_ID + 1, HOUR): ACCEPTANCE.findings_sha256, (DELAY_ID, HOUR + 1): ACCEPTANCE.findings_sha256}
+    (judged,) = judge(read_acceptances(RealDisk(), other), digests, SECRET)
+    assert judged.state is AcceptanceState.UNREADABLE
+    path.rename(path.with_name(path.name.replace("16.1", "17.1")))
+    (judged,) = judge(read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID)), digests, SECRET)
+    assert (judged.state, judged.key) == (AcceptanceState.UNREADABLE, (DELAY_ID, HOUR + 1))
+
+
+def test_the_newest_that_fits_is_told_or_else_the_newest(tmp_path: Path) -> None:
+    for at_ms, sha256 in ((3, "cd"), (2, "ab"), (1, "ab"), (4, "ef")):
+        write_acceptance(str(tmp_path), ACCEPTANCE._replace(at_ms=at_ms, findings_sha256=sha256 * 32), SECRET)
+    found = list(read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID)))
+
+    def told(digest: str) -> list[tuple[AcceptanceState, int]]:
+        judged = judge(found, {(DELAY_ID, HOUR): digest * 32}, SECRET)
+        return [(each.state, each.stored.acceptance.at_ms) for each in judged if each.stored.acceptance]
+
+    assert told("ab") == [(AcceptanceState.ACCEPTED, 2)]
+    assert told("99") == [(AcceptanceState.DIFFERS, 4)]
+
+
+def test_a_file_is_the_one_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "formats" / "acceptance.md").read_text()
+    example = page.split("```\n")[1]
+    secret = Secret(bytes(range(32)), "")
+    folder = tmp_path / "acceptances"
+    folder.mkdir()
+    (folder / "2026112016.1.note").write_text(example)
+    (found,) = read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID))
+    assert found.acceptance is not None
+    digests = {(DELAY_ID, HOUR): found.acceptance.findings_sha256}
+    assert [each.state for each in judge([found], digests, secret)] == [AcceptanceState.ACCEPTED]
+    written = Path(write_acceptance(str(tmp_path), found.acceptance, secret))
+    assert (written.name, written.read_text()) == ("2026112016.2.note", example)
