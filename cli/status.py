@@ -245,11 +245,16 @@ def _row(seen: Seen) -> tuple[Cell, ...]:
     role, log_id, address = seen.role, f"{seen.log_id:016x}", seen.address
     if seen.fault:
         return (role, log_id, address, "no", None, None, None)
-    up_ms = max(0, need_int(seen.status, "now_ms") - need_int(seen.status, "started_at_ms"))
+    up_ms = _up_ms(seen)
     if ask.is_held(seen.status):
         return (role, log_id, address, "held", up_ms, None, None)
     serves = "fenced" if ask.is_fenced(seen.status) else "yes"
     return (role, log_id, address, serves, up_ms, _clock_text(seen), _backlog_text(seen))
+
+
+def _up_ms(seen: Seen) -> int:
+    """How long ago a server that has answered was started."""
+    return max(0, need_int(seen.status, "now_ms") - need_int(seen.status, "started_at_ms"))
 
 
 def _clock_text(seen: Seen) -> str:
@@ -279,7 +284,6 @@ BACKLOG = {
         ("messages", "taken"),
         ("pulled", "pulled"),
         ("acked", "acknowledged"),
-        ("died", "dead letter since its start|dead letters since its start"),
     ),
 }
 ALWAYS = frozenset(
@@ -290,6 +294,10 @@ ALWAYS = frozenset(
 def _backlog_text(seen: Seen) -> str:
     counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
     told = [_counted(count, words) for count, name, words in counts if count or name in ALWAYS]
+    # No server counts the dead letters that are kept without reading all that is pending, so the line says since when.
+    if (died := seen.told("died")) is not None:
+        letters = _counted(died, "dead letter|dead letters")
+        told.append(f"{letters} made in {duration_text(_up_ms(seen))}")
     if (kept := seen.told("kept_bytes")) is not None:
         told.append(f"{size_text(kept)} kept{_for_whom(seen)}")
     if (free := seen.told("free_bytes")) is not None:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import delayd
 from tests.unit.cli.runner import Ran, run
 from tests.waiting import DEADLINE_S, wait_until
 
-from .cluster import COMMAND_EVERY_S
+from .cluster import COMMAND_EVERY_S, cluster
 from .up_process import Up, up
 
 _DELAYD = (sys.executable, "-m", "delayd")
@@ -139,6 +141,25 @@ def test_all_that_is_pending_and_free_and_kept_is_shown_and_for_whom(servers: Up
     servers.kill("delay")
     # A restart forgets none of them.
     until_code(servers, 0, " 10 pending")
+
+
+def test_dead_letters_are_counted_from_a_start_and_the_line_says_since_when(tmp_path: Path) -> None:
+    with cluster(tmp_path) as production:
+        place = ("--meta", production.meta.address)
+        production.send("1")
+        with delayd.Consumer(production.meta.address, "s", group="g") as consumer:
+            next(consumer).reject("it is no order")
+
+        def says(count: str) -> bool:
+            return re.search(rf" {count} made in [0-9.]+ (ms|s|min)", run("status", *place).out) is not None
+
+        wait_until(lambda: says("1 dead letter"), "the line counts it", every_s=0.1)
+        assert production.realtime.terminate() == 0
+        production.realtime.start()
+        # It does not pretend to know of those before.
+        wait_until(lambda: says("0 dead letters"), "the line counts anew", every_s=0.1)
+        kept = run("dead", "list", *place, "--format", "json")
+        assert json.loads(kept.out) == [{"subject": "s", "group": "g", "dead": 1}]
 
 
 def test_a_send_that_waits_says_for_whom(servers: Up) -> None:
