@@ -59,7 +59,11 @@ _SPACE = Space()  # One for each process, which searches one piece at a time.
 @subject_option
 @from_option
 @to_option
-@click.option("--key", metavar="KEY", help="The message with this key.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="Messages with this key; without a SUBJECT their later lives, too: retries and dead letters.",
+)
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Messages with this tag; may be given often.")
 @click.option(
     "--grep", metavar="PATTERN", help="A regular expression on bytes matches in the body, or in the headers as stored."

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, Int64s
 from delayd.disk import Disk
-from delayd.errors import BadArgument, DamagedData
+from delayd.errors import BadArgument, BadHeaders, DamagedData
+from delayd.headers import decode_headers
 from delayd.hours import hour_of_ms, hours_of
+from delayd.life import KEY
 from delayd.log.dispatch import Outcome, Reason, reason_name
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
@@ -59,7 +61,7 @@ class FoundRow(NamedTuple):
     subject: str
     deliver_at_ms: int
     accepted_at_ms: int  # 0: the schedule log does not say it.
-    key: str | None
+    key: str | None  # Of a later life: the one that its first life had.
     tags: tuple[str, ...]
     body_bytes: int
     state: str  # pending, the name of its outcome or reason, or unknown: the outcomes of its hour can't be read.
@@ -398,7 +400,9 @@ def _rows_of(
         bodies = list(_items(held, ColumnId.BODY_END, rows))
         if gone is not None:
             bodies = [None if left_out else body for body, left_out in zip(bodies, gone.tolist(), strict=True)]
-    keys = [item.decode("utf-8", "backslashreplace") or None for item in _items(held, ColumnId.KEY_END, rows)]
+    packed = list(_items(held, ColumnId.HEADERS_END, rows))
+    own = (item.decode("utf-8", "backslashreplace") for item in _items(held, ColumnId.KEY_END, rows))
+    keys = [key or _label(headers) for key, headers in zip(own, packed, strict=True)]
     tags = [decode_tags(item) for item in _items(held, ColumnId.TAGS_END, rows)]
     has_origins = ColumnId.ORIGIN_SEQUENCE in batch
     origins = batch.uint64s(ColumnId.ORIGIN_SEQUENCE)[rows].tolist() if has_origins else [0] * len(rows)
@@ -412,10 +416,20 @@ def _rows_of(
         batch.body_bytes()[rows].tolist(),
         states,
         bodies,
-        _items(held, ColumnId.HEADERS_END, rows),
+        packed,
         origins,
     )
     return [FoundRow(log_id, *fields) for fields in zip(*columns, strict=True)]
+
+
+def _label(headers: bytes) -> str | None:
+    """The key of the first life of a row, which the headers of its later lives name."""
+    if KEY.encode() not in headers:
+        return None
+    try:
+        return str(decode_headers(headers).get(KEY) or "") or None
+    except BadHeaders:
+        return None  # Intake refuses such headers, so a file was changed, and nothing is known.
 
 
 def _items(held: Held, column: ColumnId, rows: Int64s) -> list[bytes]:

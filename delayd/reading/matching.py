@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, ColumnId, Int64s
 from delayd.errors import BadArgument, BadHeaders
 from delayd.headers import decode_headers
+from delayd.life import KEY
 from delayd.tags import rows_with_tags
 
 Mask = NDArray[np.bool_]
@@ -161,7 +162,8 @@ class Held(NamedTuple):
 class Wanted:
     """Which messages a search wants; None sets no bound.
 
-    A message that was accepted after its time counts as due when it was accepted, as it is filed (rule P5).
+    A message that was accepted after its time counts as due when it was accepted, as it is filed (rule P5). A ``key``
+    also wants the later lives of messages that had it, which are of the retry subjects of their groups.
     """
 
     from_ms: int | None = None
@@ -194,7 +196,9 @@ class Wanted:
         if self.subject is not None and wanted.any():
             wanted &= _of_subject(batch, self.subject)
         if self.key is not None and wanted.any():
-            wanted &= _of_key(batch, self.key)
+            # In its later lives a message does not hold its key any more: it is a header of theirs.
+            label = Pattern(rb"\A" + re.escape(self.key) + rb"\Z")
+            wanted &= _of_key(batch, self.key) | _with_header(held, KEY, label, wanted)
         if self.tags and wanted.any():
             wanted &= rows_with_tags(batch, self.tags, wanted)
         for name, pattern in self.headers:

@@ -2,16 +2,21 @@
 
 import csv
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+import delayd
 from tests.books import HOUR_MS, START_MS, Books, Row
+from tests.end_to_end.cluster import cluster
+from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
 BODY_BYTES = 100_000
@@ -73,3 +78,22 @@ def test_a_reader_that_goes_away_ends_the_search_without_a_word(data: Path) -> N
         found.stdout.close()
         assert (found.stderr.read(), found.wait(30)) == (b"", 141)
     wait_until(lambda: _is_gone(found.pid), "no process is left")
+
+
+def test_a_key_finds_what_comes_again_and_what_is_dead(tmp_path: Path) -> None:
+    def lives() -> list[dict[str, str]]:
+        found = run("schedule", "find", "--key", "order-1", "--all", "--data", str(tmp_path), "--format", "json")
+        rows: list[dict[str, str]] = json.loads(found.out)
+        return [row for row in rows if row["subject"].startswith("%retry/") and row["state"] == "pending"]
+
+    with cluster(tmp_path) as production, delayd.Producer(production.meta.address) as producer:
+        producer.send("s", b"1", delay=timedelta(0), key="order-1")
+        with delayd.Consumer(production.meta.address, "s", group="again") as again:
+            next(again).nack(timedelta(hours=1))
+        with delayd.Consumer(production.meta.address, "s", group="never") as never:
+            next(never).reject("it is no order")
+        wait_until(lambda: len(lives()) == 2, lambda: str(lives()), every_s=0.1)
+        assert [row["key"] for row in lives()] == ["order-1"] * 2
+        # The message itself was delivered, so its key is free for another one.
+        producer.send("s", b"2", delay=timedelta(hours=1), key="order-1")
+        assert len(lives()) == 2

@@ -266,6 +266,23 @@ def test_keys_tags_and_headers_are_found(books: Books) -> None:
     assert rows[0]["tags"] == "night, eu"
 
 
+def test_a_key_finds_the_later_lives_of_its_messages(books: Books) -> None:
+    books.send([LATER_MS], keys=["order-1"])
+    books.send(
+        [LATER_MS + row for row in range(4)],
+        subjects=("%retry/00000000000000aa/1",),
+        headers=[{"delayd.key": "order-1", "tenant": "acme"}, {"delayd.key": "order-10"}, {}, {"key": "order-1"}],
+    )
+    for filed in (False, True):
+        if filed:
+            books.checkpoint()
+        assert _found(books, "--key", "order-1") == [16, 17]
+        assert _found(books, "--key", "order-1", "--header", "tenant=acme") == [17]
+        assert [row["key"] for row in json.loads(_find(books, "--key", "order-1").out)] == ["order-1"] * 2
+        # Of what subject a later life was at first, no file of a delay server says.
+        assert _found(books, "orders", "--key", "order-1") == [16]
+
+
 @pytest.mark.parametrize("way", ["flipped", "cut"])
 @pytest.mark.parametrize("log", ["schedule", "message"])
 def test_at_whichever_byte_a_file_is_damaged_no_row_is_wrong_and_others_are_there(
