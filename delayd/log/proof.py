@@ -63,13 +63,13 @@ def decided_behind(disk: Disk, folder: str, log_id: int, end: int) -> str:
     published = _read_published(disk, folder, log_id)
     counted, next_sequence = published.number("replay_offset"), max(1, published.number("next_sequence"))
     if counted > end:
-        return f"it was durable: the checkpoint file counts the log up to offset {counted}"
+        return f"the checkpoint file counts the log up to offset {counted}"
     for group in _good_groups(disk, LogPlace(f"{folder}/message", FileKind.MESSAGE, log_id), counted, end):
         next_sequence = max(next_sequence, group.header.base_sequence + group.header.row_count)
     where = disk, folder, log_id, published
     for sequence, fact in chain(_decided(*where), _filed(*where)):
         if sequence >= next_sequence:
-            return f"it was durable: message {sequence} was in it or behind it, and {fact}"
+            return f"message {sequence} from there on was durable: {fact}"
     return ""
 
 
@@ -101,8 +101,7 @@ def pulled_behind(disk: Disk, scan: Scan, folder: str, log_id: int, end: int) ->
         for group in _good_groups(disk, pull_log, marks.get("pull_offset", 0), sys.maxsize):
             for reader in _follow(readers, group):
                 if reader.subject not in unknown and (count := reader.next - ends.get(reader.subject, 0)) > 0:
-                    what = f"{count} messages of {reader.subject} in it or behind it were pulled by {reader.name}"
-                    return f"it was durable: {what}"
+                    return f"{count} messages of {reader.subject} from there on were pulled by {reader.name}"
     return ""
 
 
@@ -166,12 +165,13 @@ def _hour_logs(disk: Disk, folder: str, log_id: int, kind: FileKind) -> Iterator
 
 def _highest_sequence(segment: Segment, begin: int, crc32c: int) -> int:
     highest = 0
-    for group in segment.scan(begin, crc32c):
-        for _, batch in group.batches():
-            if batch.kind is BatchKind.OUTCOME:
-                highest = max(highest, decode_outcomes([batch]).highest_sequence())
-            elif batch.kind is BatchKind.SCHEDULE:
-                highest = max(highest, int(batch.uint64s(ColumnId.SEQUENCE).max()))
+    with _past_damage():
+        for group in segment.scan(begin, crc32c):
+            for _, batch in group.batches():
+                if batch.kind is BatchKind.OUTCOME:
+                    highest = max(highest, decode_outcomes([batch]).highest_sequence())
+                elif batch.kind is BatchKind.SCHEDULE:
+                    highest = max(highest, int(batch.uint64s(ColumnId.SEQUENCE).max()))
     return highest
 
 

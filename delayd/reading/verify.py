@@ -152,27 +152,31 @@ def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[File
 
 
 def _with_proofs(disk: Disk, homes: Sequence[_Home], files: Iterable[FileReport]) -> Iterator[FileReport]:
-    """The reports; a torn end of a message log is damage where a later fact proves that it was durable (rule L5)."""
+    """The reports; the end of a message log is damage where a later fact names a message behind it (rule L5)."""
     by_folder = {f"{os.path.abspath(home.path)}/message": home for home in homes}
     for file in files:
         home = by_folder.get(os.path.dirname(os.path.abspath(file.path)))
-        error = None if home is None or file.torn is None else _proved(disk, home, file.torn)
+        error = None if home is None else _missing_behind(disk, home, file)
         yield file if error is None else damaged_end(file, error)
 
 
-def _proved(disk: Disk, home: _Home, tail: TornTail) -> DamagedData | None:
-    """The damage at the end of a message log; None where nothing proves that it is no torn tail."""
-    if home.log_id is None:
+def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | None:
+    """The damage at the end of a message log, which looks like a torn tail, or like all that was ever written; None
+    where nothing proves it.
+    """
+    folder, _, name = file.path.rpartition("/")
+    if home.log_id is None or file.state not in (State.OK, State.TORN) or name != _log_names(disk, folder)[-1]:
         return None
+    torn = file.torn or TornTail(file.path, file.size_bytes, 0, "the log ends there")
     try:
-        segment = open_segment(disk, tail.path, home.logs["message"], home.log_id, write=False)
+        segment = open_segment(disk, file.path, home.logs["message"], home.log_id, write=False)
         try:
-            end = segment.base_offset + tail.position - FILE_HEADER_BYTES
+            end = segment.base_offset + torn.position - FILE_HEADER_BYTES
             why = _why_durable(disk, home, home.log_id, end)
-            # A running server may have finished this append before it wrote the fact: so this group is read once more,
-            # after the fact.
-            if why and next(segment.scan(end), None) is None:
-                return DamagedData(tail.path, tail.position, f"{tail.reason}, and {why}")
+            # A running server may have finished this append, or begun a new file, before it wrote the fact: so the end
+            # is read once more, after the fact.
+            if why and next(segment.scan(end), None) is None and name == _log_names(disk, folder)[-1]:
+                return DamagedData(file.path, torn.position, f"{torn.reason}, and {why}")
         finally:
             segment.close()
     except (DataError, UnfinishedFile, FileNotFoundError):

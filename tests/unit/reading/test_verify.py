@@ -16,7 +16,7 @@ from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
-from delayd.log.group import GroupKind, NewGroup
+from delayd.log.group import MAGIC_BYTES, GroupKind, NewGroup
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import schedule_path
@@ -123,10 +123,21 @@ def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoi
         elif log == "delay/message":
             # No checkpoint counts it, but only durable messages get an outcome.
             assert found.state is State.DAMAGED and FILE_HEADER_BYTES < found.position < size and not report.torn
-            assert found.damage.startswith("the checksum of the batches differs, and it was durable: message ")
+            assert found.damage.startswith("the checksum of the batches differs, and message ")
             assert "an outcome in" in found.damage and not report.sound
         else:
             assert found.state is State.TORN and report.sound
+
+
+def test_rule_L5_a_message_log_that_ends_before_what_an_outcome_names_is_damage(books: Books) -> None:
+    Path(f"{books.delay}/checkpoint").unlink()
+    path = message_log(books)
+    whole = path.read_bytes()
+    kept = whole[: whole.rindex(MAGIC_BYTES)]
+    path.write_bytes(kept)
+    found = report_on(verify_directory(books.root), path)
+    assert (found.state, found.position, found.groups) == (State.DAMAGED, len(kept), 1)
+    assert found.damage.startswith("the log ends there, and message ")
 
 
 class AppendedMeanwhile(RealDisk):

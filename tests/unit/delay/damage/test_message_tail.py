@@ -41,7 +41,7 @@ def test_rule_L5_a_last_group_that_an_outcome_names_is_damage_and_is_not_cut(dam
     bad = with_damage(whole, damage)
     put(remains.disk, path, bad)
     for _ in range(2):
-        with pytest.raises(DamagedData, match=r"message 2 was in it.*give-up") as raised:
+        with pytest.raises(DamagedData, match=r"message 2 from there on was durable.*give-up") as raised:
             World(remains)
         assert raised.value.path == path and content(remains.disk, path) == bad
     put(remains.disk, path, whole)
@@ -85,7 +85,7 @@ def test_rule_L5_a_last_group_whose_rows_are_filed_is_damage_and_is_not_cut(dama
     bad = with_damage(whole, damage)
     put(remains.disk, LOG, bad)
     why = (
-        "the checkpoint file counts the log up to" if published else "message 2 was in it or behind it, and it is filed"
+        "the checkpoint file counts the log up to" if published else "message 2 from there on was durable: it is filed"
     )
     with pytest.raises(DamagedData, match=why) as raised:
         World(remains)
@@ -121,7 +121,7 @@ def test_rule_L5_a_row_that_took_the_place_of_another_one_was_durable(
         assert "log_end_lost" in caplog.text and "outcomes_up_to=2" in caplog.text
     else:
         put(remains.disk, LOG, with_damage(whole, damage))
-        with pytest.raises(DamagedData, match=r"message 2 was in it or behind it, and an outcome in .* names it"):
+        with pytest.raises(DamagedData, match=r"message 2 from there on was durable: an outcome in .* names it"):
             World(remains)
 
 
