@@ -12,7 +12,7 @@ import delayd
 from delayd.client.admin.letters import Letter
 from delayd.client.pulling.consumer import Message
 from delayd.testing import InMemoryBroker
-from tests.conformance.public.desk import LATER, NEXT, Desk
+from tests.conformance.public.desk import LATER, LONG, NEXT, Desk
 from tests.waiting import wait_until
 
 
@@ -72,8 +72,16 @@ def test_dead_letters_are_sent_again_or_ended(
     assert (admin.redrive(desk.subject, "g").found, len(letters())) == (1, 1), "without a word nothing is done"
     assert admin.redrive(desk.subject, "g", dry_run=False).done == 1
     again: Message = desk.one(desk.consumer())
-    assert (again.body, again.attempt) == (b"1", 1)
+    assert (again.body, again.attempt, again.key, again.headers) == (b"1", 1, "key-1", {"trace": "a1"})
     again.reject("still not")
+    wait_until(lambda: len(letters()) == 1)
+    # It dies a second time under the key of its first life, and comes with it once more.
+    assert letters()[0].key == "key-1"
+    assert admin.redrive(desk.subject, "g", dry_run=False).done == 1
+    consumer = desk.consumer()
+    (third,) = batch = consumer.pull(1, wait=LONG)
+    assert (batch.keys, third.key, third.attempt) == (["key-1"], "key-1", 1)
+    third.reject("still not")
     wait_until(lambda: len(letters()) == 1)
     assert admin.purge(desk.subject, "g", dry_run=False).done == 1
     assert not letters() and not admin.dead_groups(desk.subject)

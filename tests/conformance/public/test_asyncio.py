@@ -63,6 +63,27 @@ def test_a_message_that_is_given_back_comes_again(address: str, subject: str, de
     assert asyncio.run(run()) == (2, "it failed" if delay else "")
 
 
+def test_a_message_has_its_key_in_each_of_its_lives(address: str, subject: str) -> None:
+    async def run() -> list[tuple[bytes, int, str | None]]:
+        found: list[tuple[bytes, int, str | None]] = []
+        async with (
+            delayd.AsyncProducer(address) as producer,
+            delayd.AsyncConsumer(address, subject, "g") as consumer,
+        ):
+            await producer.send(subject, b"1", delay=AT_ONCE, key="order-1")
+            await producer.send_batch(subject, [b"2", b"3"], delay=AT_ONCE, keys=["order-ä", None])
+            while len(found) < 6:
+                batch = await consumer.pull(wait=LONG)
+                assert batch.keys == [message.key for message in batch]
+                for message in batch:
+                    found.append((message.body, message.attempt, message.key))
+                    await (message.nack(NEXT) if message.attempt == 1 else message.ack())
+        return sorted(found)
+
+    keys = ((b"1", "order-1"), (b"2", "order-ä"), (b"3", None))
+    assert asyncio.run(run()) == [(body, attempt, key) for body, key in keys for attempt in (1, 2)]
+
+
 def test_a_message_is_cancelled_by_its_key(address: str, subject: str) -> None:
     async def run() -> delayd.CancelAnswer:
         async with delayd.AsyncProducer(address) as producer:

@@ -61,6 +61,27 @@ def test_a_handler_gets_what_was_sent(desk: Desk, kind: str, decode: Any, body: 
     assert desk.is_empty(desk.consumer())
 
 
+@each_kind
+def test_a_handler_sees_the_key_of_a_message_in_each_of_its_lives(desk: Desk, kind: str) -> None:
+    worker, seen = delayd.Worker(desk.address), list[tuple[bytes, int, str | None]]()
+
+    def handle(body: Any, message: Any) -> None:
+        seen.append((body, message.attempt, message.key))
+        if len(seen) == 4:
+            worker.stop()
+        if message.attempt == 1:
+            raise delayd.Retry(after=timedelta(milliseconds=20))
+
+    worker.on(desk.subject, group="g")(_handler(kind, handle))
+    desk.send(b"1", key="order-1")
+    desk.send(b"2")
+    _serve(worker)
+    assert sorted(seen) == [
+        *((b"1", attempt, "order-1") for attempt in (1, 2)),
+        *((b"2", attempt, None) for attempt in (1, 2)),
+    ]
+
+
 FAILURES: dict[str, Callable[[], BaseException]] = {
     "any error": lambda: ValueError("it failed"),
     "retry": lambda: delayd.Retry(error="it failed"),
