@@ -120,7 +120,6 @@ class Ask:
     calm: set[int] = field(default_factory=set)  # Those of them that no other request changes.
     moved: dict[int, tuple[int, ...]] = field(default_factory=dict)  # The receipts that it was told, by message.
     made: set[int] = field(default_factory=set)  # The messages that it has moved, not only found where it wanted them.
-    by_receipt: bool = False
     number: int = 0  # The first one of its tries, if it has any.
     tries: int = 0
     is_lost: bool = False  # An answer to it was lost, or a life of the server ended meanwhile.
@@ -128,7 +127,7 @@ class Ask:
     @property
     def is_done(self) -> bool:
         """Whether it is a move that was done: others may change its messages, and it changes them no more."""
-        return self.by_receipt and self.kind is RequestType.RESCHEDULE and len(self.made) == len(self.chosen) > 0
+        return self.kind is RequestType.RESCHEDULE and len(self.made) == len(self.chosen) > 0
 
 
 class Peer:
@@ -541,7 +540,7 @@ class Run:
                 self._judge(ask, message, answer, instant_ms, by_key=keys is not None)
             return is_open
 
-        self._ask(kind, head, body, heard, chosen=chosen, number=number, by_receipt=keys is None)
+        self._ask(kind, head, body, heard, chosen=chosen, number=number)
 
     def _ask_keys(self) -> None:
         random = self.random
