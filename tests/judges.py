@@ -26,7 +26,7 @@ from tests.simulation.planted import PLANTED as IN_SIMULATION
 from tests.unit.delay.keys.planted import PLANTED as OF_SLOTS
 from tests.worlds.bugs import PLANTED as IN_LIVES
 from tests.worlds.bugs import PLANTED_IN_CANCELS as IN_CANCELS
-from tests.worlds.patches import Bugs, Patch
+from tests.worlds.patches import Patch
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
@@ -184,17 +184,13 @@ def planted() -> list[Planted]:
     return sorted(found.values(), key=lambda bug: (order[bug.rule], bug.judges[0], bug.what))
 
 
-def _one_patch_each(bugs: dict[str, Patch]) -> Bugs:
-    return {name: [patch] for name, patch in bugs.items()}
-
-
 _HANDOFF, _DECISIONS = "model/rules.py", "decisions/rules.py"
 _REGISTRIES = (
     ("simulation", "simulation/planted.py", IN_SIMULATION),
-    ("property", "property/test_delay_lives.py", _one_patch_each(IN_LIVES | IN_CANCELS)),
+    ("property", "property/test_delay_lives.py", IN_LIVES | IN_CANCELS),
     ("groups", "groups/planted.py", IN_WALKS),
     ("crash", "crash/planted.py", IN_CRASH),
-    ("crash", "crash/test_keyed_deaths.py", {name: [IN_CANCELS[name]] for name in IN_KEYED_DEATHS}),
+    ("crash", "crash/test_keyed_deaths.py", {name: IN_CANCELS[name] for name in IN_KEYED_DEATHS}),
     ("fuzz", "fuzz/planted.py", IN_FUZZ | IN_FUZZ_REALTIME),
     ("end_to_end", "end_to_end/torture_planted.py", IN_TORTURE),
     ("unit", "unit/delay/keys/planted.py", OF_SLOTS),
@@ -206,7 +202,8 @@ def _touched(patch: Patch) -> str:
     where = patch.where
     home = where.__module__ if isinstance(where, type) else getattr(where, "__name__", "")
     name = f"{where.__name__}.{patch.name}" if isinstance(where, type) else patch.name
-    return f"{AT_A_PORT if home.startswith('delayd.testing.') else ''}`{home}:{name}`"
+    at_a_port = home.startswith("delayd.testing.") or home.endswith("_adapter")
+    return f"{AT_A_PORT if at_a_port else ''}`{home}:{name}`"
 
 
 def rules() -> list[str]:

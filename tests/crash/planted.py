@@ -65,7 +65,7 @@ def _remove_the_dispatch_log_first(self: Retention, files: dict[int, HourFile]) 
 
 
 PLANTED: Bugs = {
-    "S4: the state counts a seal that is not synced": [SEAL_WITHOUT_A_SYNC],
+    "S4: the state counts a seal that is not synced": SEAL_WITHOUT_A_SYNC,
     "S4: an hour that a crash left sealed is sealed again": [Patch(SealLog, "add", _seal_again)],
     "S4: a seal does not name the one before": [Patch(SealLog, "add", _chain_to_nothing)],
     "S4: the state calls an hour sealed before its seal is durable": [

@@ -45,7 +45,8 @@ def test_the_delay_server_dies_at_each_operation_of_keyed_sends_moves_and_cancel
 @pytest.mark.parametrize("name", SHOWN_BY)
 def test_a_rule_of_decisions_that_is_taken_out_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _shorten(monkeypatch)
-    monkeypatch.setattr(*bugs.PLANTED_IN_CANCELS[name])
+    for bug in bugs.PLANTED_IN_CANCELS[name]:
+        monkeypatch.setattr(*bug)
     with pytest.raises(AssertionError, match="died "):
         explore(Report(), range(1, len(KeyedDeath(None).operations) + 1), KeyedDeath)
 

@@ -9,17 +9,14 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd import clock as delayd_clock
 from delayd.batch import Batch, ColumnId, parse
-from delayd.clock import Clock, JudgedClock
-from delayd.delay import core as delay_core
 from delayd.delay import intake as delay_intake
 from delayd.delay import recovery as delay_recovery
 from delayd.delay.books import dispatch_logs as delay_dispatch_logs
 from delayd.delay.books import outcomes as delay_outcomes
 from delayd.delay.books import retention as delay_retention
 from delayd.delay.books.dispatch_logs import read_outcomes
-from delayd.delay.books.outcomes import Flushed, OutcomeLog
+from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.retention import Retention, SegmentRetention
 from delayd.delay.books.sealing import compare
 from delayd.delay.core import DelayCore
@@ -31,30 +28,25 @@ from delayd.delay.handoff.link import InDoubt, Link
 from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.window import Window
-from delayd.delay.handoff.wire import Wire
 from delayd.delay.intake import Intake
 from delayd.delay.producers import AcceptedBatch, Allowance, Producers, Waiter
 from delayd.delay.requests import Requests
 from delayd.delay.rows import Rows
 from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.delay.timers.loading import Loading
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DelaydError, SyncFailed
 from delayd.hours import HOUR_MS
-from delayd.identity import Identity, open_identity
-from delayd.log import log as log_module
-from delayd.log.dispatch import NewPart, OutcomeRows
-from delayd.log.log import LogPlace, segment_name
+from delayd.log.dispatch import OutcomeRows
 from delayd.log.seal import SealFacts
-from delayd.log.segment import FileHeader, Segment
+from delayd.log.segment import Segment
 from delayd.net import trust
-from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.validate import check_batch, check_headers
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType
+from tests.worlds import port_bugs
 from tests.worlds.bugs import PLANTED as PLANTED_IN_LIVES
-from tests.worlds.bugs import SEAL_WITHOUT_A_SYNC, call_it_durable
+from tests.worlds.bugs import SEAL_WITHOUT_A_SYNC
 from tests.worlds.patches import Bugs, Patch, changed
 
 SLOT_MS = 500
@@ -62,31 +54,6 @@ NEVER_MS = 1 << 50
 
 
 # Logs.
-
-
-def _write_without_a_sync(self: OutcomeLog, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
-    with patch.object(Segment, "flush", call_it_durable):
-        return _write_outcomes(self, by_hour, now_ms)
-
-
-def _go_on_after_a_failed_sync(self: Segment) -> None:
-    try:
-        _flush(self)
-    except SyncFailed:
-        self._broken = False
-        self.durable = self.end
-
-
-def _write_nothing_back(self: Segment, start: int, end: int) -> None:
-    """What is found passes for durable."""
-
-
-def _create_without_a_folder_sync(disk: Disk, place: LogPlace, header: FileHeader) -> Segment:
-    path = f"{place.folder}/{segment_name(header.base_offset)}"
-    file = disk.open(path, write=True, create=True)
-    file.pwritev([header.encode()], 0)
-    file.sync()
-    return Segment(disk, path, file, header)
 
 
 def _leave_what_was_written(self: Segment, cause: Exception) -> None:
@@ -229,10 +196,6 @@ def _note_and_go_on(self: Dispatcher, routes: dict[bytes, int], unrouted: list[b
     self._log_control = log_control
 
 
-def _keep_the_epoch(*arguments: object) -> Identity:
-    return open_identity(*arguments)._replace(epoch=1)  # type: ignore[arg-type]
-
-
 def _take_nothing_back(self: Sender) -> None:
     self.frames_in_flight = 0
 
@@ -249,45 +212,12 @@ def _take_back_at_once(self: Link, retry_ms: int) -> None:
 # Time.
 
 
-class _Ahead(SimClock):
-    """A clock that is one slot ahead of another."""
-
-    def __init__(self, clock: Clock) -> None:
-        assert isinstance(clock, SimClock)
-        super().__init__(machine=clock.machine)
-        self._clock = clock
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms() + SLOT_MS
-
-    @property
-    def confirmed(self) -> bool:
-        return self._clock.confirmed
-
-
-def _step_early(self: Dispatcher) -> None:
-    _look_ahead(self)
-    _step(self)
-
-
-def _pump_early(self: Sender, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
-    _look_ahead(self)
-    _pump(self, wire, session, current)
-
-
-def _look_ahead(part: Dispatcher | Sender) -> None:
-    if not isinstance(part._clock, _Ahead):
-        part._clock = _Ahead(part._clock)
-
-
 def _nothing() -> None:
     """Nobody waits."""
 
 
-_flush = Segment.flush
 _write_back = Segment._write_back
 _sweep = Retention.sweep
-_write_outcomes = OutcomeLog._write
 _begin = Producers.begin
 _commit = Intake._commit
 _release = SegmentRetention.release
@@ -296,8 +226,6 @@ _take = Requests._take
 _give_up = Sender.give_up
 _end_session = Link._end_session
 _routed = Dispatcher.routed
-_step = Dispatcher.step
-_pump = Sender.pump
 
 _reopen_nothing = changed(
     delay_outcomes.reopen_dispatch_log, 'raise DamagedData(path, 0, "the file is gone") from None', "return None"
@@ -309,14 +237,14 @@ _SYNC_AND_NEVER_MIND = (
 )
 
 IN_DELAY: Bugs = {
-    **{name: [patch] for name, patch in PLANTED_IN_LIVES.items()},
-    "L1: a server goes on after a failed fsync": [Patch(Segment, "flush", _go_on_after_a_failed_sync)],
-    "L1: recovery does not write back what it finds": [Patch(Segment, "_write_back", _write_nothing_back)],
-    "L2: D_h is not synced": [Patch(OutcomeLog, "_write", _write_without_a_sync)],
+    **PLANTED_IN_LIVES,
+    "L1: a server goes on after a failed fsync": port_bugs.FAILED_SYNCS_COUNT,
+    "L1: recovery does not sync what it finds": port_bugs.FOUND_IS_NOT_SYNCED,
+    "L2: D_h is not synced": port_bugs.unsynced("/delay/dispatch/"),
     "L3: a failed write is not cut back": [Patch(Segment, "_cut_back", _leave_what_was_written)],
     "P5: an hour seals before the checkpoint has passed it": [Patch(Retention, "sweep", _seal_an_hour_early)],
-    "S4: a seal is counted before it is durable": [SEAL_WITHOUT_A_SYNC],
-    "L4: the name of a new segment is not synced": [Patch(log_module, "_create", _create_without_a_folder_sync)],
+    "S4: a seal is counted before it is durable": SEAL_WITHOUT_A_SYNC,
+    "L4: the name of a new segment is not synced": port_bugs.unsynced_names("/message"),
     "P5: appended_at goes back with the clock": [Patch(Intake, "_commit", _stamp_by_the_clock_alone)],
     "P6: segments go though rows refer to them": [Patch(SegmentRetention, "release", _release_whatever_is_old)],
     "I1: a batch that is under way is taken again": [Patch(Producers, "begin", _take_what_is_under_way)],
@@ -327,7 +255,7 @@ IN_DELAY: Bugs = {
     ],
     "H1: W is a step too far": [Patch(Window, "w", property(_a_step_too_far))],
     "H1: W passes what earlier epochs left unsettled": [Patch(Window, "w", property(_pass_what_is_unsettled))],
-    "H3: an epoch is used again": [Patch(delay_core, "open_identity", _keep_the_epoch)],
+    "H3: an epoch is used again": [port_bugs.kept_as_first(b"epoch", b"identity")],
     "H4: rows that may be at T are sent again before it is asked": [Patch(Link, "_end_session", _take_back_at_once)],
     "H4: rows that never arrived are not sent again": [Patch(Sender, "take_back", _take_nothing_back)],
     "H5: a note is not logged": [Patch(Dispatcher, "routed", _note_nothing)],
@@ -335,10 +263,8 @@ IN_DELAY: Bugs = {
     "H4: rows of a window's answer that were recorded before are recorded again": [
         Patch(Link, "_arrived", changed(Link._arrived, "new.any()", "len(new) and [new.fill(True)]"))
     ],
-    "T1: rows leave by a clock that is in doubt after a boot": [
-        Patch(Dispatcher, "step", changed(Dispatcher.step, "self._trusted or self._clock.confirmed", "True"))
-    ],
-    "T1: a jump of the clock is believed at once": [Patch(delayd_clock, "JUMP_MS", NEVER_MS)],
+    "T1: rows leave by a clock that is in doubt after a boot": port_bugs.NOTHING_IS_DOUBTED,
+    "T1: a jump of the clock is believed at once": port_bugs.JUMPS_ARE_BELIEVED,
     "L1: an error of the write back is not looked at": [
         Patch(Segment, "_write_back", _write_back_and_never_mind),
         Patch(Segment, "recover", changed(Segment.recover, *_SYNC_AND_NEVER_MIND)),
@@ -383,7 +309,7 @@ IN_DELAY: Bugs = {
     "P7: rows that are loaded already are loaded again when their file is whole": [
         Patch(Mending, "_read_done", changed(Mending._read_done, '~among(rows["sequence"], unloaded.loaded)', "True"))
     ],
-    "T4: an unconfirmed clock stamps what is appended": [Patch(JudgedClock, "stamp_ms", JudgedClock.now_ms)],
+    "T4: an unconfirmed clock stamps what is appended": port_bugs.STAMPS_ARE_NOT_JUDGED,
     "T4: hours are sealed and removed by an unconfirmed clock": [
         Patch(DelayCore, "sweep", changed(DelayCore.sweep, "self._clock.confirmed", "True"))
     ],
@@ -397,5 +323,5 @@ IN_DELAY: Bugs = {
     "H8: hours whose dispatch logs are damaged are not told": [
         Patch(Link, "_greet", changed(Link._greet, "if self._ends.unread:", "if False:"))
     ],
-    "T2: rows leave a slot early": [Patch(Dispatcher, "step", _step_early), Patch(Sender, "pump", _pump_early)],
+    "T2: rows leave a slot early": [port_bugs.ahead(SLOT_MS)],
 }

@@ -37,7 +37,7 @@ _recover = delay_recovery.recover
 
 IN_KEYS: Bugs = {
     **{
-        name: [PLANTED_IN_CANCELS[name]]
+        name: PLANTED_IN_CANCELS[name]
         for name in (
             "C1: rows that are replaced by key are not claimed",
             "C2: a checkpoint passes a decision and does not name its rows",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from delayd.batch import Batch, DispatchPart
 from delayd.delay.handoff.link import Link
-from delayd.log.group import NewGroup
 from delayd.log.log import Log
 from delayd.wire import requests as wire_requests
-from delayd.wire.frame import Frame, HeadValue
-from realtime import commit as realtime_commit
+from delayd.wire.frame import HeadValue
 from realtime import quarantine, snapshots
-from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
+from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
 from realtime.given_out import GivenOut
@@ -27,6 +25,7 @@ from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
+from tests.worlds import port_bugs
 from tests.worlds.patches import Bugs, Patch, changed
 from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
 
@@ -34,11 +33,6 @@ Groups = Iterable[Group | GroupCopy]
 NEVER_MS = 1 << 50
 
 # The handoff.
-
-
-def _answer_before_the_sync(message_log: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
-    offsets = message_log.append(groups, now_ms)
-    return Written(offsets, message_log.end, message_log.crc32c)
 
 
 def _answer_the_window_at_once(self: GroupCommit, item: DispatchFrame | Greeting) -> None:
@@ -57,11 +51,6 @@ def _take_any_session(self: Origins, peer: Peer, epoch: int, session: int) -> Or
 
 def _drop_nothing(self: GroupCommit, origin: Origin) -> list[DispatchFrame | Greeting]:
     return []
-
-
-def _hear_any_hello(self: DelayServers, peer: Peer, frame: Frame) -> None:
-    # The offset that a hello names would tell a part of them, so that goes too.
-    _hello(self, peer, frame._replace(head=frame.head | {"target": self._log_id, "named_offset": 0}))
 
 
 def _refuse_no_hello(self: Origin, hello: Hello) -> None:
@@ -139,12 +128,6 @@ def _acknowledge_before_the_sync(self: PullCommit, callback: Callable[[], None])
     callback()
 
 
-def _sync_nothing(self: PullCommit) -> None:
-    if self._under_way is None and self._waiting:
-        self._under_way, self._waiting = self._waiting, []
-        self._executor.submit(_nothing, self._synced)
-
-
 def _lapse_never(self: Pulls) -> None:
     list(self._leases.due(self.clock.monotonic_ms()))
     for waiting in self._deadlines.due(self.clock.monotonic_ms()):
@@ -176,7 +159,6 @@ def _nothing() -> None:
 
 _row = wire_requests._row
 _put = GroupCommit.put
-_hello = DelayServers.hello
 _hear = Origin.hear
 _first = Index.first
 
@@ -188,12 +170,12 @@ _HEARD_ALL_THE_SAME = [
 IN_REALTIME: Bugs = {
     "L9: a consume log that is damaged is not rebuilt": [Patch(Rebuilder, "_start", _rebuild_nothing)],
     "L10: what could not be read is never tried again": [Patch(quarantine, "RETRY_MS", NEVER_MS)],
-    "H3: T answers a frame before its fsync": [Patch(realtime_commit, "_write", _answer_before_the_sync)],
+    "H3: T answers a frame and its log is not synced": port_bugs.unsynced("/realtime/message/"),
     "H3: T answers a window before its fsync": [Patch(GroupCommit, "put", _answer_the_window_at_once)],
     "H3: T takes frames of any session": [Patch(Origins, "session_of", _take_any_session)],
     "H3: T does not drop the queued frames of an older session": [Patch(GroupCommit, "drop", _drop_nothing)],
     "H3: T hears a hello that comes late": [Patch(Origin, "check_hello", _refuse_no_hello)],
-    "H7: T hears hellos that are for another server": [Patch(DelayServers, "hello", _hear_any_hello)],
+    "H7: T hears hellos that are for another server": port_bugs.HELLOS_ARE_FOR_ANYBODY,
     "H2: T forgets a batch when it has answered": [Patch(Origin, "remember", _remember_nothing)],
     "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
     "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
@@ -202,7 +184,7 @@ IN_REALTIME: Bugs = {
     "Q1: an acknowledgement is answered before its fsync": [
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
     ],
-    "Q1: the pull log is not synced": [Patch(PullCommit, "_sync", _sync_nothing)],
+    "Q1: the pull log is not synced": port_bugs.unsynced("/realtime/pull/"),
     "Q1: acknowledgements of lost pulls count": [Patch(GivenOut, "lost", lambda self, *asked: [])],
     "Q3: retention passes what a group has not acknowledged": [Patch(snapshots, "keep_from", _keep(_no_group))],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],

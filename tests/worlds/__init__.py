@@ -9,6 +9,7 @@
     dispatch_batches  DISPATCH batches for that server
     keys              the delay server's index of keys, with its checkpoints
     *_adapter         what judges ask of a server, by server: only these modules know its insides
+    port_bugs         bugs that stand at a port: the disk, the state, the clock, the wire
     bugs              bugs to plant in a delay server; each takes one rule out
     realtime_bugs     bugs to plant in a realtime server that several kinds of tests must find
     patches           what a planted bug is made of

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from unittest.mock import patch
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay import core, intake, recovery
+from delayd.delay import recovery
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.books.seal_log import SealLog
 from delayd.delay.ending.claims import Claims, Places
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import MessageRequests
-from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.wanted import Wanted
-from delayd.delay.filing.schedule_writer import ScheduleWriter
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.window import SentBatch
 from delayd.delay.handoff.wire import Wire
-from delayd.delay.intake import Decided, Mark, OpenGroup, Written
-from delayd.delay.producers import Producers
-from delayd.delay.recovery import Recovered
+from delayd.delay.intake import Decided, OpenGroup
 from delayd.delay.rows import Rows
 from delayd.delay.timers.claimed import Claimed
 from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log.ended import NO_ENDED, EndedRows
-from delayd.log.group import NewGroup
-from delayd.log.log import Log
-from delayd.log.seal import SealFacts
-from delayd.log.segment import Segment
-from tests.worlds.patches import Patch
-
-
-def _acknowledge_before_the_sync(log: Log, groups: list[NewGroup], now_ms: int) -> Written:
-    offsets = log.append(groups, now_ms)
-    return Written(offsets, Mark(log.end, log.crc32c))
+from tests.worlds import port_bugs
+from tests.worlds.patches import Bugs, Patch
 
 
 def _decide_when_acknowledged(self: Sender, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
@@ -62,12 +48,6 @@ def _say_durable_at_once(self: OutcomeLog, callback: Callable[[], None]) -> None
     callback()
 
 
-def _close_without_a_sync(self: ScheduleWriter) -> None:
-    for segment in self._open:
-        segment.close()
-    self._open.clear()
-
-
 def _forget_outcomes(
     *arguments: object,
 ) -> tuple[dict[int, object], dict[int, NDArray[np.uint64]], dict[int, int]]:
@@ -85,24 +65,6 @@ def _send_at_once(self: Link, session: int, wire: Wire) -> None:
     _connected(self, session, wire)
     if session == self._session:
         self.phase = Phase.READY
-
-
-def _forget_notes(*arguments: object) -> Recovered:
-    found = _recover(*arguments)  # type: ignore[arg-type]
-    found.targets_owed.clear()
-    return found
-
-
-def _forget_numbers(
-    self: Producers, seen_before_ms: int, puts: dict[bytes, bytes], removes: set[bytes]
-) -> Iterator[None]:
-    self._changed.clear()
-    return iter(())
-
-
-def _add_a_seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> None:
-    with patch.object(Segment, "flush", call_it_durable):
-        _add_seal(self, facts, now_ms)
 
 
 def _answer_when_decided(self: MessageRequests, group: OpenGroup, ended: EndedRows = NO_ENDED) -> Decided:
@@ -134,10 +96,6 @@ def _leave_nothing_out(self: EarlierOutcomes, hour: int, sequences: NDArray[np.u
     pass
 
 
-def _name_nothing(self: Owed) -> list[EndedRows]:
-    return []
-
-
 def _owe_nothing(*arguments: object) -> EndedRows:
     return NO_ENDED
 
@@ -150,39 +108,34 @@ def _nothing_has_left(self: Dispatcher, rows: Rows) -> NDArray[np.bool_]:
     return np.zeros(len(rows), np.bool_)
 
 
-def call_it_durable(self: Segment) -> None:
-    """Sync nothing, and go on as after a sync."""
-    self.durable = self.end
-
-
-_add_seal = SealLog.add
 _close = MessageRequests.close
 _arrived = Link._arrived
 _connected = Link._connected
-_recover = recovery.recover
 
-SEAL_WITHOUT_A_SYNC = Patch(SealLog, "add", _add_a_seal_without_a_sync)
-PLANTED: dict[str, Patch] = {
-    "L2: a send is answered before its fsync": Patch(intake, "_write", _acknowledge_before_the_sync),
-    "H1: W passes a batch whose outcome is not durable": Patch(Sender, "acknowledge", _decide_when_acknowledged),
-    "H4: a session sends before the answered rows are durable": Patch(OutcomeLog, "when_durable", _say_durable_at_once),
-    "H4: a session sends before the window is answered": Patch(Link, "_connected", _send_at_once),
-    "P2: a checkpoint counts schedule logs that are not durable": Patch(ScheduleWriter, "_sync", _close_without_a_sync),
-    "P4: recovery ignores the dispatch logs": Patch(recovery, "_recover_outcomes", _forget_outcomes),
-    "H6: rows are taken back though the window names them": Patch(Link, "_arrived", _ignore_this_epoch),
-    "H5: a checkpoint passes a note and does not keep it": Patch(core, "recover", _forget_notes),
-    "I1: a checkpoint passes batches and forgets their numbers": Patch(Producers, "collect", _forget_numbers),
+SEAL_WITHOUT_A_SYNC = port_bugs.unsynced("/seal/")
+PLANTED: Bugs = {
+    "L2: a send is answered and its log is not synced": port_bugs.unsynced("/delay/message/"),
+    "H1: W passes a batch whose outcome is not durable": [Patch(Sender, "acknowledge", _decide_when_acknowledged)],
+    "H4: a session sends before the answered rows are durable": [
+        Patch(OutcomeLog, "when_durable", _say_durable_at_once)
+    ],
+    "H4: a session sends before the window is answered": [Patch(Link, "_connected", _send_at_once)],
+    "P2: a checkpoint counts schedule logs that are not durable": port_bugs.NO_CHECKPOINT_IS_SYNCED,
+    "P4: recovery ignores the dispatch logs": [Patch(recovery, "_recover_outcomes", _forget_outcomes)],
+    "H6: rows are taken back though the window names them": [Patch(Link, "_arrived", _ignore_this_epoch)],
+    "H5: a checkpoint passes a note and does not keep it": [port_bugs.forgotten(b"target/")],
+    "I1: a checkpoint passes batches and forgets their numbers": [port_bugs.forgotten(b"producer/")],
 }
 # These show only in lives in which somebody cancels messages, or sends with keys.
-PLANTED_IN_CANCELS: dict[str, Patch] = {
-    "C1: a cancel is answered before its decision is durable": Patch(MessageRequests, "close", _answer_when_decided),
-    "C1: rows are not claimed": Patch(Claims, "claim", _claim_nothing),
-    "C1: rows of a loaded hour are claimed for its load": Patch(Claims, "_far", _all_far),
-    "C1: rows that are replaced by key are not claimed": Patch(KeyedSends, "_claim", _replace_without_a_claim),
-    "C1: a claimed row that falls due is handed out": Patch(Claimed, "without", _hold_nothing_back),
-    "C1: an hour is loaded with its claimed rows": Patch(EarlierOutcomes, "claim", _leave_nothing_out),
-    "C1: a row that an earlier life may have sent is claimed": Patch(Dispatcher, "may_have_left", _nothing_has_left),
-    "C1: a decision that the disk refused leaves its claims": Patch(Claims, "undo", _undo_nothing),
-    "C2: a checkpoint passes a decision and does not name its rows": Patch(Owed, "parts", _name_nothing),
-    "P1: a start does not read the decisions": Patch(recovery, "_owe", _owe_nothing),
+PLANTED_IN_CANCELS: Bugs = {
+    "C1: a cancel is answered before its decision is durable": [Patch(MessageRequests, "close", _answer_when_decided)],
+    "C1: rows are not claimed": [Patch(Claims, "claim", _claim_nothing)],
+    "C1: rows of a loaded hour are claimed for its load": [Patch(Claims, "_far", _all_far)],
+    "C1: rows that are replaced by key are not claimed": [Patch(KeyedSends, "_claim", _replace_without_a_claim)],
+    "C1: a claimed row that falls due is handed out": [Patch(Claimed, "without", _hold_nothing_back)],
+    "C1: an hour is loaded with its claimed rows": [Patch(EarlierOutcomes, "claim", _leave_nothing_out)],
+    "C1: a row that an earlier life may have sent is claimed": [Patch(Dispatcher, "may_have_left", _nothing_has_left)],
+    "C1: a decision that the disk refused leaves its claims": [Patch(Claims, "undo", _undo_nothing)],
+    "C2: a checkpoint passes a decision and does not name its rows": [port_bugs.forgotten(b"ended")],
+    "P1: a start does not read the decisions": [Patch(recovery, "_owe", _owe_nothing)],
 }

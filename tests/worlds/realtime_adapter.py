@@ -19,6 +19,8 @@ from realtime.given_out import SECRET_BITS
 from realtime.peer import Peer
 from realtime.recovery import recover
 
+__all__ = ["GroupSeen", "Machine", "Peer", "RealtimeAdapter", "life_of"]
+
 STATE = "/data/realtime/state"
 
 
