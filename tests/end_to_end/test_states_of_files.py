@@ -138,7 +138,7 @@ def test_a_held_start_and_a_pull_log_go_on_when_their_file_is_put_back(tmp_path:
     WaitKind.STATE_REPLACED,
 )
 def test_values_of_states_that_do_not_check_are_decided_on_as_status_says(tmp_path: Path) -> None:
-    with cluster(tmp_path) as production:
+    with cluster(tmp_path, checkpoint_every_ms=200) as production:
         operator = production.operator
         production.send("1")
         assert production.consumed(1) == ["1"]
@@ -163,6 +163,8 @@ def test_values_of_states_that_do_not_check_are_decided_on_as_status_says(tmp_pa
             state = tmp_path / server.role / "state.lmdb/data.mdb"
             shutil.copyfile(state, state.with_suffix(".copy"))
             state.with_suffix(".copy").rename(state)
+        # A new subject is a commit for each of them; without one they look every 30 s.
+        production.send("x", subject="new")
         told = partial(operator.told, WaitKind.STATE_REPLACED)
         wait_until(lambda: len(told()) == len(servers), lambda: str(told()), every_s=LOOK_S)
         operator.until_told(WaitKind.STATE_REPLACED)
