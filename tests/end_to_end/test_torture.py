@@ -85,6 +85,15 @@ def test_a_message_that_comes_within_its_lease_is_noticed(ledger: Ledger) -> Non
     assert "before its lease ends" in ledger.violations[0]
 
 
+def test_a_lease_is_known_less_well_behind_a_step_of_the_clock_and_only_there(ledger: Ledger) -> None:
+    ledger.clock_steps(0.0)
+    deliver(ledger, now=1.0)
+    deliver(ledger, now=61.0 - 0.9)
+    assert not ledger.violations
+    deliver(ledger, now=120.1 - 0.9)
+    assert "before its lease ends" in ledger.violations[0]
+
+
 def test_a_message_that_comes_after_it_was_acknowledged_is_noticed(ledger: Ledger) -> None:
     deliver(ledger)
     ledger.acknowledged(GROUP, [0])

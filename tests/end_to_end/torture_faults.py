@@ -91,11 +91,10 @@ class Faults:
     # The clock.
 
     async def _step_clock(self, cluster: Cluster, draw: random.Random) -> str:
-        assert self._wall is not None
         ahead, believed = draw.random() < 0.5, draw.random() < 0.6
         if ahead:
             self._ledger.clock_is_ahead(HOUR_MS)
-        self._wall.step(HOUR_MS if ahead else -HOUR_MS)
+        self._step(HOUR_MS if ahead else -HOUR_MS)
         told = f"clock {'+' if ahead else '-'}1 h"
         cluster.happened[told] += 1
         await asyncio.sleep(draw.uniform(*STEPPED_S))
@@ -108,7 +107,7 @@ class Faults:
             await cluster.start((role,))
             told += f", SIGKILL {role}"
         await asyncio.sleep(draw.uniform(*STEPPED_S))
-        self._wall.step(-HOUR_MS if ahead else HOUR_MS)
+        self._step(-HOUR_MS if ahead else HOUR_MS)
         if ahead:
             self._ledger.clock_is_right()
         # A jump ahead waits for the word; after one back it sets the log's time back too.
@@ -119,11 +118,15 @@ class Faults:
 
     async def pass_hours(self, cluster: Cluster, ahead_ms: int) -> None:
         """Set the clock ahead for good, by the word of an operator."""
-        assert self._wall is not None
         self._ledger.clock_is_ahead(ahead_ms)
-        self._wall.step(ahead_ms)
+        self._step(ahead_ms)
         await asyncio.sleep(STEPPED_S[1])
         await self._trust(cluster)
+
+    def _step(self, ms: int) -> None:
+        assert self._wall is not None
+        self._wall.step(ms)
+        self._ledger.clock_steps(time.monotonic())
 
     async def _trust(self, cluster: Cluster) -> None:
         command = [

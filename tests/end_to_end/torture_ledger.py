@@ -11,6 +11,10 @@ from enum import Enum
 from delayd import CancelAnswer, MessageState
 
 LEASE_SLACK_S = 0.25  # A client knows the server's clock only as well as the way to it is even.
+# A clock that was set makes a client's sample of it worthless. The next one may be that of a pull that waited for a
+# second, and is wrong by up to half of that, until an answer comes on a shorter way.
+STEP_SLACK_S = 1.0
+STEP_FELT_S = 10.0
 VIOLATIONS_MAX = 200  # One broken promise can break for thousands of messages.
 
 Group = tuple[str, str]  # Subject and name.
@@ -51,6 +55,7 @@ class Copy:
 
     deliveries: int = 0
     lease_ends: float = 0.0  # When the lease of the last delivery ends, on time.monotonic().
+    slack_s: float = LEASE_SLACK_S  # It may end so much earlier.
     given_back: bool = False
     tried: bool = False  # An acknowledgement of the last delivery was sent, so it may never come again.
     acknowledged: bool = False
@@ -80,7 +85,12 @@ class Ledger:
     def __post_init__(self) -> None:
         self.copies: dict[Group, dict[int, Copy]] = {group: {} for group in self.groups}
         self._ahead_ms, self._ahead_before = 0, 0
+        self._stepped_at = -STEP_FELT_S
         self.awaited: dict[Group, set[int]] = {group: set() for group in self.groups}
+
+    def clock_steps(self, now: float) -> None:
+        """The servers' clock is set, ahead or back; ``now`` is on time.monotonic()."""
+        self._stepped_at = now
 
     def clock_is_ahead(self, ahead_ms: int) -> None:
         """The servers' clock was set ahead: what leaves is early by the servers' clock only, or not at all."""
@@ -167,11 +177,12 @@ class Ledger:
             self.broken(f"delivered after it was acknowledged: {self.tell(number)} at {group}")
         elif copy.deliveries:
             self.repeated += 1
-            if not copy.given_back and now < copy.lease_ends - LEASE_SLACK_S:
+            if not copy.given_back and now < copy.lease_ends - copy.slack_s:
                 left_s = copy.lease_ends - now
                 self.broken(f"delivered again {left_s:.3f} s before its lease ends: {self.tell(number)} at {group}")
         copy.deliveries += 1
         copy.lease_ends = lease_ends
+        copy.slack_s = STEP_SLACK_S if now < self._stepped_at + STEP_FELT_S else LEASE_SLACK_S
         copy.given_back = copy.tried = False
         return number
 
