@@ -28,6 +28,7 @@ from delayd.log.log import Log
 
 # This much of the log is in memory at a time; a column of its rows stays below `MMAP_BYTES` of delayd.net.heap.
 WINDOW_BYTES = 16 << 20
+WINDOW_BATCHES = 2_000  # Each costs some 20 us of Python: a window of batches of one row has 50,000 of them.
 PIECE_BYTES = 1 << 20
 PIECE_WORDS = 128 << 10  # Words copied in one call: they stay in the processor's cache between being read and written.
 
@@ -282,13 +283,14 @@ def _runs_of(words: NDArray[np.uint64], size: int) -> NDArray[np.void]:
 def _windows(groups: Iterator[CommitGroup]) -> Iterator[list[CommitGroup]]:
     """Collect neighbouring groups, also those without rows, so that the offsets in a window have no gap."""
     window: list[CommitGroup] = []
-    size = 0
+    size = batches = 0
     for group in groups:
-        if window and size + group.header.total_bytes > WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-        window.append(group)
         size += group.header.total_bytes
+        batches += group.header.batch_count
+        if window and (size > WINDOW_BYTES or batches > WINDOW_BATCHES):
+            yield window
+            window, size, batches = [], group.header.total_bytes, group.header.batch_count
+        window.append(group)
     if window:
         yield window
 

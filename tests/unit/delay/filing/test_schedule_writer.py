@@ -201,6 +201,27 @@ def test_a_range_that_is_read_in_many_windows_and_written_in_many_parts_is_filed
     world.check_logs()
 
 
+def test_a_checkpoint_of_many_small_batches_gives_way_after_a_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pieces(batches: int) -> int:
+        """Of a checkpoint of so many batches, all of one hour."""
+        monkeypatch.setattr(log_range, "WINDOW_BATCHES", batches)
+        world, counted = World(), [0]
+        for number in range(40):
+            world.send(wanted(1, FAR_MS, f"m{number}"))
+            world.settle()
+        *_, worker = world.executors()
+
+        def give_way() -> None:
+            counted[0] += 1
+
+        monkeypatch.setattr(worker, "give_way", give_way)
+        world.checkpoint()
+        assert sum(batch.count for batch in filed(world)) == 40
+        return counted[0]
+
+    assert pieces(4) >= pieces(1_000) + 9, "a stop does not wait for all of them, and urgent jobs do not"
+
+
 def test_folders_of_new_days_are_made_durable_by_the_sync_of_their_files_and_not_one_by_one() -> None:
     world = World()
     world.send([row for day in range(1, 6) for row in wanted(1, day * 24 * HOUR_MS, f"m{day}")])
