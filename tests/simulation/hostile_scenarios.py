@@ -78,6 +78,8 @@ class HostileScenarios(Parts):
                 head["log_id"] = server.log_id
                 if head.get("producer_id") == PRODUCER_ID:
                     continue
+            if kind == RequestType.DRAIN:
+                continue  # An operator's word that counts: keys would leave for good, for a server that never was.
             asker.asks(requests, kind, head)
             self.moves(2)
         requests.disconnected(asker)
