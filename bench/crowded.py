@@ -20,7 +20,8 @@ from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.receipt import BatchReceipt, Receipt
 from delayd.config import parse_address
 from delayd.net.connection import connect
-from delayd.wire.requests import RequestType, need_int, need_map
+from delayd.wire.heads import need_int, need_map
+from delayd.wire.requests import RequestType
 
 WAITING, ENDED, ASKED = "bench.waiting", "bench.ended", "bench.asked"
 ASKS = 300  # One after the other, for a median.

@@ -29,7 +29,8 @@ from delayd.net.cut import FOLDER, SIZES, read_sizes
 from delayd.reading.verify import verify_directory
 from delayd.secret import FILE_MODE, SECRET_FILE, Secret
 from delayd.state import LMDB_FILE
-from delayd.wire.requests import RequestType, need_str, need_u64
+from delayd.wire.heads import need_str, need_u64
+from delayd.wire.requests import RequestType
 
 from . import ask, cutting
 from .cutting import Running

@@ -5,7 +5,8 @@ import time
 import click
 
 from delayd.secret import Secret
-from delayd.wire.requests import RequestType, need_bool, need_instant
+from delayd.wire.heads import need_bool, need_instant
+from delayd.wire.requests import RequestType
 
 from . import ask
 from .listing import show

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_bool, need_u64
+from delayd.wire.heads import need_bool, need_u64
+from delayd.wire.requests import RequestType
 
 from . import ask
 

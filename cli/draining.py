@@ -18,7 +18,8 @@ from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.drain import DrainOrder, DrainProgress, read_drain_progress
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_map, need_str
+from delayd.wire.heads import need_map, need_str
+from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes, versions_bytes
 
 from . import ask

@@ -7,8 +7,9 @@ import click
 from delayd.errors import BadArgument, DelaydError
 from delayd.secret import Secret
 from delayd.wire.frame import Head
+from delayd.wire.heads import need_bool, need_str
 from delayd.wire.quarantine import PAGE_MAX, Quarantined, read_list
-from delayd.wire.requests import RequestType, need_bool, need_str
+from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import NOT_BALANCED, OK

@@ -9,9 +9,10 @@ from delayd.client.limits import check_subject
 from delayd.errors import BadArgument
 from delayd.secret import Secret
 from delayd.wire.frame import Head
+from delayd.wire.heads import INT_MAX
 from delayd.wire.meta import read_subject_page
 from delayd.wire.quotas import LIMITS, QuotaInfo
-from delayd.wire.requests import INT_MAX, RequestType
+from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import OK, TRY_LATER

@@ -16,8 +16,9 @@ from delayd.net.connection import Connection
 from delayd.retry_subject import is_reserved
 from delayd.secret import Secret
 from delayd.wire.frame import Head
+from delayd.wire.heads import need_str
 from delayd.wire.meta import SUBJECTS_MAX, read_subject_page
-from delayd.wire.requests import RequestType, need_str
+from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import OK, TRY_LATER

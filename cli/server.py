@@ -7,7 +7,8 @@ import click
 from delayd.errors import RequestFailed, RetryLater
 from delayd.secret import Secret
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_str
+from delayd.wire.heads import need_str
+from delayd.wire.requests import RequestType
 
 from . import ask, draining
 from .exits import OK, TRY_LATER

@@ -8,7 +8,8 @@ import numpy as np
 from delayd.errors import NotReady, ServerUnavailable, UnknownServer
 from delayd.net.connection import Connection
 from delayd.secret import Secret
-from delayd.wire.requests import RequestType, need_str
+from delayd.wire.heads import need_str
+from delayd.wire.requests import RequestType
 from delayd.wire.slots import (
     SlotOwners,
     SlotSet,

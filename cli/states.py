@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import click
 
 from delayd.errors import DelaydError
-from delayd.wire.requests import RequestType, need_bool
+from delayd.wire.heads import need_bool
+from delayd.wire.requests import RequestType
 from delayd.wire.targets import TargetInfo, read_targets
 
 from . import ask

@@ -19,9 +19,15 @@ from delayd.errors import DelaydError
 from delayd.net.connection import Connection
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Head
+from delayd.wire.heads import (
+    need_int,
+    need_map,
+    need_str,
+    need_u64,
+)
 from delayd.wire.listings import GroupInfo
 from delayd.wire.meta import SUBJECTS_MAX, read_routes
-from delayd.wire.requests import RequestType, need_int, need_map, need_str, need_u64
+from delayd.wire.requests import RequestType
 from delayd.wire.waits import COMMAND_MAX, read_waits
 
 from . import ask

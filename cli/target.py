@@ -6,7 +6,8 @@ import click
 
 from delayd.errors import BadArgument, DelaydError
 from delayd.secret import Secret
-from delayd.wire.requests import RequestType, need_str
+from delayd.wire.heads import need_str
+from delayd.wire.requests import RequestType
 from delayd.wire.targets import TargetInfo
 
 from . import ask

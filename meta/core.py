@@ -45,8 +45,8 @@ from delayd.retry_subject import is_reserved, parse_retry_subject
 from delayd.state import State
 from delayd.validate import check_subject
 from delayd.waits import Wait, WaitKind
+from delayd.wire.heads import U64_MAX
 from delayd.wire.meta import SUBJECTS_MAX, Cordons, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
-from delayd.wire.requests import U64_MAX
 from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, Versions, slots_text
 
 from .cordons import CordonTable, Standing, key_of

@@ -26,18 +26,17 @@ from delayd.net.trust import Guard
 from delayd.place import known_place, settle_place
 from delayd.state import State
 from delayd.wire.frame import Frame, Head
-from delayd.wire.limits import META_LIMITS
-from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
-from delayd.wire.requests import (
-    RequestType,
+from delayd.wire.heads import (
     need_bool,
     need_int,
     need_str,
     need_strs,
     need_u64,
-    not_served,
     optional_str,
 )
+from delayd.wire.limits import META_LIMITS
+from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
+from delayd.wire.requests import RequestType, not_served
 from delayd.wire.slots import SlotOwners, members_head, need_slots, need_versions, read_slot_claims, slots_bytes
 from delayd.wire.status import status_head
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from delayd.errors import BadArgument, DamagedValue
 from delayd.state import State
-from delayd.wire.requests import U64_MAX
+from delayd.wire.heads import U64_MAX
 from delayd.wire.slots import SLOTS, VERSIONS, SlotClaims, SlotOwners, SlotSet, Versions, slots_text
 
 Given = dict[int, tuple[int, int]]

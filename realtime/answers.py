@@ -7,8 +7,8 @@ from delayd.errors import DamagedData, RetryLater, Shortage
 from delayd.retry_subject import is_reserved
 from delayd.wire import listings
 from delayd.wire.frame import Head
+from delayd.wire.heads import WINDOW_ROW_BYTES
 from delayd.wire.listings import GroupInfo, SubjectInfo
-from delayd.wire.requests import WINDOW_ROW_BYTES
 
 from .filters import OPEN
 from .groups import Group

@@ -9,7 +9,7 @@ from delayd.log.pull import PullOp
 from delayd.retry_subject import is_reserved
 from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import (
+from delayd.wire.heads import (
     HANDLE_MOST,
     INT_MAX,
     need_bool,

@@ -14,7 +14,11 @@ from delayd.log.control import OriginAccepted
 from delayd.log_limit import LogLimit
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import need_int, need_ints, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_ints,
+    need_u64,
+)
 
 from .answers import window_frames
 from .commit import DispatchFrame, Greeting, GroupCommit, Note

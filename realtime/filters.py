@@ -11,7 +11,7 @@ from delayd.errors import BadRequest, BadTags
 from delayd.limits import TAGS_MAX
 from delayd.tags import bloom_of, decode_tags, encode_tags
 from delayd.wire.frame import Head
-from delayd.wire.requests import need_strs
+from delayd.wire.heads import need_strs
 
 
 class Filter(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
 from delayd.log.retry import Decision
-from delayd.wire.requests import U32_MAX
+from delayd.wire.heads import U32_MAX
 
 from .extensions import Extensions
 from .filters import OPEN, Filter

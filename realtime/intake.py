@@ -27,7 +27,7 @@ from delayd.errors import BatchMalformed
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.limits import HEADERS_BYTES_MAX
 from delayd.validate import check_batch, names_one_subject
-from delayd.wire.requests import INT_MAX
+from delayd.wire.heads import INT_MAX
 
 from .handoff import Origin, W
 

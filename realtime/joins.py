@@ -25,8 +25,12 @@ from delayd.limits import SUBSCRIBED_MAX
 from delayd.log_limit import LogLimit
 from delayd.patterns import Pattern
 from delayd.wire.frame import Frame, Head
+from delayd.wire.heads import (
+    need_str,
+    need_strs,
+    need_u32,
+)
 from delayd.wire.positions import End
-from delayd.wire.requests import need_str, need_strs, need_u32
 
 from .consumers import need_group, need_subject
 from .filters import OPEN

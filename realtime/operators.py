@@ -11,9 +11,13 @@ from functools import partial
 from delayd.errors import BadArgument
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
+from delayd.wire.heads import (
+    need_bool,
+    need_int,
+    need_str,
+)
 from delayd.wire.positions import read_position
 from delayd.wire.quarantine import PAGE_MAX, Quarantined, decided_head, list_head
-from delayd.wire.requests import need_bool, need_int, need_str
 
 from .group_records import GroupRecords
 from .groups import Group

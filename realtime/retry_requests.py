@@ -5,7 +5,11 @@ from collections.abc import Callable, Sequence
 from delayd.errors import BadRequest
 from delayd.life import ERROR_BYTES_MAX
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import HANDLE_MOST, INT_MAX, need_list
+from delayd.wire.heads import (
+    HANDLE_MOST,
+    INT_MAX,
+    need_list,
+)
 
 from .pulls import HANDLES_MAX
 from .retries import Wanted

@@ -36,20 +36,7 @@ from .retries import Undone
 
 RETAIN_EVERY_S = 600
 # A copy of a directory must not take messages, or give them to consumers.
-FENCED = frozenset(
-    {
-        RequestType.HELLO,
-        RequestType.DISPATCH,
-        RequestType.PULL,
-        RequestType.ACK,
-        RequestType.NACK,
-        RequestType.RETRY,
-        RequestType.REJECT,
-        RequestType.EXTEND,
-        RequestType.SUBSCRIBE,
-    }
-)
-
+FENCED = frozenset(kind for kind in RequestType if kind.terms.fenced)
 LETTERS = CourierTerms(RequestType.SEND_AGAIN, WaitKind.RETRIES_AWAY)
 
 log = logging.getLogger(__name__)

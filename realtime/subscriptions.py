@@ -15,7 +15,7 @@ from itertools import count, islice
 
 from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
 from delayd.patterns import Pattern
-from delayd.wire.requests import U32_MAX
+from delayd.wire.heads import U32_MAX
 
 from .filters import OPEN
 from .groups import Group

@@ -23,7 +23,7 @@ from delayd.client.limits import need_timedelta
 from delayd.errors import BadArgument, BadInstant, ClockInDoubt, NaiveDatetime, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 from delayd.wire.frame import Head
-from delayd.wire.requests import need_instant
+from delayd.wire.heads import need_instant
 
 HORIZON_MS = 2 * 366 * 86_400_000  # Two leap years: 17,568 hours, each a file at the most.
 SKEW_MS_MAX = 1_000  # Users notice a second; a smaller offset is corrected without a log line.

@@ -21,7 +21,7 @@ from delayd.life import LIFE_PREFIX
 from delayd.limits import GROUP_NAME_BYTES_MAX, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
 from delayd.retry_subject import RETRY_PREFIX, is_reserved
 from delayd.tracing import HEADER, traceparent
-from delayd.wire.requests import U32_MAX
+from delayd.wire.heads import U32_MAX
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
 

@@ -16,7 +16,8 @@ from delayd.client.retry import Backoff
 from delayd.errors import AlreadyClosed, ConnectionLost, DelaydError, RequestTimedOut, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_instant, need_u64
+from delayd.wire.heads import need_instant, need_u64
+from delayd.wire.requests import RequestType
 
 GREETING_MS_MAX = 5_000.0  # A server that accepts connections but answers nothing counts as away.
 ALIVE_EVERY_MS = 5_000.0  # This also keeps the sample of the server's clock fresh.

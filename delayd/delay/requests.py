@@ -29,9 +29,14 @@ from delayd.wire.ending import (
 )
 from delayd.wire.finding import Piece, read_window
 from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.heads import (
+    need_int,
+    need_str,
+    need_u64,
+)
 from delayd.wire.quarantine import decided_head, list_head
 from delayd.wire.quotas import PAGE_MAX, QuotaInfo, encode_instants, limits_of, quotas_head, read_instants
-from delayd.wire.requests import RequestType, need_int, need_str, need_u64, not_served
+from delayd.wire.requests import RequestType, not_served
 from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, accepted_head, results_body, results_head
 from delayd.wire.slots import SlotOwners, need_slots, versions_bytes
 from delayd.wire.targets import targets_head

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from delayd.errors import DelaydError, SlowDown
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import Cost, RequestType
 
 # Bound for all frames under way: sixteen SENDs of the largest size at the same moment.
 UNFINISHED_BYTES_MAX = 256 << 20
@@ -40,19 +40,7 @@ STATUS_UNITS = SHARE_UNITS  # STATUS reads all counters.
 RENEW_UNITS = FRESH_UNITS // 2
 RETRY_MS = 1_000
 
-LISTINGS = frozenset(
-    {
-        RequestType.SERVERS,
-        RequestType.ROUTES,
-        RequestType.META_SUBJECTS,
-        RequestType.QUARANTINE_LIST,
-        RequestType.HELLO,
-        RequestType.GROUPS,
-        RequestType.SUBJECTS,
-    }
-)
-
-MAY_BE_HEAVY = LISTINGS | {RequestType.PULL}  # The answers to these may be as large as a server makes them.
+MAY_BE_HEAVY = frozenset(kind for kind in RequestType if kind.terms.cost >= Cost.HEAVY)
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +64,8 @@ class Member(Protocol):
 
 
 # By type of frame: the units that it costs besides its bytes; any other type costs one.
-UNITS_OF_TYPE = {**dict.fromkeys(map(int, LISTINGS), LISTING_UNITS), int(RequestType.STATUS): STATUS_UNITS}
+_UNITS = {Cost.COUNTERS: STATUS_UNITS, Cost.LISTING: LISTING_UNITS}
+UNITS_OF_TYPE = {int(kind): _UNITS[kind.terms.cost] for kind in RequestType if kind.terms.cost in _UNITS}
 
 
 def units_of(frame_type: int, frame_bytes: int) -> int:

@@ -23,7 +23,8 @@ from delayd.errors import (
 )
 from delayd.net.writer import Writer
 from delayd.wire.frame import ERROR, MORE, Frame, HeadValue, encode_frame
-from delayd.wire.requests import ANSWERED_IN_FRAMES, error_from_head
+from delayd.wire.heads import error_from_head
+from delayd.wire.requests import ANSWERED_IN_FRAMES
 
 OnAnswer = Callable[[Frame | DelaydError], None]
 

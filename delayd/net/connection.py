@@ -41,8 +41,9 @@ from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BY
 from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
+from delayd.wire.heads import error_head
 from delayd.wire.limits import RequestLimits
-from delayd.wire.requests import RequestType, error_head, request_type
+from delayd.wire.requests import RequestType, request_type
 
 FIRST_FRAME_S = 30.0  # For the first whole request on a new connection; a client that connects has something to ask.
 PROOF_S = 2.0  # For a peer to prove that it may use a place that is kept for trusted peers.
@@ -60,18 +61,6 @@ PROBE_EVERY_S = 10
 CONNECT_MS_DEFAULT = 5_000  # A lost first packet is sent again after 1 and after 3 s.
 
 PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE})
-# At any server.
-TYPES_WITH_BODY = frozenset(
-    {
-        RequestType.SEND,
-        RequestType.SEND_AGAIN,
-        RequestType.SEND_DRAINED,
-        RequestType.DISPATCH,
-        RequestType.CANCEL,
-        RequestType.GET,
-        RequestType.RESCHEDULE,
-    }
-)
 UNBOUNDED = 1 << 62  # Units of a turn, for a connection without a budget.
 
 _CONNECTION_ITSELF = 0  # The request id of an error that concerns no single request.
@@ -208,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         now: bool = False,
     ) -> int:
         """Ask without a future: `on_answer` is called with each frame of the answer, or once with an error. Only a
-        HELLO's answer may have several frames (`ANSWERED_IN_FRAMES`).
+        HELLO's answer may have several frames.
 
         Returns the request id for `forget`. The time limit is for the whole answer. On a connection that has ended the
         error comes at the next turn of the loop. The body's buffers must not change until the answer has come. With
@@ -587,7 +576,7 @@ def _check_no_body(frame: Frame) -> None:
     handler.
     """
     kind = request_type(frame.type)
-    if kind not in TYPES_WITH_BODY:
+    if not kind.terms.body_bytes_max:
         raise BadRequest(f"{kind.name} has no body, and this one has {len(frame.body)} bytes")
 
 

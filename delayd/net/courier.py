@@ -20,8 +20,14 @@ from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
+from delayd.wire.heads import (
+    ERROR_TEXT_BYTES_MAX,
+    need_maps,
+    need_str,
+    need_u64,
+)
 from delayd.wire.meta import ServerInfo
-from delayd.wire.requests import ERROR_TEXT_BYTES_MAX, RequestType, need_maps, need_str, need_u64
+from delayd.wire.requests import RequestType
 
 UNDER_WAY = 4  # Batches that a delay server has not answered for: their disk writes overlap with the way of the next.
 CONNECT_MS = 2_000.0

@@ -32,7 +32,12 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.net.machine import KeptState
 from delayd.state import LMDB_FILE, StateCopy
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_instant, need_int, need_u64
+from delayd.wire.heads import (
+    need_instant,
+    need_int,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 
 FOLDER = "backup"  # In a server's folder, while a backup copies it.
 SIZES = "sizes"  # The sizes of the logs' files, as this module writes them.

@@ -24,6 +24,12 @@ from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStop
 from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
 from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.heads import (
+    need_instant,
+    need_int,
+    need_str,
+    need_u64,
+)
 from delayd.wire.meta import (
     SUBJECTS_MAX,
     Cordons,
@@ -36,7 +42,7 @@ from delayd.wire.meta import (
     read_routes,
     read_servers,
 )
-from delayd.wire.requests import RequestType, need_instant, need_int, need_str, need_u64
+from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, need_members, need_slots, read_slot_owners, slots_bytes
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.

@@ -18,43 +18,19 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from delayd.errors import BadRequest, NotTrusted, UnknownRequest, WrongCluster
-from delayd.net.connection import Connection
+from delayd.net.connection import PROOF, Connection
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_bytes, need_str, need_u64
+from delayd.wire.heads import (
+    need_bytes,
+    need_str,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 
 # Requests of servers and of operators: they register, hand messages over, or change what a server keeps or serves.
-NEEDS_TRUST = frozenset(
-    {
-        RequestType.TRUST_CLOCK,
-        RequestType.QUARANTINE_RELEASE,
-        RequestType.QUARANTINE_DROP,
-        RequestType.REGISTER,
-        RequestType.FORGET_SERVER,
-        RequestType.MOVE_ROUTE,
-        RequestType.MOVE_SLOTS,
-        RequestType.SETTLE_SLOTS,
-        RequestType.RELEASE_SLOTS,
-        RequestType.SEND_AGAIN,
-        RequestType.SEND_DRAINED,
-        RequestType.DRAIN,
-        RequestType.RETIRE,
-        RequestType.CORDON_SERVER,
-        RequestType.CHECKPOINT,
-        RequestType.TARGET_LOST,
-        RequestType.TARGET_ACCEPT,
-        RequestType.SET_QUOTA,
-        RequestType.HELLO,
-        RequestType.DISPATCH,
-        RequestType.DELETE_GROUP,
-        RequestType.MOVE_GROUP,
-        RequestType.PAUSE_GROUP,
-        RequestType.ORIGIN_ACCEPT,
-        RequestType.CUT,
-        RequestType.CUT_READY,
-    }
-)
-GUARDED = frozenset({RequestType.CHALLENGE, RequestType.PROVE, *NEEDS_TRUST})
+NEEDS_TRUST = frozenset(kind for kind in RequestType if kind.terms.trusted)
+GUARDED = PROOF | NEEDS_TRUST
 
 
 class Proved(NamedTuple):

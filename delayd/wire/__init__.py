@@ -4,7 +4,8 @@ A map. Each answer is written and read by one file here, whoever asks for it.
 
     frame               one frame: a header, a head (a msgpack map), and a body of batches
     limits, room        how large a request may be, and how many rows a head has room for
-    requests            the types of requests, the fields of a head, and errors as heads
+    requests            each request, declared once: who serves it, to whom, and with how much room
+    heads               the fields of a head, and errors as heads
 What heads say
     meta                servers, routes, moves and subjects, as meta knows them
     slots               which delay server owns which keys

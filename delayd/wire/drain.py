@@ -9,7 +9,11 @@ from typing import NamedTuple
 from delayd.errors import BadRequest
 from delayd.wire.finding import Place
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_int, need_u32, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_u32,
+    need_u64,
+)
 from delayd.wire.slots import SlotSet, need_slots, slots_bytes
 
 

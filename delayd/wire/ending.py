@@ -16,7 +16,7 @@ from delayd.errors import BadKey, BadRequest, BatchMalformed
 from delayd.hours import INSTANT_MS_MAX
 from delayd.validate import check_batch
 from delayd.wire.frame import Head
-from delayd.wire.requests import need_u64
+from delayd.wire.heads import need_u64
 
 ANSWER = np.dtype(
     [

@@ -19,7 +19,13 @@ from delayd.tags import encode_tags
 from delayd.validate import check_batch, check_subject
 from delayd.wire.ending import Asked
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_instant, need_int, need_str, need_u32, need_u64
+from delayd.wire.heads import (
+    need_instant,
+    need_int,
+    need_str,
+    need_u32,
+    need_u64,
+)
 
 ROWS_MAX = 65_536  # Of one piece.
 FOUND = np.dtype([("sequence", "<u8"), ("deliver_at_ms", "<i8"), ("accepted_at_ms", "<i8")])

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from delayd.wire.frame import Head
-from delayd.wire.requests import need_bool, need_int, need_page, need_str
+from delayd.wire.heads import (
+    need_bool,
+    need_int,
+    need_page,
+    need_str,
+)
 from delayd.wire.room import take_rows
 
 

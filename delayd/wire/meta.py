@@ -16,7 +16,7 @@ from delayd.host import HOST_BYTES_MAX, host_fault
 from delayd.log_limit import LogLimit
 from delayd.validate import check_subject
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import (
+from delayd.wire.heads import (
     is_u64,
     need_bool,
     need_int,

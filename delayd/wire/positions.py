@@ -8,9 +8,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from delayd.errors import BadRequest
+from delayd.wire.heads import (
+    INT_MAX,
+    as_head,
+    need_instant,
+    need_int,
+)
 
 from .frame import Head, HeadValue
-from .requests import INT_MAX, as_head, need_instant, need_int
 
 
 class End(Enum):

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_int, need_page, need_str, optional_str
+from delayd.wire.heads import (
+    need_int,
+    need_page,
+    need_str,
+    optional_str,
+)
 from delayd.wire.room import cut_text
 
 PAGE_MAX = 100  # Entries in one answer: they fit a head even with all texts at their longest.

@@ -12,7 +12,14 @@ from delayd.batch import Buffer, Int64s
 from delayd.errors import BadRequest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import INT_MAX, need_bool, need_instant, need_int, need_page, need_str
+from delayd.wire.heads import (
+    INT_MAX,
+    need_bool,
+    need_instant,
+    need_int,
+    need_page,
+    need_str,
+)
 
 PAGE_MAX = 50  # Quotas in one answer: some 400 bytes each.
 LIMITS = ("per_second", "pending", "pending_bytes")

@@ -1,112 +1,130 @@
-"""Requests and answers: the types of requests, the fields of heads, and errors as heads.
+"""Requests: each declared once, with all that servers and their connections must know of it before they read its head.
 
-Invariant: a head comes from a peer, so no field of it is used before its presence, type and range were checked; a field
-that is wrong leads to a BadRequest that names it. Fields that nobody asks for are ignored (docs/protocol.md).
+Invariant: nothing else lists requests. What a connection reads, refuses, counts or waits for follows from the terms
+here, and docs/protocol.md is compared with them both ways. To add a request, declare it here, read its head, serve it.
+
+An example. `PLACES` is served by delay servers to anyone; it is the one with instants as its body, of at most 512 KiB.
+So a connection of a delay server takes such a body, that of a meta server reads 64 KiB of it and says which server to
+ask, and neither asks for a proof of the cluster's secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TypeGuard, TypeVar
+from typing import NamedTuple, Self
 
-from delayd.errors import BadRequest, DelaydError, Detail, UnknownRequest, error_by_code
-from delayd.hours import INSTANT_MS_MAX
-from delayd.wire.frame import Head, HeadValue
-from delayd.wire.room import cut_text
+from delayd.errors import UnknownRequest
+from delayd.wire.frame import BODY_BYTES_MAX, SEND_BODY_BYTES_MAX
 
-U32_MAX = (1 << 32) - 1
-U64_MAX = (1 << 64) - 1
-INT_MAX = (1 << 63) - 1  # Times, offsets and counts are stored as signed columns somewhere.
-# A peer that names a longer time would make this side stand still because of an error of its clock.
-RETRY_AFTER_MS_MAX = 3_600_000
-HANDLE_MOST = (U64_MAX, INT_MAX, U32_MAX)  # Incarnation, first pull sequence, count: as the pull log stores them.
-PART_MOST = (INT_MAX, INT_MAX, U32_MAX, U32_MAX)  # First pull sequence, first consume sequence, count, attempt.
-WINDOW_ROW_BYTES = 24  # A row in a window's answer has a sequence, deliver_at_ms and a content hash.
-WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MAX, U32_MAX)
-"""Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
-LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
-ERROR_TEXT_BYTES_MAX = 64 << 10  # The longest sentence of an error.
-# Only this much of the sentence is sent; a text that the peer sent itself need not come back as a whole.
-ERROR_TEXT_BYTES_SENT_MAX = 8 << 10
-DETAIL_BYTES_MAX = 8_000  # The longest raw bytes, such as 1,000 row numbers; a multiple of any number's width.
-TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
+ASKED_BODY_BYTES_MAX = 2 << 20  # One batch of 65,536 rows, 24 bytes each.
+PLACES_BODY_BYTES_MAX = 512 << 10  # 65,536 instants.
+MOVES_BODY_BYTES_MAX = 3 << 20  # Rows of CANCEL with the wanted instants: 32 bytes each.
 
-T = TypeVar("T")
+META, DELAY, REALTIME = "meta", "delay", "realtime"
+LOGS = (DELAY, REALTIME)
+ANY = (META, DELAY, REALTIME)
 
-_KINDS: dict[type, str] = {
-    type(None): "nothing",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a fraction",
-    str: "a text",
-    bytes: "bytes",
-    list: "a list",
-    dict: "a map",
-}
+
+class Cost(IntEnum):
+    """What a request may take of a turn of the loop, besides what its bytes take."""
+
+    PLAIN = 0
+    COUNTERS = 1  # It reads all counters.
+    HEAVY = 2  # Its answer may be as large as a server makes it.
+    LISTING = 3  # Its answer has a thousand rows: one such request is a turn.
+
+
+class Terms(NamedTuple):
+    """On which terms a request is served."""
+
+    servers: tuple[str, ...]  # The roles of the servers that serve it.
+    trusted: bool = False  # Only for peers that have proved the cluster's secret: servers and operators (rule H8).
+    fenced: bool = False  # Not by a server that may be a copy: it would take messages, or give them to consumers.
+    body_bytes_max: int = 0  # 0: it has no body.
+    has_lists: bool = False  # Its head has lists that clients make, so it may be as large as that of an answer.
+    cost: Cost = Cost.PLAIN
+    in_frames: bool = False  # Its answer may come in several frames.
+
+
+OF_ANY_SERVER = Terms(ANY)
 
 
 class RequestType(IntEnum):
     """The type of a frame; an answer repeats it."""
 
+    terms: Terms
+
+    def __new__(cls, number: int, terms: Terms = OF_ANY_SERVER) -> Self:
+        """A number that says on which terms its request is served."""
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.terms = terms
+        return kind
+
+    # Any server.
     PING = 1
-    STATUS = 2
-    TRUST_CLOCK = 3
+    STATUS = 2, Terms(ANY, cost=Cost.COUNTERS)
+    TRUST_CLOCK = 3, Terms(LOGS, trusted=True)
     CHALLENGE = 4
     PROVE = 5
-    QUARANTINE_LIST = 6
-    QUARANTINE_RELEASE = 7
-    QUARANTINE_DROP = 8
-    REGISTER = 10
-    SERVERS = 11
-    ROUTES = 12
-    META_SUBJECTS = 13
-    FORGET_SERVER = 14
-    MOVE_ROUTE = 15
-    SLOTS = 16
-    MOVE_SLOTS = 17
-    SETTLE_SLOTS = 18
-    CORDON_SERVER = 19
-    SEND = 20
-    OUTCOME = 21
-    CHECKPOINT = 22
-    TARGETS = 23
-    TARGET_LOST = 24
-    TARGET_ACCEPT = 25
-    CANCEL = 26
-    GET = 27
-    RESCHEDULE = 28
-    FIND = 29
-    HELLO = 30
-    DISPATCH = 31
-    QUOTAS = 32
-    SET_QUOTA = 33
-    PLACES = 34
-    RELEASE_SLOTS = 36
-    SEND_AGAIN = 37
-    DRAIN = 38
-    RETIRE = 39
-    PULL = 40
-    ACK = 41
-    NACK = 42
-    GROUPS = 43
-    SUBJECTS = 44
-    DELETE_GROUP = 45
-    ORIGIN_ACCEPT = 46
-    PULL_END = 47
-    RETRY = 48
-    REJECT = 49
-    CUT = 50
-    CUT_READY = 51
-    EXTEND = 52
-    MOVE_GROUP = 53
-    PAUSE_GROUP = 54
-    SUBSCRIBE = 55
-    SEND_DRAINED = 63
+    QUARANTINE_LIST = 6, Terms(LOGS, cost=Cost.LISTING)
+    QUARANTINE_RELEASE = 7, Terms(LOGS, trusted=True)
+    QUARANTINE_DROP = 8, Terms(LOGS, trusted=True)
+    CUT = 50, Terms(ANY, trusted=True)
+    CUT_READY = 51, Terms(ANY, trusted=True)
+
+    # Meta.
+    REGISTER = 10, Terms((META,), trusted=True)
+    SERVERS = 11, Terms((META,), cost=Cost.LISTING)
+    ROUTES = 12, Terms((META,), has_lists=True, cost=Cost.LISTING)
+    META_SUBJECTS = 13, Terms((META,), cost=Cost.LISTING)
+    FORGET_SERVER = 14, Terms((META,), trusted=True)
+    MOVE_ROUTE = 15, Terms((META,), trusted=True)
+    SLOTS = 16, Terms((META,))
+    MOVE_SLOTS = 17, Terms((META,), trusted=True)
+    SETTLE_SLOTS = 18, Terms((META,), trusted=True)
+    CORDON_SERVER = 19, Terms((META,), trusted=True)
+
+    # Delay servers.
+    SEND = 20, Terms((DELAY,), body_bytes_max=SEND_BODY_BYTES_MAX)
+    OUTCOME = 21, Terms((DELAY,))
+    CHECKPOINT = 22, Terms((DELAY,), trusted=True)
+    TARGETS = 23, Terms((DELAY,))
+    TARGET_LOST = 24, Terms((DELAY,), trusted=True)
+    TARGET_ACCEPT = 25, Terms((DELAY,), trusted=True)
+    CANCEL = 26, Terms((DELAY,), body_bytes_max=ASKED_BODY_BYTES_MAX)
+    GET = 27, Terms((DELAY,), body_bytes_max=ASKED_BODY_BYTES_MAX)
+    RESCHEDULE = 28, Terms((DELAY,), body_bytes_max=MOVES_BODY_BYTES_MAX)
+    FIND = 29, Terms((DELAY,))
+    QUOTAS = 32, Terms((DELAY,))
+    SET_QUOTA = 33, Terms((DELAY,), trusted=True)
+    PLACES = 34, Terms((DELAY,), body_bytes_max=PLACES_BODY_BYTES_MAX)
+    RELEASE_SLOTS = 36, Terms((DELAY,), trusted=True)
+    SEND_AGAIN = 37, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+    DRAIN = 38, Terms((DELAY,), trusted=True)
+    RETIRE = 39, Terms((DELAY,), trusted=True)
+    SEND_DRAINED = 63, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+
+    # Realtime servers.
+    HELLO = 30, Terms((REALTIME,), trusted=True, fenced=True, cost=Cost.LISTING, in_frames=True)
+    DISPATCH = 31, Terms((REALTIME,), trusted=True, fenced=True, body_bytes_max=BODY_BYTES_MAX)
+    PULL = 40, Terms((REALTIME,), fenced=True, cost=Cost.HEAVY)
+    ACK = 41, Terms((REALTIME,), fenced=True, has_lists=True)
+    NACK = 42, Terms((REALTIME,), fenced=True, has_lists=True)
+    GROUPS = 43, Terms((REALTIME,), cost=Cost.LISTING)
+    SUBJECTS = 44, Terms((REALTIME,), cost=Cost.LISTING)
+    DELETE_GROUP = 45, Terms((REALTIME,), trusted=True)
+    ORIGIN_ACCEPT = 46, Terms((REALTIME,), trusted=True)
+    PULL_END = 47, Terms((REALTIME,))
+    RETRY = 48, Terms((REALTIME,), fenced=True, has_lists=True)
+    REJECT = 49, Terms((REALTIME,), fenced=True, has_lists=True)
+    EXTEND = 52, Terms((REALTIME,), fenced=True, has_lists=True)
+    MOVE_GROUP = 53, Terms((REALTIME,), trusted=True)
+    PAUSE_GROUP = 54, Terms((REALTIME,), trusted=True)
+    SUBSCRIBE = 55, Terms((REALTIME,), fenced=True, has_lists=True)
 
 
-ANSWERED_IN_FRAMES = frozenset({RequestType.HELLO})
-"""Requests whose answers may come in several frames; the answer of every other request is one frame."""
+ANSWERED_IN_FRAMES = frozenset(kind for kind in RequestType if kind.terms.in_frames)
 
 
 def request_type(number: int) -> RequestType:
@@ -119,196 +137,5 @@ def request_type(number: int) -> RequestType:
 
 def not_served(role: str, number: int) -> UnknownRequest:
     """The error for a request that a server of this role has no handler for."""
-    return UnknownRequest(f"a {role} server does not serve {request_type(number).name}; ask a server that does")
-
-
-def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
-    """An integer field within [least, most]."""
-    value = head.get(name)
-    # Servers read several such fields of each request, so the usual case costs no further call.
-    if type(value) is int and least <= value <= most:
-        return value
-    return _bounded(_need(head, name), name, least, most)
-
-
-def need_u32(head: Head, name: str, least: int = 0) -> int:
-    """A value that is stored in 32 bits: a count, a process id, an hour."""
-    return need_int(head, name, least, U32_MAX)
-
-
-def need_instant(head: Head, name: str) -> int:
-    """Milliseconds since the epoch, up to the last instant that can be shown as a date."""
-    return need_int(head, name, 0, INSTANT_MS_MAX)
-
-
-def need_retry_after(head: Head) -> int:
-    """After which time to try again: at most an hour, whatever the peer says."""
-    return min(need_int(head, "retry_after_ms"), RETRY_AFTER_MS_MAX)
-
-
-def need_u64(head: Head, name: str) -> int:
-    """A value of 64 bits: a log_id, a producer_id, an instance, a sequence."""
-    return need_int(head, name, 0, U64_MAX)
-
-
-def need_bool(head: Head, name: str) -> bool:
-    """A field that is true or false."""
-    value = head.get(name)
-    return value if value is True or value is False else _typed(_need(head, name), name, bool)
-
-
-def need_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
-    """A text of at most `bytes_max` bytes in UTF-8."""
-    return _short(_typed(_need(head, name), name, str), name, bytes_max)
-
-
-def optional_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str | None:
-    """A text or nil; the field itself must be there."""
-    value = _need(head, name)
-    return None if value is None else _short(_typed(value, name, str), name, bytes_max)
-
-
-def need_bytes(head: Head, name: str) -> bytes:
-    """A field of raw bytes."""
-    return _typed(_need(head, name), name, bytes)
-
-
-def need_list(head: Head, name: str) -> list[HeadValue]:
-    """A list whose items are not yet checked."""
-    value = head.get(name)
-    return value if type(value) is list else _typed(_need(head, name), name, list)
-
-
-def need_map(head: Head, name: str) -> Head:
-    """A map whose values are not yet checked; its keys are text."""
-    return as_head(_need(head, name), name)
-
-
-def need_maps(head: Head, name: str) -> list[Head]:
-    """A list of maps whose values are not yet checked."""
-    return [as_head(item, name) for item in need_list(head, name)]
-
-
-def need_page(head: Head, name: str, read: Callable[[Head], T]) -> tuple[list[T], bool]:
-    """One page of a listing: its items, each read by `read`, and whether there are more behind the last."""
-    return [read(item) for item in need_maps(head, name)], need_bool(head, "more")
-
-
-def need_strs(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> list[str]:
-    """A list of texts."""
-    return [_short(_typed(item, name, str), name, bytes_max) for item in need_list(head, name)]
-
-
-def need_ints(head: Head, name: str, width: int | None = None) -> list[int]:
-    """A list of unsigned 64-bit integers, of exactly `width` items if given, such as the pair W."""
-    return _row(_need(head, name), name, width)
-
-
-def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> list[list[int]]:
-    """A list of rows, each of exactly `width` unsigned integers, such as handles.
-
-    `most` has for each column the highest number that can be stored; without it all 64 bits are taken.
-    """
-    rows = [_row(item, name, width) for item in need_list(head, name)]
-    if most:
-        assert len(most) == width, "each column has its own limit"
-        for row in rows:
-            for value, limit in zip(row, most, strict=True):
-                if value > limit:
-                    raise BadRequest(f"{name} has a {value} where at most {limit} can be", field=name)
-    return rows
-
-
-def is_u64(value: HeadValue) -> TypeGuard[int]:
-    """Whether an item of a list is a log_id or another number of 64 bits; a bool is not."""
-    return type(value) is int and 0 <= value <= U64_MAX
-
-
-def as_head(value: HeadValue, name: str) -> Head:
-    """A map inside a head as a head of its own."""
-    head = _typed(value, name, dict)
-    if not all(isinstance(key, str) for key in head):
-        raise BadRequest(f"{name} has a key that is no text", field=name)
-    return head
-
-
-def error_head(error: DelaydError) -> Head:
-    """The head of an error answer; it always fits and can be encoded, whatever text of a peer or path the error
-    quotes.
-    """
-    return {
-        "code": error.code,
-        "message": cut_text(error.message, ERROR_TEXT_BYTES_SENT_MAX),
-        "retry_after_ms": error.retry_after_ms,
-        "details": {name: _detail(value) for name, value in error.details.items()},
-    }
-
-
-def error_from_head(head: Head) -> DelaydError:
-    """Rebuild the error of an error answer; an unknown code becomes a RemoteError that keeps the code."""
-    retry_after_ms = head.get("retry_after_ms")
-    details: dict[str, Detail] = {
-        name: value for name, value in need_map(head, "details").items() if isinstance(value, str | int | bytes)
-    }
-    message = need_str(head, "message", ERROR_TEXT_BYTES_MAX)
-    return error_by_code(
-        need_str(head, "code"), message, 0 if retry_after_ms is None else need_retry_after(head), details
-    )
-
-
-def _detail(value: Detail) -> Detail:
-    if isinstance(value, str):
-        return cut_text(value, TEXT_BYTES_MAX)
-    if isinstance(value, bytes):
-        return value[:DETAIL_BYTES_MAX]
-    return max(-INT_MAX, min(value, U64_MAX))
-
-
-def _need(head: Head, name: str) -> HeadValue:
-    try:
-        return head[name]
-    except KeyError:
-        raise BadRequest(f"the field {name} is missing", field=name) from None
-
-
-def _typed(value: HeadValue, name: str, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise _wrong_kind(value, name, kind)
-    return value
-
-
-def _bounded(value: HeadValue, name: str, least: int, most: int) -> int:
-    # A bool is an int in Python and never one on the wire.
-    if type(value) is not int:
-        raise _wrong_kind(value, name, int)
-    if not least <= value <= most:
-        raise BadRequest(f"{name} is {value} and must lie within {least} and {most}", field=name)
-    return value
-
-
-def _wrong_kind(value: HeadValue, name: str, kind: type) -> BadRequest:
-    found = _KINDS.get(type(value), type(value).__name__)
-    return BadRequest(f"{name} is {found} instead of {_KINDS[kind]}", field=name)
-
-
-def _short(text: str, name: str, bytes_max: int) -> str:
-    try:
-        fits = len(text) <= bytes_max and len(text.encode()) <= bytes_max
-    except UnicodeEncodeError:
-        raise BadRequest(f"{name} has half a surrogate pair, which is no text", field=name) from None
-    if not fits:
-        raise BadRequest(f"{name} is longer than {bytes_max} bytes", field=name)
-    return text
-
-
-def _row(value: HeadValue, name: str, width: int | None) -> list[int]:
-    row: Sequence[HeadValue] = _typed(value, name, list)
-    if width is not None and len(row) != width:
-        raise BadRequest(f"{name} has a row of {len(row)} items instead of {width}", field=name)
-    numbers: list[int] = []
-    for item in row:
-        if type(item) is int and 0 <= item <= U64_MAX:
-            numbers.append(item)
-        else:
-            numbers.append(_bounded(item, name, 0, U64_MAX))
-    return numbers
+    kind = request_type(number)
+    return UnknownRequest(f"a {role} server does not serve {kind.name}; ask a {' or '.join(kind.terms.servers)} server")

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from delayd.errors import BadRequest
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import U64_MAX, is_u64, need_bytes, need_ints, need_list
+from delayd.wire.heads import (
+    U64_MAX,
+    is_u64,
+    need_bytes,
+    need_ints,
+    need_list,
+)
 
 SLOTS = 1_024  # Each slot is moved as a whole, so the share of a server can be set to a thousandth.
 SLOTS_BYTES = SLOTS // 8

@@ -4,8 +4,13 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from delayd.wire.heads import (
+    HANDLE_MOST,
+    need_list,
+    need_rows,
+)
+
 from .frame import Head
-from .requests import HANDLE_MOST, need_list, need_rows
 
 StaleRow = list[int]
 """Incarnation, first pull sequence, count and why."""

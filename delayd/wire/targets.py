@@ -11,7 +11,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_int, need_page, need_str, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_page,
+    need_str,
+    need_u64,
+)
 from delayd.wire.room import cut_text
 
 PAGE_MAX = 100  # Targets in one answer.

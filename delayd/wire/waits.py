@@ -13,7 +13,7 @@ from itertools import islice
 from delayd.errors import BadRequest
 from delayd.waits import Wait
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import need_list
+from delayd.wire.heads import need_list
 from delayd.wire.room import cut_text
 
 WAITS_MAX = 100

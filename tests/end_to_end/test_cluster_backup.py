@@ -18,7 +18,8 @@ from delayd.log.retry import RetryRow
 from delayd.net.connection import Connection
 from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_map, need_maps
+from delayd.wire.heads import need_map, need_maps
+from delayd.wire.requests import RequestType
 from realtime.retry_batch import Source, retry_batch
 from tests.end_to_end.cluster import cluster
 from tests.end_to_end.cluster_backup import one_round

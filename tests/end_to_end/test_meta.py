@@ -15,8 +15,13 @@ from delayd.errors import BadRequest, BadSubject, DelaydError, RequestFailed, St
 from delayd.net.connection import Connection
 from delayd.net.registration import Registration, RegistrationState
 from delayd.wire.frame import Head
+from delayd.wire.heads import (
+    need_int,
+    need_map,
+    need_str,
+)
 from delayd.wire.meta import Registered, Routes, ServerInfo, read_routes, read_servers, read_subject_page
-from delayd.wire.requests import RequestType, need_int, need_map, need_str
+from delayd.wire.requests import RequestType
 from tests.trust import connect_trusted, membership
 from tests.unit.net.loopback import error_of, on_loop
 from tests.waiting import DEADLINE_S, until

@@ -1,5 +1,8 @@
 """Each limit and answer that docs/protocol.md tells of, tried on real servers by a client written from it alone."""
 
+import hashlib
+import hmac
+import re
 import struct
 import time
 from collections.abc import Iterator
@@ -30,6 +33,8 @@ from .raw_client import (
 )
 from .up_process import Up, up
 
+CHALLENGE, PROVE, RETIRE = 4, 5, 39
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 PULL_HEAD = {"max_messages": 10, "max_bytes": 1 << 20, "wait_ms": 0, "lease_ms": 0, "consumer": "raw"}
 
 
@@ -202,3 +207,35 @@ def test_status_of_each_server_has_the_lists_that_the_page_names(servers: Up) ->
         with connection(servers, role) as raw:
             found = raw.ask(STATUS, {}).head
             assert found["role"] == role and found["waits"] == [] and found["refuses"] == []
+
+
+def prove(raw: Raw, secret: bytes) -> None:
+    """Prove the secret as the page says, and check the server's proof."""
+    nonce = bytes(range(32))
+    said = raw.ask(CHALLENGE, {"nonce": nonce}).head
+    ids = struct.pack("<QQ", said["log_id"], said["cluster_id"])
+    shown = nonce + bytes(said["nonce"]) + ids + str(said["role"]).encode()  # type: ignore[call-overload]
+    proof, own = (
+        hmac.digest(secret, f"delayd 1, the {who} proves: ".encode() + shown, hashlib.sha256)
+        for who in ("server", "dialler")
+    )
+    assert said["proof"] == proof
+    assert raw.ask(PROVE, {"proof": own, "cluster_id": said["cluster_id"]}).code is None
+
+
+@pytest.mark.parametrize("role", ["meta", "delay", "realtime"])
+def test_a_server_serves_the_requests_of_the_page_to_those_whom_it_names(servers: Up, role: str) -> None:
+    rows = re.findall(r"\n\| (\d+) \| [A-Z_]+ \| ([a-z, ]+) \| (yes|) \|", PAGE)
+    assert len(rows) > 50
+    secret = bytes.fromhex((servers.data / "cluster.secret").read_text().split()[0])
+    with connection(servers, role) as stranger, connection(servers, role) as trusted:
+        prove(trusted, secret)
+        for number, served_by, needs_trust in rows:
+            kind = int(number)
+            if kind in (CHALLENGE, PROVE):
+                continue
+            is_served = role in served_by or served_by == "any"
+            assert (stranger.ask(kind, {}).code == "not_trusted") == (needs_trust == "yes"), kind
+            # A server that retires serves no longer.
+            if kind != RETIRE:
+                assert (trusted.ask(kind, {}).code == "unknown_request") != is_served, kind

@@ -10,7 +10,8 @@ from delayd.config import RealtimeConfig
 from delayd.errors import ConnectionLost, StaleSession
 from delayd.net.connection import connect
 from delayd.net.server import run
-from delayd.wire.requests import RequestType, need_rows
+from delayd.wire.heads import need_rows
+from delayd.wire.requests import RequestType
 from realtime.server import RealtimeServer
 from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.trust import connect_trusted, put_secret

@@ -16,7 +16,8 @@ from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.net.connection import Connection
 from delayd.net.server import run
 from delayd.wire.frame import Frame
-from delayd.wire.requests import RequestType, need_maps, need_rows
+from delayd.wire.heads import need_maps, need_rows
+from delayd.wire.requests import RequestType
 from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.end_to_end.processes import ServerProcess
 from tests.trust import connect_trusted

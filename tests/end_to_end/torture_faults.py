@@ -17,7 +17,8 @@ from delayd.batch import ProducerPart
 from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import connect
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.heads import need_maps
+from delayd.wire.requests import RequestType
 from tests.worlds.outside import encode_wanted
 
 from .bad_disk import BadDisk

@@ -14,7 +14,13 @@ from random import Random
 
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import ERROR, MORE, Frame, FrameReader, Head, encode_frame
-from delayd.wire.requests import RequestType, need_bytes, need_int, need_str, need_u64
+from delayd.wire.heads import (
+    need_bytes,
+    need_int,
+    need_str,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.waiting import DEADLINE_S
 
 from .requests import Session

@@ -47,8 +47,13 @@ from delayd.wire.ending import (
 )
 from delayd.wire.finding import Window, read_piece
 from delayd.wire.frame import Frame, FrameReader, HeadValue
+from delayd.wire.heads import (
+    need_int,
+    need_maps,
+    need_u64,
+)
 from delayd.wire.limits import DELAY_LIMITS
-from delayd.wire.requests import RequestType, need_int, need_maps, need_u64
+from delayd.wire.requests import RequestType
 from tests.batches import messages
 from tests.worlds.delay import TARGET_IDS, World
 

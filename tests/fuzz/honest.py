@@ -18,7 +18,12 @@ from delayd.batch import ProducerPart, parse
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_maps, need_rows, need_u64
+from delayd.wire.heads import (
+    need_maps,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.batches import bodies_of, messages
 
 SUBJECT = "honest"

@@ -20,8 +20,14 @@ from delayd.batch import Buffer
 from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue
+from delayd.wire.heads import (
+    need_int,
+    need_map,
+    need_rows,
+    need_u64,
+)
 from delayd.wire.limits import REALTIME_LIMITS
-from delayd.wire.requests import RequestType, need_int, need_map, need_rows, need_u64
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 

@@ -24,7 +24,8 @@ from delayd.batch import parse
 from delayd.errors import DelaydError
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, Head, HeadValue
-from delayd.wire.requests import RequestType, need_bytes
+from delayd.wire.heads import need_bytes
+from delayd.wire.requests import RequestType
 
 from .requests import flipped, frame
 from .values import BOUNDARY, NUMBERS, RAW_HEADS

@@ -19,7 +19,8 @@ from random import Random
 import pytest
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_rows, need_u64
+from delayd.wire.heads import need_rows, need_u64
+from delayd.wire.requests import RequestType
 from delayd.wire.stale import read_stale
 from realtime import leads
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch

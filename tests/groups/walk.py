@@ -28,7 +28,13 @@ from delayd.retry_subject import parse_retry_subject, retry_subject
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_maps, need_rows, need_str, need_u64
+from delayd.wire.heads import (
+    need_maps,
+    need_rows,
+    need_str,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from delayd.wire.stale import read_stale
 from tests.groups.model import AGAIN, Fate, GroupModel, Handle, Word, Wrong
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch, split

@@ -11,6 +11,15 @@ from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_
 from delayd.host import HOST_BYTES_MAX
 from delayd.waits import Wait
 from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
+from delayd.wire.heads import (
+    INT_MAX,
+    U32_MAX,
+    U64_MAX,
+    error_from_head,
+    error_head,
+    need_bool,
+    need_maps,
+)
 from delayd.wire.meta import (
     SERVERS_MAX,
     SUBJECTS_MAX,
@@ -23,16 +32,7 @@ from delayd.wire.meta import (
     servers_head,
 )
 from delayd.wire.quarantine import Quarantined, decided_head, list_head
-from delayd.wire.requests import (
-    INT_MAX,
-    U32_MAX,
-    U64_MAX,
-    RequestType,
-    error_from_head,
-    error_head,
-    need_bool,
-    need_maps,
-)
+from delayd.wire.requests import RequestType
 from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, results_head
 from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows, text_bytes
 from delayd.wire.targets import TargetInfo, targets_head

@@ -14,7 +14,12 @@ from typing import NamedTuple
 from delayd.batch import parse
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.batches import bodies_of
 from tests.simulation.network import Line, Network
 from tests.simulation.realtime_side import RealtimeSide

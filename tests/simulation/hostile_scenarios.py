@@ -12,7 +12,8 @@ from delayd.errors import DelaydError, RetryLater
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from delayd.testing.clock import SimClock
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue, encode_frame
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.heads import need_maps
+from delayd.wire.requests import RequestType
 from tests.batches import PRODUCER, messages
 from tests.fuzz.requests import ANY, DELAY, LOGS, META, REALTIME, Fields
 from tests.fuzz.values import BOUNDARY, NUMBERS

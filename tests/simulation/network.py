@@ -13,7 +13,7 @@ from typing import Protocol
 from delayd.batch import Buffer
 from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
-from delayd.wire.requests import error_from_head, error_head
+from delayd.wire.heads import error_from_head, error_head
 from tests.simulation.moves import Move
 
 OnAnswer = Callable[[Frame | DelaydError], None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from delayd.batch import Batch, DispatchPart
 from delayd.delay.handoff.link import Link
 from delayd.log.log import Log
-from delayd.wire import requests as wire_requests
+from delayd.wire import heads as wire_heads
 from delayd.wire.frame import HeadValue
 from realtime import quarantine, snapshots
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit
@@ -157,7 +157,7 @@ def _nothing() -> None:
     """A sync that is left out."""
 
 
-_row = wire_requests._row
+_row = wire_heads._row
 _put = GroupCommit.put
 _hear = Origin.hear
 _first = Index.first
@@ -204,7 +204,7 @@ IN_REALTIME: Bugs = {
     "Q4: nobody hears that others have empty hands": [Patch(Pulls, "_recall", _recall_nobody)],
     "Q4: the end of a pull leaves it waiting": [Patch(Pulls, "end_waiting", _end_no_pull)],
     "Q5: an entry holds messages of both sides of next": ENTRIES_ON_BOTH_SIDES_OF_NEXT,
-    "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
+    "E1: rows of any width are taken": [Patch(wire_heads, "_row", _take_any_row)],
     "L10: what an operator gave up is offered again by the next start": [
         Patch(
             GroupRecords,

@@ -19,7 +19,8 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, HeadValue
-from delayd.wire.requests import RequestType, need_u64
+from delayd.wire.heads import need_u64
+from delayd.wire.requests import RequestType
 from tests.batches import bodies_of
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads

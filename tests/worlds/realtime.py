@@ -12,7 +12,12 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import InlineExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.realtime_adapter import Machine, RealtimeAdapter
 

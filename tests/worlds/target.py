@@ -25,7 +25,12 @@ from delayd.errors import (
 )
 from delayd.validate import check_batch
 from delayd.wire.frame import ANSWER, MORE, Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_ints,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.batches import bodies_of
 
 OnAnswer = Callable[[Frame | DelaydError], None]

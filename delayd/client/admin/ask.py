@@ -16,8 +16,9 @@ from delayd.net import trust
 from delayd.net.connection import Connection, connect
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
+from delayd.wire.heads import need_u64
 from delayd.wire.meta import ServerInfo, read_servers
-from delayd.wire.requests import RequestType, need_u64
+from delayd.wire.requests import RequestType
 
 CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
 HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged file may hold it.

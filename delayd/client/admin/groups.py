@@ -16,9 +16,10 @@ from delayd.net.connection import Connection
 from delayd.retry_subject import retry_subject
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
+from delayd.wire.heads import need_int
 from delayd.wire.listings import GroupInfo, read_groups
 from delayd.wire.positions import Position, position_value
-from delayd.wire.requests import RequestType, need_int
+from delayd.wire.requests import RequestType
 
 PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
 AGED_PAGE = 100  # The same with the age of their oldest message, which may cost some reads for each.

@@ -48,7 +48,8 @@ from delayd.errors import (
 )
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_list
+from delayd.wire.heads import need_int, need_list
+from delayd.wire.requests import RequestType
 
 HANDLES_MAX = 3_000  # Of one request: each may bring the name of its subject, at most 290 bytes each.
 LOOK_S = 5.0  # Between questions to meta that may bring another server.

@@ -42,8 +42,16 @@ from delayd.client.retry import spread_ms
 from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, RetryLater, ServerUnavailable, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
+from delayd.wire.heads import (
+    PART_MOST,
+    need_bool,
+    need_instant,
+    need_int,
+    need_rows,
+    need_u64,
+)
 from delayd.wire.positions import AtInstant, End, position_value
-from delayd.wire.requests import PART_MOST, RequestType, need_bool, need_instant, need_int, need_rows, need_u64
+from delayd.wire.requests import RequestType
 
 PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
 LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle are forgotten.

@@ -52,7 +52,8 @@ from delayd.wire.ending import (
 )
 from delayd.wire.finding import Piece, Window, read_piece
 from delayd.wire.frame import Head
-from delayd.wire.requests import U64_MAX, RequestType, need_u64
+from delayd.wire.heads import U64_MAX, need_u64
+from delayd.wire.requests import RequestType
 
 Found = TypeVar("Found")
 

@@ -56,9 +56,8 @@ from delayd.log_id import LogId
 from delayd.names import Names, slots_of_names
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import (
+from delayd.wire.heads import (
     ERROR_TEXT_BYTES_MAX,
-    RequestType,
     need_bool,
     need_instant,
     need_int,
@@ -69,6 +68,7 @@ from delayd.wire.requests import (
     need_str,
     need_u64,
 )
+from delayd.wire.requests import RequestType
 from delayd.wire.slots import slot_set, slots_text
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,11 @@ from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.ending import AnswerRows, MessageState
 from delayd.wire.finding import Piece, Window
 from delayd.wire.frame import Head
-from delayd.wire.requests import INT_MAX, need_instant, need_u64
+from delayd.wire.heads import (
+    INT_MAX,
+    need_instant,
+    need_u64,
+)
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)

@@ -36,7 +36,14 @@ from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import MORE, Frame, HeadValue
-from delayd.wire.requests import WINDOW_MOST, WINDOW_ROW_BYTES, RequestType, need_int, need_rows, need_u64
+from delayd.wire.heads import (
+    WINDOW_MOST,
+    WINDOW_ROW_BYTES,
+    need_int,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)

@@ -38,7 +38,12 @@ from delayd.gather import Gathered, content_hashes_of, reorder
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Frame
-from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_rows
+from delayd.wire.heads import (
+    LANDED_MOST,
+    need_instant,
+    need_rows,
+)
+from delayd.wire.requests import RequestType
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)

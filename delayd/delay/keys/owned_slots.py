@@ -36,7 +36,7 @@ from delayd.errors import (
 )
 from delayd.executor import Done
 from delayd.site import Site
-from delayd.wire.requests import need_u64
+from delayd.wire.heads import need_u64
 from delayd.wire.slots import (
     NO_SLOTS,
     OWNER_UNKNOWN,

@@ -20,7 +20,13 @@ from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.net.connection import Connection
 from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_int, need_list, need_rows, need_str
+from delayd.wire.heads import (
+    need_int,
+    need_list,
+    need_rows,
+    need_str,
+)
+from delayd.wire.requests import RequestType
 from tests.unit.client.servers import SmallServer
 
 ORIGIN = 99

@@ -17,7 +17,13 @@ from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_bool, need_strs, need_u64, optional_str
+from delayd.wire.heads import (
+    need_bool,
+    need_strs,
+    need_u64,
+    optional_str,
+)
+from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners
 
 HOST = "127.0.0.1"

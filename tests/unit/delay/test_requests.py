@@ -10,7 +10,8 @@ from delayd.delay.requests import PIECE_BATCHES, Requests, split
 from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.heads import need_maps
+from delayd.wire.requests import RequestType
 from delayd.wire.results import BATCHES_MAX
 from tests.batches import messages
 from tests.unit.delay.answers import Answers

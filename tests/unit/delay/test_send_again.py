@@ -9,7 +9,8 @@ from delayd.log.retry import RetryRow
 from delayd.retry_subject import retry_subject
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.heads import need_maps
+from delayd.wire.requests import RequestType
 from realtime.retry_batch import Source, retry_batch
 from tests.batches import messages
 from tests.unit.delay.answers import Answers

@@ -18,7 +18,7 @@ from delayd.errors import (
     FrameTooLarge,
 )
 from delayd.wire.frame import ANSWER, ERROR, MAGIC, SEND_BODY_BYTES_MAX, Frame, FrameReader, Head, encode_frame
-from delayd.wire.requests import error_from_head
+from delayd.wire.heads import error_from_head
 from tests.waiting import until
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop

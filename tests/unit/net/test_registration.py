@@ -14,8 +14,9 @@ from delayd.net.registration import Registration, RegistrationState
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.wire.frame import Frame
+from delayd.wire.heads import need_strs
 from delayd.wire.meta import Registered, Routes, read_registered
-from delayd.wire.requests import RequestType, need_strs
+from delayd.wire.requests import RequestType
 from tests.trust import SECRET, membership
 from tests.waiting import until
 

@@ -11,7 +11,8 @@ from delayd.net.connection import Connection
 from delayd.net.trust import NEEDS_TRUST, Guard, prove
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_bytes, need_u64
+from delayd.wire.heads import need_bytes, need_u64
+from delayd.wire.requests import RequestType
 from tests.trust import SECRET
 
 from .loopback import Echo, Loopback, error_of, on_loop

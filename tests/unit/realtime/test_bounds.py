@@ -8,7 +8,8 @@ from delayd.batch import HEADER_BYTES, Batch, ColumnId, DispatchPart, Int64s, pa
 from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
 from delayd.gather import row_bytes
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_maps, need_rows
+from delayd.wire.heads import need_maps, need_rows
+from delayd.wire.requests import RequestType
 from realtime import group_records, roster
 from realtime import handoff as handoff_module
 from realtime import index as index_module

@@ -5,7 +5,12 @@ import pytest
 from delayd.executor import Abandoned
 from delayd.log.checkpoint import read_checkpoint
 from delayd.testing.executor import StepExecutor
-from delayd.wire.requests import RequestType, need_int, need_map, need_maps
+from delayd.wire.heads import (
+    need_int,
+    need_map,
+    need_maps,
+)
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 

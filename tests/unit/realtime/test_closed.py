@@ -6,7 +6,8 @@ from delayd.content import Tally, content_hash, tally
 from delayd.hours import hour_of_ms
 from delayd.log.tally import covered, sum_tallies
 from delayd.testing.executor import StepExecutor
-from delayd.wire.requests import RequestType, need_int
+from delayd.wire.heads import need_int
+from delayd.wire.requests import RequestType
 from tests.unit.log.dispatch_batches import batch
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN
 from tests.worlds.realtime import SimPeer, World

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 
 from delayd.errors import BadRequest
-from delayd.wire.requests import RequestType, need_rows
+from delayd.wire.heads import need_rows
+from delayd.wire.requests import RequestType
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
 
 LEASE_MS = 30_000  # Of the pulls of these tests.

@@ -4,7 +4,12 @@ import pytest
 
 from delayd.errors import BadRequest
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_int, need_list, need_rows
+from delayd.wire.heads import (
+    need_int,
+    need_list,
+    need_rows,
+)
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 

@@ -15,7 +15,8 @@ from delayd.hours import hour_of_ms
 from delayd.log.pull import PullEntry, PullOp
 from delayd.tags import bloom_of_item, encode_tags
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_u64
+from delayd.wire.heads import need_u64
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, bodies_of
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 

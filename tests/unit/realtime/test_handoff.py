@@ -18,7 +18,8 @@ from delayd.errors import (
 from delayd.hours import hour_of_ms
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_list
+from delayd.wire.heads import need_list
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 

@@ -7,7 +7,12 @@ import pytest
 from delayd.errors import BadRequest
 from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 

@@ -10,7 +10,8 @@ from delayd.errors import BadRequest, ExclusiveConflict
 from delayd.testing.disk import Faults, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_rows, need_u64
+from delayd.wire.heads import need_rows, need_u64
+from delayd.wire.requests import RequestType
 from delayd.wire.stale import Why, read_stale
 from realtime.roster import RETRY_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch

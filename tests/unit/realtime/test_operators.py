@@ -9,8 +9,13 @@ from delayd.errors import BadArgument, DamagedValue, read_error
 from delayd.log.log import Log
 from delayd.log.proof import COPY_PREFIX, GROUP_PREFIX
 from delayd.wire.frame import Head
+from delayd.wire.heads import (
+    need_bool,
+    need_list,
+    need_maps,
+)
 from delayd.wire.quarantine import Quarantined, read_list
-from delayd.wire.requests import RequestType, need_bool, need_list, need_maps
+from delayd.wire.requests import RequestType
 from realtime.quarantine import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head

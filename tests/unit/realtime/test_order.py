@@ -11,7 +11,8 @@ import pytest
 from delayd.errors import BadArgument, NotOrdered
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_rows, need_u64
+from delayd.wire.heads import need_rows, need_u64
+from delayd.wire.requests import RequestType
 from realtime import parts
 from realtime.groups import Group, pause_after
 from realtime.offers import Offer

@@ -7,7 +7,8 @@ from delayd.errors import BadRequest, BadSubject, UnknownRequest
 from delayd.tags import bloom_of
 from delayd.testing.executor import StepExecutor
 from delayd.validate import check_batch
-from delayd.wire.requests import RequestType, need_maps, need_rows
+from delayd.wire.heads import need_maps, need_rows
+from delayd.wire.requests import RequestType
 from tests.batches import messages, tags_of
 from tests.worlds.dispatch_batches import DUE_MS, bodies_of, dispatch_batch, split
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world

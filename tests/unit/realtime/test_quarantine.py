@@ -6,7 +6,12 @@ import logging
 import pytest
 
 from delayd.log.log import Log
-from delayd.wire.requests import RequestType, need_bool, need_int, need_maps
+from delayd.wire.heads import (
+    need_bool,
+    need_int,
+    need_maps,
+)
+from delayd.wire.requests import RequestType
 from realtime.quarantine import BATCHES_A_PULL, RETRY_MS
 from tests.memory_files import content, put
 from tests.unit.realtime.rotten import BAD, FOLDER, OUT_OF_MEMORY, flip, pull_all, served

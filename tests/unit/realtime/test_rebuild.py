@@ -14,7 +14,8 @@ from delayd.log.log import Log
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.heads import need_maps
+from delayd.wire.requests import RequestType
 from realtime import index as index_module
 from realtime import rebuild as rebuild_module
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch

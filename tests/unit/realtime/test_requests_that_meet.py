@@ -17,7 +17,12 @@ from delayd.errors import DelaydError
 from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from realtime.groups import Group
 from realtime.quarantine import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch

@@ -12,7 +12,12 @@ from delayd.life import DEAD_KEPT_MS, DEAD_TAG
 from delayd.retry_subject import retry_subject
 from delayd.validate import check_batch
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_maps, need_rows, need_u64
+from delayd.wire.heads import (
+    need_maps,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from realtime import retries
 from realtime.retries import Undone
 from realtime.retry_batch import headers_of

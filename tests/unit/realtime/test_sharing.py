@@ -10,7 +10,8 @@ import pytest
 
 from delayd.errors import DelaydError, ExclusiveConflict, NotOrdered, OtherFilter
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_int
+from delayd.wire.heads import need_int
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 

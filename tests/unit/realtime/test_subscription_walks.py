@@ -7,7 +7,13 @@ from random import Random
 import pytest
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_list, need_rows, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_list,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 

@@ -13,7 +13,14 @@ from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.retry_subject import retry_subject
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_list, need_maps, need_rows, need_u64
+from delayd.wire.heads import (
+    need_int,
+    need_list,
+    need_maps,
+    need_rows,
+    need_u64,
+)
+from delayd.wire.requests import RequestType
 from realtime import acks, joins, pulls, roster, subscriptions
 from realtime.groups import Group
 from realtime.positions import Beginning

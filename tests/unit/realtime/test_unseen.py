@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.heads import need_maps
+from delayd.wire.requests import RequestType
 from realtime import index, unseen
 from tests.worlds.dispatch_batches import DUE_MS, dispatch_batch
 from tests.worlds.realtime import SUBJECT, SimPeer, World

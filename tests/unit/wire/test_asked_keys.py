@@ -20,7 +20,7 @@ from delayd.wire.ending import (
     read_asked_keys,
     wanted_of_keys,
 )
-from delayd.wire.limits import ASKED_BODY_BYTES_MAX
+from delayd.wire.requests import ASKED_BODY_BYTES_MAX
 from tests.batches import messages
 
 RECEIPT = Asked(np.array([7], np.uint64), np.array([5]), np.array([6]))

@@ -9,7 +9,7 @@ from delayd.delay.handoff.link import _read_window
 from delayd.errors import BadRequest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import ANSWER, Frame, Head, HeadValue
-from delayd.wire.requests import (
+from delayd.wire.heads import (
     HANDLE_MOST,
     INT_MAX,
     RETRY_AFTER_MS_MAX,

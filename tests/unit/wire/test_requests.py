@@ -9,8 +9,7 @@ import pytest
 
 from delayd.errors import BadRequest, DamagedData, DelaydError, PastHorizon, RemoteError, SlowDown, UnknownRequest
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import (
-    RequestType,
+from delayd.wire.heads import (
     error_from_head,
     error_head,
     need_bool,
@@ -25,8 +24,8 @@ from delayd.wire.requests import (
     need_strs,
     need_u64,
     optional_str,
-    request_type,
 )
+from delayd.wire.requests import RequestType, request_type
 
 U64_MAX = (1 << 64) - 1
 

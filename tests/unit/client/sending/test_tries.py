@@ -13,7 +13,8 @@ from delayd.client.sending.receipt import ReceiptColumns
 from delayd.net.connection import Connection
 from delayd.wire.ending import ANSWER, CancelAnswer, MessageState, RescheduleAnswer
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_u64
+from delayd.wire.heads import need_u64
+from delayd.wire.requests import RequestType
 from tests.unit.client.servers import SmallDelay
 from tests.unit.client.world import PAST_MS, World, on_loop
 

@@ -1,0 +1,237 @@
+"""Heads: the fields of requests and answers, and errors as heads.
+
+Invariant: a head comes from a peer, so no field of it is used before its presence, type and range were checked; a field
+that is wrong leads to a BadRequest that names it. Fields that nobody asks for are ignored (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeGuard, TypeVar
+
+from delayd.errors import BadRequest, DelaydError, Detail, error_by_code
+from delayd.hours import INSTANT_MS_MAX
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.room import cut_text
+
+U32_MAX = (1 << 32) - 1
+U64_MAX = (1 << 64) - 1
+INT_MAX = (1 << 63) - 1  # Times, offsets and counts are stored as signed columns somewhere.
+# A peer that names a longer time would make this side stand still because of an error of its clock.
+RETRY_AFTER_MS_MAX = 3_600_000
+HANDLE_MOST = (U64_MAX, INT_MAX, U32_MAX)  # Incarnation, first pull sequence, count: as the pull log stores them.
+PART_MOST = (INT_MAX, INT_MAX, U32_MAX, U32_MAX)  # First pull sequence, first consume sequence, count, attempt.
+WINDOW_ROW_BYTES = 24  # A row in a window's answer has a sequence, deliver_at_ms and a content hash.
+WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MAX, U32_MAX)
+"""Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
+LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
+ERROR_TEXT_BYTES_MAX = 64 << 10  # The longest sentence of an error.
+# Only this much of the sentence is sent; a text that the peer sent itself need not come back as a whole.
+ERROR_TEXT_BYTES_SENT_MAX = 8 << 10
+DETAIL_BYTES_MAX = 8_000  # The longest raw bytes, such as 1,000 row numbers; a multiple of any number's width.
+TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
+
+T = TypeVar("T")
+
+_KINDS: dict[type, str] = {
+    type(None): "nothing",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a fraction",
+    str: "a text",
+    bytes: "bytes",
+    list: "a list",
+    dict: "a map",
+}
+
+
+def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
+    """An integer field within [least, most]."""
+    value = head.get(name)
+    # Servers read several such fields of each request, so the usual case costs no further call.
+    if type(value) is int and least <= value <= most:
+        return value
+    return _bounded(_need(head, name), name, least, most)
+
+
+def need_u32(head: Head, name: str, least: int = 0) -> int:
+    """A value that is stored in 32 bits: a count, a process id, an hour."""
+    return need_int(head, name, least, U32_MAX)
+
+
+def need_instant(head: Head, name: str) -> int:
+    """Milliseconds since the epoch, up to the last instant that can be shown as a date."""
+    return need_int(head, name, 0, INSTANT_MS_MAX)
+
+
+def need_retry_after(head: Head) -> int:
+    """After which time to try again: at most an hour, whatever the peer says."""
+    return min(need_int(head, "retry_after_ms"), RETRY_AFTER_MS_MAX)
+
+
+def need_u64(head: Head, name: str) -> int:
+    """A value of 64 bits: a log_id, a producer_id, an instance, a sequence."""
+    return need_int(head, name, 0, U64_MAX)
+
+
+def need_bool(head: Head, name: str) -> bool:
+    """A field that is true or false."""
+    value = head.get(name)
+    return value if value is True or value is False else _typed(_need(head, name), name, bool)
+
+
+def need_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
+    """A text of at most `bytes_max` bytes in UTF-8."""
+    return _short(_typed(_need(head, name), name, str), name, bytes_max)
+
+
+def optional_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str | None:
+    """A text or nil; the field itself must be there."""
+    value = _need(head, name)
+    return None if value is None else _short(_typed(value, name, str), name, bytes_max)
+
+
+def need_bytes(head: Head, name: str) -> bytes:
+    """A field of raw bytes."""
+    return _typed(_need(head, name), name, bytes)
+
+
+def need_list(head: Head, name: str) -> list[HeadValue]:
+    """A list whose items are not yet checked."""
+    value = head.get(name)
+    return value if type(value) is list else _typed(_need(head, name), name, list)
+
+
+def need_map(head: Head, name: str) -> Head:
+    """A map whose values are not yet checked; its keys are text."""
+    return as_head(_need(head, name), name)
+
+
+def need_maps(head: Head, name: str) -> list[Head]:
+    """A list of maps whose values are not yet checked."""
+    return [as_head(item, name) for item in need_list(head, name)]
+
+
+def need_page(head: Head, name: str, read: Callable[[Head], T]) -> tuple[list[T], bool]:
+    """One page of a listing: its items, each read by `read`, and whether there are more behind the last."""
+    return [read(item) for item in need_maps(head, name)], need_bool(head, "more")
+
+
+def need_strs(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> list[str]:
+    """A list of texts."""
+    return [_short(_typed(item, name, str), name, bytes_max) for item in need_list(head, name)]
+
+
+def need_ints(head: Head, name: str, width: int | None = None) -> list[int]:
+    """A list of unsigned 64-bit integers, of exactly `width` items if given, such as the pair W."""
+    return _row(_need(head, name), name, width)
+
+
+def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> list[list[int]]:
+    """A list of rows, each of exactly `width` unsigned integers, such as handles.
+
+    `most` has for each column the highest number that can be stored; without it all 64 bits are taken.
+    """
+    rows = [_row(item, name, width) for item in need_list(head, name)]
+    if most:
+        assert len(most) == width, "each column has its own limit"
+        for row in rows:
+            for value, limit in zip(row, most, strict=True):
+                if value > limit:
+                    raise BadRequest(f"{name} has a {value} where at most {limit} can be", field=name)
+    return rows
+
+
+def is_u64(value: HeadValue) -> TypeGuard[int]:
+    """Whether an item of a list is a log_id or another number of 64 bits; a bool is not."""
+    return type(value) is int and 0 <= value <= U64_MAX
+
+
+def as_head(value: HeadValue, name: str) -> Head:
+    """A map inside a head as a head of its own."""
+    head = _typed(value, name, dict)
+    if not all(isinstance(key, str) for key in head):
+        raise BadRequest(f"{name} has a key that is no text", field=name)
+    return head
+
+
+def error_head(error: DelaydError) -> Head:
+    """The head of an error answer; it always fits and can be encoded, whatever text of a peer or path the error
+    quotes.
+    """
+    return {
+        "code": error.code,
+        "message": cut_text(error.message, ERROR_TEXT_BYTES_SENT_MAX),
+        "retry_after_ms": error.retry_after_ms,
+        "details": {name: _detail(value) for name, value in error.details.items()},
+    }
+
+
+def error_from_head(head: Head) -> DelaydError:
+    """Rebuild the error of an error answer; an unknown code becomes a RemoteError that keeps the code."""
+    retry_after_ms = head.get("retry_after_ms")
+    details: dict[str, Detail] = {
+        name: value for name, value in need_map(head, "details").items() if isinstance(value, str | int | bytes)
+    }
+    message = need_str(head, "message", ERROR_TEXT_BYTES_MAX)
+    return error_by_code(
+        need_str(head, "code"), message, 0 if retry_after_ms is None else need_retry_after(head), details
+    )
+
+
+def _detail(value: Detail) -> Detail:
+    if isinstance(value, str):
+        return cut_text(value, TEXT_BYTES_MAX)
+    if isinstance(value, bytes):
+        return value[:DETAIL_BYTES_MAX]
+    return max(-INT_MAX, min(value, U64_MAX))
+
+
+def _need(head: Head, name: str) -> HeadValue:
+    try:
+        return head[name]
+    except KeyError:
+        raise BadRequest(f"the field {name} is missing", field=name) from None
+
+
+def _typed(value: HeadValue, name: str, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise _wrong_kind(value, name, kind)
+    return value
+
+
+def _bounded(value: HeadValue, name: str, least: int, most: int) -> int:
+    # A bool is an int in Python and never one on the wire.
+    if type(value) is not int:
+        raise _wrong_kind(value, name, int)
+    if not least <= value <= most:
+        raise BadRequest(f"{name} is {value} and must lie within {least} and {most}", field=name)
+    return value
+
+
+def _wrong_kind(value: HeadValue, name: str, kind: type) -> BadRequest:
+    found = _KINDS.get(type(value), type(value).__name__)
+    return BadRequest(f"{name} is {found} instead of {_KINDS[kind]}", field=name)
+
+
+def _short(text: str, name: str, bytes_max: int) -> str:
+    try:
+        fits = len(text) <= bytes_max and len(text.encode()) <= bytes_max
+    except UnicodeEncodeError:
+        raise BadRequest(f"{name} has half a surrogate pair, which is no text", field=name) from None
+    if not fits:
+        raise BadRequest(f"{name} is longer than {bytes_max} bytes", field=name)
+    return text
+
+
+def _row(value: HeadValue, name: str, width: int | None) -> list[int]:
+    row: Sequence[HeadValue] = _typed(value, name, list)
+    if width is not None and len(row) != width:
+        raise BadRequest(f"{name} has a row of {len(row)} items instead of {width}", field=name)
+    numbers: list[int] = []
+    for item in row:
+        if type(item) is int and 0 <= item <= U64_MAX:
+            numbers.append(item)
+        else:
+            numbers.append(_bounded(item, name, 0, U64_MAX))
+    return numbers
