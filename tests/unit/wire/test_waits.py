@@ -17,11 +17,12 @@ def test_the_entries_come_back() -> None:
 
 
 @pytest.mark.parametrize("char", ["x", "\U0001f600", "\ud800"])
-def test_the_longest_entries_fit_a_head(char: str) -> None:
-    head: Head = {"waits": waits_head(Wait(*[char * 10_000] * 3) for _ in range(10 * WAITS_MAX))}
+def test_two_lists_of_the_longest_entries_fit_a_head(char: str) -> None:
+    longest = waits_head(Wait(*[char * 10_000] * 3) for _ in range(10 * WAITS_MAX))
+    head: Head = {"waits": longest, "refuses": longest}
     assert len(msgpack.packb(head)) < HEAD_BYTES_MAX
     found = read_waits(head, "waits")
-    assert len(found) == WAITS_MAX
+    assert len(found) > WAITS_MAX // 2
     for wait in found:
         assert len(wait.what.encode()) <= TEXT_MAX and len(wait.why.encode()) <= TEXT_MAX
 
@@ -34,6 +35,11 @@ def test_the_longest_commands_come_back_whole() -> None:
     )
     found = read_waits({"waits": waits_head(longest)}, "waits")
     assert [wait.command for wait in found] == [wait.command for wait in longest]
+
+
+def test_usual_entries_are_told_as_many_as_a_list_has() -> None:
+    usual = [Wait("w" * 80, "y" * 200, "c" * 1_000)] * (2 * WAITS_MAX)
+    assert len(waits_head(usual)) == WAITS_MAX
 
 
 @pytest.mark.parametrize("entry", ["text", [], ["a", "b"], ["a", "b", 3], ["a", "b", "c", "d"], {"what": "a"}, None])
