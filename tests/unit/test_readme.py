@@ -1,6 +1,7 @@
 """The pages tell the truth: every stop of the data path, every linked page and every named source file exists."""
 
 import re
+from collections import Counter
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 STOPS = re.findall(r"`([\w.]+):([\w.]+)` \|$", README, re.MULTILINE)
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
+INDEXES = sorted(ROOT.glob("docs/**/README.md"))
+LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 
 
 def test_the_data_path_has_its_stops() -> None:
@@ -35,8 +38,26 @@ def test_a_page_names_the_pythons_that_are_tested(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_link_to_a_page_of_ours_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, section in LINK.findall(page.read_text()):
+        place = page.parent / target if target else page
+        assert place.exists(), f"{page.name} links to {target}"
+        if section:
+            assert section in _sections(place), f"{page.name} links to {target}#{section}"
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_an_index_names_each_page_of_its_folder_once(index: Path) -> None:
+    told = Counter(target for target, section in LINK.findall(index.read_text()) if not section)
+    pages = [page for page in index.parent.glob("*.md") if page != index]
+    pages += index.parent.glob("*/README.md")
+    wrong = {name: told[name] for page in pages if told[name := str(page.relative_to(index.parent))] != 1}
+    assert not wrong, f"{index} names these pages so often: {wrong}"
+
+
+def _sections(page: Path) -> set[str]:
+    """The names by which links find the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
