@@ -20,6 +20,7 @@ DELAY_MS_MAX = 86_400_000.0  # A day; a later time must be set again, so that ev
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK
 _TFD_CLOEXEC = os.O_CLOEXEC
+_LOOP_TICK_MS = 1  # uvloop counts a wait from the last whole millisecond, so a wait that is not longer may end early.
 _COUNT_BYTES = 8  # A read of a timerfd returns this many bytes: how often it expired.
 
 
@@ -34,7 +35,7 @@ class _TimerSpec(ctypes.Structure):
 class Timer:
     """Calls `callback` on the loop when the time that was set last has come; setting it again replaces that time.
 
-    Where the system has no timerfd, the loop's own timer is used, and a firing may be a millisecond late.
+    Where the system has no timerfd, the loop's own timer is used, and a firing may be two milliseconds late.
     """
 
     __slots__ = ("_callback", "_descriptor", "_handle", "_libc", "_loop", "_spec", "_spec_reference", "is_set")
@@ -60,7 +61,8 @@ class Timer:
         delay_ms = min(max(delay_ms, 0.0), DELAY_MS_MAX)
         if self._descriptor < 0:
             self.cancel()
-            self._handle = self._loop.call_later(delay_ms / 1000, self._fire)
+            whole_ms = math.ceil(delay_ms) + _LOOP_TICK_MS if delay_ms else 0
+            self._handle = self._loop.call_later(whole_ms / 1000, self._fire)
         else:
             # A time of 0 disarms a timerfd, so the shortest wait is a nanosecond.
             self._arm(max(math.ceil(delay_ms * 1_000_000), 1))
