@@ -126,6 +126,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.names",
         "delayd.net.connection",
         "delayd.net.files",
+        "delayd.net.held_start",
         "delayd.net.home",
         "delayd.net.registration",
         "delayd.net.server",

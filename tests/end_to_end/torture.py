@@ -26,13 +26,14 @@ from delayd.hours import hour_of_ms
 from delayd.reading.books import AuditReport
 from tests.three_audits import audit_three_ways
 
+from .serve import BUG_VARIABLE
 from .torture_books import check_books
 from .torture_cluster import KINDS, ROLES, Cluster, Failed, shuffled
 from .torture_faults import EXCUSED, FAULTS, Faults
 from .torture_keys import KeyLedger
 from .torture_ledger import Fate, Ledger
 from .torture_load import CONSUMERS, KEYS_SUBJECT, LEASE, Load
-from .torture_planted import PLANTED, VARIABLE
+from .torture_planted import PLANTED
 
 ALL_KINDS = {**KINDS, **FAULTS}
 DISK_RETRY_S = 35.0  # A server tries every 30 s what it could not read.
@@ -107,7 +108,7 @@ class Torture:
         kinds = plan.kinds
         self._faults = Faults(data, self._ledger, kinds, hours_pass=plan.seal)
         lease_ms = LEASE // timedelta(milliseconds=1)
-        bug = {} if plan.bug is None else {VARIABLE: plan.bug}
+        bug = {} if plan.bug is None else {BUG_VARIABLE: plan.bug}
         self._cluster = Cluster(data, self._draw, lease_ms, {**self._faults.environment, **bug})
         self._ahead_ms = 0  # So far the servers' clock is ahead of the machine's.
         self._retry_s = 0.0  # The servers try again after this time to read what they could not.

@@ -10,8 +10,6 @@ from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.recovery import _Replay
 from tests.worlds.patches import Bugs, Patch, changed
 
-VARIABLE = "DELAYD_TEST_BUG"
-
 PLANTED: Bugs = {
     "C1: a replaced message is delivered, too": [
         Patch(
