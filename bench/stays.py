@@ -52,20 +52,20 @@ Stay = tuple[str, str]  # A file, from the root of the sources, and a function i
 
 
 class Watch:
-    """Notes the functions that are called while it is on, on every thread that begins after it was made."""
+    """Notes each call of a function while it is on, on every thread that begins after it was made."""
 
     def __init__(self) -> None:
         self._on = False
-        self._seen: set[CodeType] = set()
+        self._seen: list[CodeType] = []
         threading.setprofile(self._called)
 
     def close(self) -> None:
         """Stop: threads that begin from now on are not watched."""
         threading.setprofile(None)
 
-    def stays(self, do: Callable[[], None]) -> set[Stay]:
-        """The functions of this project that are called on any watched thread, and on this one, while ``do`` runs."""
-        self._seen = set()
+    def calls(self, do: Callable[[], object]) -> list[Stay]:
+        """Each call of a function of this project on any watched thread, and on this one, while ``do`` runs."""
+        self._seen = []
         self._on = True
         sys.setprofile(self._called)
         try:
@@ -73,11 +73,13 @@ class Watch:
         finally:
             sys.setprofile(None)
             self._on = False
-        return {stay for code in self._seen.copy() if (stay := _stay(code)) is not None}
+        seen = self._seen.copy()
+        stays = {code: stay for code in set(seen) if (stay := _stay(code)) is not None}
+        return [stays[code] for code in seen if code in stays]
 
     def _called(self, frame: FrameType, event: str, argument: object) -> None:
         if self._on and event == "call":
-            self._seen.add(frame.f_code)
+            self._seen.append(frame.f_code)
 
 
 def _stay(code: CodeType) -> Stay | None:
@@ -156,7 +158,7 @@ def count_stays(sends: int = SENDS) -> dict[str, set[Stay]]:
                 for name, way in (("receipt", receipt), ("outcome", outcome)):
                     for _ in range(WARM_SENDS):
                         way()
-                    ways[name] = set.intersection(*(watch.stays(way) for _ in range(sends)))
+                    ways[name] = set.intersection(*(set(watch.calls(way)) for _ in range(sends)))
                 return ways
     finally:
         watch.close()

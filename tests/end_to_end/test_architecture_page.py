@@ -1,0 +1,103 @@
+"""The stops on docs/architecture.md are there, and a real message passes them in the order of the page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import delayd
+from bench.stays import Stay, Watch
+from tests.waiting import holds_once
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+STOP = re.compile(r"`([a-z_/]+\.py):([\w.]+)`")
+ROOM = re.compile(r"`([a-z_/]+)`")
+SECTIONS = {title: text for title, _, text in (each.partition("\n") for each in PAGE.split("\n## ")[1:])}
+FILES = sorted({file for file, _ in STOP.findall(PAGE)})
+HOUSES = ("delayd", "realtime", "meta", "cli", "spark")
+CONSUMER = "delayd/client/pulling/consumer.py"
+DELAY = timedelta(seconds=3)  # For the home to be closed before the message is due.
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_stop_is_there(file: str) -> None:
+    there = set(_names(ast.parse((ROOT / file).read_text())))
+    assert {name for at, name in STOP.findall(PAGE) if at == file} <= there
+
+
+def _names(tree: ast.AST, inside: str = "") -> Iterator[str]:
+    """The functions and classes of a file, and the methods of its classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield inside + node.name
+            yield from _names(node, f"{inside}{node.name}.")
+
+
+def test_each_room_is_on_the_page_once() -> None:
+    rows = [row for row in SECTIONS["The rooms"].splitlines() if row.startswith("| `")]
+    told = [room for row in rows for room in ROOM.findall(row.split("|")[1])]
+    rooms = {str(init.parent.relative_to(ROOT)) for house in HOUSES for init in (ROOT / house).rglob("__init__.py")}
+    assert sorted(told) == sorted(rooms - {"delayd"})
+
+
+@pytest.mark.timeout(300)
+def test_a_message_passes_the_stops_in_the_order_of_the_page(tmp_path: Path) -> None:
+    tries = count()
+    # On a machine that stands still for a moment the message is due before its home is closed.
+    holds_once(lambda: _check_order(_ways(tmp_path / f"data{next(tries)}")))
+
+
+def _check_order(ways: dict[str, list[Stay]]) -> None:
+    for section, calls in ways.items():
+        for table in re.findall(r"(?:^\|.*\n)+", SECTIONS[section], re.MULTILINE):
+            left = iter(calls)
+            for stop in STOP.findall(table):
+                assert stop in left, f"{section}: {stop} is not passed, or not behind the stop above it"
+
+
+def _ways(data: Path) -> dict[str, list[Stay]]:
+    """By section of the page: what is called while one message is sent, filed by a stop, loaded by a start, and taken.
+
+    Another message is cancelled in between.
+    """
+    watch = Watch()
+    try:
+        with delayd.open(data) as home, home.producer() as producer:
+            far = producer.send("way", b"cancelled", delay=timedelta(hours=1))
+
+            def send() -> None:
+                producer.send("way", b"taken", delay=DELAY)
+                # Rows enter the wheel behind the answer, and before the next request.
+                producer.get("way", receipt=far)
+
+            sent = watch.calls(send)
+            cancelled = watch.calls(lambda: producer.cancel("way", receipt=far))
+            stopped = watch.calls(home.close)
+
+        def live_on() -> None:
+            with delayd.open(data) as home, home.consumer("way", group="late") as consumer:
+                message = next(iter(consumer))
+                assert message.body == b"taken"
+                message.ack()
+
+        lived_on = watch.calls(live_on)
+    finally:
+        watch.close()
+    acknowledged = lived_on.index((CONSUMER, "Message.ack"))
+    closed = lived_on.index((CONSUMER, "Consumer.close"))
+    return {
+        "From the send to the receipt": sent,
+        "Until it is due": sent + stopped + lived_on,
+        "From the due instant to the consumer": lived_on[:acknowledged],
+        "The outcome": lived_on,
+        "The acknowledgement": lived_on[acknowledged:closed],
+        "A cancel": cancelled,
+        "A restart": lived_on[:acknowledged],
+    }
