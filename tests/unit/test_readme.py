@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
+PAGES = [
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md")),
+]
 INDEXES = sorted(ROOT.glob("docs/**/README.md"))
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 
