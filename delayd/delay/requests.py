@@ -323,7 +323,8 @@ class Requests:
         names = read_asked_keys(frame.body)
         if names is not None:
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
-            wish, tries = _WISHES[RequestType(frame.type)], read_tries(frame.head, names)
+            wish = _WISHES[RequestType(frame.type)]
+            tries = None if wish is Wish.GET else read_tries(frame.head, names)
             self._core.endings.ask_by_key(wish, names, answered, wanted_at_ms, tries)
             return
         subject = need_str(frame.head, "subject").encode() if "subject" in frame.head else b""

@@ -23,6 +23,8 @@ MOVES_BODY_BYTES_MAX = 3 << 20  # Rows of CANCEL with the wanted instants: 32 by
 META, DELAY, REALTIME = "meta", "delay", "realtime"
 LOGS = (DELAY, REALTIME)
 ANY = (META, DELAY, REALTIME)
+WHOSE = "subject? group? subscription?"  # A group of one subject, or a subscription to many on this connection.
+BEGINNING = "start? ephemeral? tags_any? tags_all? ordered?"  # How a group begins that is not there yet.
 
 
 class Cost(IntEnum):
@@ -38,6 +40,7 @@ class Terms(NamedTuple):
     """On which terms a request is served."""
 
     servers: tuple[str, ...]  # The roles of the servers that serve it.
+    fields: str = ""  # Of its head; one with a question mark may be left out. Servers ignore all others.
     trusted: bool = False  # Only for peers that have proved the cluster's secret: servers and operators (rule H8).
     fenced: bool = False  # Not by a server that may be a copy: it would take messages, or give them to consumers.
     body_bytes_max: int = 0  # 0: it has no body.
@@ -65,63 +68,92 @@ class RequestType(IntEnum):
     PING = 1
     STATUS = 2, Terms(ANY, cost=Cost.COUNTERS)
     TRUST_CLOCK = 3, Terms(LOGS, trusted=True)
-    CHALLENGE = 4
-    PROVE = 5
-    QUARANTINE_LIST = 6, Terms(LOGS, cost=Cost.LISTING)
-    QUARANTINE_RELEASE = 7, Terms(LOGS, trusted=True)
-    QUARANTINE_DROP = 8, Terms(LOGS, trusted=True)
-    CUT = 50, Terms(ANY, trusted=True)
-    CUT_READY = 51, Terms(ANY, trusted=True)
+    CHALLENGE = 4, Terms(ANY, "nonce")
+    PROVE = 5, Terms(ANY, "proof cluster_id")
+    QUARANTINE_LIST = 6, Terms(LOGS, "after limit", cost=Cost.LISTING)
+    QUARANTINE_RELEASE = 7, Terms(LOGS, "id", trusted=True)
+    QUARANTINE_DROP = 8, Terms(LOGS, "id", trusted=True)
+    CUT = 50, Terms(ANY, "hold_ms moment_ms?", trusted=True)
+    CUT_READY = 51, Terms(ANY, "cut", trusted=True)
 
     # Meta.
-    REGISTER = 10, Terms((META,), trusted=True)
-    SERVERS = 11, Terms((META,), cost=Cost.LISTING)
-    ROUTES = 12, Terms((META,), has_lists=True, cost=Cost.LISTING)
-    META_SUBJECTS = 13, Terms((META,), cost=Cost.LISTING)
-    FORGET_SERVER = 14, Terms((META,), trusted=True)
-    MOVE_ROUTE = 15, Terms((META,), trusted=True)
-    SLOTS = 16, Terms((META,))
-    MOVE_SLOTS = 17, Terms((META,), trusted=True)
+    REGISTER = (
+        10,
+        Terms(
+            (META,),
+            "role log_id host port epoch pid place? moves_seen? slots? slot_versions? slot_peers?",
+            trusted=True,
+        ),
+    )
+    SERVERS = 11, Terms((META,), "role", cost=Cost.LISTING)
+    ROUTES = 12, Terms((META,), "subjects assign", has_lists=True, cost=Cost.LISTING)
+    META_SUBJECTS = 13, Terms((META,), "prefix after limit", cost=Cost.LISTING)
+    FORGET_SERVER = 14, Terms((META,), "role log_id routes", trusted=True)
+    MOVE_ROUTE = 15, Terms((META,), "subject to", trusted=True)
+    SLOTS = 16, Terms((META,), "wanted")
+    MOVE_SLOTS = 17, Terms((META,), "slots versions to lost", trusted=True)
     SETTLE_SLOTS = 18, Terms((META,), trusted=True)
-    CORDON_SERVER = 19, Terms((META,), trusted=True)
+    CORDON_SERVER = 19, Terms((META,), "log_id standing", trusted=True)
 
     # Delay servers.
     SEND = 20, Terms((DELAY,), body_bytes_max=SEND_BODY_BYTES_MAX)
-    OUTCOME = 21, Terms((DELAY,))
+    OUTCOME = 21, Terms((DELAY,), "log_id producer_id producer_batch")
     CHECKPOINT = 22, Terms((DELAY,), trusted=True)
-    TARGETS = 23, Terms((DELAY,))
-    TARGET_LOST = 24, Terms((DELAY,), trusted=True)
-    TARGET_ACCEPT = 25, Terms((DELAY,), trusted=True)
-    CANCEL = 26, Terms((DELAY,), body_bytes_max=ASKED_BODY_BYTES_MAX)
-    GET = 27, Terms((DELAY,), body_bytes_max=ASKED_BODY_BYTES_MAX)
-    RESCHEDULE = 28, Terms((DELAY,), body_bytes_max=MOVES_BODY_BYTES_MAX)
-    FIND = 29, Terms((DELAY,))
-    QUOTAS = 32, Terms((DELAY,))
-    SET_QUOTA = 33, Terms((DELAY,), trusted=True)
-    PLACES = 34, Terms((DELAY,), body_bytes_max=PLACES_BODY_BYTES_MAX)
-    RELEASE_SLOTS = 36, Terms((DELAY,), trusted=True)
+    TARGETS = 23, Terms((DELAY,), "after")
+    TARGET_LOST = 24, Terms((DELAY,), "log_id", trusted=True)
+    TARGET_ACCEPT = 25, Terms((DELAY,), "log_id", trusted=True)
+    CANCEL = 26, Terms((DELAY,), "log_id subject? asker? low_water?", body_bytes_max=ASKED_BODY_BYTES_MAX)
+    GET = 27, Terms((DELAY,), "log_id subject?", body_bytes_max=ASKED_BODY_BYTES_MAX)
+    RESCHEDULE = 28, Terms((DELAY,), "log_id subject? asker? low_water? number?", body_bytes_max=MOVES_BODY_BYTES_MAX)
+    FIND = 29, Terms((DELAY,), "log_id subject from_ms to_ms hour sequence until_sequence limit tag content origin")
+    QUOTAS = 32, Terms((DELAY,), "after prefix")
+    SET_QUOTA = 33, Terms((DELAY,), "subject per_second pending pending_bytes", trusted=True)
+    PLACES = 34, Terms((DELAY,), "subject spread_ms", body_bytes_max=PLACES_BODY_BYTES_MAX)
+    RELEASE_SLOTS = 36, Terms((DELAY,), "slots", trusted=True)
     SEND_AGAIN = 37, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
-    DRAIN = 38, Terms((DELAY,), trusted=True)
+    DRAIN = 38, Terms((DELAY,), "to slots hour sequence until_sequence", trusted=True)
     RETIRE = 39, Terms((DELAY,), trusted=True)
     SEND_DRAINED = 63, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
 
     # Realtime servers.
-    HELLO = 30, Terms((REALTIME,), trusted=True, fenced=True, cost=Cost.LISTING, in_frames=True)
-    DISPATCH = 31, Terms((REALTIME,), trusted=True, fenced=True, body_bytes_max=BODY_BYTES_MAX)
-    PULL = 40, Terms((REALTIME,), fenced=True, cost=Cost.HEAVY)
-    ACK = 41, Terms((REALTIME,), fenced=True, has_lists=True)
-    NACK = 42, Terms((REALTIME,), fenced=True, has_lists=True)
-    GROUPS = 43, Terms((REALTIME,), cost=Cost.LISTING)
-    SUBJECTS = 44, Terms((REALTIME,), cost=Cost.LISTING)
-    DELETE_GROUP = 45, Terms((REALTIME,), trusted=True)
-    ORIGIN_ACCEPT = 46, Terms((REALTIME,), trusted=True)
-    PULL_END = 47, Terms((REALTIME,))
-    RETRY = 48, Terms((REALTIME,), fenced=True, has_lists=True)
-    REJECT = 49, Terms((REALTIME,), fenced=True, has_lists=True)
-    EXTEND = 52, Terms((REALTIME,), fenced=True, has_lists=True)
-    MOVE_GROUP = 53, Terms((REALTIME,), trusted=True)
-    PAUSE_GROUP = 54, Terms((REALTIME,), trusted=True)
-    SUBSCRIBE = 55, Terms((REALTIME,), fenced=True, has_lists=True)
+    HELLO = (
+        30,
+        Terms(
+            (REALTIME,),
+            "log_id target epoch instance session w named_offset? unread_hours? next_sequence",
+            trusted=True,
+            fenced=True,
+            cost=Cost.LISTING,
+            in_frames=True,
+        ),
+    )
+    DISPATCH = 31, Terms((REALTIME,), "session epoch", trusted=True, fenced=True, body_bytes_max=BODY_BYTES_MAX)
+    PULL = (
+        40,
+        Terms(
+            (REALTIME,),
+            f"{WHOSE} max_messages max_bytes wait_ms lease_ms consumer ahead? "
+            f"{BEGINNING} exclusive_ms? was? in_flight_max?",
+            fenced=True,
+            cost=Cost.HEAVY,
+        ),
+    )
+    ACK = 41, Terms((REALTIME,), f"{WHOSE} subjects? handles log_id?", fenced=True, has_lists=True)
+    NACK = 42, Terms((REALTIME,), f"{WHOSE} subjects? handles uncounted? log_id?", fenced=True, has_lists=True)
+    GROUPS = 43, Terms((REALTIME,), "subject after? limit? ages?", cost=Cost.LISTING)
+    SUBJECTS = 44, Terms((REALTIME,), "prefix after limit", cost=Cost.LISTING)
+    DELETE_GROUP = 45, Terms((REALTIME,), "subject group", trusted=True)
+    ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id", trusted=True)
+    PULL_END = 47, Terms((REALTIME,), f"{WHOSE} exclusive_ms? was?")
+    RETRY = 48, Terms((REALTIME,), "subject group retries log_id?", fenced=True, has_lists=True)
+    REJECT = 49, Terms((REALTIME,), "subject group rejects log_id?", fenced=True, has_lists=True)
+    EXTEND = 52, Terms((REALTIME,), "subject group lease_ms handles log_id?", fenced=True, has_lists=True)
+    MOVE_GROUP = 53, Terms((REALTIME,), "subject group to dry_run?", trusted=True)
+    PAUSE_GROUP = 54, Terms((REALTIME,), "subject group paused", trusted=True)
+    SUBSCRIBE = (
+        55,
+        Terms((REALTIME,), f"group subjects? pattern? {BEGINNING} in_flight_max?", fenced=True, has_lists=True),
+    )
 
 
 ANSWERED_IN_FRAMES = frozenset(kind for kind in RequestType if kind.terms.in_frames)

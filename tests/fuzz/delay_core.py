@@ -58,6 +58,7 @@ from tests.batches import messages
 from tests.worlds.delay import TARGET_IDS, World
 
 from . import requests as hostile
+from .fields import Read, watched
 
 TURN_MS_MAX = 20.0
 HOUR_MS = 3_600_000
@@ -185,6 +186,7 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.counts: Counter[str] = Counter()
+        self.read: Read = set()  # Of heads, by type and name.
         self.turn_ms = 0.0
         self.slowest = ""
         self._world = World(load_ahead_ms=60_000, segment_bytes=4 << 20, seed=seed)
@@ -243,7 +245,7 @@ class Run:
                 raise frame.fault
             if frame.body and frame.type not in DELAY_LIMITS.bodies:
                 raise BadRequest("it has no body")
-            self._turn(lambda: self._requests.received(peer, frame), f"request {frame.type}")
+            self._turn(lambda: self._requests.received(peer, watched(frame, self.read)), f"request {frame.type}")
         except DelaydError as error:
             peer.answer_error(frame.request_id, error)
 

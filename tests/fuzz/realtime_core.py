@@ -33,6 +33,7 @@ from tests.worlds.realtime import SimPeer, World, pull_head
 
 from . import requests as hostile
 from .delay_core import Untrue
+from .fields import Read, watched
 
 SUBJECT, GROUP = "truth", "honest"
 HELD = ("waiting_pulls", "leads")
@@ -93,6 +94,7 @@ class RealtimeRun:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.counts: Counter[str] = Counter()
+        self.read: Read = set()  # Of heads, by type and name.
         self.turn_ms = 0.0
         self.slowest = ""
         self._world = World()
@@ -135,7 +137,7 @@ class RealtimeRun:
                 raise frame.fault
             if frame.body and frame.type not in REALTIME_LIMITS.bodies:
                 raise BadRequest("it has no body")
-            self._turn(f"request {frame.type}", peer, frame)
+            self._turn(f"request {frame.type}", peer, watched(frame, self.read))
         except DelaydError as error:
             peer.answer_error(frame.request_id, error)
         if self._world.failures:

@@ -35,11 +35,19 @@ SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait
 SHARE_OF_CUTS = 0.01
 SHARES: dict[int, float] = {RequestType.CHECKPOINT: SHARE_OF_CHECKPOINTS, RequestType.CUT: SHARE_OF_CUTS}
 SHARE_OF_TRUE_HANDLES = 0.8
+WORDS = (RequestType.ACK, RequestType.NACK, RequestType.EXTEND, RequestType.RETRY, RequestType.REJECT)
 SHARE_OF_MANY = 0.2  # Of what may be of one subject or of many.
 # Most requests leave these out: consumers that want different things of one group refuse each other.
 OF_A_GROUP = frozenset(
-    {"start", "ephemeral", "tags_any", "tags_all", "ordered", "exclusive_ms", "was", "in_flight_max"}
+    {"start", "ephemeral", "tags_any", "tags_all", "ordered", "exclusive_ms", "was", "in_flight_max", "subscription"}
 )
+# And these, which must fit what the request is about.
+SELDOM: dict[int, frozenset[str]] = {
+    **dict.fromkeys(WORDS, frozenset({"log_id", "subjects"})),
+    RequestType.CANCEL: frozenset({"subject"}),
+    RequestType.GET: frozenset({"subject"}),
+    RequestType.RESCHEDULE: frozenset({"subject"}),
+}
 SHARE_OF_TERMS = 0.15
 HANDLES_KEPT = 500
 HEADER = struct.Struct("<IBBHIII")
@@ -105,10 +113,19 @@ DELAY: dict[RequestType, Fields] = {
     RequestType.TARGETS: {"after": values.u64},
     RequestType.TARGET_LOST: {"log_id": values.u64},
     RequestType.TARGET_ACCEPT: {"log_id": values.u64},
-    RequestType.CANCEL: {"log_id": values.u64, "asker": values.u64, "low_water": values.small},
-    RequestType.GET: {"log_id": values.u64},
+    RequestType.CANCEL: {
+        "log_id": values.u64,
+        "subject": values.subject,
+        "asker": values.u64,
+        "low_water": values.small,
+    },
+    RequestType.GET: {
+        "log_id": values.u64,
+        "subject": values.subject,
+    },
     RequestType.RESCHEDULE: {
         "log_id": values.u64,
+        "subject": values.subject,
         "asker": values.u64,
         "low_water": values.small,
         "number": values.small,
@@ -160,6 +177,7 @@ REALTIME: dict[RequestType, Fields] = {
     RequestType.PULL: {
         "subject": values.subject,
         "group": values.group,
+        "subscription": values.one_of(1, 2, 3),
         "max_messages": values.small,
         "max_bytes": values.small,
         "wait_ms": values.wait_ms,
@@ -181,26 +199,54 @@ REALTIME: dict[RequestType, Fields] = {
         "start": values.position,
         "ephemeral": values.one_of(False, True),
         "tags_any": values.tags,
+        "tags_all": values.tags,
         "ordered": values.one_of(False, True),
         "in_flight_max": values.one_of(0, 0, 5),
         "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
     },
-    RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},
+    RequestType.ACK: {
+        "subject": values.subject,
+        "group": values.group,
+        "handles": values.handles,
+        "subscription": values.one_of(1, 2, 3),
+        "subjects": values.one_of([["fuzz.1", 1]]),
+        "log_id": values.u64,
+    },
     RequestType.NACK: {
         "subject": values.subject,
         "group": values.group,
         "handles": values.handles,
         "uncounted": values.one_of(False, True),
+        "subscription": values.one_of(1, 2, 3),
+        "subjects": values.one_of([["fuzz.1", 1]]),
+        "log_id": values.u64,
     },
     RequestType.EXTEND: {
         "subject": values.subject,
         "group": values.group,
         "lease_ms": values.one_of(1, 50, 30_000),
         "handles": values.handles,
+        "log_id": values.u64,
     },
-    RequestType.RETRY: {"subject": values.subject, "group": values.group, "retries": values.retries},
-    RequestType.REJECT: {"subject": values.subject, "group": values.group, "rejects": values.rejects},
-    RequestType.PULL_END: {"subject": values.subject, "group": values.group},
+    RequestType.RETRY: {
+        "subject": values.subject,
+        "group": values.group,
+        "retries": values.retries,
+        "log_id": values.u64,
+    },
+    RequestType.REJECT: {
+        "subject": values.subject,
+        "group": values.group,
+        "rejects": values.rejects,
+        "log_id": values.u64,
+    },
+    RequestType.PULL_END: {
+        "subject": values.subject,
+        "group": values.group,
+        "subscription": values.one_of(1, 2, 3),
+        "exclusive_ms": values.one_of(0, 1_000, 60_000),
+        "was": values.one_of(0, 1),
+    },
     RequestType.GROUPS: {
         "subject": values.subject_or_none,
         "after": values.pair,
@@ -384,13 +430,9 @@ class Requests:
         head = {
             name: make(self._random)
             for name, make in fields.items()
-            if name not in OF_A_GROUP or self._random.random() < SHARE_OF_TERMS
+            if not (name in OF_A_GROUP or name in SELDOM.get(kind, ())) or self._random.random() < SHARE_OF_TERMS
         }
-        if (
-            kind in (RequestType.ACK, RequestType.NACK, RequestType.EXTEND, *LATER)
-            and self._given
-            and self._random.random() < SHARE_OF_TRUE_HANDLES
-        ):
+        if kind in WORDS and self._given and self._random.random() < SHARE_OF_TRUE_HANDLES:
             true = self._true_handles()
             if kind in LATER:
                 field, *rest = LATER[RequestType(kind)]
@@ -407,8 +449,6 @@ class Requests:
         """Have some requests name several subjects."""
         if kind == RequestType.SUBSCRIBE:
             del head[self._random.choice(["subjects", "pattern"])]
-        if kind in (RequestType.PULL, RequestType.PULL_END) and self._random.random() < SHARE_OF_MANY:
-            head["subscription"] = self._random.randrange(1, 4)
         handles = head.get("handles")
         if isinstance(handles, list) and handles and self._random.random() < SHARE_OF_MANY:
             first = self._random.randrange(1, len(handles) + 1)

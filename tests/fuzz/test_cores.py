@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import CallerError
+from delayd.wire.requests import RequestType
 
-from .delay_core import Run
+from .delay_core import STOPS, Run
+from .fields import DECLARED, Read
 from .planted import PLANTED, PLANTED_IN_REALTIME
 from .realtime_core import RealtimeRun
 
 REQUESTS = 800
+# What servers read outside of their cores, what is refused before all of it is read, and what is seldom drawn.
+NOT_IN_CORES = {RequestType.CHALLENGE, RequestType.PROVE, RequestType.CUT, RequestType.CUT_READY}
+SELDOM_READ = {RequestType.HELLO, RequestType.DRAIN, *STOPS}
 SEEDS, REQUESTS_A_SEED = 16, 400  # A defect is seen in one of so many runs.
 
 
@@ -19,6 +24,7 @@ def test_rules_B2_C1_E1_each_request_is_answered_truly_and_then_nothing_is_held(
     run.requests(REQUESTS)
     assert run.counts["requests"] >= REQUESTS
     assert run.counts["answered"] and run.counts["refused"] and run.counts["compared"]
+    assert_each_field_is_read("delay", run.read)
     for kind, state in (("CANCEL", "CANCELLED"), ("RESCHEDULE", "PENDING"), ("GET", "PENDING"), ("GET", "DISPATCHED")):
         assert run.counts[f"{kind} {state}"], run.counts
 
@@ -28,6 +34,13 @@ def test_rules_E1_Q1_consumers_are_served_truly_beside_hostile_ones_and_then_nob
     run.requests(3 * REQUESTS)
     assert run.counts["requests"] >= 3 * REQUESTS
     assert run.counts["answered"] and run.counts["refused"] and run.counts["acknowledged"]
+    assert_each_field_is_read("realtime", run.read)
+
+
+def assert_each_field_is_read(role: str, read: Read) -> None:
+    """Each field that is declared for a request of this server was read at least once."""
+    kinds = {kind for kind in RequestType if role in kind.terms.servers} - NOT_IN_CORES - SELDOM_READ
+    assert not [f"{kind.name} {name}" for kind in kinds for name in DECLARED[kind] if (kind, name) not in read]
 
 
 @pytest.mark.parametrize("name", PLANTED_IN_REALTIME)

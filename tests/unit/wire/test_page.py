@@ -78,12 +78,26 @@ def bytes_of(text: str) -> int:
     return sum(int(count) << {"MiB": 20, "KiB": 10}[unit] for count, unit in parts)
 
 
-def test_the_page_has_each_request_and_no_other_one() -> None:
+def heads() -> dict[tuple[int, str], set[str]]:
+    """The fields of each request on the page, by its type and name, in the tables that tell of requests and answers."""
+    rows = re.findall(r"\n\| (\d+) ([A-Z_]+) \| `(\{.*?\})`", PAGE.split("## Any server\n")[1])
+    return {(int(number), name): fields_in(text) for number, name, text in rows}
+
+
+def fields_in(text: str) -> set[str]:
+    """The names in `{subject, handles: [[incarnation, count]…], log_id?}`."""
+    while "[" in text:
+        text = re.sub(r"\[[^][]*\]", "", text)
+    return {field.split(":")[0].strip() for field in text.strip("{}").split(",")} - {""}
+
+
+def test_the_page_has_each_request_with_its_fields_and_no_other_one() -> None:
     assert {number: row[0] for number, row in table().items()} == {kind.value: kind.name for kind in RequestType}
-    told = re.findall(r"(?<=[|,] )(\d+) ([A-Z_]+)(?= [|]|, \d)", PAGE.split("## Any server\n")[1])
-    assert sorted((int(number), name) for number, name in told) == sorted(
-        (kind.value, ALSO_CALLED.get(kind, kind.name)) for kind in RequestType
-    )
+    declared = {(kind.value, ALSO_CALLED.get(kind, kind.name)): {*kind.terms.fields.split()} for kind in RequestType}
+    told = heads()
+    assert told.keys() == declared.keys()
+    for kind, fields in declared.items():
+        assert told[kind] == fields, kind
 
 
 @pytest.mark.parametrize("kind", RequestType)
