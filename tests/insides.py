@@ -114,6 +114,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.client.sending.producer",
         "delayd.client.sending.receipt",
         "delayd.config",
+        "delayd.delay.ending.drain",
         "delayd.delay.server",
         "delayd.hours",
         "delayd.identity",

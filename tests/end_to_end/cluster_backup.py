@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,9 +28,9 @@ from tempfile import TemporaryDirectory
 
 import delayd
 from delayd.config import Value
-from tests.end_to_end.processes import ServerProcess
+from tests.end_to_end.processes import ServerProcess, started
 from tests.unit.cli.runner import run
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": 1_500}
 NAMES = ("meta", "delay-1", "delay-2", "realtime-1", "realtime-2")
@@ -38,7 +38,7 @@ SUBJECTS = ("a", "b", "c", "d")
 ROWS = 100  # Of one batch.
 REJECTED_EVERY = 11  # Of the messages, so many are given back once.
 LEASE = timedelta(seconds=3)  # What a consumer held when the cluster was cut comes again after it.
-QUIET_S = 5.0  # Nothing more comes when nothing has come for so long.
+QUIET_S = 2.0  # When all has come and nothing more for so long, nothing comes twice.
 AT_WORK_S = 0.3
 BEFORE_S = 2.0
 FAR = timedelta(hours=1)
@@ -135,10 +135,6 @@ class Cluster:
         """The address of meta."""
         return self.servers["meta"].address
 
-    def start(self, name: str) -> None:
-        """Start a server, where it was before."""
-        self.servers[name].start()
-
     def serves(self) -> bool:
         """Whether all serve."""
         listed = run("servers", "--meta", self.meta, "--format", "json")
@@ -153,7 +149,8 @@ def open_cluster(folder: Path) -> Iterator[Cluster]:
         own: dict[str, Value] = {"meta": meta.address, "secret_file": str(folder / "meta" / "cluster.secret")}
         servers = {"meta": meta}
         for name in NAMES[1:]:
-            servers[name] = stack.enter_context(ServerProcess(name.partition("-")[0], folder / name, own))
+            servers[name] = ServerProcess(name.partition("-")[0], folder / name, own)
+        stack.enter_context(started(*(servers[name] for name in NAMES[1:])))
         cluster = Cluster(folder, servers)
         wait_until(cluster.serves, "all serve")
         yield cluster
@@ -189,17 +186,17 @@ def restore(cluster: Cluster, copies: Path, order: list[str]) -> None:
         ran = run("restore", str(copies / name), "--data", str(cluster.data(name)))
         assert ran.code == 0, ran.out + ran.err
     for name in order:
-        cluster.start(name)
+        cluster.servers[name].start()
     wait_until(cluster.serves, "all serve again", within_s=60)
 
 
-def rest_of(cluster: Cluster) -> Counter[int]:
-    """All messages that still come, each acknowledged."""
+def rest_of(cluster: Cluster, wanted: Set[int]) -> Counter[int]:
+    """All messages that still come, each acknowledged: those that are wanted, and what comes beside them."""
     came: Counter[int] = Counter()
     with delayd.Consumer(cluster.meta, list(SUBJECTS), group="g") as consumer:
         last = time.monotonic()
-        while time.monotonic() - last < QUIET_S:
-            batch = consumer.pull(500, wait=timedelta(seconds=1))
+        while time.monotonic() - last < (QUIET_S if wanted <= came.keys() else DEADLINE_S):
+            batch = consumer.pull(500, wait=timedelta(seconds=0.2))
             came.update(int(body) for body in batch.bodies)
             if len(batch):
                 batch.ack()
@@ -234,8 +231,8 @@ def one_round(folder: Path, draw: Random, rows_s: int) -> tuple[float, list[str]
             states = [producer.get(subject, receipt=receipt).state for subject, receipt in cancelled]
         if wrong := [state for state in states if state is not delayd.MessageState.CANCELLED]:
             faults.append(f"{len(wrong)} that were cancelled are {wrong[0].name}")
-        came = rest_of(cluster)
         done = {number for number, (begun, _) in acknowledged.items() if begun < all_cut}
+        came = rest_of(cluster, set(range(safe)) - done)
         sure = {number for number, (_, durable) in acknowledged.items() if durable < began}
         doubled = [number for number, count in came.items() if count > 1]
         for what, numbers in (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import delayd
 from delayd.config import Value
-from tests.end_to_end.processes import ServerProcess
+from tests.end_to_end.processes import ServerProcess, started
 from tests.unit.cli.runner import Ran, run
 from tests.waiting import wait_until
 
@@ -45,8 +45,8 @@ def open_fleet(folder: Path) -> Iterator[Fleet]:
         data, old_data, new_data = (folder / name for name in ("first", "old", "new"))
         meta = stack.enter_context(ServerProcess("meta", data, META))
         own = {"meta": meta.address, "secret_file": str(data / "cluster.secret")}
-        old = stack.enter_context(ServerProcess("delay", old_data, own))
-        stack.enter_context(ServerProcess("realtime", data, own))
+        old = ServerProcess("delay", old_data, own)
+        stack.enter_context(started(old, ServerProcess("realtime", data, own)))
         with delayd.Producer(meta.address) as producer:
             # The first one owns keys, and the second one may own some once the first one knows it.
             producer.send("s", b"first", delay=timedelta(0), key="first")

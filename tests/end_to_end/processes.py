@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -63,12 +64,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start and wait for the ready line; the port is the same in each life."""
         self.spawn()
-        assert self._process is not None and self._process.stdout is not None
-        words = self._process.stdout.readline().split()
-        if words[:2] != ["ready", self.role]:
-            self.end()
-            raise AssertionError(f"{self.role} did not start: {self.log}")
-        self.port = int(words[2].rpartition(":")[2])
+        self.until_ready()
 
     def start_held(self) -> None:
         """Start and wait for the line which says that a damaged file holds the start."""
@@ -78,10 +74,13 @@ class ServerProcess:
         assert words[:2] == ["held", self.role], self.log
 
     def until_ready(self) -> None:
-        """Wait for the ready line of a server whose start was held."""
+        """Wait for the ready line of a server that was spawned, or whose start was held."""
         assert self._process is not None and self._process.stdout is not None
         words = self._process.stdout.readline().split()
-        assert words[:2] == ["ready", self.role], self.log
+        if words[:2] != ["ready", self.role]:
+            self.end()
+            raise AssertionError(f"{self.role} did not start: {self.log}")
+        self.port = int(words[2].rpartition(":")[2])
 
     def spawn(self) -> None:
         """Start, and wait for nothing."""
@@ -148,6 +147,18 @@ class ServerProcess:
     @property
     def _log_path(self) -> Path:
         return self._data / f"{self.role}-{id(self)}.log"
+
+
+@contextmanager
+def started(*servers: ServerProcess) -> Iterator[None]:
+    """Start servers beside each other; leave none of them behind."""
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.end)
+            server.spawn()
+        for server in servers:
+            server.until_ready()
+        yield
 
 
 def _toml(value: Value) -> str:

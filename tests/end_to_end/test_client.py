@@ -39,13 +39,13 @@ def test_every_message_comes_once_although_a_server_is_killed_in_the_middle(tmp_
     with up(tmp_path, "--port", "0") as running:
         meta = running.meta
         received: dict[int, int] = {}
-        with Producer(meta) as producer, Consumer(meta, "orders", "billing", lease=timedelta(seconds=5)) as consumer:
+        with Producer(meta) as producer, Consumer(meta, "orders", "billing", lease=timedelta(seconds=2)) as consumer:
             now_ms = time.time_ns() // 1_000_000
-            due_ms = now_ms + np.arange(4_000)
+            due_ms = now_ms + np.arange(4_000) // 2
             producer.send_batch("orders", [b"%d" % row for row in range(4_000)], due_ms)
             futures = []
             for row in range(4_000, 8_000):
-                futures.append(producer.send_nowait("orders", b"%d" % row, deliver_at_ms=now_ms + row - 4_000))
+                futures.append(producer.send_nowait("orders", b"%d" % row, deliver_at_ms=now_ms + (row - 4_000) // 2))
                 if row == 6_000:
                     running.kill(role)
             producer.flush()

@@ -33,7 +33,7 @@ def one_of(receipt: delayd.BatchReceipt, row: int) -> Receipt:
 
 
 def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> None:
-    soon = timedelta(seconds=14)  # Far enough away to be moved.
+    soon = timedelta(seconds=6)  # Far enough away to be moved.
     with delayd.Producer(fleet.meta.address) as producer:
         first = producer.send_batch("s", [b"soon-%d" % number for number in range(3_000)], delay=soon)
         far = [producer.send_batch("s", [b"far-%d" % n for n in range(500)], delay=HOUR) for _ in range(4)]
@@ -120,5 +120,5 @@ def test_the_last_server_that_takes_messages_is_not_cordoned(fleet: Fleet) -> No
 
 
 def test_a_drain_beside_traffic_and_kills_of_both_servers_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    found = torture(tmp_path, messages=4_000, due_within_s=12, seed=1)
+    found = torture(tmp_path, messages=4_000, due_within_s=5, seed=1)
     assert found.faults == [], found.line
