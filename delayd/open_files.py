@@ -107,8 +107,10 @@ class OpenFiles:
         """End one use of a file."""
         with self._lock:
             file.in_use -= 1
-            self._rest(file)
-        self._close_idle(self._most)
+            if not (file.in_use or file.unsynced or file.kept) and file.descriptor >= 0:
+                self._idle[file] = None
+        if len(self._idle) > self._most:
+            self._close_idle(self._most)
 
     def size(self, file: OpenFile) -> int:
         """The length of a file now; a closed one need not be opened for that. Errors as of `take`."""
@@ -129,10 +131,6 @@ class OpenFiles:
             descriptor, file.descriptor = file.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def _rest(self, file: OpenFile) -> None:
-        if not (file.in_use or file.unsynced or file.kept) and file.descriptor >= 0:
-            self._idle[file] = None
 
     def _close_idle(self, most: int) -> bool:
         """Close the file that was used longest ago, if more than ``most`` may be closed; whether it did."""

@@ -66,6 +66,8 @@ class Server:
         self._trusted = 0  # Connections that were trusted at the last look.
         self._refused = 0  # Connections above the limit that have not ended yet.
         self._watch = LoopWatch(loop, self._stood_still)
+        # Finds out whether the loop stood still; a handler calls it before it judges by anybody's silence.
+        self.look = self._watch.look
         self._unheard = unheard
         self._looking: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server | inside.Listener] = []
@@ -109,10 +111,6 @@ class Server:
             "loop_wait_ms_max": self._watch.wait_ms_max,
             "loop_wait_ms_max_minute": self._watch.wait_ms_max_minute,
         }
-
-    def look(self) -> None:
-        """Find out whether the loop stood still; a handler calls it before it judges by anybody's silence."""
-        self._watch.look()
 
     def stop_accepting(self) -> None:
         """Take no further connection; open ones go on."""
