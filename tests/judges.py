@@ -20,7 +20,6 @@ from tests.end_to_end.torture_planted import PLANTED as IN_TORTURE
 from tests.fuzz.planted import PLANTED as IN_FUZZ
 from tests.fuzz.planted import PLANTED_IN_REALTIME as IN_FUZZ_REALTIME
 from tests.groups.planted import PLANTED as IN_WALKS
-from tests.insides import KNOWN
 from tests.model.rules import RULES as OF_HANDOFF
 from tests.simulation.planted import PLANTED as IN_SIMULATION
 from tests.unit.delay.keys.planted import PLANTED as OF_SLOTS
@@ -41,7 +40,6 @@ HOUSES = ("delayd", "realtime", "meta", "cli", "spark")
 PORTS = {"delayd", *(f"delayd.{name}" for name in ("clock", "disk", "errors", "executor", "state", "testing"))}
 # The modules of bytes and settings that pages describe. The pages stay; the modules may not.
 FORMATS = ("delayd.batch", "delayd.config", "delayd.hours", "delayd.log", "delayd.wire")
-AT_A_PORT = "at a port: "
 RULE = re.compile(r"^\| ([A-Z]\d+) \|", re.MULTILINE)
 
 
@@ -156,54 +154,48 @@ class Planted(NamedTuple):
 
     rule: str
     what: str
-    touches: str  # What it replaces while it is planted.
+    at_a_port: bool  # It fits any code behind the port; any other bug replaces an inside, or a step of a model.
     judges: list[str]
-    files: list[str]
 
 
 @cache
 def planted() -> list[Planted]:
     """All of them, by rule and words."""
-    found: dict[tuple[str, str, str], Planted] = {}
+    found: dict[tuple[str, str, bool], Planted] = {}
 
-    def add(rule: str, what: str, touches: str, judge: str, file: str) -> None:
-        bug = found.setdefault((rule, what, touches), Planted(rule, what, touches, [], []))
+    def add(rule: str, what: str, at_a_port: bool, judge: str) -> None:
+        bug = found.setdefault((rule, what, at_a_port), Planted(rule, what, at_a_port, []))
         bug.judges.append(judge)
-        bug.files.append(f"tests/{file}")
 
-    for judge, file, bugs in _REGISTRIES:
+    for judge, bugs in _REGISTRIES:
         for name, patches in bugs.items():
             rule, _, what = name.partition(": ")
-            add(rule, what, ", ".join(sorted({_touched(each) for each in patches})), judge, file)
-    for name, of_handoff in OF_HANDOFF.items():
-        add(name.partition("_")[0], f"without {name}: {of_handoff.text}", "a step of the model", "model", _HANDOFF)
+            add(rule, what, all(map(_is_at_a_port, patches)), judge)
+    for name in OF_HANDOFF:
+        add(name.partition("_")[0], f"without {name}", False, "model")
     for name, decided in OF_DECISIONS.items():
-        rule, _, text = decided.text.partition(": ")
-        add(rule, f"without {name}: {text}", "a step of the model", "decisions", _DECISIONS)
+        add(decided.text.partition(": ")[0], f"without {name}", False, "decisions")
     order = {rule: number for number, rule in enumerate(rules())}
     return sorted(found.values(), key=lambda bug: (order[bug.rule], bug.judges[0], bug.what))
 
 
-_HANDOFF, _DECISIONS = "model/rules.py", "decisions/rules.py"
 _REGISTRIES = (
-    ("simulation", "simulation/planted.py", IN_SIMULATION),
-    ("property", "property/test_delay_lives.py", IN_LIVES | IN_CANCELS),
-    ("groups", "groups/planted.py", IN_WALKS),
-    ("crash", "crash/planted.py", IN_CRASH),
-    ("crash", "crash/test_keyed_deaths.py", {name: IN_CANCELS[name] for name in IN_KEYED_DEATHS}),
-    ("fuzz", "fuzz/planted.py", IN_FUZZ | IN_FUZZ_REALTIME),
-    ("end_to_end", "end_to_end/torture_planted.py", IN_TORTURE),
-    ("unit", "unit/delay/keys/planted.py", OF_SLOTS),
+    ("simulation", IN_SIMULATION),
+    ("property", IN_LIVES | IN_CANCELS),
+    ("groups", IN_WALKS),
+    ("crash", IN_CRASH),
+    ("crash", {name: IN_CANCELS[name] for name in IN_KEYED_DEATHS}),
+    ("fuzz", IN_FUZZ | IN_FUZZ_REALTIME),
+    ("end_to_end", IN_TORTURE),
+    ("unit", OF_SLOTS),
 )
 
 
-def _touched(patch: Patch) -> str:
-    """The name that a bug replaces: of a port's fake, or of an inside."""
+def _is_at_a_port(patch: Patch) -> bool:
+    """Whether a bug replaces something of a port's fake or of an adapter."""
     where = patch.where
     home = where.__module__ if isinstance(where, type) else getattr(where, "__name__", "")
-    name = f"{where.__name__}.{patch.name}" if isinstance(where, type) else patch.name
-    at_a_port = home.startswith("delayd.testing.") or home.endswith("_adapter")
-    return f"{AT_A_PORT if at_a_port else ''}`{home}:{name}`"
+    return home.startswith("delayd.testing.") or home.endswith("_adapter")
 
 
 def rules() -> list[str]:
@@ -297,7 +289,7 @@ def promises() -> list[Promise]:
 
 def tables() -> str:
     """What stands between the marks of the page."""
-    return "\n".join((*_judges(), *_promises(), *_rules(), *_bugs(), *_known()))
+    return "\n".join((*_judges(), *_promises(), *_rules()))
 
 
 def _judges() -> Iterator[str]:
@@ -314,41 +306,29 @@ def _judges() -> Iterator[str]:
 
 
 def _promises() -> Iterator[str]:
-    yield from ("", "## Promises", "", "| promise | rules | judges | run it |", "|---|---|---|---|")
+    yield from ("", "## Promises", "", "| promise | rules | judges |", "|---|---|---|")
     for promise in promises():
         anchor = re.sub(r"[^\w -]", "", promise.title.lower()).replace(" ", "-")
-        told = f"{' '.join(promise.rules)} | {', '.join(promise.judges) or 'bench'} | {_quoted(promise.commands)}"
+        told = f"{' '.join(promise.rules)} | {', '.join(promise.judges) or 'bench'}"
         yield f"| [{promise.title}](guarantees.md#{anchor}) | {told} |"
 
 
 def _rules() -> Iterator[str]:
-    yield from ("", "## Rules", "", "| rule | judges | planted bugs | named in |", "|---|---|---|---|")
-    for rule, files in citations().items():
-        bugs = [bug for bug in planted() if bug.rule == rule]
-        judges = {path.split("/")[1] for path in files if path.count("/") > 1} | {
-            name for b in bugs for name in b.judges
-        }
-        told = ", ".join(judge.folder for judge in JUDGES if judge.folder in judges - {"worlds"})
-        # Unit tests move with their parts, so they are named only where nothing else judges a rule.
-        named = [path for path in files if not path.startswith(f"tests/{UNIT}/")] or files
-        yield f"| {rule} | {told} | {len(bugs) or NONE} | {_quoted(named)} |"
+    yield from ("", "## Rules", "", "| rule | judges | planted bugs |", "|---|---|---|")
+    for rule in rules():
+        told = "; ".join(map(_told, (bug for bug in planted() if bug.rule == rule)))
+        yield f"| {rule} | {', '.join(judges_of(rule))} | {told or NONE} |"
 
 
-def _bugs() -> Iterator[str]:
-    yield from ("", "## Planted bugs", "", "| rule | bug | judges | stands in | replaces |", "|---|---|---|---|---|")
-    for bug in planted():
-        yield f"| {bug.rule} | {bug.what} | {', '.join(bug.judges)} | {_quoted(bug.files)} | {bug.touches} |"
+def judges_of(rule: str) -> list[str]:
+    """The folders of tests that cite a rule, or have a bug planted that takes it out, in the order of `JUDGES`."""
+    found = {path.split("/")[1] for path in citations()[rule] if path.count("/") > 1}
+    found |= {name for bug in planted() if bug.rule == rule for name in bug.judges}
+    return [judge.folder for judge in JUDGES if judge.folder in found - {"worlds"}]
 
 
-def _known() -> Iterator[str]:
-    yield from ("", "## What each judge knows", "", "| judge | formats | insides |", "|---|---|---|")
-    for judge in JUDGES:
-        for kind in ("", ADAPTERS, BUGS):
-            known = KNOWN.get(f"{judge.folder}{kind}", ())
-            if known:
-                formats = [module for module in known if is_format(module)]
-                insides = [module for module in known if not is_format(module)]
-                yield f"| {_folder(judge.folder)}{kind} | {_quoted(formats)} | {_quoted(insides)} |"
+def _told(bug: Planted) -> str:
+    return f"{bug.what} ({', '.join(dict.fromkeys(bug.judges))}{', at a port' if bug.at_a_port else ''})"
 
 
 def _folder(name: str) -> str:

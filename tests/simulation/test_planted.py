@@ -5,9 +5,6 @@ All of them from seed 0, and how many seeds each takes: ``python -m tests.simula
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from tests.simulation.planted import (
@@ -22,7 +19,6 @@ from tests.simulation.run import Run
 from tests.worlds.delay import small_slots
 
 SEEDS_MAX = 300  # Most take a few; which seeds they are changes with every change of the servers.
-PAGE = Path(__file__).parents[2] / "docs/simulation.md"
 
 
 @pytest.mark.timeout(300)  # What SEEDS_MAX take on a busy machine.
@@ -36,11 +32,6 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 def test_what_is_known_of_planted_bugs_is_of_those_there_are() -> None:
     assert CAUGHT_BY.keys() | FAVOURED.keys() <= PLANTED.keys()
-
-
-def test_the_page_names_each_planted_bug() -> None:
-    rows = re.findall(r"^\| (\w+) \| ([^|]+) \|", PAGE.read_text().partition("## Planted bugs")[2], re.MULTILINE)
-    assert sorted(f"{rule}: {bug}" for rule, bug in rows if rule != "rule") == sorted(PLANTED)
 
 
 def test_nothing_stays_planted() -> None:
