@@ -292,6 +292,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.net.connection",
         "delayd.reading.audit",
         "delayd.reading.books",
+        "delayd.sequences",
         "delayd.tags",
         "delayd.validate",
         "delayd.waits",

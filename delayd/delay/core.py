@@ -49,7 +49,6 @@ from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
 from delayd.delay.recovery import Recovered, ends_of_all, note_ends, open_seals, recover
 from delayd.delay.retiring import Retiring
-from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
 from delayd.delay.standing import Standing
 from delayd.delay.state_values import encode_dropped
@@ -69,6 +68,7 @@ from delayd.log.dispatch import OutcomeRows
 from delayd.log.key_run import KnownRuns
 from delayd.log.quota import Limits
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
+from delayd.sequences import NO_SEQUENCES
 from delayd.site import Site
 from delayd.state import State
 from delayd.waits import Wait

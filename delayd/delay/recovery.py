@@ -27,7 +27,6 @@ from delayd.delay.kept import KeptState, heal_hours, read_kept
 from delayd.delay.keys.keyed import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
-from delayd.delay.rows import NO_SEQUENCES, among
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import replayed_rows
@@ -55,6 +54,7 @@ from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.proof import decided_behind
 from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.sequences import NO_SEQUENCES, among
 from delayd.state import State
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.

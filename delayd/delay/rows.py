@@ -25,6 +25,7 @@ import numpy.typing as npt
 from delayd.batch import FEW_ROWS
 from delayd.hours import HOUR_MS
 from delayd.location import OFFSET_BITS
+from delayd.sequences import Sequences, SequenceSet
 
 ROW = np.dtype(
     [
@@ -53,8 +54,6 @@ OPAQUE_ROW = np.dtype((np.void, ROW_BYTES))
 
 Rows = npt.NDArray[np.void]  # Its dtype is ROW.
 NO_ROWS: Final[Rows] = np.zeros(0, ROW)
-NO_SEQUENCES: Final = np.empty(0, np.uint64)
-TABLE_ROWS = 8  # A look-up table may have this many entries a row; then it is as large as one u64 column.
 
 
 def new_rows(count: int) -> Rows:
@@ -146,55 +145,6 @@ def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint3
     return due.astype(np.int32)
 
 
-def without(rows: Rows, decided: npt.NDArray[np.uint64]) -> Rows:
+def without(rows: Rows, decided: Sequences) -> Rows:
     """The rows whose sequences are not among ``decided``, which is sorted."""
     return rows if not len(rows) else SequenceSet(decided, len(rows)).without(rows)
-
-
-def among(sequences: npt.NDArray[np.uint64], decided: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Tell which sequences are among ``decided``, which is sorted."""
-    return SequenceSet(decided, len(sequences)).has(sequences)
-
-
-class SequenceSet:
-    """Sorted sequences, against which rows are held that come in several pieces.
-
-    Mostly the sequences of an hour lie close together. Then a table says of each number between the lowest and the
-    highest whether it is one of them, and to look into the table takes a tenth of a search.
-    """
-
-    __slots__ = ("_before", "_sorted", "_table")
-
-    def __init__(self, sequences: npt.NDArray[np.uint64], rows: int) -> None:
-        """``rows`` is how many rows will be looked up in all: it bounds the table."""
-        self._sorted = sequences
-        self._table: npt.NDArray[np.bool_] | None = None
-        if not len(sequences):
-            return
-        self._before = sequences[:1] - np.uint64(1)  # Wraps around below 0, as the differences to it do.
-        span = int(sequences[-1] - sequences[0]) + 1
-        if span <= TABLE_ROWS * rows:
-            # The first and the last entry answer for whatever is below or above all sequences.
-            self._table = np.zeros(span + 2, np.bool_)
-            self._table[(sequences - self._before).view(np.int64)] = True
-
-    def has(self, sequences: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Which sequences are among these: bool[n], a new array."""
-        found: npt.NDArray[np.bool_]
-        if not len(self._sorted):
-            return np.zeros(len(sequences), np.bool_)
-        if self._table is not None:
-            # A number far below wraps around to a huge difference, or to a negative one: both are clipped to an end.
-            found = self._table.take((sequences - self._before).view(np.int64), mode="clip")
-            return found
-        places = np.searchsorted(self._sorted, sequences)
-        places[places == len(self._sorted)] = 0
-        found = self._sorted.take(places) == sequences
-        return found
-
-    def without(self, rows: Rows) -> Rows:
-        """Rows whose sequence is not among these: the given ones when none is."""
-        if not len(self._sorted):
-            return rows
-        found = self.has(rows["sequence"])
-        return rows.take(np.flatnonzero(~found)) if found.any() else rows

@@ -19,7 +19,6 @@ from delayd.batch import ROWS_MAX
 from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
-from delayd.delay.rows import among
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.executor import Done
@@ -29,6 +28,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
 from delayd.log.watch import write_again
+from delayd.sequences import among
 from delayd.site import Site
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delayd.batch import ColumnId
 from delayd.delay.books.dispatch_logs import read_outcomes
@@ -27,7 +26,6 @@ from delayd.delay.keys.index import MEMORY_ENTRIES, KeyIndex, open_written
 from delayd.delay.keys.keyed import KeyedRows, filed_rows
 from delayd.delay.keys.run import Run, write_run
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.rows import among
 from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Priority
 from delayd.log.dispatch import Outcome
@@ -35,13 +33,12 @@ from delayd.log.ended import TOOK_NO_KEY, EndedRows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileHeader, FileKind, open_segment
 from delayd.names import Hasher
+from delayd.sequences import Sequences, among
 from delayd.site import Site
 
 log = logging.getLogger(__name__)
 
 AGAIN_MS = 30_000  # Wait after a file that can't be read: an operator must restore it.
-
-Sequences = NDArray[np.uint64]
 
 
 class FiledHour(NamedTuple):

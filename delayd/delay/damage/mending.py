@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
 from delayd.delay.books.dispatch_logs import open_dispatch_log, read_outcomes
@@ -41,7 +40,7 @@ from delayd.delay.filing.hour_table import (
 from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.filing.sources import Sources
 from delayd.delay.quarantine import Entry, Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
-from delayd.delay.rows import NO_SEQUENCES, Rows, among, due_at_ms, without
+from delayd.delay.rows import Rows, due_at_ms, without
 from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour, load_hour
@@ -52,6 +51,7 @@ from delayd.log.dispatch import NO_OUTCOMES, NewPart, Outcome, OutcomeRows
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
+from delayd.sequences import NO_SEQUENCES, Sequences, among
 from delayd.site import Site
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,6 @@ log = logging.getLogger(__name__)
 RETRY_MS = 30_000  # How long after a failed try the next one begins; a try reads the whole file.
 SEQUENCE_MAX = (1 << 64) - 1
 
-Sequences = NDArray[np.uint64]
 Ended = Callable[[bool, str], None]
 """Called with whether an hour is whole again, and a sentence that says so or why not."""
 

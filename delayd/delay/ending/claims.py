@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.damage.held import HeldRows
 from delayd.delay.ending.outside import Outside, Run
-from delayd.delay.ending.wanted import Indices, Sequences, Wanted
+from delayd.delay.ending.wanted import Wanted
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.delay.rows import Rows, join_rows, new_rows
@@ -28,6 +28,7 @@ from delayd.delay.subjects import Subjects
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loading import Loading
 from delayd.location import Locations
+from delayd.sequences import Indices, Sequences
 
 
 class Place(IntEnum):

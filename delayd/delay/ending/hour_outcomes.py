@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId
-from delayd.delay.ending.wanted import Sequences
 from delayd.errors import DamagedData
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.segment import Segment
+from delayd.sequences import Sequences
 
 BLOCK_BYTES = 4 << 10  # Groups that are read together.
 ROW_BYTES = 12

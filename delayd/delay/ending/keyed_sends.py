@@ -41,7 +41,7 @@ from delayd.delay.ending.claims import Claims, Place, Places
 from delayd.delay.ending.lookup import LookedUp
 from delayd.delay.ending.message_requests import NOT_CLAIMABLE, MessageRequests
 from delayd.delay.ending.taken_names import TakenNames, Watch
-from delayd.delay.ending.wanted import Indices, Sequences, Wanted
+from delayd.delay.ending.wanted import Wanted
 from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
 from delayd.delay.keys.index import View
@@ -53,6 +53,7 @@ from delayd.executor import Done, Priority
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, EndedRows, decided_about, note_hours_of_others
 from delayd.names import Names, slots_of_names
+from delayd.sequences import Indices, Sequences
 from delayd.site import Site
 from delayd.wire.ending import MessageState
 from delayd.wire.slots import NO_SLOTS, SlotSet, slot_set

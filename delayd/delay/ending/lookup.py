@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
 from delayd.delay.ending.hour_outcomes import HourOutcomes
-from delayd.delay.ending.wanted import Indices, Sequences, Wanted
+from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFiles
 from delayd.delay.filing.schedule_log import scan_hour
 from delayd.delay.subjects import Subjects
@@ -27,6 +27,7 @@ from delayd.location import Locations, pack_locations
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
+from delayd.sequences import Indices, Sequences
 from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from delayd.delay.ending.moving import COPY_ROWS, Copied, Leave, ToMove, copy_ro
 from delayd.delay.ending.outside import Run, sort_rows
 from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.taken_names import Named
-from delayd.delay.ending.wanted import Indices, OfSubject, Pile, Wanted, wanted_newest, wanted_of
+from delayd.delay.ending.wanted import OfSubject, Wanted, wanted_newest, wanted_of
 from delayd.delay.filing.hour_table import FiledHours, OutcomeEnd
 from delayd.delay.filing.sources import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
@@ -47,6 +47,7 @@ from delayd.hours import HOUR_MS
 from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, decode_ended, tried_rows
+from delayd.sequences import Indices, Pile
 from delayd.site import Site
 from delayd.wire.ending import (
     ANSWER,
@@ -727,7 +728,7 @@ class MessageRequests:
     def is_cancelled_now(self, wanted: Wanted) -> NDArray[np.bool_]:
         """Which rows the commit that is being closed has cancelled so far."""
         assert self._commit is not None, "a commit is being closed"
-        return self._commit.ended.has(wanted)
+        return self._commit.ended.has(wanted.sequences)
 
     def close(self, group: OpenGroup, by_sends: EndedRows = NO_ENDED) -> Decided:
         """Decide what is left; ``by_sends``: the rows that keyed sends of the commit have ended."""
@@ -774,7 +775,7 @@ class MessageRequests:
         copied = request.move.copied if request.move is not None and not _leaves(request) else None
         if copied is not None and copied.batch is not None and not commit.has_room(copied.batch):
             return True
-        if bool(commit.moved_now.has(request.wanted).any()):
+        if bool(commit.moved_now.has(request.wanted.sequences).any()):
             # It follows the rows that are moved now, once they are durable.
             return True
         if request.waits < WAITS_MAX and request.named is not None and request.named.closing():
@@ -796,7 +797,7 @@ class MessageRequests:
         states, claimable = self._states(request)
         self._check_subject(request)
         # Rows that an earlier request of this commit has claimed are answered when they are durable.
-        again = commit.ended.has(request.wanted)
+        again = commit.ended.has(request.wanted.sequences)
         states["state"][again] = MessageState.CANCELLED
         states["decided_at_ms"][again] = commit.decided_at_ms
         claimable[again] = NOT_CLAIMABLE

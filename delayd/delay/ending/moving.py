@@ -28,13 +28,13 @@ from delayd.batch import (
     ProducerPart,
     parse,
 )
-from delayd.delay.ending.wanted import Indices, Sequences
 from delayd.delay.filing.sources import Sources
 from delayd.errors import DamagedData, Shortage
 from delayd.executor import Executor
 from delayd.gather import Pick, compose_new, gather, reorder
 from delayd.location import ROW_BITS, ROW_MASK, SCHEDULE_BIT, Locations
 from delayd.names import Names, slots_of_names
+from delayd.sequences import Indices, Sequences
 from delayd.wire.slots import SlotSet
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.wanted import NO_INDICES, Indices, Sequences, Wanted
+from delayd.delay.ending.wanted import Wanted
 from delayd.log.dispatch import NewPart, Outcome, Reason
 from delayd.log.ended import ENDED, ENDED_BYTES, NO_ENDED, EndedRows
+from delayd.sequences import NO_INDICES, Indices, Sequences
 
 HOURS_AT_ONCE = 32
 PARTS_AT_ONCE = 1_024  # Some 10 us each. A row that met another one is a part of its own.

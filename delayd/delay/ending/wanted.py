@@ -12,16 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
-from delayd.delay.rows import Rows, SequenceSet, due_within, filing_hours
+from delayd.delay.rows import Rows, due_within, filing_hours
 from delayd.delay.subjects import Subjects
 from delayd.errors import BadRequest
+from delayd.sequences import NO_INDICES, Indices, Sequences, SequenceSet, find
 from delayd.wire.ending import Asked
 
-Sequences = NDArray[np.uint64]
-Indices = NDArray[np.intp]
 TABLE_FROM_ROWS = 4_096  # An array of this many rows is worth a table of the wanted ones.
 TABLE_ROWS_MIN = 512 << 10  # The table then has up to eight times as many entries, of one byte.
-NO_INDICES: Indices = np.empty(0, np.intp)
 
 
 class OfSubject:
@@ -106,12 +104,10 @@ class Wanted:
         if not len(rows) or not len(self):
             return NO_INDICES, NO_INDICES
         sequences = rows["sequence"].copy()  # A search in a column between others would copy it too.
-        at = np.searchsorted(sequences, self.sequences)
-        at[at == len(rows)] = 0
-        found = np.flatnonzero(sequences.take(at) == self.sequences)
-        rows_found = rows.take(at.take(found))
+        found, at = find(sequences, self.sequences)
+        rows_found = rows.take(at)
         same = (rows_found["due_ms"] == self.due_ms.take(found)) & (rows_found["hour"] == self.hours.take(found))
-        return self.own(rows, at.take(found).compress(same), found.compress(same))
+        return self.own(rows, at.compress(same), found.compress(same))
 
     def own(self, rows: Rows, at: Indices, found: Indices) -> tuple[Indices, Indices]:
         """Of rows that were found ``at`` places, and are the wanted rows ``found``, those of the wanted subject."""
@@ -124,32 +120,6 @@ class Wanted:
         """Which wanted rows have one of these sequences, in any order."""
         found = sequences.compress(SequenceSet(self.sequences, len(sequences)).has(sequences))
         return np.searchsorted(self.sequences, found)
-
-    def among(self, sequences: Sequences) -> NDArray[np.bool_]:
-        """Which wanted rows have one of these sequences, which rise."""
-        return SequenceSet(sequences, len(self)).has(self.sequences)
-
-
-class Pile:
-    """Sequences that come in many pieces, against which wanted rows are held."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self) -> None:
-        self._parts: list[Sequences] = []  # Each rises, and is more than twice as long as the next.
-
-    def add(self, sequences: Sequences) -> None:
-        """Take sequences that rise."""
-        while self._parts and len(self._parts[-1]) <= 2 * len(sequences):
-            sequences = np.sort(np.concatenate((self._parts.pop(), sequences)), kind="stable")
-        self._parts.append(sequences)
-
-    def has(self, wanted: Wanted) -> NDArray[np.bool_]:
-        """Which wanted rows have one of these sequences."""
-        found = np.zeros(len(wanted), np.bool_)
-        for part in self._parts:
-            found |= wanted.among(part)
-        return found
 
 
 def wanted_of(asked: Asked) -> tuple[Wanted, Indices]:

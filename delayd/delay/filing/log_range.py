@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import DTYPES, KIND_COLUMNS, BatchKind, ColumnId, Columns, Int64s
 from delayd.content import HASHED_REGIONS, NOT_STATED, Region
-from delayd.delay.rows import among, filing_hours
+from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import subjects_of, tabulate
@@ -25,6 +25,7 @@ from delayd.gather import ROW_COLUMNS_BYTES, GatheredItems
 from delayd.hours import HOUR_MS
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log
+from delayd.sequences import among
 
 # This much of the log is in memory at a time; a column of its rows stays below `MMAP_BYTES` of delayd.net.heap.
 WINDOW_BYTES = 16 << 20

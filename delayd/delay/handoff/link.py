@@ -34,6 +34,7 @@ from delayd.errors import (
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
+from delayd.sequences import Sequences
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
@@ -54,7 +55,6 @@ WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames,
 WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 keeps undecided rows far below this.
 ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back meanwhile.
 
-Sequences = NDArray[np.uint64]
 InDoubt = tuple[list[int], Sequences, NDArray[np.int64], NDArray[np.uint64]]
 """A batch of a window's answer: the values in the head for it, and its rows' sequences, instants and content hashes."""
 

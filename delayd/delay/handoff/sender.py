@@ -30,13 +30,14 @@ from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
 from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
-from delayd.delay.rows import NO_ROWS, NO_SEQUENCES, Rows, due_at_ms, join_rows, latest_due_ms, without
+from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
 from delayd.encode import encode_bare
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
 from delayd.gather import Gathered, content_hashes_of, reorder
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
+from delayd.sequences import NO_SEQUENCES
 from delayd.wire.frame import Frame
 from delayd.wire.heads import (
     LANDED_MOST,

@@ -23,7 +23,7 @@ from delayd.delay.intake import Mark
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.quotas.counted import ROW_BYTES, CountedRows, join, make_rows
 from delayd.delay.quotas.profile import Profile
-from delayd.delay.rows import among, filing_hours
+from delayd.delay.rows import filing_hours
 from delayd.delay.stored import stored_batches
 from delayd.disk import Disk
 from delayd.errors import DamagedData, NewerFormat, SlowDown
@@ -33,6 +33,7 @@ from delayd.log.group import GroupKind
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, dispatch_path
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
+from delayd.sequences import among
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay.rows import Rows, among, hour_span, join_rows
-
-Sequences = NDArray[np.uint64]
+from delayd.delay.rows import Rows, hour_span, join_rows
+from delayd.sequences import Sequences, among
 
 
 class Claimed:

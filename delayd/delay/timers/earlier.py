@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from delayd.delay.filing.hour_table import FiledHours, HourTable
 from delayd.delay.filing.pending import PendingRows
-from delayd.delay.rows import NO_SEQUENCES, among
 from delayd.errors import DamagedData
-
-Sequences = NDArray[np.uint64]
+from delayd.sequences import NO_SEQUENCES, Sequences, among
 
 
 class EarlierOutcomes:

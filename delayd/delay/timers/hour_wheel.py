@@ -22,6 +22,7 @@ from delayd.delay.rows import COARSE_FROM_MS, NO_ROWS, Rows, copy_rows, decode_d
 from delayd.delay.timers.ready import NEVER, SORTED_ROWS_MIN, SPARSE_ROWS, ReadyRows
 from delayd.hours import HOUR_MS, hour_start_ms
 from delayd.location import SCHEDULE_BIT
+from delayd.sequences import Sequences
 
 SLOT_MS = 500  # At most this much is sorted at once; rows still fire to the millisecond.
 SLOTS = HOUR_MS // SLOT_MS
@@ -33,7 +34,6 @@ TAIL_ROWS = 65_536  # Rows in arrival order; ordering a full tail takes 2 to 3 m
 # otherwise.
 FOLD_RUNS = 4
 
-Sequences = npt.NDArray[np.uint64]
 
 _GONE = 0xFFFF  # Slot of a tail row that was taken out.
 _NOT_IN_MESSAGE_LOG = 0xFFFF_FFFF_FFFF_FFFF

@@ -25,9 +25,10 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay.rows import NO_SEQUENCES, Rows, among, without
+from delayd.delay.rows import Rows, without
 from delayd.delay.timers.claimed import Claimed
-from delayd.delay.timers.earlier import EarlierOutcomes, Sequences
+from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.sequences import NO_SEQUENCES, Sequences, among
 
 
 class Ledger:

@@ -15,10 +15,11 @@ from delayd.delay.handoff.dispatcher import _split
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import new_rows
 from delayd.delay.timers import earlier
-from delayd.delay.timers.earlier import EarlierOutcomes, Sequences
+from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.executor import Priority
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.schedule import schedule_path
+from delayd.sequences import Sequences
 from delayd.testing.clock import START_MS
 from tests.counts import calls
 from tests.unit.delay.handoff import ready_world

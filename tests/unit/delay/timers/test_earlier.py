@@ -6,7 +6,8 @@ import numpy as np
 
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.pending import PendingRows
-from delayd.delay.timers.earlier import EarlierOutcomes, Sequences
+from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.sequences import Sequences
 
 HOUR = 500_000
 ROWS = 1_000_000

@@ -7,8 +7,9 @@ import numpy as np
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.rows import Rows, new_rows
-from delayd.delay.timers.earlier import EarlierOutcomes, Sequences
+from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.delay.timers.ledger import Ledger
+from delayd.sequences import Sequences
 
 HOUR = 500_000
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from delayd.delay.rows import NO_SEQUENCES, SequenceSet, new_rows
+from delayd.delay.rows import new_rows
+from delayd.sequences import NO_SEQUENCES, SequenceSet
 
 TOP = (1 << 64) - 1
 CASES = {
