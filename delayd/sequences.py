@@ -29,7 +29,7 @@ NO_INDICES: Final[Indices] = np.empty(0, np.intp)
 TABLE_ROWS = 8  # A look-up table may have this many entries a row; then it is as large as one u64 column.
 PART_ROWS_MAX = 1 << 62  # More than any part has: no bound.
 
-Part = TypeVar("Part", bound=Sized)
+P = TypeVar("P", bound=Sized)
 
 
 def among(sequences: Sequences, known: Sequences) -> npt.NDArray[np.bool_]:
@@ -59,9 +59,7 @@ def find_each(known: Sequences, wanted: Sequences) -> Iterator[tuple[Indices, In
         which, at = which.compress(again), at.compress(again)
 
 
-def add_part(
-    parts: list[Part], part: Part, merge: Callable[[Sequence[Part]], Part], rows_max: int = PART_ROWS_MAX
-) -> None:
+def add_part(parts: list[P], part: P, merge: Callable[[Sequence[P]], P], rows_max: int = PART_ROWS_MAX) -> None:
     """Add a part to ``parts``, of which each is more than twice as long as the next.
 
     ``merge`` makes one of several, the oldest first. It is not asked for more than ``rows_max`` rows, where the loop
@@ -146,8 +144,6 @@ class SequenceSet:
 
     def without(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Rows whose column ``sequence`` is not among these: the given ones when none is."""
-        if not len(self._sorted):
-            return rows
         found = self.has(rows["sequence"])
         return rows.take(np.flatnonzero(~found)) if found.any() else rows
 

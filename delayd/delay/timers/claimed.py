@@ -11,37 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.delay.rows import Rows, hour_span, join_rows
-from delayd.sequences import Sequences, among
+from delayd.sequences import Pile, Sequences, among
 
 
 class Claimed:
     """Sequences by filing hour; belongs to the loop."""
 
     def __init__(self) -> None:
-        # Each array rises, and is more than twice as long as the next: each sequence is moved a few times only.
-        self._of_hour: dict[int, list[Sequences]] = {}
+        self._of_hour: dict[int, Pile] = {}
         self.some = False  # Whether a row is claimed: whoever hands rows out asks this first.
         self._open: list[tuple[int, Sequences]] = []  # Claims whose decision is not durable yet.
         self._held_back: list[Rows] = []  # Rows that fell due meanwhile.
-
-    def __len__(self) -> int:
-        return sum(len(part) for parts in self._of_hour.values() for part in parts)
 
     def add(self, hour: int, sequences: Sequences) -> None:
         """Claim rows of an hour; ``sequences`` rise."""
         self.some = True
         self._open.append((hour, sequences))
-        parts = self._of_hour.setdefault(hour, [])
-        while parts and len(parts[-1]) <= 2 * len(sequences):
-            sequences = np.sort(np.concatenate((parts.pop(), sequences)), kind="stable")
-        parts.append(sequences)
+        self._of_hour.setdefault(hour, Pile()).add(sequences)
 
     def has(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
         """Which of an hour's rows are claimed."""
-        found = np.zeros(len(sequences), np.bool_)
-        for part in self._of_hour.get(hour, ()):
-            found |= among(sequences, part)
-        return found
+        return self._of_hour.get(hour, Pile()).has(sequences)
 
     def without(self, rows: Rows) -> Rows:
         """Rows that fall due, without those that are claimed."""
@@ -66,10 +56,8 @@ class Claimed:
         """The decisions were not stored: forget the claims; returns the rows that fell due meanwhile."""
         undone, self._open = self._open, []
         for hour, sequences in undone:
-            parts = [part.compress(~among(part, sequences)) for part in self._of_hour.pop(hour, [])]
-            parts = [part for part in parts if len(part)]
-            if parts:
-                self._of_hour[hour] = parts
+            self._of_hour[hour].remove(sequences)
+        self._of_hour = {hour: pile for hour, pile in self._of_hour.items() if len(pile)}
         self.some = bool(self._of_hour)
         held_back, self._held_back = self._held_back, []
         if not held_back:
@@ -86,5 +74,5 @@ class Claimed:
         if self.some:
             # Rows of the commit that is under way may come into the wheel with it.
             kept = {*hours, *(hour for hour, _ in self._open)}
-            self._of_hour = {hour: parts for hour, parts in self._of_hour.items() if hour in kept}
+            self._of_hour = {hour: pile for hour, pile in self._of_hour.items() if hour in kept}
             self.some = bool(self._of_hour)

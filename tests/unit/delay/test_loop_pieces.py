@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from delayd import sequences as sequences_module
 from delayd.batch import ProducerPart, parse
 from delayd.delay import intake, producers
 from delayd.delay.filing.checkpoint import Told
@@ -14,7 +15,6 @@ from delayd.delay.handoff import dispatcher
 from delayd.delay.handoff.dispatcher import _split
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import new_rows
-from delayd.delay.timers import earlier
 from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.executor import Priority
 from delayd.hours import HOUR_MS, hour_of_ms
@@ -78,13 +78,13 @@ def test_rule_B2_the_batches_of_an_answer_are_put_together_a_few_times_each(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     moved: list[int] = []
-    merged = earlier._merged
+    merged = sequences_module._merged
 
-    def counting(*parts: Sequences) -> Sequences:
+    def counting(parts: list[Sequences]) -> Sequences:
         moved.append(sum(map(len, parts)))
-        return merged(*parts)
+        return merged(parts)
 
-    monkeypatch.setattr(earlier, "_merged", counting)
+    monkeypatch.setattr(sequences_module, "_merged", counting)
     settled: list[Sequences] = []
     decided = {HOUR: np.arange(0, 10, dtype=np.uint64)}
     known = EarlierOutcomes(decided, {}, HourTable(), PendingRows(), settled.append)

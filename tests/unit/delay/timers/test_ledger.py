@@ -73,3 +73,13 @@ def test_a_row_that_stands_in_the_wheel_stays_ended_until_its_hour_has_left() ->
     book.forget(HOUR + 1, [HOUR], [], answers_may_come=False)
     assert passed(book.may_leave(rows_of(3, 4))) == [4]
     assert book.have_ended(np.full(2, HOUR, np.uint32), array(3, 4)).tolist() == [True, False]
+
+
+def test_a_commit_is_undone_though_its_hour_was_loaded_and_forgotten_meanwhile() -> None:
+    book = ledger()
+    book.end(HOUR, array(3))
+    book.forget(HOUR + 1, [HOUR], [], answers_may_come=False)
+    assert passed(book.may_leave(rows_of(3, 4))) == [4]
+    undone = book.undo()
+    assert undone is not None and passed(undone) == [3]
+    assert not book.have_ended(np.full(2, HOUR, np.uint32), array(3, 4)).any()
