@@ -6,8 +6,8 @@ there any more, or the next one does not follow it, this is another file, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,21 @@ from delayd.batch import Batch, ColumnId
 from delayd.errors import DamagedData
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.segment import Segment
-from delayd.sequences import Sequences
+from delayd.sequences import Sequences, add_part, find
 
 BLOCK_BYTES = 4 << 10  # Groups that are read together.
 ROW_BYTES = 12
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Part:
     """Some of the rows that have outcomes, by rising sequence, and the block of each."""
 
     sequences: Sequences
     blocks: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.sequences)
 
 
 class HourOutcomes:
@@ -37,12 +41,12 @@ class HourOutcomes:
         self._last = 0  # Offset of the last group below ``end``.
         self._crc32c = 0  # Of that group.
         self._starts: list[int] = []  # Offsets of the blocks.
-        self._parts: list[_Part] = []  # Each more than twice as long as the next one.
+        self._parts: list[_Part] = []
 
     @property
     def size_bytes(self) -> int:
         """What it takes in memory."""
-        return sum(ROW_BYTES * len(part.sequences) for part in self._parts)
+        return ROW_BYTES * sum(map(len, self._parts))
 
     def read_on(self, segment: Segment, until: int, give_way: Callable[[], None]) -> None:
         """Read what has been appended since, up to the offset ``until`` at least, where a group ends.
@@ -79,7 +83,8 @@ class HourOutcomes:
             return
         assert scan.crc32c is not None, "a group ends there"
         blocks = np.arange(len(self._starts), len(self._starts) + len(starts), dtype=np.uint32)
-        self._add(_in_order([_Part(np.concatenate(sequences), blocks.repeat(counts))]))
+        part = _in_order([_Part(np.concatenate(sequences), blocks.repeat(counts))])
+        add_part(self._parts, part, _in_order)
         self._starts += starts
         self.end, self._last, self._crc32c = until, last, scan.crc32c
 
@@ -113,20 +118,13 @@ class HourOutcomes:
                 yield batch
         _check_end(segment, scan.offset, end, scan.reason)
 
-    def _add(self, part: _Part) -> None:
-        self._parts.append(part)
-        while len(self._parts) > 1 and 2 * len(self._parts[-1].sequences) >= len(self._parts[-2].sequences):
-            self._parts[-2:] = [_in_order(self._parts[-2:])]
-
 
 def _blocks_of(part: _Part, wanted: Sequences) -> NDArray[np.uint32]:
     """The blocks in which the outcomes of wanted rows stand, for those that have one."""
-    at = np.searchsorted(part.sequences, wanted)
-    at[at == len(part.sequences)] = 0
-    return part.blocks.take(at.compress(part.sequences.take(at) == wanted))
+    return part.blocks.take(find(part.sequences, wanted)[1])
 
 
-def _in_order(parts: list[_Part]) -> _Part:
+def _in_order(parts: Sequence[_Part]) -> _Part:
     sequences = np.concatenate([part.sequences for part in parts])
     order = np.argsort(sequences, kind="stable")
     return _Part(sequences.take(order), np.concatenate([part.blocks for part in parts]).take(order))
