@@ -28,7 +28,7 @@ from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.ending.wanted import Wanted
 from delayd.log.dispatch import NewPart, Outcome, Reason
 from delayd.log.ended import ENDED, ENDED_BYTES, NO_ENDED, EndedRows
-from delayd.sequences import NO_INDICES, Indices, Sequences
+from delayd.sequences import NO_INDICES, Indices, Sequences, add_part, find_each
 
 HOURS_AT_ONCE = 32
 PARTS_AT_ONCE = 1_024  # Some 10 us each. A row that met another one is a part of its own.
@@ -95,27 +95,22 @@ class _Sorted:
         self.lowest_ms = int(self.rows["deliver_at_ms"].min())
         self.earliest_ms = int(self.rows["decided_at_ms"].min())
 
+    def __len__(self) -> int:
+        return self.owed
+
     def find(self, wanted: Wanted) -> tuple[Indices, Indices]:
         """Which wanted rows stand here, and where."""
         if int(wanted.sequences[-1]) < self.first or int(wanted.sequences[0]) > self.last:
             return NO_INDICES, NO_INDICES
-        at = np.searchsorted(self.sequences, wanted.sequences)
-        left = np.arange(len(wanted))
         found, places = [NO_INDICES], [NO_INDICES]
         # A receipt that somebody has made up names no row. Rows of one sequence and different hours stand side by side.
-        while True:
-            is_here = at < len(self.sequences)
-            at, left = at.compress(is_here), left.compress(is_here)
-            is_here = self.sequences.take(at) == wanted.sequences.take(left)
-            at, left = at.compress(is_here), left.compress(is_here)
-            if not len(at):
-                return np.concatenate(found), np.concatenate(places)
+        for own, at in find_each(self.sequences, wanted.sequences):
             rows = self.rows.take(at)
-            same = rows["deliver_at_ms"] == wanted.deliver_at_ms.take(left)
-            same &= rows["hour"] == wanted.hours.take(left)
-            found.append(left.compress(same))
+            same = rows["deliver_at_ms"] == wanted.deliver_at_ms.take(own)
+            same &= rows["hour"] == wanted.hours.take(own)
+            found.append(own.compress(same))
             places.append(at.compress(same))
-            at, left = at.compress(~same) + 1, left.compress(~same)
+        return np.concatenate(found), np.concatenate(places)
 
 
 class Owed:
@@ -129,7 +124,6 @@ class Owed:
         self.on_leaving: Callable[[Leaving], None] = lambda leaving: None
         self._outcomes = outcomes
         self._rows = 0
-        # Each is more than twice as long as the next, or was merged with others up to MERGED_ROWS_MAX.
         self._sorted: list[_Sorted] = []
         self._waiting: list[tuple[int, int, _Decision]] = []  # A heap of the nearest hours of decisions.
         self._numbers = count()
@@ -210,7 +204,7 @@ class Owed:
     def _keep(self, rows: EndedRows) -> None:
         """Know rows until their outcomes are durable."""
         self._rows += len(rows)
-        self._add(_Sorted(rows))
+        add_part(self._sorted, _Sorted(rows), _still_owed, MERGED_ROWS_MAX)
 
     def _give(self, rows: EndedRows, to: int = 0) -> None:
         """Have outcomes of rows that are known written, as what stands in the rows says."""
@@ -220,17 +214,6 @@ class Owed:
         begins = np.concatenate(([0], np.flatnonzero(~_continues(ordered)) + 1)).astype(np.int32)
         hours = ordered["hour"].take(begins)
         self._wait(_Decision(rows, order, np.append(begins, np.int32(len(rows))), hours, to))
-
-    def _add(self, part: _Sorted) -> None:
-        parts = self._sorted
-        while parts and len(parts[-1].rows) <= 2 * len(part.rows):
-            before = parts[-1]
-            if before.owed + part.owed > MERGED_ROWS_MAX:
-                break
-            parts.pop()
-            both = [each.rows.compress(each.is_owed) for each in (before, part)]
-            part = _Sorted(in_one(both))
-        parts.append(part)
 
     def _wait(self, decision: _Decision) -> None:
         if decision.hour is not None:
@@ -275,6 +258,10 @@ class Owed:
             if part.owed:
                 kept.append(part)
         self._sorted = kept
+
+
+def _still_owed(parts: Iterable[_Sorted]) -> _Sorted:
+    return _Sorted(in_one(part.rows.compress(part.is_owed) for part in parts))
 
 
 def in_one(parts: Iterable[EndedRows]) -> EndedRows:
