@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from delayd.delay.ending.wanted import Wanted
 from delayd.delay.rows import Rows
-from delayd.sequences import Indices, Sequences
+from delayd.sequences import Indices, Sequences, find_each
 
 SORT_FROM_ROWS = 65_536  # So many rows may be searched as they are, in some 200 us; more are sorted first.
 RUN_ROWS_MAX = 262_144  # The worker sorts so many at a time, in some 20 ms.
@@ -100,16 +100,8 @@ class Outside:
                     yield Found(rows, at, found)
 
     def _find_in(self, run: Run, wanted: Wanted) -> Iterator[Found]:
-        at = np.searchsorted(run.sequences, wanted.sequences)
-        left = np.arange(len(wanted))
         # A row may stand in an array that is gone, and in one that has taken its place: then it stands here twice.
-        while True:
-            is_here = at < len(run.sequences)
-            at, left = at.compress(is_here), left.compress(is_here)
-            is_here = run.sequences.take(at) == wanted.sequences.take(left)
-            at, left = at.compress(is_here), left.compress(is_here)
-            if not len(at):
-                return
+        for left, at in find_each(run.sequences, wanted.sequences):
             numbers = run.array_of.take(at)
             for number in np.unique(numbers).tolist():
                 rows = run.arrays[number]()
@@ -122,7 +114,6 @@ class Outside:
                 same &= found["hour"] == wanted.hours.take(names)
                 if same.any():
                     yield Found(rows, *wanted.own(rows, places.compress(same), names.compress(same)))
-            at = at + 1
 
     def _has(self, rows: Rows, run: Run) -> bool:
         known = self._known.get(id(rows))
