@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from delayd.delay.rows import NO_ROWS, Rows, join_rows
 from delayd.hours import HOUR_MS
+from delayd.sequences import add_part
 
 SPARSE_ROWS = 512  # So few rows are sorted at once however far apart they are due.
 SORTED_ROWS_MIN = 5_000  # With this many rows or more it pays to check whether opened rows are in order already.
@@ -88,14 +89,10 @@ class ReadyRows:
         return [run.front(len(run)) for run in self._opened_runs + self._late_runs] + self._late
 
     def _merge_late(self) -> None:
-        late = _sorted_run(self._late)
+        add_part(
+            self._late_runs, _sorted_run(self._late), lambda runs: _sorted_run([run.front(len(run)) for run in runs])
+        )
         self._late = []
-        # A run is merged only if it is no longer than twice the new one: so each row is moved about log2(n) times in
-        # all.
-        while self._late_runs and len(self._late_runs[-1]) <= 2 * len(late):
-            run = self._late_runs.pop()
-            late = _sorted_run([run.front(len(run)), late.rows])
-        self._late_runs.append(late)
 
 
 @dataclass(slots=True)
