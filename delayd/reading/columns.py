@@ -16,6 +16,7 @@ from delayd.content import PIECE_WORDS, Region, Regions, hash_items, region_of, 
 from delayd.encode import PADS
 from delayd.hours import hours_of
 from delayd.location import ROW_BITS, SCHEDULE_BIT, are_filed
+from delayd.sequences import find
 
 UInt64s = NDArray[np.uint64]
 UInt32s = NDArray[np.uint32]
@@ -84,12 +85,9 @@ class ScheduleRows:
     def expires_at_ms(self) -> Int64s:
         """When each row expires; 0 for never."""
         found = np.zeros(len(self.sequence), np.int64)
-        if len(self.expiring.sequence):
-            order = np.argsort(self.expiring.sequence, kind="stable")
-            ordered = self.expiring.sequence[order]
-            places = np.minimum(np.searchsorted(ordered, self.sequence), len(ordered) - 1)
-            known = ordered[places] == self.sequence
-            found[known] = self.expiring.expires_at_ms[order[places[known]]]
+        order = np.argsort(self.expiring.sequence, kind="stable")
+        known, places = find(self.expiring.sequence[order], self.sequence)
+        found[known] = self.expiring.expires_at_ms[order[places]]
         return found
 
     def filed_count(self) -> int:

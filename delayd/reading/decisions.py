@@ -17,6 +17,7 @@ from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.group import CommitGroup
 from delayd.reading.columns import rows_of_part
 from delayd.reading.skim import Skimmed
+from delayd.sequences import find
 
 
 class Decisions(NamedTuple):
@@ -27,11 +28,10 @@ class Decisions(NamedTuple):
 
     def find(self, sequences: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The place of each of these rows here; -1 for rows of which nothing is decided."""
-        own = self.rows["sequence"]
-        if not len(own):
-            return np.full(len(sequences), -1)
-        at = np.minimum(np.searchsorted(own, sequences), len(own) - 1)
-        return np.where(own.take(at) == sequences, at, -1)
+        found = np.full(len(sequences), -1)
+        which, at = find(self.rows["sequence"], sequences)
+        found[which] = at
+        return found
 
     def hours(self) -> set[int]:
         """The filing hours of the rows."""

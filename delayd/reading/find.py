@@ -29,6 +29,7 @@ from delayd.reading.groups import LogMoved, open_base, segment_bases, settle
 from delayd.reading.matching import Held, Wanted
 from delayd.reading.salvage import Salvaged, Space, group_ends, salvage
 from delayd.reading.schedule import ScheduleSnapshot, beside_path, read_decisions, take_snapshot, was_removed
+from delayd.sequences import find
 from delayd.tags import decode_tags
 
 PIECE_BYTES = 8 << 20  # What is read and searched at a time; what it finds is in memory then, too.
@@ -344,12 +345,10 @@ class _PieceFinder:
             if known is None:
                 for row in rows.tolist():
                     states[row] = UNKNOWN
-            elif len(known[0]):
-                at = np.searchsorted(known[0], sequences[rows])
-                at[at == len(known[0])] = 0
-                for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                    if known[0][place] == sequences[row]:
-                        states[row] = known[1][place]
+            else:
+                which, at = find(known[0], sequences[rows])
+                for row, place in zip(rows[which].tolist(), at.tolist(), strict=True):
+                    states[row] = known[1][place]
         # A decision counts as soon as it is durable, and its outcome may be written much later.
         decided = self._search.decided
         found = decided.find(sequences)

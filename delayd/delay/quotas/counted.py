@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.sequences import find
 
 BLOCK_ROWS = 65_536
 NEW_ROWS = 1_024  # A block begins with room for so many rows, and doubles it.
@@ -145,9 +146,7 @@ class Counted:
         found: list[CountedRows] = []
         for block, wanted in self._where(sequences):
             own = block.rows
-            at = np.searchsorted(own.sequences, wanted)
-            at[at == len(own.sequences)] = 0
-            at = np.unique(at.compress(own.sequences.take(at) == wanted))
+            at = np.unique(find(own.sequences, wanted)[1])
             at = at.compress(own.subjects.take(at) != GONE)
             if len(at):
                 found.append(own.take(at))
