@@ -172,12 +172,12 @@ class Peer:
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
         self._run.counts["answered"] += 1
-        self._asked.pop(request_id)(head, b"".join(body))
+        self._run.judge(partial(self._asked.pop(request_id), head, b"".join(body)))
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
         self._run.counts["refused"] += 1
         self._run.counts[f"refused {error.code}"] += 1
-        self._asked.pop(request_id)(error, b"")
+        self._run.judge(partial(self._asked.pop(request_id), error, b""))
 
 
 class Run:
@@ -188,6 +188,7 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.read: Read = set()  # Of heads, by type and name.
         self.turn_ms = 0.0
+        self._judged_s = 0.0  # Processor time that the model has taken inside of turns.
         self.slowest = ""
         self._world = World(load_ahead_ms=60_000, segment_bytes=4 << 20, seed=seed)
         self._soon: deque[Callable[[], None]] = deque()
@@ -249,12 +250,20 @@ class Run:
         except DelaydError as error:
             peer.answer_error(frame.request_id, error)
 
-    def _turn(self, call: Callable[[], object], name: str) -> None:
+    def judge(self, hear: Callable[[], object]) -> None:
+        """Have an answer judged; that takes no time of the server."""
         began = time.thread_time()
+        try:
+            hear()
+        finally:
+            self._judged_s += time.thread_time() - began
+
+    def _turn(self, call: Callable[[], object], name: str) -> None:
+        began = time.thread_time() - self._judged_s
         try:
             call()
         finally:
-            took_ms = 1_000 * (time.thread_time() - began)
+            took_ms = 1_000 * (time.thread_time() - self._judged_s - began)
             if took_ms > self.turn_ms:
                 self.turn_ms, self.slowest = took_ms, name
 
@@ -599,51 +608,54 @@ class Run:
                 raise Untrue(f"{message} was moved as {ask.moved[id(message)]}, and then it was told {answer}")
             return
         due = message.due_ms <= self._world.clock.now_ms()
-        where = f"{kind.name} of {message}: {state.name} {said}, held {self._is_held(message)}"
-        if by_key and state is MessageState.UNKNOWN and (message.cancelled or self._is_held(message)):
+        held = self._is_held(message)
+
+        def where() -> str:
+            return f"{kind.name} of {message}: {state.name} {said}, held {held}"
+
+        if by_key and state is MessageState.UNKNOWN and (message.cancelled or held):
             return  # A key is forgotten when its message has ended long ago.
         if state in (MessageState.UNKNOWN, MessageState.EXPIRED, MessageState.IN_DOUBT, MessageState.REJECTED):
-            raise Untrue(where)
+            raise Untrue(where())
         # A message that fell due this moment has just left, and its outcome is written a little later.
         just_left = 0 <= self._world.clock.now_ms() - message.due_ms <= WRITTEN_WITHIN_MS
         if self._at_rest and state is MessageState.IN_FLIGHT and not just_left:
-            raise Untrue(f"{where}, and nothing is under way")
+            raise Untrue(f"{where()}, and nothing is under way")
         if state in ENDINGS:
             names = ("decided_at_ms", "target_log_id", "target_offset", "target_appended_at_ms")
             ending = (state, *(int(answer[name]) for name in names))
             message.ended = message.ended or ending
             if message.ended != ending:
-                raise Untrue(f"{where}, an ending told as {ending}")
+                raise Untrue(f"{where()}, an ending told as {ending}")
         if not calm:
             return  # It was asked beside a request that changes it, so either answer is right.
-        held = self._is_held(message)
         if message.cancelled and state not in (MessageState.CANCELLED, MessageState.IN_FLIGHT):
-            raise Untrue(where)
+            raise Untrue(where())
         # A target may have it by now, though it was pending when the answer was made.
         delivered = (MessageState.DISPATCHED, MessageState.IN_FLIGHT, MessageState.PENDING)
         if held and not message.cancelled and state not in delivered[: 2 if kind is RequestType.CANCEL else 3]:
-            raise Untrue(where)
+            raise Untrue(where())
         if state is MessageState.DISPATCHED and not held:
-            raise Untrue(where)
+            raise Untrue(where())
         if state is MessageState.CANCELLED and kind is not RequestType.CANCEL and not message.cancelled:
-            raise Untrue(where)
+            raise Untrue(where())
         if not due and not held and not message.cancelled and kind is RequestType.GET:
             if state not in (MessageState.PENDING, MessageState.IN_FLIGHT):
-                raise Untrue(where)
+                raise Untrue(where())
             if state is MessageState.PENDING and int(answer["deliver_at_ms"]) != message.due_ms:
-                raise Untrue(f"{where}, due at {answer['deliver_at_ms']}")
+                raise Untrue(f"{where()}, due at {answer['deliver_at_ms']}")
         if kind is RequestType.CANCEL and said == CancelAnswer.CANCELLED:
             message.ender = message.ender or (None if message.cancelled else ask)
             message.cancelled = True
             if not int(answer["decided_at_ms"]):
-                raise Untrue(f"{where}, without its instant")
+                raise Untrue(f"{where()}, without its instant")
         if kind is RequestType.RESCHEDULE and said == MOVED:
             if message.cancelled or int(answer["deliver_at_ms"]) != instant_ms:
-                raise Untrue(f"{where}, due at {answer['deliver_at_ms']} and wanted at {instant_ms}")
+                raise Untrue(f"{where()}, due at {answer['deliver_at_ms']} and wanted at {instant_ms}")
             message.due_ms = instant_ms
             receipt = _receipt(answer)
             if ask.moved.setdefault(id(message), receipt)[0] != receipt[0]:
-                raise Untrue(f"{where}, moved twice: to {ask.moved[id(message)]} and {receipt}")
+                raise Untrue(f"{where()}, moved twice: to {ask.moved[id(message)]} and {receipt}")
             if receipt not in message.receipts:
                 ask.made.add(id(message))
                 message.receipts.append(receipt)
