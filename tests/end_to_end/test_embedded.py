@@ -1,6 +1,7 @@
 """A directory that is open within a program: the same files and promises as with servers, and one program at a time."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import pytest
 
 import delayd
 from delayd.errors import AlreadyClosed, BadArgument, BadSetting, DirectoryInUse
-from tests.end_to_end.cluster import cluster
-from tests.waiting import DEADLINE_S
+from tests.end_to_end.cluster import COMMAND_EVERY_S, Cluster, cluster, command
+from tests.waiting import DEADLINE_S, wait_until
 
 SOON = timedelta(milliseconds=50)
 LATER = timedelta(hours=1)
@@ -47,12 +48,16 @@ def test_messages_are_sent_and_come_at_their_time_without_a_server_or_a_port(dat
         assert sorted(_bodies(home, "orders", 3)) == [b"1", b"2", b"3"]
         listening = Path("/proc/self/net/tcp").read_text()
         inodes = {line.split()[9] for line in listening.splitlines()[1:] if line.split()[3] == "0A"}
-        own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+        own = {_opened(fd) for fd in os.listdir("/proc/self/fd")}
         assert not {f"socket:[{inode}]" for inode in inodes} & own
 
 
-def _is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
+def _opened(fd: str) -> str:
+    """What a descriptor is of; a thread of the home may have closed it since it was listed."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
 
 
 def test_clients_of_several_threads_and_of_a_loop_share_it(data: Path) -> None:
@@ -101,6 +106,8 @@ def test_servers_go_on_with_the_directory_and_give_it_back(data: Path) -> None:
         producer.send("orders", b"1", delay=SOON)
         receipt = producer.send("orders", b"2", delay=LATER)
     with cluster(data) as servers, delayd.Producer(servers.meta.address) as producer:
+        # Until it has registered, meta names its address of before: that of the home which this program has closed.
+        wait_until(lambda: _is_known(servers), "meta has heard of the delay server", every_s=COMMAND_EVERY_S)
         assert producer.reschedule("orders", receipt=receipt, delay=SOON) is not None
         with delayd.Consumer(servers.meta.address, "orders", group="g") as consumer:
             batch = consumer.pull(max_messages=1, wait=timedelta(seconds=DEADLINE_S))
@@ -108,6 +115,11 @@ def test_servers_go_on_with_the_directory_and_give_it_back(data: Path) -> None:
             batch.ack()
     with delayd.open(data) as home:
         assert len(_bodies(home, "orders", 1)) == 1
+
+
+def _is_known(servers: Cluster) -> bool:
+    rows = json.loads(command("servers", "--meta", servers.meta.address, "--format", "json"))
+    return servers.delay.address in {row["address"] for row in rows}
 
 
 def test_a_second_process_is_told_who_has_it(data: Path) -> None:
