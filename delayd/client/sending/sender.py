@@ -48,6 +48,7 @@ from delayd.errors import (
     RequestFailed,
     RetryLater,
     SendHandle,
+    ServerCordoned,
     ServerUnavailable,
     error_by_code,
 )
@@ -373,7 +374,7 @@ class Sender:
             return wait_ms
         if not isinstance(outcome, RetryLater):
             return None
-        if isinstance(outcome, NotOwner):
+        if isinstance(outcome, NotOwner | ServerCordoned):
             # The server would know the batch if it had kept it, so it kept nothing.
             parcel.may_be_kept = False
             self._unbind(parcel)

@@ -18,6 +18,7 @@ from delayd.errors import (
     NoDelayServer,
     OutcomeUnknown,
     SendHandle,
+    ServerCordoned,
     ServerUnavailable,
     SlowDown,
 )
@@ -74,6 +75,23 @@ def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
             assert (await producer.send("a", b"y", deliver_at_ms=PAST_MS)).log_id == second.log_id
 
     on_steady_loop(scenario)
+
+
+def test_a_batch_that_was_under_way_when_its_server_was_cordoned_and_killed_goes_to_another_one() -> None:
+    async def scenario(world: World) -> None:
+        other = await world.second_delay()
+        async with AsyncProducer(world.address) as producer:
+            await asyncio.gather(*(producer.send("a", b"warm", deliver_at_ms=PAST_MS) for _ in range(2)))
+            first = world.delay if not world.delay.kept else other
+            second = other if first is world.delay else world.delay
+            tried = len(first.numbers)
+            # A cordoned server answers a batch that it has kept as before, so this one is not there.
+            cordoned = ServerCordoned("an operator has cordoned this server", retry_after_ms=5)
+            first.script.extend([drop_before, refuse(first, cordoned, [])])
+            receipt = await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            assert len(first.numbers) == tried + 2 and receipt.log_id == second.log_id
+
+    on_loop(scenario)
 
 
 def test_a_batch_of_which_nothing_left_moves_to_a_group_that_can_be_reached() -> None:
