@@ -144,6 +144,8 @@ class SequenceSet:
 
     def without(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Rows whose column ``sequence`` is not among these: the given ones when none is."""
+        if not len(self._sorted):
+            return rows
         found = self.has(rows["sequence"])
         return rows.take(np.flatnonzero(~found)) if found.any() else rows
 
