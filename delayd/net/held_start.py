@@ -65,7 +65,7 @@ class HeldStart:
     def __init__(self, held: HeldServer, error: DelaydError) -> None:
         self._held = held
         self._error = error
-        self._seen: object = None
+        self._seen: object = None  # What the files looked like when the start failed last.
         self._again_s = AGAIN_S
         self._started_at_ms = time.time_ns() // 1_000_000
         self._guard = Guard(held.secret, held.role, held.log_id, lambda: held.cluster_id)
@@ -83,11 +83,13 @@ class HeldStart:
         """Note that a start has failed, or failed again."""
         if not isinstance(error, DirectoryInUse):
             self._error = error
+            # Before anybody hears of it: what is put back from now on is a change.
+            self._seen = self._look()
             log.critical("start_held role=%s code=%s reason=%r", self._held.role, error.code, error.message)
 
     async def until_changed(self, stop: asyncio.Event) -> None:
         """Wait until another start may succeed, or ``stop`` is set."""
-        began, changed_at, seen = time.monotonic(), None, self._look()
+        began, changed_at, seen = time.monotonic(), None, self._seen
         while not stop.is_set():
             try:
                 await asyncio.wait_for(stop.wait(), LOOK_S)
