@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import delayd
 from delayd.config import Value
-from tests.end_to_end.processes import ServerProcess, started
+from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.trials import Operator
 from tests.unit.cli.runner import run
 from tests.waiting import DEADLINE_S, wait_until
@@ -55,8 +55,9 @@ def cluster(data: Path, lease_ms: int = LEASE_MS, **settings: Value) -> Iterator
     with ExitStack() as stack:
         meta = stack.enter_context(ServerProcess("meta", data, {**META, "lease_ms": lease_ms}))
         own = {"meta": meta.address, **settings}
-        delay, realtime = (ServerProcess(role, data, own) for role in ("delay", "realtime"))
-        stack.enter_context(started(delay, realtime))
+        # One behind the other: when the second one is ready, meta has heard of the first one.
+        delay = stack.enter_context(ServerProcess("delay", data, own))
+        realtime = stack.enter_context(ServerProcess("realtime", data, own))
         yield Cluster(data, meta, delay, realtime)
 
 

@@ -19,7 +19,7 @@ def test_a_file_that_is_put_back_as_soon_as_the_start_has_failed_is_noticed(
 ) -> None:
     monkeypatch.setattr(held_start, "LOOK_S", 0.01)
     monkeypatch.setattr(held_start, "RESTED_S", 0.02)
-    monkeypatch.setattr(held_start, "AGAIN_S", 10 * 3)
+    monkeypatch.setattr(held_start, "AGAIN_S", 10 * DEADLINE_S)
 
     async def scenario() -> None:
         held = HeldStart(HeldServer("delay", "127.0.0.1", 0, SECRET), DamagedData(str(tmp_path / "log"), 0, "is gone"))
