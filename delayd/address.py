@@ -14,6 +14,8 @@ META_LOCAL = f"127.0.0.1:{META_PORT}"
 PORT_MAX = 65_535
 PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
 
+INSIDE_SUFFIX = ".inside.invalid"  # Such a name is found nowhere else, on no network (RFC 2606).
+
 _TEXT_SHOWN = 300  # This much of a text that is not an address is shown: enough to see where it came from.
 
 
@@ -22,6 +24,11 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+
+def is_inside(host: str) -> bool:
+    """Whether a host is that of a home within a program (`delayd.open`), in this process or in another one."""
+    return host.endswith(INSIDE_SUFFIX)
 
 
 def meta_address(given: str | None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from delayd.address import is_inside
 from delayd.clock import Clock
 from delayd.errors import BadArgument, FencedInstance, PlaceTaken, SlowDown, StaleEpoch, UnknownServer
 from delayd.identity import check_epoch
@@ -36,9 +37,8 @@ class _Known:
 class RegistryTerms:
     """How long a registration counts, and whether those of earlier lives do.
 
-    `moved` says that the addresses of servers that meta remembers are not to be told: its own directory lies in another
-    place than before, so it may be a copy and remember those of the original's servers; or the servers have new ones in
-    each life. Clients are told of a server only after it has registered here.
+    `moved` says that meta's own directory lies in another place than before. Then it may be a copy, and it may remember
+    the addresses of the original's servers: clients are told of a server only after it has registered here.
     """
 
     lease_ms: int
@@ -53,7 +53,9 @@ class Registry:
         self._lease_ms, self._moved = terms.lease_ms, terms.moved
         # No server could register while meta was away, so each known server has a whole lease from now on.
         now_ms = clock.monotonic_ms()
-        self._known = {(each.role, each.log_id): _Known(each, each, now_ms, alive=not terms.moved) for each in stored}
+        self._known = {
+            (each.role, each.log_id): _Known(each, each, now_ms, alive=self._may_be_there(each)) for each in stored
+        }
 
     def __len__(self) -> int:
         return len(self._known)
@@ -197,7 +199,13 @@ class Registry:
                 known.alive = False
 
     def _is_told(self, known: _Known) -> bool:
-        return known.heard or not self._moved
+        return known.heard or self._may_be_there(known.server)
+
+    def _may_be_there(self, server: Registered) -> bool:
+        """Whether a server may still listen where it did in meta's life before. Those of a home within a program don't:
+        their addresses ended with the home.
+        """
+        return not (self._moved or is_inside(server.host))
 
     def _is_alive(self, known: _Known) -> bool:
         return known.alive and self._clock.monotonic_ms() - known.seen_ms < self._lease_ms

@@ -18,7 +18,6 @@ from delayd.identity import draw_id, known_cluster_id, open_cluster_id, open_ide
 from delayd.net.connection import Connection
 from delayd.net.cut import Cuts, remove_left
 from delayd.net.held_start import HeldServer
-from delayd.net.inside import is_inside
 from delayd.net.machine import REAL_MACHINE, KeptState, Machine
 from delayd.net.roles import check_role
 from delayd.net.server import Server
@@ -111,8 +110,7 @@ class MetaService:
             self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
             self._cuts = Cuts(config.folder, self._identity.log_id, self._state, self._executor)
             self._handlers.update(self._cuts.handlers)
-            # The servers of a home within a program listen at other addresses in each of its lives.
-            terms = RegistryTerms(config.lease_ms, moved or is_inside(config.host))
+            terms = RegistryTerms(config.lease_ms, moved)
             self._core = Meta(self._state, path, self._executor, self._clock, terms, self._fail_core)
         except DelaydError:
             self._close()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
+from delayd.address import is_inside
 from delayd.batch import Buffer
 from delayd.errors import (
     BadRequest,
@@ -597,7 +598,7 @@ async def connect(
 ) -> Connection:
     """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
     loop = asyncio.get_running_loop()
-    if inside.is_inside(host):
+    if is_inside(host):
         connection = Connection(handler)
         inside.connect(host, port, connection)
         return connection

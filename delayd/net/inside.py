@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
+from delayd.address import INSIDE_SUFFIX
 from delayd.batch import Buffer
 from delayd.errors import AlreadyClosed, ServerUnavailable
 
-SUFFIX = ".inside.invalid"  # Such a name is found nowhere else, on no network (RFC 2606).
 HIGH_BYTES = 1 << 20  # Above this an end is told that the other one does not take its bytes.
 TURN_BYTES = 4 << 20  # An end takes so many bytes in one turn of its loop.
 
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 def new_host() -> str:
     """A host for the servers of one owner in this process."""
-    host = f"p{os.getpid()}-{next(_numbers)}{SUFFIX}"
+    host = f"p{os.getpid()}-{next(_numbers)}{INSIDE_SUFFIX}"
     _hosts.add(host)
     return host
 
@@ -40,11 +40,6 @@ def new_host() -> str:
 def forget_host(host: str) -> None:
     """Its owner was closed: nobody will ever listen at this host again."""
     _hosts.discard(host)
-
-
-def is_inside(host: str) -> bool:
-    """Whether a host is one of `new_host`, of this process or another one."""
-    return host.endswith(SUFFIX)
 
 
 def listen(host: str, accept: Callable[[], asyncio.BufferedProtocol]) -> Listener:

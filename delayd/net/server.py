@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import uvloop
 
+from delayd.address import is_inside
 from delayd.errors import BadSetting, DelaydError, TooManyConnections
 from delayd.log_limit import tell_left_out
 from delayd.net import inside
@@ -76,7 +77,7 @@ class Server:
         """Begin to accept; return the port, which the system chooses for port 0. BadSetting if the address can't be
         used.
         """
-        if inside.is_inside(host):
+        if is_inside(host):
             own = inside.listen(host, self._accept)
             self._listeners = [own]
             self._watch.start()

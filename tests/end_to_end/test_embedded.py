@@ -1,7 +1,6 @@
 """A directory that is open within a program: the same files and promises as with servers, and one program at a time."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import pytest
 
 import delayd
 from delayd.errors import AlreadyClosed, BadArgument, BadSetting, DirectoryInUse
-from tests.end_to_end.cluster import COMMAND_EVERY_S, Cluster, cluster, command
-from tests.waiting import DEADLINE_S, wait_until
+from tests.end_to_end.cluster import cluster
+from tests.waiting import DEADLINE_S
 
 SOON = timedelta(milliseconds=50)
 LATER = timedelta(hours=1)
@@ -106,8 +105,6 @@ def test_servers_go_on_with_the_directory_and_give_it_back(data: Path) -> None:
         producer.send("orders", b"1", delay=SOON)
         receipt = producer.send("orders", b"2", delay=LATER)
     with cluster(data) as servers, delayd.Producer(servers.meta.address) as producer:
-        # Until it has registered, meta names its address of before: that of the home which this program has closed.
-        wait_until(lambda: _is_known(servers), "meta has heard of the delay server", every_s=COMMAND_EVERY_S)
         assert producer.reschedule("orders", receipt=receipt, delay=SOON) is not None
         with delayd.Consumer(servers.meta.address, "orders", group="g") as consumer:
             batch = consumer.pull(max_messages=1, wait=timedelta(seconds=DEADLINE_S))
@@ -115,11 +112,6 @@ def test_servers_go_on_with_the_directory_and_give_it_back(data: Path) -> None:
             batch.ack()
     with delayd.open(data) as home:
         assert len(_bodies(home, "orders", 1)) == 1
-
-
-def _is_known(servers: Cluster) -> bool:
-    rows = json.loads(command("servers", "--meta", servers.meta.address, "--format", "json"))
-    return servers.delay.address in {row["address"] for row in rows}
 
 
 def test_a_second_process_is_told_who_has_it(data: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from delayd.address import INSIDE_SUFFIX
 from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown, StaleEpoch
 from delayd.identity import EPOCH_MAX, EPOCH_STEPS_MAX
 from delayd.wire.meta import SERVERS_MAX
@@ -200,6 +203,17 @@ def test_meta_says_which_servers_it_has_heard_in_this_life() -> None:
     world.restart()
     world.register(delay_server(2))
     assert {info.server.log_id: info.heard for info in world.meta.servers(None)} == {1: False, 2: True}
+
+
+def test_addresses_of_a_home_that_has_ended_are_told_to_nobody() -> None:
+    world = SteppedMeta()
+    inside = f"p1-1{INSIDE_SUFFIX}"
+    world.register(replace(realtime_server(1), host=inside), delay_server(2))
+    world.restart()
+    assert [info.server.log_id for info in world.meta.servers(None)] == [2]
+    assert not world.routes("a").servers
+    world.register(realtime_server(1, port=9, epoch=2, pid=7))
+    assert [info.server.port for info in world.routes("a").servers] == [9]
 
 
 def test_rule_H8_a_copy_of_meta_sends_nobody_to_the_servers_that_it_was_copied_from() -> None:
