@@ -30,7 +30,7 @@ from delayd.log.dispatch import NewPart, Outcome, Reason
 from delayd.log.ended import ENDED, ENDED_BYTES, NO_ENDED, EndedRows
 from delayd.sequences import NO_INDICES, Indices, Sequences, add_part, find_each
 
-HOURS_AT_ONCE = 8  # A sync each; more of them would hold up outcomes of deliveries, and callers beside them
+HOURS_AT_ONCE = 8  # Each costs a sync. More of them would hold up outcomes of deliveries, and callers.
 PARTS_AT_ONCE = 1_024  # Some 10 us each. A row that met another one is a part of its own.
 LATELY = 16  # So many decisions are remembered once all of their outcomes are durable.
 LATELY_ROWS_MAX = 4_096  # Larger ones are not.
