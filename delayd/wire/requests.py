@@ -40,7 +40,7 @@ class Terms(NamedTuple):
     """On which terms a request is served."""
 
     servers: tuple[str, ...]  # The roles of the servers that serve it.
-    fields: str = ""  # Of its head; one with a question mark may be left out. Servers ignore all others.
+    fields: str = ""  # What its head has; a field with a question mark may be left out. Servers ignore all others.
     trusted: bool = False  # Only for peers that have proved the cluster's secret: servers and operators (rule H8).
     fenced: bool = False  # Not by a server that may be a copy: it would take messages, or give them to consumers.
     body_bytes_max: int = 0  # 0: it has no body.

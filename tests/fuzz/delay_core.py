@@ -186,7 +186,7 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.counts: Counter[str] = Counter()
-        self.read: Read = set()  # Of heads, by type and name.
+        self.read: Read = set()  # The fields that the core has read, by the type of their request.
         self.turn_ms = 0.0
         self._judged_s = 0.0  # Processor time that the model has taken inside of turns.
         self.slowest = ""
