@@ -150,7 +150,7 @@ def restore(folder: str, roles: Sequence[str], damaged: bool, data: str) -> int:
 
 
 def next_steps(roles: Sequence[str], at_one_instant: bool, *, whole: bool = False) -> list[str]:
-    """What an operator has to do after a restore (docs/operations.md, Restore); ``whole``: of the whole cluster."""
+    """What an operator has to do after a restore (docs/backup.md, After a restore); ``whole``: of the whole cluster."""
     steps = ["never start the servers that the backup is of again: they and the restored ones would deliver twice"]
     if whole or ("delay" in roles and "realtime" in roles):
         if at_one_instant:

@@ -1,10 +1,11 @@
-"""The page of operations, and the files that it names."""
+"""The pages of operations and of log lines, and the files that they name."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
+LOG_LINES = (ROOT / "docs" / "log-lines.md").read_text()
 
 
 def files_on_the_page() -> set[str]:

@@ -1,4 +1,4 @@
-"""The page of operations agrees with the code: every setting with its default, every line of the log, every file."""
+"""The pages of operations agree with the code: every setting with its default, every line of the log, every file."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ from delayd.net.files import CONNECTIONS_MAX, FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from delayd.net.registration import RegistrationState
 from delayd.waits import WaitKind
-from tests.operations_page import PAGE, ROOT, as_on_the_page, files_on_the_page
+from tests.operations_page import LOG_LINES, PAGE, ROOT, as_on_the_page, files_on_the_page
 
 SOURCES = ("delayd", "meta", "realtime", "cli", "spark")
 LEVELS = ("info", "warning", "error", "critical")  # Debugging is off, and no change of state.
@@ -62,7 +62,9 @@ def _line(form: str) -> Line:
 def _told() -> dict[Line, set[str]]:
     """The lines of the page with their levels."""
     told: dict[Line, set[str]] = {}
-    for cells, levels in re.findall(r"^\| (`[^|]+`) \| ((?:info|warning|error|critical)[^|]*) \|", PAGE, re.MULTILINE):
+    for cells, levels in re.findall(
+        r"^\| (`[^|]+`) \| ((?:info|warning|error|critical)[^|]*) \|", LOG_LINES, re.MULTILINE
+    ):
         for form in re.findall(r"`([^`]+)`", cells):
             told.setdefault(_line(form), set()).update(levels.split(", "))
     return told
@@ -81,7 +83,7 @@ def _lines(form: str) -> list[Line]:
 @pytest.mark.parametrize(("path", "level", "form"), LOGGED)
 def test_each_line_of_the_log_is_on_the_page_with_its_level(path: str, level: str, form: str) -> None:
     for line in _lines(form):
-        assert line in TOLD, f"{path} logs {form!r}; docs/operations.md has no `{line.event} {'= '.join(line.keys)}=`"
+        assert line in TOLD, f"{path} logs {form!r}; docs/log-lines.md has no `{line.event} {'= '.join(line.keys)}=`"
         if level != SAYS_LEVEL_LATER:
             assert level in TOLD[line], f"{path} logs {line.event} as {level}"
 
