@@ -4,6 +4,7 @@ A map. A command lives in the file of its name; `main` gathers them.
 
     main, programs      the command ``delayd``, and the programs that it may start but must not import
     options, exits, times   options that commands share, exit codes, instants and durations as people write them
+    operate             what commands of operators share: whom they ask, what a decision costs, what was answered
 Messages
     send, consume, message   send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
     pending             what is pending, asked of the running servers
@@ -12,10 +13,10 @@ Messages
                         `sources`: the files that start them again when they change
 Servers
     up, supervisor, child, serve, lines   start one server or all of them, and show what they write
-    ask, states         ask servers, and put what they answer together
-    status, top, servers, subjects, groups, clock   what serves, who has what, how far consumers are
+    ask                 ask servers
+    status, top, servers, subjects, groups   what serves, who has what, how far consumers are
     dead                messages that no handler could work on
-    server, route, slots, target, quarantine, quotas   an operator's word; `draining`: how a server is emptied
+    route, slots, target, quarantine   an operator's word; `draining`: how a server is emptied
 Files
     log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
     schedule, dispatch, hour_schedule, hour_range   messages hour by hour, and what became of them

@@ -32,7 +32,7 @@ from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours, hour_of_name
 from .listing import show
 from .offers import offer_instants
-from .options import data_option, examples, format_option, secret_option, yes_option
+from .options import Command, data_option, format_option, secret_option, yes_option
 from .programs import Programs
 from .progress import progress
 from .table import Cell, Column, Kind
@@ -126,14 +126,7 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
     return command
 
 
-@click.command(
-    epilog=examples(
-        "delayd audit --data /var/lib/delayd --from -24h",
-        "delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50",
-        "delayd audit --data /var/lib/delayd --format json | jq .total",
-        'delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"',
-    )
-)
+@click.command(cls=Command)
 @_terms
 @click.option(
     "--accept",
@@ -173,6 +166,11 @@ def audit(
 
     Exit codes: 0 the books balance, or all that unbalances them is accepted; 3 they do not, a seal is broken or a file
     is damaged.
+
+    $ delayd audit --data /var/lib/delayd --from -24h
+    $ delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50
+    $ delayd audit --data /var/lib/delayd --format json | jq .total
+    $ delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"
     """
     hours = HourRange.of(from_ms, to_ms)
     words = None
@@ -211,7 +209,7 @@ def audit(
     return OK
 
 
-@click.command("spark-audit", epilog=examples("delayd spark-audit --data /var/lib/delayd --from -24h"))
+@click.command("spark-audit", cls=Command)
 @_terms
 @click.pass_obj
 def spark_audit(
@@ -233,6 +231,8 @@ def spark_audit(
 
     Exit codes: 0 the books balance, or all that unbalances them is accepted; 3 they do not, a seal is broken or a file
     is damaged.
+
+    $ delayd spark-audit --data /var/lib/delayd --from -24h
     """
     report = programs.spark_audit(
         data,

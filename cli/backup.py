@@ -37,8 +37,8 @@ from .cutting import Running
 from .exits import NOT_BALANCED, OK
 from .listing import show
 from .options import (
+    Command,
     DataFolder,
-    examples,
     format_option,
     meta_option,
     secret_data_option,
@@ -67,12 +67,7 @@ role_option = click.option(
 _HOLDER = re.compile(r"pid (\d+) ")
 
 
-@click.command(
-    epilog=examples(
-        "delayd backup /mnt/backup --data /var/lib/delayd",
-        "delayd backup /mnt/backup --show",
-    )
-)
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @role_option
 @click.option("--show", "only_show", is_flag=True, help="Say what the backup in DIR holds, and copy nothing.")
@@ -98,6 +93,9 @@ def backup(
     stopped when the command is given again. Each file is checked.
 
     Exit codes: 3 a file is damaged; everything else is copied, and stderr names it.
+
+    $ delayd backup /mnt/backup --data /var/lib/delayd
+    $ delayd backup /mnt/backup --show
     """
     folder = os.path.abspath(folder)
     disk = RealDisk()
@@ -109,7 +107,7 @@ def backup(
     return _tell(folder, manifest, form)
 
 
-@click.command(epilog=examples("delayd restore /mnt/backup --data /var/lib/delayd"))
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="DIR")
 @role_option
 @click.option("--damaged", is_flag=True, help="Restore although files do not check; the servers name these.")
@@ -122,6 +120,8 @@ def restore(folder: str, roles: Sequence[str], damaged: bool, data: str) -> int:
     no server starts there. The command ends by saying what to do next.
 
     Exit codes: 3 a file of the backup does not check, and nothing is restored unless --damaged is given.
+
+    $ delayd restore /mnt/backup --data /var/lib/delayd
     """
     folder, data = os.path.abspath(folder), os.path.abspath(data)
     disk = RealDisk()

@@ -19,7 +19,7 @@ from delayd.patterns import is_pattern
 from .interrupt import Interrupts
 from .listing import printable
 from .offers import offer_groups, offer_subjects
-from .options import examples, meta_option
+from .options import Command, meta_option
 from .times import duration, duration_text, instant_text
 
 MESSAGES = 500  # Pulled at once.
@@ -31,15 +31,7 @@ FOLLOW_WAIT = timedelta(seconds=5)  # How often a quiet --follow looks whether i
 _MS = timedelta(milliseconds=1)
 
 
-@click.command(
-    epilog=examples(
-        "delayd consume orders.cancel --group billing --max 10",
-        "delayd consume orders.cancel --group billing --follow --format json | jq .body",
-        "delayd consume orders.cancel --group look --max 5 --no-ack",
-        "delayd consume 'orders.>' --group billing --follow",
-        "delayd consume orders.cancel --group europe --tags-any eu --tags-any uk",
-    )
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @click.option(
     "--group",
@@ -93,6 +85,12 @@ def consume(
     group. Its first consumer says for good which tags it wants; a later one names the same tags, or none.
 
     Exit codes: 0 done, also when no message came; 4 the servers could not be reached.
+
+    $ delayd consume orders.cancel --group billing --max 10
+    $ delayd consume orders.cancel --group billing --follow --format json | jq .body
+    $ delayd consume orders.cancel --group look --max 5 --no-ack
+    $ delayd consume 'orders.>' --group billing --follow
+    $ delayd consume orders.cancel --group europe --tags-any eu --tags-any uk
     """
     write = _text_of_many if form == "text" and is_pattern(subject) else WRITERS[form]
     taken = 0

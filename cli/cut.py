@@ -19,18 +19,13 @@ from delayd.wire.requests import RequestType
 from . import ask, cutting
 from .cutting import Running
 from .exits import OK, TRY_LATER
-from .options import examples, meta_option, secret_data_option, secret_of, secret_option
+from .options import Command, meta_option, secret_data_option, secret_of, secret_option
 from .times import instant_text
 
 LOOK_S = 5.0  # How often each server is asked whether it is still there.
 
 
-@click.command(
-    epilog=examples(
-        "delayd cut -- delayd backup /mnt/backup --data /var/lib/delayd --cut",
-        "delayd cut -- sh backup-all.sh",
-    )
-)
+@click.command(cls=Command)
 @click.argument("command", nargs=-1, required=True)
 @secret_data_option
 @meta_option
@@ -42,6 +37,9 @@ def cut(command: Sequence[str], data: str, meta: str, secret_file: str | None) -
     serve on meanwhile. Backups of one cut fit each other; they can be restored in any order.
 
     Exit codes: that of COMMAND; 4 a server can't be reached, or did not keep the moment until COMMAND had ended.
+
+    $ delayd cut -- delayd backup /mnt/backup --data /var/lib/delayd --cut
+    $ delayd cut -- sh backup-all.sh
     """
     secret = secret_of(secret_file, data)
     return ask.run(lambda: _cut(command, meta, secret))

@@ -20,7 +20,7 @@ from .find import shown_body
 from .groups import tell_missing
 from .listing import show
 from .offers import offer_groups, offer_subjects
-from .options import examples, format_option, limit_option, meta_option, subject_option, yes_option
+from .options import Group, format_option, limit_option, meta_option, subject_option, yes_option
 from .table import Cell, Column, Kind
 from .times import check_order, instant
 
@@ -45,30 +45,33 @@ to_option = click.option(
 )
 
 
-@click.group(
-    epilog=examples(
-        "delayd dead list",
-        "delayd dead show orders.cancel billing",
-        "delayd dead redrive orders.cancel billing --dry-run",
-    )
-)
+@click.group(cls=Group)
 def dead() -> None:
-    """List dead letters of consumer groups, send them to their group again, or end them."""
+    """List dead letters of consumer groups, send them to their group again, or end them.
+
+    $ delayd dead list
+    $ delayd dead show orders.cancel billing
+    $ delayd dead redrive orders.cancel billing --dry-run
+    """
 
 
-@dead.command("list", epilog=examples("delayd dead list", "delayd dead list --subject orders.cancel --format json"))
+@dead.command("list")
 @meta_option
 @subject_option
 @format_option
 def list_(meta: str, subject: str | None, form: str) -> None:
-    """Count the dead letters of each group that has any."""
+    """Count the dead letters of each group that has any.
+
+    $ delayd dead list
+    $ delayd dead list --subject orders.cancel --format json
+    """
     with Admin(meta) as admin:
         listed = admin.dead_groups(subject)
     tell_missing(listed)
     show(COLUMNS, list(listed), form)
 
 
-@dead.command("show", epilog=examples("delayd dead show orders.cancel billing --from -24h"))
+@dead.command("show")
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("group", shell_complete=offer_groups)
 @meta_option
@@ -92,6 +95,8 @@ def show_(
     The letters are asked of the running delay servers.
 
     Exit codes: 3 files of a delay server can't be read, so letters may be missing; everything else is shown.
+
+    $ delayd dead show orders.cancel billing --from -24h
     """
     check_order(from_ms, to_ms)
     with Admin(meta) as admin:
@@ -101,9 +106,7 @@ def show_(
         return told_unread(pages.unread)
 
 
-@dead.command(
-    epilog=examples("delayd dead redrive orders.cancel billing --dry-run", "delayd dead redrive mail g --yes")
-)
+@dead.command()
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("group", shell_complete=offer_groups)
 @meta_option
@@ -117,6 +120,9 @@ def redrive(
     """Send dead letters to their group again, as the first attempt.
 
     Letters that die while it runs are left.
+
+    $ delayd dead redrive orders.cancel billing --dry-run
+    $ delayd dead redrive mail g --yes
     """
     check_order(from_ms, to_ms)
     with Admin(meta) as admin:
@@ -125,7 +131,7 @@ def redrive(
         return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
 
 
-@dead.command(epilog=examples("delayd dead purge orders.cancel billing --to -30d --dry-run"))
+@dead.command()
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("group", shell_complete=offer_groups)
 @meta_option
@@ -137,6 +143,8 @@ def purge(subject: str, group: str, meta: str, from_ms: int | None, to_ms: int |
     """End dead letters for good: nobody gets them any more.
 
     A group that has ended left none, so there is nothing to purge then, and stderr says so.
+
+    $ delayd dead purge orders.cancel billing --to -30d --dry-run
     """
     check_order(from_ms, to_ms)
     with Admin(meta) as admin:

@@ -10,7 +10,7 @@ from delayd.reading.scheduled import NONE, Hour
 
 from .hour_schedule import Listing, Window, in_chunks
 from .listing import show
-from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
+from .options import Group, data_option, format_option, from_option, limit_option, subject_option, to_option
 from .table import Cell, Column, Kind
 
 COLUMNS = (
@@ -31,18 +31,15 @@ COLUMNS = (
 )
 
 
-@click.group(no_args_is_help=True, epilog=examples("delayd dispatch show --data /var/lib/delayd --from -10m"))
+@click.group(no_args_is_help=True, cls=Group)
 def dispatch() -> None:
-    """Look at what became of messages, from files."""
+    """Look at what became of messages, from files.
+
+    $ delayd dispatch show --data /var/lib/delayd --from -10m
+    """
 
 
-@dispatch.command(
-    "show",
-    epilog=examples(
-        "delayd dispatch show --subject orders.cancel --from -10m --format csv",
-        "delayd dispatch show --data /var/lib/delayd --outcome dead --limit 0",
-    ),
-)
+@dispatch.command("show")
 @data_option
 @subject_option
 @from_option
@@ -63,6 +60,9 @@ def show_outcomes(
     appended it.
 
     Exit codes: 3 an hour is damaged; stderr names it, and the list leaves it out.
+
+    $ delayd dispatch show --subject orders.cancel --from -10m --format csv
+    $ delayd dispatch show --data /var/lib/delayd --outcome dead --limit 0
     """
     kind = None if outcome is None else Outcome[outcome.upper()]
     window = Window(from_ms, to_ms, subject)

@@ -7,15 +7,14 @@ so the command may end at any moment and be given again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
 
-from delayd.errors import BadArgument, NoDelayServer, NotReady, RetryLater, ServerInUse, SlowDown
+from delayd.errors import BadArgument, NoDelayServer, NotReady, ServerInUse
 from delayd.net.connection import Connection
-from delayd.secret import Secret
 from delayd.wire.drain import DrainOrder, DrainProgress, read_drain_progress
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_map, need_str
@@ -23,13 +22,12 @@ from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes, versions_bytes
 
 from . import ask
+from .operate import Operator, patiently
 
 GROUPS_OF_SLOTS = 8  # While a group of slots moves, sends with its keys wait: the fewer rows a group has, the shorter.
 LOOK_S = 0.5  # Between two walks, when what is left waits for its instant.
 HEARD_S = 60.0  # Far above any heartbeat.
 RETIRE_MS = 600_000  # A million messages take some ten seconds.
-BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.
-NO_SLOTS = slot_set(np.empty(0, np.intp))
 
 
 class Told(NamedTuple):
@@ -53,13 +51,12 @@ def server_of(servers: Sequence[ask.Known], which: str) -> ask.Known:
 async def set_standing(meta: Connection, log_id: int, standing: str) -> str:
     """Have meta use a delay server otherwise from now on; what it says. The connection is trusted."""
     head: Head = {"log_id": log_id, "standing": standing}
-    return need_str(await _patiently(meta, RequestType.CORDON_SERVER, head), "message")
+    return need_str(await patiently(meta, RequestType.CORDON_SERVER, head), "message")
 
 
-async def drain(address: str, secret: Secret, which: str, told: OnTold) -> int:
+async def drain(operator: Operator, which: str, told: OnTold) -> int:
     """Cordon a server, and move its pending messages and its keys to others until it has none: how many were moved."""
-    async with ask.meta(address) as meta:
-        await ask.prove(meta, secret)
+    async with operator.at_meta() as meta:
         servers = await ask.known_servers(meta, "delay")
         server = server_of(servers, which)
         if not server.cordoned:
@@ -68,7 +65,7 @@ async def drain(address: str, secret: Secret, which: str, told: OnTold) -> int:
         if not takers:
             raise NoDelayServer("no other delay server is alive and takes messages; start one")
         async with ask.reached(server) as connection:
-            await ask.prove(connection, secret)
+            await ask.prove(connection, operator.secret)
             await _until_cordoned(connection)
             return await _Drain(meta, connection, server.log_id, takers, told).run()
 
@@ -82,14 +79,13 @@ async def _until_cordoned(server: Connection) -> None:
     raise NotReady("the server has not heard of its cordon from meta; see `delayd status`")
 
 
-async def retire(address: str, secret: Secret, which: str) -> str:
+async def retire(operator: Operator, which: str) -> str:
     """Let a drained server leave the cluster for good; what it says. Raises ServerInUse, which says what it holds."""
-    async with ask.meta(address) as meta:
-        await ask.prove(meta, secret)
+    async with operator.at_meta() as meta:
         known = await ask.known_servers(meta)
         server = server_of([each for each in known if each.role == "delay"], which)
         async with ask.reached(server) as connection:
-            await ask.prove(connection, secret)
+            await ask.prove(connection, operator.secret)
             # It looks at the outcome of each message that it has had and whose hour is not over.
             answer = await connection.request(RequestType.RETIRE, {}, timeout_ms=RETIRE_MS)
         said = need_str(answer.head, "message")
@@ -106,6 +102,12 @@ async def _retries_for(realtime: ask.Known, log_id: int) -> int:
         counters = need_map(await ask.ask(connection, RequestType.STATUS, {}), "counters")
     found = counters.get(f"retries_for_{log_id:016x}", 0)
     return found if isinstance(found, int) else 0
+
+
+async def slot_owners(meta: Connection) -> SlotOwners:
+    """Ask meta which delay server owns which slots."""
+    wanted = slots_bytes(slot_set(np.empty(0, np.intp)))
+    return read_slot_owners(await patiently(meta, RequestType.SLOTS, {"wanted": wanted}))
 
 
 class _Drain:
@@ -125,7 +127,7 @@ class _Drain:
         """Go on until nothing is left here."""
         while True:
             moved = (await self._walk(None, None)).drained
-            owned = (await self._owners()).of(self._log_id)
+            owned = (await slot_owners(self._meta)).of(self._log_id)
             if not moved and owned.any():
                 await self._move_slots(owned)
             self._left = await self._count()
@@ -158,13 +160,13 @@ class _Drain:
             order = order._replace(place=piece.place, until_sequence=piece.until_sequence)
 
     async def _piece(self, order: DrainOrder) -> DrainProgress:
-        return read_drain_progress(await _patiently(self._server, RequestType.DRAIN, order.to_head()))
+        return read_drain_progress(await patiently(self._server, RequestType.DRAIN, order.to_head()))
 
     async def _move_slots(self, owned: SlotSet) -> None:
         """Move keys with their messages, a group of slots after the other, in turn to those who may own keys."""
         places = np.flatnonzero(owned)
         for number, group in enumerate(np.array_split(places, min(GROUPS_OF_SLOTS, len(places)))):
-            owners = await self._owners()
+            owners = await slot_owners(self._meta)
             takers = [each for each in self._takers if each in owners.members] or list(self._takers)
             slots, to = slot_set(group), takers[number % len(takers)]
             while True:
@@ -175,29 +177,8 @@ class _Drain:
             # The other server has all messages with these keys, so it judges the keys from now on.
             head: dict[str, HeadValue] = {
                 "slots": slots_bytes(slots),
-                "versions": versions_bytes((await self._owners()).versions),
+                "versions": versions_bytes((await slot_owners(self._meta)).versions),
                 "to": to,
                 "lost": True,
             }
-            await _patiently(self._meta, RequestType.MOVE_SLOTS, head)
-
-    async def _owners(self) -> SlotOwners:
-        head: Head = {"wanted": slots_bytes(NO_SLOTS)}
-        return read_slot_owners(await _patiently(self._meta, RequestType.SLOTS, head))
-
-
-async def _patiently(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
-    """Ask, and ask again while the server is busy."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + BUSY_S
-    while True:
-        try:
-            return await ask.ask(connection, request, head)
-        except SlowDown as error:
-            await _pause(error, until - loop.time())
-
-
-async def _pause(error: RetryLater, left_s: float) -> None:
-    if left_s <= 0:
-        raise error
-    await asyncio.sleep(max(0.02, (error.retry_after_ms or 0) / 1000))
+            await patiently(self._meta, RequestType.MOVE_SLOTS, head)

@@ -9,7 +9,7 @@ from delayd.reading.export import FORMATS, export_directory
 from .hour_range import HourRange, Hours
 from .listing import show
 from .offers import offer_instants
-from .options import data_option, examples, subject_option
+from .options import Command, data_option, subject_option
 from .progress import progress
 from .table import Column, Kind
 from .times import instant
@@ -17,12 +17,7 @@ from .times import instant
 COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
 
 
-@click.command(
-    epilog=examples(
-        "delayd export --data /var/lib/delayd --out books --from -24h",
-        "delayd export --data /var/lib/delayd --out books --format csv --subject orders.cancel",
-    )
-)
+@click.command(cls=Command)
 @data_option
 @click.option("--out", type=click.Path(file_okay=False), required=True, metavar="FOLDER", help="A new or empty folder.")
 @click.option(
@@ -53,6 +48,9 @@ def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | Non
     """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
 
     The servers may run or not; a copy of their files will do, too. Bodies are not written.
+
+    $ delayd export --data /var/lib/delayd --out books --from -24h
+    $ delayd export --data /var/lib/delayd --out books --format csv --subject orders.cancel
     """
     with progress("hours", None) as advance:
         counts = export_directory(

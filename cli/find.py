@@ -24,7 +24,7 @@ from delayd.reading.salvage import Space
 from .hour_schedule import LeftOut
 from .listing import printable, show
 from .offers import offer_subjects
-from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
+from .options import Command, data_option, format_option, from_option, limit_option, subject_option, to_option
 from .progress import progress
 from .table import Cell, Column, JsonText, Kind
 from .times import check_order
@@ -47,13 +47,7 @@ NICE = 5  # Servers on this machine come first.
 _SPACE = Space()  # One for each process, which searches one piece at a time.
 
 
-@click.command(
-    epilog=examples(
-        'delayd schedule find orders.cancel --grep "customer 4711"',
-        "delayd schedule find --data /var/lib/delayd --tag night --from now --to +12h --count",
-        'delayd schedule find --header "tenant=^acme$" --body json --format json',
-    )
-)
+@click.command(cls=Command)
 @click.argument("name", metavar="[SUBJECT]", required=False, shell_complete=offer_subjects)
 @data_option
 @subject_option
@@ -112,6 +106,10 @@ def find(
     All options must hold. Messages that no checkpoint has filed come first, then the others hour by hour.
 
     Exit codes: 3 something is damaged; stderr names it, and everything else is searched.
+
+    $ delayd schedule find orders.cancel --grep "customer 4711"
+    $ delayd schedule find --data /var/lib/delayd --tag night --from now --to +12h --count
+    $ delayd schedule find --header "tenant=^acme$" --body json --format json
     """
     if name is not None and subject is not None and name != subject:
         raise BadArgument(f"SUBJECT {name} and --subject {subject} differ; give one of them")

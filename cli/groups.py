@@ -4,6 +4,7 @@ about one group.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +24,6 @@ from delayd.client.admin.groups import (
 from delayd.client.admin.letters import Letter
 from delayd.client.sending.producer import Producer
 from delayd.errors import DelaydError
-from delayd.secret import Secret
 from delayd.wire.listings import GroupInfo
 from delayd.wire.positions import AtInstant, AtSequence, End, Position
 
@@ -33,17 +33,8 @@ from .exits import NOT_BALANCED, OK
 from .find import shown_body
 from .listing import show as show_rows
 from .offers import offer_groups, offer_subjects
-from .options import (
-    confirm,
-    examples,
-    format_option,
-    limit_option,
-    meta_option,
-    secret_data_option,
-    secret_of,
-    secret_option,
-    yes_option,
-)
+from .operate import Operator, decision_options, operator_options
+from .options import Group, format_option, limit_option, meta_option
 from .table import Cell, Column, Kind
 from .times import instant
 
@@ -125,14 +116,7 @@ class _Pending(NamedTuple):
     leaving: int  # So many messages they had not taken yet.
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog=examples(
-        "delayd groups",
-        "delayd groups --subject orders.cancel",
-        "delayd groups rewind orders.cancel billing --to -2h",
-    ),
-)
+@click.group(invoke_without_command=True, cls=Group)
 @meta_option
 @click.option("--subject", metavar="NAME", shell_complete=offer_subjects, help="Groups of this subject only.")
 @format_option
@@ -150,6 +134,10 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
     `delayd status` says where messages lie that consumers do not find, and which command helps.
 
     When a server can't be asked, its groups are missing, and stderr says so.
+
+    $ delayd groups
+    $ delayd groups --subject orders.cancel
+    $ delayd groups rewind orders.cancel billing --to -2h
     """
     if context.invoked_subcommand is None:
         listed = ask.run(lambda: list_groups(meta, subject))
@@ -158,7 +146,7 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
         show_rows((*COLUMNS, SERVER._replace(detail=is_one_each)), [_row(place) for place in listed], form)
 
 
-@groups.command(epilog=examples("delayd groups show orders.cancel billing"))
+@groups.command()
 @subject_argument
 @group_argument
 @meta_option
@@ -168,11 +156,13 @@ def show(subject: str, group: str, meta: str, form: str) -> None:
 
     `next` is the sequence of the message that the group is given next, `end` that behind the subject's last message,
     `oldest unacked` the group's first message that is not acknowledged.
+
+    $ delayd groups show orders.cancel billing
     """
     show_rows(OF_ONE, [_of_one(place) for place in _places(meta, subject, group)], form)
 
 
-@groups.command(epilog=examples("delayd groups retries orders.cancel billing"))
+@groups.command()
 @subject_argument
 @group_argument
 @meta_option
@@ -186,6 +176,8 @@ def retries(subject: str, group: str, meta: str, limit: int, form: str) -> int:
     both.
 
     Exit codes: 3 files of a delay server can't be read, so messages may be missing; everything else is shown.
+
+    $ delayd groups retries orders.cancel billing
     """
     with Admin(meta) as admin:
         pages = admin.retries(subject, group)
@@ -193,11 +185,7 @@ def retries(subject: str, group: str, meta: str, limit: int, form: str) -> int:
         return told_unread(pages.unread)
 
 
-@groups.command(
-    epilog=examples(
-        "delayd groups delete orders.cancel billing", "delayd groups delete orders.cancel billing --keep-pending"
-    )
-)
+@groups.command()
 @subject_argument
 @group_argument
 @click.option(
@@ -205,13 +193,8 @@ def retries(subject: str, group: str, meta: str, limit: int, form: str) -> int:
     is_flag=True,
     help="Leave its dead letters, and what is to come to it again, at the delay servers; they need not be reached.",
 )
-@meta_option
-@secret_option
-@secret_data_option
-@yes_option
-def delete(
-    subject: str, group: str, keep_pending: bool, meta: str, secret_file: str | None, data: str, yes: bool
-) -> int:
+@decision_options
+def delete(subject: str, group: str, keep_pending: bool, operator: Operator) -> int:
     """Delete a consumer group.
 
     The group never gets the messages that it has not acknowledged. Delete a group that nobody uses any more, because
@@ -224,27 +207,23 @@ def delete(
     deleted. When one fails later, stderr says how to end the rest.
 
     Exit codes: 3 the group is deleted, but files of a delay server can't be read, so messages may be pending there.
+
+    $ delayd groups delete orders.cancel billing
+    $ delayd groups delete orders.cancel billing --keep-pending
     """
-    secret = secret_of(secret_file, data)
-    places = _places(meta, subject, group)
-    with Producer(meta) as producer:
+    places = _places(operator.meta, subject, group)
+    with Producer(operator.meta) as producer:
         walks = [] if keep_pending else [_of_pending(producer, place) for place in places]
         pending = sum(each.found for each in walks)
         more = f"; {pending:,} messages that {PENDING} end" if pending else ""
-        confirm(f"{group} of {subject}: {COSTS}{more}", yes)
+        operator.confirm(f"{group} of {subject}: {COSTS}{more}")
         # The group goes first: from then on it gives nothing back any more.
-        ask.run(lambda: _delete(places, secret))
+        ask.run(lambda: _at_each(places, partial(delete_group, secret=operator.secret)))
         click.echo(f"group {group} of {subject} is deleted")
         return _end_pending(walks)
 
 
-@groups.command(
-    epilog=examples(
-        "delayd groups rewind orders.cancel billing --to earliest --dry-run",
-        "delayd groups rewind orders.cancel billing --to -2h",
-        "delayd groups rewind orders.cancel billing --to latest --yes",
-    )
-)
+@groups.command()
 @subject_argument
 @group_argument
 @click.option(
@@ -256,61 +235,56 @@ def delete(
     help="earliest, latest, an instant such as -2h or ISO 8601, or a sequence (see `delayd groups show`).",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
-@meta_option
-@secret_option
-@secret_data_option
-@yes_option
-def rewind(
-    subject: str, group: str, to: Position, dry_run: bool, meta: str, secret_file: str | None, data: str, yes: bool
-) -> None:
+@decision_options
+def rewind(subject: str, group: str, to: Position, dry_run: bool, operator: Operator) -> None:
     """Let a consumer group go on at another message, an earlier or a later one.
 
     An instant is that of the hand-over: the group goes on at the first message that a delay server handed over then or
     later. Nobody holds a message of the group any more, and messages that were to be offered again come only from there
     on. Retries and dead letters stay as they are. The command needs the cluster's secret.
+
+    $ delayd groups rewind orders.cancel billing --to earliest --dry-run
+    $ delayd groups rewind orders.cancel billing --to -2h
+    $ delayd groups rewind orders.cancel billing --to latest --yes
     """
-    secret = secret_of(secret_file, data)
-    place = one_place(_places(meta, subject, group))
-    found = ask.run(lambda: move_group(place, secret, to, dry_run=True))
+    place = one_place(_places(operator.meta, subject, group))
+    found = ask.run(lambda: move_group(place, operator.secret, to, dry_run=True))
     before, then, dropped = found
     click.echo(f"group {group} of {subject} goes from message {before} to {then}, and lets {dropped} go that it holds")
     if dry_run:
         return
-    confirm(f"{group} of {subject}: {AGAIN if then < before else NEVER}", yes)
+    operator.confirm(f"{group} of {subject}: {AGAIN if then < before else NEVER}")
     # The place that was shown, not where the words lead by now.
-    ask.run(lambda: move_group(place, secret, AtSequence(then), dry_run=False))
+    ask.run(lambda: move_group(place, operator.secret, AtSequence(then), dry_run=False))
     click.echo(f"group {group} of {subject} goes on at message {then}")
 
 
-@groups.command(epilog=examples("delayd groups pause orders.cancel billing"))
+@groups.command()
 @subject_argument
 @group_argument
-@meta_option
-@secret_option
-@secret_data_option
-def pause(subject: str, group: str, meta: str, secret_file: str | None, data: str) -> None:
+@operator_options
+def pause(subject: str, group: str, operator: Operator) -> None:
     """Give the consumers of a group no more messages, until `delayd groups resume`.
 
     Consumers may finish and acknowledge what they have. Restarts change nothing. The command needs the cluster's
     secret.
+
+    $ delayd groups pause orders.cancel billing
     """
-    secret = secret_of(secret_file, data)
-    places = _places(meta, subject, group)
-    ask.run(lambda: _pause(places, secret, paused=True))
+    _pause(subject, group, operator, paused=True)
     click.echo(f"group {group} of {subject} is paused")
 
 
-@groups.command(epilog=examples("delayd groups resume orders.cancel billing"))
+@groups.command()
 @subject_argument
 @group_argument
-@meta_option
-@secret_option
-@secret_data_option
-def resume(subject: str, group: str, meta: str, secret_file: str | None, data: str) -> None:
-    """Give the consumers of a paused group messages again. The command needs the cluster's secret."""
-    secret = secret_of(secret_file, data)
-    places = _places(meta, subject, group)
-    ask.run(lambda: _pause(places, secret, paused=False))
+@operator_options
+def resume(subject: str, group: str, operator: Operator) -> None:
+    """Give the consumers of a paused group messages again. The command needs the cluster's secret.
+
+    $ delayd groups resume orders.cancel billing
+    """
+    _pause(subject, group, operator, paused=False)
     click.echo(f"group {group} of {subject} gets messages again")
 
 
@@ -358,14 +332,14 @@ def tell_missing(listed: Listing[T]) -> None:
         click.echo(f"delayd: {sentence}", err=True)
 
 
-async def _pause(places: Listing[GroupAt], secret: Secret, *, paused: bool) -> None:
-    for place in places:
-        await pause_group(place, secret, paused=paused)
+def _pause(subject: str, group: str, operator: Operator, *, paused: bool) -> None:
+    places = _places(operator.meta, subject, group)
+    ask.run(lambda: _at_each(places, partial(pause_group, secret=operator.secret, paused=paused)))
 
 
-async def _delete(places: Listing[GroupAt], secret: Secret) -> None:
+async def _at_each(places: Sequence[GroupAt], decide: Callable[[GroupAt], Awaitable[object]]) -> None:
     for place in places:
-        await delete_group(place, secret)
+        await decide(place)
 
 
 def _row(group: GroupAt) -> tuple[Cell, ...]:

@@ -25,7 +25,7 @@ from .dump_other import (
 from .exits import NOT_BALANCED, OK
 from .give_up import run as run_give_up
 from .listing import show
-from .options import DATA_VARIABLE, DataFolder, examples, format_option, limit_option, yes_option
+from .options import DATA_VARIABLE, DataFolder, Group, format_option, limit_option, yes_option
 from .progress import progress
 from .table import Cell, Column, Kind, size_text
 
@@ -51,18 +51,15 @@ _LEVELS = {
 }
 
 
-@click.group(no_args_is_help=True, epilog=examples("delayd log verify --data /var/lib/delayd"))
+@click.group(no_args_is_help=True, cls=Group)
 def log() -> None:
-    """Verify or dump log files, or give up the damaged end of one."""
+    """Verify or dump log files, or give up the damaged end of one.
+
+    $ delayd log verify --data /var/lib/delayd
+    """
 
 
-@log.command(
-    "verify",
-    epilog=examples(
-        "delayd log verify --data /var/lib/delayd --all",
-        "delayd log verify delayd-data/delay/message/00000000000000000000.log",
-    ),
-)
+@log.command("verify")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False), metavar="[FILE]...")
 @click.option(
     "--data",
@@ -82,6 +79,9 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
     end: an append is under way, or a crash cut one short. The server cuts a torn end off at its next start.
 
     Exit codes: 0 no file is damaged, 3 one is.
+
+    $ delayd log verify --data /var/lib/delayd --all
+    $ delayd log verify delayd-data/delay/message/00000000000000000000.log
     """
     reports: list[VerifyReport] = []
     if paths:
@@ -107,13 +107,7 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
     return NOT_BALANCED if damaged else OK
 
 
-@log.command(
-    "dump",
-    epilog=examples(
-        "delayd log dump delayd-data/delay/message/00000000000000000000.log --level messages",
-        "delayd log dump delayd-data/delay/dispatch/20261121/2026112116.log --level messages --limit 0 --format csv",
-    ),
-)
+@log.command("dump")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="FILE")
 @click.option(
     "--level",
@@ -129,6 +123,9 @@ def dump(path: str, level: str | None, limit: int, form: str) -> None:
     or the state of a stopped server (state.lmdb/data.mdb). It may be a copy under any name.
 
     Exit codes: 2 FILE is not a file of this kind, 3 FILE is damaged; what stands before the damage is listed.
+
+    $ delayd log dump delayd-data/delay/message/00000000000000000000.log --level messages
+    $ delayd log dump delayd-data/delay/dispatch/20261121/2026112116.log --level messages --limit 0 --format csv
     """
     disk = RealDisk()
     other = _OTHERS.get(file_kind(disk, path))
@@ -146,12 +143,7 @@ def dump(path: str, level: str | None, limit: int, form: str) -> None:
         click.echo(f"delayd: {sentence}", err=True)
 
 
-@log.command(
-    "give-up",
-    epilog=examples(
-        "delayd log give-up /var/lib/delayd/realtime/pull",
-    ),
-)
+@log.command("give-up")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="FOLDER")
 @yes_option
 def give_up(folder: str, yes: bool) -> None:
@@ -159,6 +151,8 @@ def give_up(folder: str, yes: bool) -> None:
 
     FOLDER is delay/message, realtime/message or realtime/pull of a data directory whose server is stopped. The command
     first says what that costs, and asks. It keeps the bytes that it gives up in the folder quarantine of that server.
+
+    $ delayd log give-up /var/lib/delayd/realtime/pull
     """
     run_give_up(folder, yes)
 

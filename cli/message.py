@@ -31,9 +31,9 @@ from .exits import OK, TRY_LATER, USAGE
 from .listing import show
 from .offers import offer_subjects
 from .options import (
+    Command,
     DataFolder,
     confirm,
-    examples,
     format_option,
     from_option,
     meta_option,
@@ -77,14 +77,7 @@ running_option = click.option(
 Told = TypeVar("Told", bound=IntEnum)
 
 
-@click.command(
-    epilog=examples(
-        "delayd get orders.cancel --receipt 3kj...",
-        "delayd get orders.cancel --key order-42",
-        "delayd get orders.cancel --receipts receipts.txt --format json",
-        "delayd get orders.cancel --key order-42 --data /var/lib/delayd",
-    )
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @which_options
 @click.option(
@@ -102,6 +95,11 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
     message is known as long as the logs of its hour are kept.
 
     Exit code 2: a message is unknown.
+
+    $ delayd get orders.cancel --receipt 3kj...
+    $ delayd get orders.cancel --key order-42
+    $ delayd get orders.cancel --receipts receipts.txt --format json
+    $ delayd get orders.cancel --key order-42 --data /var/lib/delayd
     """
     which = Which(subject, Given(**given))
     if data is not None:
@@ -114,14 +112,7 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
     return USAGE if (answers["state"] == MessageState.UNKNOWN).any() else OK
 
 
-@click.command(
-    epilog=examples(
-        "delayd cancel orders.cancel --receipt 3kj...",
-        "delayd cancel orders.cancel --key order-42",
-        "delayd cancel orders.cancel --receipts receipts.txt --dry-run",
-        "delayd cancel orders.cancel --where --from now --to +2h",
-    )
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @which_options
 @where_option
@@ -159,6 +150,11 @@ def cancel(
     Exit codes: 0 all of them are cancelled; 2 some were dispatched before, have ended in another way, or are unknown; 3
     files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
     again.
+
+    $ delayd cancel orders.cancel --receipt 3kj...
+    $ delayd cancel orders.cancel --key order-42
+    $ delayd cancel orders.cancel --receipts receipts.txt --dry-run
+    $ delayd cancel orders.cancel --where --from now --to +2h
     """
     _check(data, where, (from_ms, to_ms, tag), Given(**given))
     cost = "are never delivered then, as far as they are pending."
@@ -178,13 +174,7 @@ def cancel(
     return _account(told, CancelAnswer, CancelAnswer.CANCELLED)
 
 
-@click.command(
-    epilog=examples(
-        "delayd reschedule orders.cancel --receipt 3kj... --in 2h",
-        "delayd reschedule orders.cancel --key order-42 --at 2027-01-01T09:00:00+01:00",
-        "delayd reschedule sms.night --where --from now --to +8h --shift 2h",
-    )
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @which_options
 @click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
@@ -242,6 +232,10 @@ def reschedule(
     Exit codes: 0 all of them are moved; 2 some were dispatched before, have ended in another way, or are unknown; 3
     files of a server can't be read, so messages may be missing; 4 some are being handed over at this moment: say it
     again.
+
+    $ delayd reschedule orders.cancel --receipt 3kj... --in 2h
+    $ delayd reschedule orders.cancel --key order-42 --at 2027-01-01T09:00:00+01:00
+    $ delayd reschedule sms.night --where --from now --to +8h --shift 2h
     """
     _check(data, where, (from_ms, to_ms, tag), Given(**given))
     if where:

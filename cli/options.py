@@ -3,6 +3,10 @@
 import os
 import stat
 import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import cleandoc
+from typing import Any
 
 import click
 
@@ -17,6 +21,9 @@ from .times import instant
 
 DATA_VARIABLE = "DELAYD_DATA"
 SECRET_VARIABLE = "DELAYD_SECRET_FILE"
+
+Callback = Callable[..., Any]
+Decorator = Callable[[Callback], Callback]  # What `click.option` returns.
 
 
 class DataFolder(click.Path):
@@ -158,3 +165,42 @@ def examples(*lines: str, of: str = "Examples") -> str:
     """The end of a help: command lines as they are typed."""
     # The mark keeps the lines as they are.
     return "\n".join(("\b", f"{of}:", *(f"  {line}" for line in lines)))
+
+
+class Command(click.Command):
+    """A command whose help is its docstring: at the end of that, each line that begins with ``$`` is an example."""
+
+    def __init__(self, name: str | None, **given: Any) -> None:
+        super().__init__(name, **_with_examples(given))
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+    def __init__(self, name: str | None, **given: Any) -> None:
+        super().__init__(name, **_with_examples(given))
+
+
+def _with_examples(given: dict[str, Any]) -> dict[str, Any]:
+    text, *lines = cleandoc(given["help"] or "").split("\n$ ")
+    return {**given, "help": text, "epilog": examples(*lines)}
+
+
+def bundle(name: str, made: Callable[..., object], *options: Decorator) -> Decorator:
+    """Options that a command takes as one argument: ``made`` makes it of their values, which it takes by name."""
+
+    def decorate(command: Callback) -> Callback:
+        @wraps(command)
+        def run(*passed: object, **given: object) -> object:
+            return command(*passed, **{name: made(**{each: given.pop(each) for each in own})}, **given)
+
+        decorated: Callback = run
+        before = len(getattr(run, "__click_params__", ()))
+        for option in reversed(options):
+            decorated = option(decorated)
+        own = [param.name for param in getattr(run, "__click_params__", ())[before:]]
+        return decorated
+
+    return decorate

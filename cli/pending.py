@@ -11,7 +11,7 @@ from .bulk import moment, told_unread
 from .find import shown_body
 from .listing import show
 from .offers import offer_subjects
-from .options import examples, format_option, from_option, limit_option, meta_option, to_option
+from .options import Command, format_option, from_option, limit_option, meta_option, to_option
 from .table import Cell, Column, Kind
 from .times import check_order
 
@@ -25,13 +25,7 @@ COLUMNS = (
 BODY = Column("body")
 
 
-@click.command(
-    epilog=examples(
-        "delayd pending orders.cancel --to +1h",
-        "delayd pending orders.cancel --tag vip --body",
-        "delayd pending orders.cancel --key order-42 --body --format json",
-    )
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @from_option
 @to_option
@@ -58,6 +52,10 @@ def pending(
     `delayd get`, `cancel` and `reschedule` take. `delayd schedule find` searches bodies and headers, in the files.
 
     Exit codes: 3 files of a delay server can't be read, so messages may be missing; everything else is shown.
+
+    $ delayd pending orders.cancel --to +1h
+    $ delayd pending orders.cancel --tag vip --body
+    $ delayd pending orders.cancel --key order-42 --body --format json
     """
     check_order(from_ms, to_ms)
     with Producer(meta) as producer:

@@ -15,8 +15,8 @@ from . import ask
 from .exits import NOT_BALANCED, OK
 from .listing import show
 from .options import (
+    Group,
     confirm,
-    examples,
     format_option,
     meta_option,
     secret_data_option,
@@ -48,42 +48,33 @@ class Found(NamedTuple):
     entry: Quarantined
 
 
-@click.group(
-    epilog=examples(
-        "delayd quarantine list",
-        "delayd quarantine drop schedule/2026112203",
-    )
-)
+@click.group(cls=Group)
 def quarantine() -> None:
     """List what servers can't read and have set aside, and decide on it.
 
     A damaged or missing file stops only its own messages. The server tries each entry again every 30 s, so it finds by
     itself a file that you restored from a copy. When there is no copy, give the entry up with `drop`.
+
+    $ delayd quarantine list
+    $ delayd quarantine drop schedule/2026112203
     """
 
 
-@quarantine.command(
-    "list",
-    epilog=examples(
-        "delayd quarantine list",
-        "delayd quarantine list --format json",
-    ),
-)
+@quarantine.command("list")
 @meta_option
 @format_option
 def list_(meta: str, form: str) -> None:
     """List what is quarantined at all live servers.
 
     When a server can't be asked, its entries are missing, and stderr says so.
+
+    $ delayd quarantine list
+    $ delayd quarantine list --format json
     """
     show(COLUMNS, [_row(found) for found in ask.run(lambda: _all(meta))], form)
 
 
-@quarantine.command(
-    epilog=examples(
-        "delayd quarantine release schedule/2026112203",
-    )
-)
+@quarantine.command()
 @click.argument("id_", metavar="ID")
 @meta_option
 @server_option
@@ -93,15 +84,14 @@ def list_(meta: str, form: str) -> None:
 def release(id_: str, meta: str, server: str | None, secret_file: str | None, data: str, yes: bool) -> int:
     """Make the server try an entry again at once, or take it as it is.
 
-    The command first says what that does and costs, and asks."""
+    The command first says what that does and costs, and asks.
+
+    $ delayd quarantine release schedule/2026112203
+    """
     return _decide(RequestType.QUARANTINE_RELEASE, id_, meta, server, secret_of(secret_file, data), yes)
 
 
-@quarantine.command(
-    epilog=examples(
-        "delayd quarantine drop schedule/2026112203",
-    )
-)
+@quarantine.command()
 @click.argument("id_", metavar="ID")
 @meta_option
 @server_option
@@ -111,7 +101,10 @@ def release(id_: str, meta: str, server: str | None, secret_file: str | None, da
 def drop(id_: str, meta: str, server: str | None, secret_file: str | None, data: str, yes: bool) -> int:
     """Give an entry up for good, when there is no copy of its file.
 
-    The command first says what is lost by that, and asks."""
+    The command first says what is lost by that, and asks.
+
+    $ delayd quarantine drop schedule/2026112203
+    """
     return _decide(RequestType.QUARANTINE_DROP, id_, meta, server, secret_of(secret_file, data), yes)
 
 

@@ -15,7 +15,7 @@ from delayd.reading.stored_quota import server_runs, stored_quota
 
 from . import ask
 from .hour_schedule import Listing
-from .quotas import limits_sentence
+from .subjects import limits_sentence
 
 
 def quota_of(subject: str, listing: Listing, meta: str) -> tuple[Limits, str]:

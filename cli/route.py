@@ -11,10 +11,9 @@ from itertools import groupby
 import click
 
 from delayd.client.admin.groups import GroupAt, groups_at
-from delayd.errors import BadArgument, NoRealtimeServer, ServerUnavailable, SlowDown
+from delayd.errors import BadArgument, NoRealtimeServer, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.retry_subject import is_reserved
-from delayd.secret import Secret
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_str
 from delayd.wire.meta import SUBJECTS_MAX, read_subject_page
@@ -23,45 +22,26 @@ from delayd.wire.requests import RequestType
 from . import ask
 from .exits import OK, TRY_LATER
 from .offers import offer_subjects
-from .options import LogId, confirm, examples, meta_option, secret_data_option, secret_of, secret_option, yes_option
+from .operate import Operator, all_pages, decision_options, patiently
+from .options import Group, LogId
 
-TRIES_MAX = 100  # Meta stores one word at a time.
 
-
-@click.group(
-    epilog=examples(
-        "delayd route move orders.cancel --to c3d6a1cd20e12b0e",
-        "delayd route move --all-from c3d6a1cd20e12b0e",
-    )
-)
+@click.group(cls=Group)
 def route() -> None:
-    """Decide which realtime server has a subject."""
+    """Decide which realtime server has a subject.
+
+    $ delayd route move orders.cancel --to c3d6a1cd20e12b0e
+    $ delayd route move --all-from c3d6a1cd20e12b0e
+    """
 
 
-@route.command(
-    epilog=examples(
-        "delayd route move orders.cancel --to c3d6a1cd20e12b0e --data /var/lib/delayd",
-        "delayd route move --all-from c3d6a1cd20e12b0e --yes",
-    )
-)
+@route.command()
 @click.argument("subject", required=False, shell_complete=offer_subjects)
 @click.option("--to", "log_id", type=LogId(), metavar="LOG_ID", help="The realtime server that gets it.")
 @click.option("--all-from", "source", type=LogId(), metavar="LOG_ID", help="Move all subjects of this realtime server.")
 @click.option("--strand", is_flag=True, help="With --all-from: also move subjects of which messages stay behind.")
-@meta_option
-@secret_option
-@secret_data_option
-@yes_option
-def move(
-    subject: str | None,
-    log_id: int | None,
-    source: int | None,
-    strand: bool,
-    meta: str,
-    secret_file: str | None,
-    data: str,
-    yes: bool,
-) -> int:
+@decision_options
+def move(subject: str | None, log_id: int | None, source: int | None, strand: bool, operator: Operator) -> int:
     """Give a subject to another realtime server, or all subjects of a server to the others.
 
     Delay servers hear of the move within a heartbeat. They use the new server as soon as no message of the subject is
@@ -71,27 +51,27 @@ def move(
     Messages that the old server has stay there, where consumers that start from now on do not find them: the command
     counts them. With --all-from it leaves subjects of which messages would stay behind where they are, unless you say
     --strand; exit code 4 says so.
+
+    $ delayd route move orders.cancel --to c3d6a1cd20e12b0e --data /var/lib/delayd
+    $ delayd route move --all-from c3d6a1cd20e12b0e --yes
     """
-    secret = secret_of(secret_file, data)
     if source is not None:
         if subject is not None or log_id is not None:
             raise BadArgument("--all-from moves all subjects to the other servers; name no subject and no --to")
-        confirm(f"New messages of all subjects of {source:016x} go to the other realtime servers.", yes)
-        return ask.run(lambda: _move_all(meta, secret, source, strand))
+        operator.confirm(f"New messages of all subjects of {source:016x} go to the other realtime servers.")
+        return ask.run(lambda: _move_all(operator, source, strand))
     if subject is None or log_id is None:
         raise BadArgument("name a subject and the server that gets it (--to), or say --all-from")
-    confirm(
+    operator.confirm(
         f"New messages of {subject} go to {log_id:016x}: those that the old server has stay there, where consumers "
-        "that start from now on do not find them; let consumers empty it first, see `delayd groups`.",
-        yes,
+        "that start from now on do not find them; let consumers empty it first, see `delayd groups`."
     )
-    click.echo(ask.run(lambda: _move(meta, secret, subject, log_id)))
+    click.echo(ask.run(lambda: _move(operator, subject, log_id)))
     return OK
 
 
-async def _move(address: str, secret: Secret, subject: str, log_id: int) -> str:
-    async with ask.meta(address) as connection:
-        await ask.prove(connection, secret)
+async def _move(operator: Operator, subject: str, log_id: int) -> str:
+    async with operator.at_meta() as connection:
         servers = await ask.known_servers(connection, "realtime")
         told = await _say(connection, subject, log_id)
         # Counted behind the move: whoever consumes on makes it less. Delay servers may still hand some messages over.
@@ -102,9 +82,8 @@ async def _move(address: str, secret: Secret, subject: str, log_id: int) -> str:
         return told
 
 
-async def _move_all(address: str, secret: Secret, source: int, strand: bool) -> int:
-    async with ask.meta(address) as connection:
-        await ask.prove(connection, secret)
+async def _move_all(operator: Operator, source: int, strand: bool) -> int:
+    async with operator.at_meta() as connection:
         servers = {server.log_id: server for server in await ask.known_servers(connection, "realtime")}
         others = sorted(log_id for log_id, server in servers.items() if server.alive and log_id != source)
         if not others:
@@ -143,24 +122,14 @@ async def _all_that_stays(server: ask.Known | None, strand: bool) -> dict[str, S
 
 async def _routes(connection: Connection) -> list[tuple[str, int]]:
     """All subjects that can be moved, and the server of each."""
-    found: list[tuple[str, int]] = []
-    more = True
-    while more:
-        head: Head = {"prefix": "", "after": found[-1][0] if found else "", "limit": SUBJECTS_MAX}
-        page = read_subject_page(await ask.ask(connection, RequestType.META_SUBJECTS, head))
-        found += page.subjects
-        more = page.more and bool(page.subjects)
-    return [(name, log_id) for name, log_id in found if not is_reserved(name)]
+    head: Head = {"prefix": "", "after": "", "limit": SUBJECTS_MAX}
+    pages = all_pages(connection, RequestType.META_SUBJECTS, read_subject_page, lambda found: found[0], head)
+    return [(name, log_id) async for page in pages for name, log_id in page if not is_reserved(name)]
 
 
 async def _say(connection: Connection, subject: str, log_id: int) -> str:
-    for _ in range(TRIES_MAX):
-        try:
-            answer = await ask.ask(connection, RequestType.MOVE_ROUTE, {"subject": subject, "to": log_id})
-        except SlowDown:
-            continue
-        return need_str(answer, "message")
-    raise SlowDown("meta stores other decisions; say it again")
+    # Meta stores one word at a time.
+    return need_str(await patiently(connection, RequestType.MOVE_ROUTE, {"subject": subject, "to": log_id}), "message")
 
 
 def _count(group: GroupAt) -> int:

@@ -18,8 +18,8 @@ from .forecast import COLUMNS as FORECAST_COLUMNS
 from .hour_schedule import Listing, Window, in_chunks
 from .listing import printable, show
 from .options import (
+    Group,
     data_option,
-    examples,
     format_option,
     from_option,
     limit_option,
@@ -55,15 +55,18 @@ MESSAGE_COLUMNS = (
 LIGHT = "░"  # In a bar: messages that are done.
 
 
-@click.group(no_args_is_help=True, epilog=examples("delayd schedule hours --data /var/lib/delayd"))
+@click.group(no_args_is_help=True, cls=Group)
 def schedule() -> None:
-    """Look at what is scheduled, from files."""
+    """Look at what is scheduled, from files.
+
+    $ delayd schedule hours --data /var/lib/delayd
+    """
 
 
 schedule.add_command(find)
 
 
-@schedule.command(epilog=examples("delayd schedule hours --from now --to +2d"))
+@schedule.command()
 @data_option
 @subject_option
 @from_option
@@ -76,6 +79,8 @@ def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None
     A table has a bar for each hour: full for messages that wait, light for the others.
 
     Exit codes: 3 an hour is damaged; its state says so, and stderr names the file.
+
+    $ delayd schedule hours --from now --to +2d
     """
     window = Window(from_ms, to_ms, subject)
     listing = Listing(data, window)
@@ -87,13 +92,7 @@ def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None
     return listing.end()
 
 
-@schedule.command(
-    "show",
-    epilog=examples(
-        "delayd schedule show --subject orders.cancel --to +30m --body",
-        "delayd schedule show --data /var/lib/delayd --limit 0 --format csv > pending.csv",
-    ),
-)
+@schedule.command("show")
 @data_option
 @subject_option
 @from_option
@@ -115,6 +114,9 @@ def show_messages(
     """List pending messages, the next due first.
 
     Exit codes: 3 an hour or a body is damaged; stderr names it, and the list leaves it out.
+
+    $ delayd schedule show --subject orders.cancel --to +30m --body
+    $ delayd schedule show --data /var/lib/delayd --limit 0 --format csv > pending.csv
     """
     window = Window(from_ms, to_ms, subject)
     columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS
@@ -123,13 +125,7 @@ def show_messages(
     return listing.end()
 
 
-@schedule.command(
-    epilog=examples(
-        "delayd schedule forecast --by hour --to +2d",
-        "delayd schedule forecast --subject mails",
-        "delayd schedule forecast --by month --quota 5000 --capacity 20000 --png forecast.png",
-    )
-)
+@schedule.command()
 @data_option
 @subject_option
 @from_option
@@ -171,6 +167,10 @@ def forecast(
     the subject's quota, from the directory; --meta is for the quota of a server that runs.
 
     Exit codes: 3 a file is damaged; stderr names it, and the forecast leaves it out.
+
+    $ delayd schedule forecast --by hour --to +2d
+    $ delayd schedule forecast --subject mails
+    $ delayd schedule forecast --by month --quota 5000 --capacity 20000 --png forecast.png
     """
     window = Window(instant("now") if from_ms is None else from_ms, to_ms, subject)
     listing = Listing(data, window)

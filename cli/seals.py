@@ -19,7 +19,7 @@ from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
 from .listing import show
 from .offers import offer_instants
-from .options import data_option, examples, format_option, limit_option
+from .options import Command, data_option, format_option, limit_option
 from .progress import progress
 from .table import Cell, Column, Kind
 from .times import instant
@@ -56,13 +56,7 @@ NOTHING = "nothing to compare: it takes the lines of a delay server and of a rea
 _STATES = {True: "agree", False: "DIFFER", None: "left open"}
 
 
-@click.command(
-    epilog=examples(
-        "delayd seals --data /var/lib/delayd --from -24h",
-        "delayd seals --data /var/lib/delayd --tallies > here.tallies",
-        "delayd seals --data /var/lib/delayd --against there.tallies",
-    )
-)
+@click.command(cls=Command)
 @data_option
 @click.option(
     "--from",
@@ -112,6 +106,10 @@ def seals(
     --against compares such lines from another machine with this directory.
 
     Exit codes: 0 no seal is broken; 3 a seal is broken, both sides differ, or a file is damaged.
+
+    $ delayd seals --data /var/lib/delayd --from -24h
+    $ delayd seals --data /var/lib/delayd --tallies > here.tallies
+    $ delayd seals --data /var/lib/delayd --against there.tallies
     """
     hours = HourRange.of(from_ms, to_ms)
     if tallies or against:

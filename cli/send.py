@@ -22,7 +22,7 @@ from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUn
 from delayd.limits import MESSAGE_BYTES_MAX
 
 from .offers import offer_subjects
-from .options import examples, meta_option, text_format_option
+from .options import Command, meta_option, text_format_option
 from .progress import progress
 from .times import duration, duration_text, instant, instant_text
 from .waiting import told_whom
@@ -58,15 +58,7 @@ class Labels(NamedTuple):
     ordering_key: str | None
 
 
-@click.command(
-    epilog=examples(
-        'delayd send orders.cancel "order 42" --in 30m',
-        'delayd send orders.cancel "order 42" --in 30m --key order-42 --on-conflict replace --tag eu',
-        "delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1",
-        "seq 1000000 | delayd send numbers --lines --in 10s",
-        "delayd send reports.night --file list.txt --lines --at 2027-01-01T22:00:00+01:00 --spread 8h",
-    )
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("body", required=False)
 @click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
@@ -145,6 +137,12 @@ def send(
 
     Exit codes: 2 an argument is refused, or a pending message has the key; 4 no server took the message or nobody knows
     whether one did; the sentence says which.
+
+    $ delayd send orders.cancel "order 42" --in 30m
+    $ delayd send orders.cancel "order 42" --in 30m --key order-42 --on-conflict replace --tag eu
+    $ delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1
+    $ seq 1000000 | delayd send numbers --lines --in 10s
+    $ delayd send reports.night --file list.txt --lines --at 2027-01-01T22:00:00+01:00 --spread 8h
     """
     if (delay is None) == (at_ms is None):
         raise click.UsageError("say once when it is due: --in DURATION or --at INSTANT")

@@ -6,17 +6,13 @@ import click
 import numpy as np
 
 from delayd.errors import NotReady, ServerUnavailable, UnknownServer
-from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
 from delayd.wire.slots import (
-    SlotOwners,
     SlotSet,
     Versions,
     need_versions,
-    read_slot_owners,
-    slot_set,
     slots_bytes,
     slots_of_text,
     slots_text,
@@ -24,22 +20,13 @@ from delayd.wire.slots import (
 )
 
 from . import ask
+from .draining import slot_owners
 from .listing import show
-from .options import (
-    LogId,
-    confirm,
-    examples,
-    format_option,
-    meta_option,
-    secret_data_option,
-    secret_of,
-    secret_option,
-    yes_option,
-)
-from .states import states_of
+from .operate import Operator, decision_options
+from .options import Group, LogId, format_option, meta_option
+from .servers import states_of
 from .table import Cell, Column, Kind
 
-NO_SLOTS = slot_set(np.empty(0, np.intp))
 COLUMNS = (
     Column("delay_log_id"),
     Column("address", spare=True),
@@ -64,27 +51,19 @@ class Slots(click.ParamType[SlotSet]):
             self.fail(str(error), param, ctx)
 
 
-@click.group(
-    epilog=examples(
-        "delayd slots list",
-        "delayd slots move 0-511 --to da93bd41c4690cd6",
-    ),
-)
+@click.group(cls=Group)
 def slots() -> None:
     """Show which delay server judges which keys, and give keys to another one.
 
     A subject and a key together fall into one of 1,024 slots. The delay server that owns the slot takes all messages
     with that key, so that no two of them can be pending.
+
+    $ delayd slots list
+    $ delayd slots move 0-511 --to da93bd41c4690cd6
     """
 
 
-@slots.command(
-    "list",
-    epilog=examples(
-        "delayd slots list",
-        "delayd slots list --format json",
-    ),
-)
+@slots.command("list")
 @meta_option
 @format_option
 def list_(meta: str, form: str) -> None:
@@ -92,73 +71,56 @@ def list_(meta: str, form: str) -> None:
 
     A slot gets its first owner when a message with a key of it is sent. `owner unknown`: meta began anew, or two
     servers claim these slots; `delayd status` says what it waits for.
+
+    $ delayd slots list
+    $ delayd slots list --format json
     """
     show(COLUMNS, ask.run(lambda: _listed(meta)), form)
 
 
-@slots.command(
-    epilog=examples(
-        "delayd slots move 0-511,600 --to da93bd41c4690cd6 --data /var/lib/delayd",
-        "delayd slots move 7 --to da93bd41c4690cd6 --lost --yes",
-    ),
-)
+@slots.command()
 @click.argument("slots", type=Slots(), metavar="SLOTS")
 @click.option("--to", "log_id", type=LogId(), required=True, metavar="LOG_ID", help="The delay server that gets them.")
 @click.option("--lost", is_flag=True, help="Their owner is gone for good: do not ask it.")
-@meta_option
-@secret_option
-@secret_data_option
-@yes_option
-def move(slots: SlotSet, log_id: int, lost: bool, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
+@decision_options
+def move(slots: SlotSet, log_id: int, lost: bool, operator: Operator) -> None:
     """Give slots to another delay server.
 
     The owner gives a slot up only when no message with a key of it is pending. While the slots move, sends with such
     keys wait.
+
+    $ delayd slots move 0-511,600 --to da93bd41c4690cd6 --data /var/lib/delayd
+    $ delayd slots move 7 --to da93bd41c4690cd6 --lost --yes
     """
-    secret = secret_of(secret_file, data)
     if lost:
-        confirm(
+        operator.confirm(
             "If the owner's directory ever serves again, two messages with one key may be pending: one there and one "
-            f"at {log_id:016x}.",
-            yes,
+            f"at {log_id:016x}."
         )
-    click.echo(ask.run(lambda: _move(meta, secret, slots, log_id, lost)))
+    click.echo(ask.run(lambda: _move(operator, slots, log_id, lost)))
 
 
-@slots.command(
-    epilog=examples(
-        "delayd slots settle --data /var/lib/delayd",
-        "delayd slots settle --yes",
-    ),
-)
-@meta_option
-@secret_option
-@secret_data_option
-@yes_option
-def settle(meta: str, secret_file: str | None, data: str, yes: bool) -> None:
+@slots.command()
+@decision_options
+def settle(operator: Operator) -> None:
     """Say that each delay server that owns keys has registered with a meta that began anew.
 
     Such a meta gives keys to nobody before it knows who owns them. It finds out by itself once all delay servers are
     back; say this when one of them is gone for good.
+
+    $ delayd slots settle --data /var/lib/delayd
+    $ delayd slots settle --yes
     """
-    secret = secret_of(secret_file, data)
-    confirm(
+    operator.confirm(
         "If a delay server that has not registered with this meta ever serves again, two messages with one key may be "
-        "pending: one there and one elsewhere.",
-        yes,
+        "pending: one there and one elsewhere."
     )
-    click.echo(ask.run(lambda: _settle(meta, secret)))
-
-
-async def _settle(address: str, secret: Secret) -> str:
-    async with ask.meta(address) as connection:
-        await ask.prove(connection, secret)
-        return need_str(await ask.ask(connection, RequestType.SETTLE_SLOTS, {}), "message")
+    operator.tell_meta(RequestType.SETTLE_SLOTS, {})
 
 
 async def _listed(address: str) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
-        owners = await _owners(connection)
+        owners = await slot_owners(connection)
         servers = {server.log_id: server for server in await ask.known_servers(connection, "delay")}
     states = await states_of(list(servers.values()))
     rows: list[tuple[Cell, ...]] = []
@@ -181,9 +143,9 @@ async def _listed(address: str) -> list[tuple[Cell, ...]]:
     return rows
 
 
-async def _move(address: str, secret: Secret, slots: SlotSet, log_id: int, lost: bool) -> str:
-    async with ask.meta(address) as connection:
-        owners = await _owners(connection)
+async def _move(operator: Operator, slots: SlotSet, log_id: int, lost: bool) -> str:
+    async with operator.at_meta() as connection:
+        owners = await slot_owners(connection)
         servers = {server.log_id: server for server in await ask.known_servers(connection, "delay")}
         if log_id not in servers:
             raise UnknownServer(f"meta knows no delay server {log_id:016x}; see `delayd servers`")
@@ -194,8 +156,7 @@ async def _move(address: str, secret: Secret, slots: SlotSet, log_id: int, lost:
             for owner in sorted(set(owners.log_ids.compress(slots).tolist()) - {0, log_id}):
                 own = slots & owners.of(owner)
                 # What counts are the versions that the owner saw when it gave the slots up.
-                owners.versions[own] = (await _released(servers.get(owner), owner, own, secret)).compress(own)
-        await ask.prove(connection, secret)
+                owners.versions[own] = (await _released(servers.get(owner), owner, own, operator.secret)).compress(own)
         answer = await ask.ask(
             connection,
             RequestType.MOVE_SLOTS,
@@ -216,7 +177,3 @@ async def _released(server: ask.Known | None, log_id: int, slots: SlotSet, secre
     except ServerUnavailable as error:
         raise ServerUnavailable(f"{error.message}; when it is gone for good, say --lost") from error
     return need_versions(answer)
-
-
-async def _owners(connection: Connection) -> SlotOwners:
-    return read_slot_owners(await ask.ask(connection, RequestType.SLOTS, {"wanted": slots_bytes(NO_SLOTS)}))

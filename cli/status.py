@@ -33,7 +33,7 @@ from delayd.wire.waits import COMMAND_MAX, read_waits
 from . import ask
 from .exits import NOT_BALANCED, OK
 from .listing import printable, show
-from .options import examples, meta_option
+from .options import Command, meta_option
 from .table import Cell, Column, Kind, size_text
 from .times import duration_text
 
@@ -87,14 +87,7 @@ class Seen(NamedTuple):
         return max(holders, key=lambda group: group.oldest_ms_ago or 0, default=None)
 
 
-@click.command(
-    epilog=examples(
-        "delayd status",
-        "delayd status --format json | jq .waits",
-        "delayd status > /dev/null || echo 'somebody should look'",
-        "delayd status --server 10.0.0.7:7401",
-    )
-)
+@click.command(cls=Command)
 @meta_option
 @click.option("--server", metavar="HOST:PORT", help="Ask this one server only, and not meta, which may be away.")
 @click.option(
@@ -112,6 +105,11 @@ def status(meta: str, server: str | None, form: str) -> int:
     log of a realtime server, and for whom: the group with the oldest message that is not acknowledged.
 
     Exit codes: 0 all is well, 3 something waits for an operator or a server does not serve, 4 meta can't be reached.
+
+    $ delayd status
+    $ delayd status --format json | jq .waits
+    $ delayd status > /dev/null || echo 'somebody should look'
+    $ delayd status --server 10.0.0.7:7401
     """
     if server is None:
         found, elsewhere = ask.run(lambda: _look(meta))

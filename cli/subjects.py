@@ -1,27 +1,35 @@
-"""``delayd subjects``: each subject, the realtime server that serves it, and what is kept there.
+"""``delayd subjects``: each subject, the realtime server that serves it, what is kept there, and quotas at the delay
+servers (docs/quotas.md).
 
 Invariant: the list is meta's, complete and in order of the names; numbers of a realtime server that can't be asked are
 missing, never guessed.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import click
 
-from delayd.errors import DelaydError
+from delayd.client.admin.quotas import list_quotas, set_quota
+from delayd.client.limits import check_subject
+from delayd.errors import BadArgument
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head
+from delayd.wire.heads import INT_MAX
 from delayd.wire.listings import SubjectInfo, read_subjects
 from delayd.wire.meta import read_subject_page
+from delayd.wire.quotas import LIMITS, QuotaInfo
 from delayd.wire.requests import RequestType
 
-from . import ask, quotas
+from . import ask
+from .exits import OK, TRY_LATER
 from .listing import show
-from .options import examples, format_option, limit_option, meta_option
-from .states import states_of
+from .offers import offer_subjects
+from .operate import Operator, all_pages, of_each, operator_options
+from .options import Group, format_option, limit_option, meta_option
+from .servers import states_of
 from .table import Cell, Column, Kind
 
+LIMIT = click.IntRange(0, INT_MAX)
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
 COLUMNS = (
     Column("subject"),
@@ -36,17 +44,21 @@ COLUMNS = (
     Column("oldest_ago_ms", Kind.DURATION),
 )
 
-Row = TypeVar("Row")
-
-
-@click.group(
-    invoke_without_command=True,
-    epilog=examples(
-        "delayd subjects --prefix orders.",
-        "delayd subjects set mails --per-second 500 --data /var/lib/delayd",
-        "delayd subjects show",
-    ),
+QUOTAS = (
+    Column("subject"),
+    Column("delay_log_id", spare=True),
+    Column("state"),
+    Column("per_second", Kind.NUMBER),
+    Column("highest", Kind.NUMBER),
+    Column("highest_at_ms", Kind.INSTANT, spare=True),
+    Column("pending", Kind.NUMBER),
+    Column("pending_now", Kind.NUMBER),
+    Column("pending_bytes", Kind.NUMBER),
+    Column("bytes_now", Kind.NUMBER),
 )
+
+
+@click.group(invoke_without_command=True, cls=Group)
 @meta_option
 @click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
 @limit_option
@@ -61,13 +73,103 @@ def subjects(context: click.Context, meta: str, prefix: str, limit: int, form: s
     `quarantined` messages can't be read; the server counts them once a consumer came to them, and its log names them.
     When a subject has no groups, its messages are removed unseen once they are older than the retention: `oldest ago`
     is the age of the oldest one.
+
+    $ delayd subjects --prefix orders.
+    $ delayd subjects set mails --per-second 500 --data /var/lib/delayd
+    $ delayd subjects show
     """
     if context.invoked_subcommand is None:
         show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
 
 
-subjects.add_command(quotas.set_)
-subjects.add_command(quotas.show)
+@subjects.command("set")
+@click.argument("subject", shell_complete=offer_subjects)
+@click.option("--per-second", type=LIMIT, metavar="N", help="Messages that may be due in one second.")
+@click.option("--pending", type=LIMIT, metavar="N", help="Messages that may be pending.")
+@click.option("--pending-bytes", type=LIMIT, metavar="N", help="Bytes that bodies and headers of them may have.")
+@click.option("--none", "lift", is_flag=True, help="Lift the quota.")
+@operator_options
+def set_quotas(
+    subject: str,
+    per_second: int | None,
+    pending: int | None,
+    pending_bytes: int | None,
+    lift: bool,
+    operator: Operator,
+) -> int:
+    """Set the quota of a subject at all delay servers.
+
+    Each delay server counts for itself, and refuses messages that are over the quota by name (quota_reached). The new
+    quota replaces the earlier one as a whole: a limit that you leave out is no limit. Messages that are pending already
+    stay. With 0 nothing more may be sent.
+
+    $ delayd subjects set mails --per-second 500 --pending 10000000 --data /var/lib/delayd
+    $ delayd subjects set mails --none --data /var/lib/delayd
+    """
+    limits = dict(zip(LIMITS, (per_second, pending, pending_bytes), strict=True))
+    named = any(limit is not None for limit in limits.values())
+    if named == lift:
+        raise BadArgument("name at least one limit, or --none to lift the quota; not both")
+    check_subject(subject)
+    return ask.run(lambda: _set(operator, subject, limits))
+
+
+async def _set(operator: Operator, subject: str, limits: dict[str, int | None]) -> int:
+    if not await _is_known(operator.meta, subject):
+        # A quota may come before the first message; but the name may also be mistyped.
+        click.echo(f"delayd: nobody has sent to {subject} yet; a quota holds from its first message on", err=True)
+    set_at = await set_quota(operator.meta, subject, limits, operator.secret)
+    for sentence in set_at.missing:
+        click.echo(f"delayd: {sentence}", err=True)
+    for server in set_at:
+        click.echo(f"{server.log_id:016x}: {limits_sentence(subject, list(limits.values()))}")
+    return TRY_LATER if set_at.missing else OK
+
+
+@subjects.command("show")
+@click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
+@meta_option
+@format_option
+def show_quotas(prefix: str, meta: str, form: str) -> int:
+    """Show the quotas of subjects, and how much of them is used.
+
+    `highest` is the number of messages that are due in the fullest second to come, at `highest at`. A server that is
+    still counting after a start has the state `counting`, and no numbers.
+
+    $ delayd subjects show
+    $ delayd subjects show --prefix mails --format json
+    """
+    listed = ask.run(lambda: list_quotas(meta, prefix))
+    for sentence in listed.missing:
+        click.echo(f"delayd: {sentence}", err=True)
+    show(QUOTAS, [_quota_row(each.server.log_id, each.info) for each in listed], form)
+    return TRY_LATER if listed.missing else OK
+
+
+def limits_sentence(subject: str, limits: Sequence[int | None]) -> str:
+    """What a subject may have."""
+    text = ", ".join(f"{name} {limit}" for name, limit in zip(LIMITS, limits, strict=True) if limit is not None)
+    return f"{subject} {f'may have {text}' if text else 'has no quota'}"
+
+
+def _quota_row(log_id: int, info: QuotaInfo) -> tuple[Cell, ...]:
+    known = info.counted
+    return (
+        *(info.subject, f"{log_id:016x}", "counted" if known else "counting", info.per_second),
+        info.highest if known else None,
+        info.highest_ms or None,
+        info.pending,
+        info.pending_now if known else None,
+        info.pending_bytes,
+        info.bytes_now if known else None,
+    )
+
+
+async def _is_known(address: str, subject: str) -> bool:
+    async with ask.meta(address) as connection:
+        head: Head = {"prefix": subject, "after": "", "limit": 1}
+        subjects, _ = read_subject_page(await ask.ask(connection, RequestType.META_SUBJECTS, head))
+    return any(name == subject for name, _ in subjects)
 
 
 async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]:
@@ -77,14 +179,11 @@ async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]
         routes = await _routes(connection, prefix, limit)
     states = await states_of(known_servers)
     wanted = {log_id for _, log_id in routes}
-    kept: dict[tuple[int, str], SubjectInfo] = {}
-    for log_id, server in servers.items():
-        if log_id in wanted:
-            kept.update({(log_id, info.name): info for info in await _kept(server, prefix)})
+    kept = await _kept([server for log_id, server in servers.items() if log_id in wanted], prefix)
     rows: list[tuple[Cell, ...]] = []
     for name, log_id in routes:
         known = servers.get(log_id)
-        place = f"{known.host}:{known.port}" if known else None
+        place = known.address if known else None
         cells: tuple[Cell, ...] = (name, f"{log_id:016x}", place, states.get(log_id, "unknown"))
         rows.append((*cells, *_figures(kept.get((log_id, name)))))
     return rows
@@ -98,7 +197,8 @@ def _figures(info: SubjectInfo | None) -> tuple[Cell, ...]:
 
 async def _routes(connection: Connection, prefix: str, limit: int) -> list[tuple[str, int]]:
     routes: list[tuple[str, int]] = []
-    async for page in _pages(connection, RequestType.META_SUBJECTS, prefix, read_subject_page, lambda route: route[0]):
+    head: Head = {"prefix": prefix, "after": "", "limit": PAGE}
+    async for page in all_pages(connection, RequestType.META_SUBJECTS, read_subject_page, lambda route: route[0], head):
         routes.extend(page)
         # One more than is shown, so that the listing can say that there are more.
         if limit and len(routes) > limit:
@@ -106,31 +206,14 @@ async def _routes(connection: Connection, prefix: str, limit: int) -> list[tuple
     return routes
 
 
-async def _kept(server: ask.Known, prefix: str) -> list[SubjectInfo]:
-    kept: list[SubjectInfo] = []
-    if not server.alive:
-        click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {ask.silence(server)}", err=True)
-        return kept
-    try:
-        async with ask.reached(server) as connection:
-            async for page in _pages(connection, RequestType.SUBJECTS, prefix, read_subjects, lambda info: info.name):
-                kept.extend(page)
-    except DelaydError as error:
-        click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {error.message}", err=True)
-    return kept
+async def _kept(servers: Sequence[ask.Known], prefix: str) -> dict[tuple[int, str], SubjectInfo]:
+    """What realtime servers keep, by server and subject."""
 
+    async def read(connection: Connection) -> list[SubjectInfo]:
+        head: Head = {"prefix": prefix, "after": "", "limit": PAGE}
+        pages = all_pages(connection, RequestType.SUBJECTS, read_subjects, lambda info: info.name, head)
+        return [info async for page in pages for info in page]
 
-async def _pages(
-    connection: Connection,
-    request: RequestType,
-    prefix: str,
-    read: Callable[[Head], tuple[Sequence[Row], bool]],
-    name_of: Callable[[Row], str],
-) -> AsyncIterator[Sequence[Row]]:
-    """The pages of a listing; the next one is asked for behind the last name of the one before."""
-    after, more = "", True
-    while more:
-        page, more = read(await ask.ask(connection, request, {"prefix": prefix, "after": after, "limit": PAGE}))
-        yield page
-        more = more and bool(page)
-        after = name_of(page[-1]) if page else after
+    return {
+        (server.log_id, info.name): info for server, infos in await of_each(servers, "numbers", read) for info in infos
+    }

@@ -1,11 +1,8 @@
 """``delayd target``: realtime servers as delay servers see them, and an operator's word on one that lost data."""
 
-from functools import partial
-
 import click
 
 from delayd.errors import BadArgument, DelaydError
-from delayd.secret import Secret
 from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
 from delayd.wire.targets import TargetInfo
@@ -13,18 +10,9 @@ from delayd.wire.targets import TargetInfo
 from . import ask
 from .exits import OK, TRY_LATER
 from .listing import show
-from .options import (
-    LogId,
-    confirm,
-    examples,
-    format_option,
-    meta_option,
-    secret_data_option,
-    secret_of,
-    secret_option,
-    yes_option,
-)
-from .states import targets_of
+from .operate import Operator, decision_options
+from .options import Group, LogId, format_option, meta_option
+from .servers import targets_of
 from .table import Cell, Column, Kind
 
 COLUMNS = (
@@ -51,23 +39,16 @@ COSTS = {
 server_option = click.option("--server", type=LogId(), metavar="LOG_ID", help="One delay server only; else all.")
 
 
-@click.group(
-    epilog=examples(
-        "delayd target list",
-        "delayd target accept c3d6a1cd20e12b0e",
-    )
-)
+@click.group(cls=Group)
 def target() -> None:
-    """List realtime servers as delay servers see them, and decide on one that lost data or is gone for good."""
+    """List realtime servers as delay servers see them, and decide on one that lost data or is gone for good.
+
+    $ delayd target list
+    $ delayd target accept c3d6a1cd20e12b0e
+    """
 
 
-@target.command(
-    "list",
-    epilog=examples(
-        "delayd target list",
-        "delayd target list --format json",
-    ),
-)
+@target.command("list")
 @meta_option
 @format_option
 def list_(meta: str, form: str) -> None:
@@ -75,50 +56,44 @@ def list_(meta: str, form: str) -> None:
 
     A target is a realtime server to which a delay server hands messages over. A target with an alarm gets no messages
     until somebody mends it or decides with `delayd target accept` or `delayd target lost`.
+
+    $ delayd target list
+    $ delayd target list --format json
     """
     show(COLUMNS, [_row(server, info) for server, info in ask.run(lambda: _all(meta))], form)
 
 
-@target.command(
-    epilog=examples(
-        "delayd target lost c3d6a1cd20e12b0e --data /var/lib/delayd",
-    )
-)
+@target.command()
 @click.argument("log_id", type=LogId(), metavar="LOG_ID")
-@meta_option
 @server_option
-@secret_option
-@secret_data_option
-@yes_option
-def lost(log_id: int, meta: str, server: int | None, secret_file: str | None, data: str, yes: bool) -> int:
+@decision_options
+def lost(log_id: int, server: int | None, operator: Operator) -> int:
     """Give a realtime server up for good.
 
     Messages that it may hold get the outcome IN_DOUBT and are not sent again. Its subjects wait for another realtime
     server: see `delayd server forget --routes` and `delayd route move`.
+
+    $ delayd target lost c3d6a1cd20e12b0e --data /var/lib/delayd
     """
-    return _decide(RequestType.TARGET_LOST, log_id, meta, server, secret_of(secret_file, data), yes)
+    return _decide(RequestType.TARGET_LOST, log_id, server, operator)
 
 
-@target.command(
-    epilog=examples(
-        "delayd target accept c3d6a1cd20e12b0e --data /var/lib/delayd",
-    )
-)
+@target.command()
 @click.argument("log_id", type=LogId(), metavar="LOG_ID")
-@meta_option
 @server_option
-@secret_option
-@secret_data_option
-@yes_option
-def accept(log_id: int, meta: str, server: int | None, secret_file: str | None, data: str, yes: bool) -> int:
-    """Go on with a realtime server that lost data, or with a delay server that was restored from a copy."""
-    return _decide(RequestType.TARGET_ACCEPT, log_id, meta, server, secret_of(secret_file, data), yes)
+@decision_options
+def accept(log_id: int, server: int | None, operator: Operator) -> int:
+    """Go on with a realtime server that lost data, or with a delay server that was restored from a copy.
+
+    $ delayd target accept c3d6a1cd20e12b0e --data /var/lib/delayd
+    """
+    return _decide(RequestType.TARGET_ACCEPT, log_id, server, operator)
 
 
-def _decide(kind: RequestType, log_id: int, meta: str, server: int | None, secret: Secret, yes: bool) -> int:
+def _decide(kind: RequestType, log_id: int, server: int | None, operator: Operator) -> int:
     needs = [
         each
-        for each, info in ask.run(lambda: _all(meta))
+        for each, info in ask.run(lambda: _all(operator.meta))
         if info.log_id == log_id
         and server in (None, each.log_id)
         and (info.alarm if kind is RequestType.TARGET_ACCEPT else info.state != "lost")
@@ -127,11 +102,11 @@ def _decide(kind: RequestType, log_id: int, meta: str, server: int | None, secre
         why = "has an alarm for" if kind is RequestType.TARGET_ACCEPT else "holds anything for"
         raise BadArgument(f"no live delay server {why} target {log_id:016x}; see `delayd target list`")
     word = "accepted" if kind is RequestType.TARGET_ACCEPT else "given up"
-    confirm(f"Target {log_id:016x} is {word} at {len(needs)} delay servers: {COSTS[kind]}.", yes)
+    operator.confirm(f"Target {log_id:016x} is {word} at {len(needs)} delay servers: {COSTS[kind]}.")
     code = OK
     for each in needs:
         try:
-            answer = ask.run(partial(ask.decide, each, kind, {"log_id": log_id}, secret))
+            answer = operator.tell(each, kind, {"log_id": log_id})
             click.echo(f"delay server {each.log_id:016x}: {need_str(answer, 'message')}")
         except DelaydError as error:
             click.echo(f"delayd: delay server {each.log_id:016x}: {error.message}", err=True)
@@ -141,8 +116,7 @@ def _decide(kind: RequestType, log_id: int, meta: str, server: int | None, secre
 
 async def _all(address: str) -> list[tuple[ask.Known, TargetInfo]]:
     async with ask.meta(address) as connection:
-        servers = await ask.known_servers(connection, "delay")
-    return [(server, info) for server in servers for info in await targets_of(server)]
+        return await targets_of(await ask.known_servers(connection, "delay"))
 
 
 def _row(server: ask.Known, info: TargetInfo) -> tuple[Cell, ...]:

@@ -24,7 +24,7 @@ from delayd.wire.listings import GroupInfo
 
 from . import ask
 from .groups import tell_missing
-from .options import examples, meta_option
+from .options import Command, meta_option
 from .status import Seen, ask_all
 from .table import Cell, Column, Kind, Table, width_of
 from .times import duration
@@ -71,7 +71,7 @@ class Screen(NamedTuple):
     groups: list[tuple[Cell, ...]]
 
 
-@click.command(epilog=examples("delayd top", "delayd top --once --format json"))
+@click.command(cls=Command)
 @meta_option
 @click.option("--once", is_flag=True, help="Print one snapshot; this is what a pipe gets.")
 @click.option("--every", type=duration, default="2s", show_default=True, help="How often the screen is drawn anew.")
@@ -87,6 +87,9 @@ def top(meta: str, once: bool, every: timedelta, form: str) -> None:
     """Watch rates, pending messages, lateness and the lag of groups; q ends it.
 
     Rates are those between two looks. Without a terminal one snapshot is printed.
+
+    $ delayd top
+    $ delayd top --once --format json
     """
     seconds = max(every, EVERY_MIN).total_seconds()
     before = _look(meta)

@@ -10,7 +10,7 @@ from delayd.reading.trace import trace as follow
 
 from .listing import show
 from .offers import offer_subjects
-from .options import LogId, data_option, examples, format_option
+from .options import Command, LogId, data_option, format_option
 from .table import Cell, Column, Kind
 from .times import instant_text
 
@@ -24,9 +24,7 @@ COLUMNS = (
 )
 
 
-@click.command(
-    epilog=examples("delayd trace orders.cancel 4711 --data /var/lib/delayd", "delayd trace orders.cancel order-42")
-)
+@click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("which", metavar="SEQUENCE|KEY")
 @click.option("--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits.")
@@ -44,6 +42,9 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     DIR. A message that a group gave back is `retried` (it comes again later) or `rejected` (it is a dead letter), and
     then come the steps of its next life. Each step has the file and the byte where it stands. The last row says what
     the message waits for. stderr says what could not be seen.
+
+    $ delayd trace orders.cancel 4711 --data /var/lib/delayd
+    $ delayd trace orders.cancel order-42
     """
     found = follow(RealDisk(), data, subject, which if is_key or not which.isdecimal() else int(which), server)
     rows: list[tuple[Cell, ...]] = []

@@ -11,20 +11,14 @@ from delayd.address import PORT_MAX
 from delayd.config import Value, load_config
 
 from .lines import LineWriter
-from .options import DATA_VARIABLE, examples
+from .options import DATA_VARIABLE, Command
 from .programs import Programs
 from .supervisor import FIRST, ROLES, Plan, Supervisor
 
 LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
 
 
-@click.command(
-    epilog=examples(
-        "delayd up",
-        "delayd up --data /var/lib/delayd --config /etc/delayd.toml",
-        "delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal",
-    )
-)
+@click.command(cls=Command)
 @click.option(
     "--data",
     envvar=DATA_VARIABLE,
@@ -67,6 +61,10 @@ def up(
 
     Exit codes: 0 stopped, 1 a server can't start or had to be killed, 2 a setting or the directory is wrong,
     3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.
+
+    $ delayd up
+    $ delayd up --data /var/lib/delayd --config /etc/delayd.toml
+    $ delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal
     """
     given = (("--data", data), ("--host", host), ("--config", config))
     options = [word for name, value in given if value is not None for word in (name, value)]

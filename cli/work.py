@@ -17,7 +17,7 @@ from delayd.net.program import configure_logging
 
 from .app import load_worker, split
 from .lines import LineWriter
-from .options import examples
+from .options import Command
 from .programs import Programs
 from .sources import Sources
 from .worker_processes import WorkerProcesses
@@ -27,13 +27,7 @@ LAST_LINES_S = 2.0
 _STDIN = 0
 
 
-@click.command(
-    epilog=examples(
-        "delayd work app:worker",
-        "delayd work shop.orders:worker --processes 4",
-        "delayd work app:worker --reload",
-    )
-)
+@click.command(cls=Command)
 @click.argument("target", metavar="MODULE:WORKER")
 @click.option(
     "--processes",
@@ -57,6 +51,10 @@ def work(programs: Programs, target: str, processes: int, reload: bool, exit_wit
 
     Exit codes: 0 stopped, 1 a bug, or a handler that kept a process from ending, 2 the module, the worker or a setting
     is wrong, 130 stopped at once by a second signal.
+
+    $ delayd work app:worker
+    $ delayd work shop.orders:worker --processes 4
+    $ delayd work app:worker --reload
     """
     module, _ = split(target)
     if processes == 1 and not reload:
