@@ -12,7 +12,7 @@ A delay server hands a message over (H1 to H7)
     delay_servers       requests of delay servers, checked
     handoff             which session of each delay server counts, and which batches are in doubt
     intake, reserve     checks a frame before it is kept; keeps a reserve of free space
-    commit              the message log: batches that arrive while the disk is busy become the next group
+    commit              the writers of the message log and of the pull log
     index, stored       from a message's number to its stored batch, and the batch itself
 A consumer pulls and acknowledges it (Q1 to Q5)
     consumers           requests of consumers, checked
@@ -32,7 +32,6 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     retries, retry_requests   messages that come again later, and dead letters (Q2)
     farewell            ends what a group left at the delay servers that ended with its consumers
     retry_batch         these messages as the batch that their delay server takes; `delayd.net.courier` takes it there
-    pull_commit         the pull log
 It may go (Q3)
     retention, unseen   which segments may be removed, and subjects that nobody pulls
     closed, tally_log, segment_indexes   each closed segment is read once, counted and indexed

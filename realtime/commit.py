@@ -1,31 +1,34 @@
-"""Group commit of the message log: what arrives while the disk is busy becomes the next group.
+"""The writers of the message log and of the pull log, as `delayd.log.committer` explains.
 
-One append and one fsync are under way at a time; durable groups are handed on in the order of the log. After a failed
-append no frame is refused by name (rule H6): on a full disk the append is tried again, and any other failure stops the
-server.
+After a failed append to the message log no frame is refused by name (rule H6): on a full disk the append is tried
+again, and any other failure stops the server.
+
+An entry of the pull log is in the file before the answer that it allows leaves, and no pull waits for a disk: an append
+of some hundred bytes goes to the page cache, even while an fsync for acknowledgements is under way on the executor. A
+caller that needs an entry to be durable waits for an fsync that began after its append (rule Q1).
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from delayd.batch import Batch, DispatchPart, padded
 from delayd.clock import Clock
-from delayd.errors import DataError, DiskFull, ServerStopped
-from delayd.executor import Done, Executor
+from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
+from delayd.executor import Executor
+from delayd.log.committer import RETRY_MS, Committer, Written, write_groups
 from delayd.log.control import HelloHeard, Known, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
+from delayd.log.pull import PullEntry, encode_entries
 
 from .handoff import Hello, Origin
 from .peer import Peer
 
 COMMIT_BYTES = 32 << 20  # Above this a commit takes no further frame, so that the first one does not wait too long.
 GROUP_BYTES = 64 << 20  # Bytes of the batches in one group; its header and table fit the rest of the limit.
-RETRY_MS = 1_000  # Pause between tries on a full disk.
 
 log = logging.getLogger(__name__)
 
@@ -82,15 +85,7 @@ class Commit:
     crc32c: int = 0
 
 
-class Written(NamedTuple):
-    """The result of the executor's work: offsets of the groups, and the end of the log behind them."""
-
-    offsets: list[int]
-    end: int
-    crc32c: int
-
-
-class GroupCommit:
+class GroupCommit(Committer[Commit, Written]):
     """The one writer of the message log; belongs to the loop."""
 
     def __init__(
@@ -102,27 +97,20 @@ class GroupCommit:
         next_sequence: int,
         appended_at_ms: int,
     ) -> None:
+        super().__init__("message log", executor, clock)
         self.on_commit: Callable[[Commit], None] = lambda commit: None
-        self.on_failure: Callable[[BaseException], None] = lambda error: None
-        self.retry_at_ms: int | None = None
-        self._full = False
         self._log = message_log
-        self._executor = executor
-        self._clock = clock
         self._epoch = epoch
         self._next_sequence = next_sequence
         self._appended_at_ms = appended_at_ms
         self._queue: deque[DispatchFrame | Greeting | Note] = deque()
-        self._under_way: Commit | None = None
-        self._done: deque[Commit] = deque()
-        self._handing_on = False
 
     @property
     def settled(self) -> bool:
         """Whether nothing more becomes durable without another try; frames that wait for space were never
         acknowledged.
         """
-        return self.retry_at_ms is not None or (self._under_way is None and not self._queue and not self._done)
+        return self.retry_at_ms is not None or (self.idle and not self._queue)
 
     @property
     def queued_bytes(self) -> int:
@@ -132,7 +120,7 @@ class GroupCommit:
     def put(self, item: DispatchFrame | Greeting | Note) -> None:
         """Queue something that is to become durable."""
         self._queue.append(item)
-        self._begin()
+        self.commit()
 
     def drop(self, origin: Origin) -> list[DispatchFrame | Greeting]:
         """Take a delay server's queued frames and greetings out; they will never be appended. The commit under way is
@@ -142,15 +130,7 @@ class GroupCommit:
         self._queue = deque(item for item in self._queue if item.origin is not origin or isinstance(item, Note))
         return dropped
 
-    def retry(self) -> None:
-        """Try again the append that found the disk full."""
-        self.retry_at_ms = None
-        if self._under_way is not None:
-            self._submit(self._under_way)
-
-    def _begin(self) -> None:
-        if self._under_way is not None or not self._queue:
-            return
+    def _close(self) -> Commit | None:
         greetings: list[Greeting] = []
         frames: list[DispatchFrame] = []
         notes: list[Note] = []
@@ -167,6 +147,10 @@ class GroupCommit:
             else:
                 frames.append(item)
                 size += item.size_bytes
+        if self._queue:
+            self.commit()
+        if not (records or frames):
+            return None  # What had come was dropped.
         self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
         groups: list[NewGroup] = []
         if records:
@@ -174,47 +158,90 @@ class GroupCommit:
             groups.append(NewGroup(GroupKind.CONTROL, [batch], self._epoch, self._appended_at_ms))
         members = _split(frames)
         for batches in members:
-            rows = sum(batch.count for batch in batches)
+            rows = sum([batch.count for batch in batches])
             buffers = [batch.buffer for batch in batches]
             stamp = (self._epoch, self._appended_at_ms, self._next_sequence, rows)
             groups.append(NewGroup(GroupKind.DATA, buffers, *stamp))
             self._next_sequence += rows
         stamps = (self._appended_at_ms, self._next_sequence)
-        self._under_way = Commit(greetings, frames, groups, members, *stamps, notes)
-        self._submit(self._under_way)
+        return Commit(greetings, frames, groups, members, *stamps, notes)
 
-    def _submit(self, commit: Commit) -> None:
-        work = partial(_write, self._log, commit.groups, commit.appended_at_ms)
-        self._executor.submit(work, partial(self._finished, commit))
+    def _write(self, group: Commit) -> Written:
+        return write_groups(self._log, group.groups, group.appended_at_ms)
 
-    def _finished(self, commit: Commit, done: Done[Written]) -> None:
+    def _no_space(self, group: Commit, error: DiskFull) -> Commit:
+        # The frames wait, neither taken nor refused.
+        if not self._full:
+            log.warning("message_log_full reason=%r retry_ms=%d", error.message, RETRY_MS)
+        return group
+
+    def _durable(self, group: Commit, written: Written) -> None:
+        group.end, group.crc32c = written.end, written.crc32c
+        group.landed = _landed(group, written.offsets)
+        self.on_commit(group)
+
+
+class PullCommit(Committer[list[Callable[[], None]], None]):
+    """The one writer of the pull log; belongs to the loop, which appends: only the fsync runs beside it."""
+
+    def __init__(self, executor: Executor, clock: Clock, epoch: int) -> None:
+        super().__init__("pull log", executor, clock)
+        self._log: Log  # Nothing is pulled before `begin`.
+        self._epoch = epoch
+        self._appended_at_ms = 0
+        self._waiting: list[Callable[[], None]] = []
+
+    def begin(self, pull_log: Log, appended_at_ms: int) -> None:
+        """Append to this log from now on; ``appended_at_ms`` is the latest stamp in it."""
+        self._log, self._appended_at_ms = pull_log, appended_at_ms
+
+    @property
+    def end(self) -> int:
+        """Offset where the next entry goes."""
+        return self._log.end
+
+    @property
+    def crc32c(self) -> int:
+        """The checksum of the last group."""
+        return self._log.crc32c
+
+    def append(self, entries: Sequence[PullEntry]) -> None:
+        """Write entries, not durable yet.
+
+        Raises:
+            DiskReserve: the disk is full; nothing was written.
+        """
+        self._append(GroupKind.DATA, encode_entries(entries), len(entries))
+
+    def append_record(self, *records: Known) -> None:
+        """Write control records, not durable yet, all of them or none; raises as `append` does."""
+        self._append(GroupKind.CONTROL, [encode_known(records)], 0)
+
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that was appended up to now is fsynced."""
+        self._waiting.append(callback)
+        self.commit()
+
+    def _append(self, kind: GroupKind, batches: Sequence[bytes], rows: int) -> None:
+        self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
+        group = NewGroup(kind, batches, self._epoch, self._appended_at_ms, 0, rows)
         try:
-            written = done.result()
+            self._log.append([group], self._appended_at_ms)
         except DiskFull as error:
-            # Nothing of the commit is in the file, and it may still get there: the frames wait, neither taken nor
-            # refused (rule L8).
-            if not self._full:
-                self._full = True
-                log.warning("message_log_full reason=%r retry_ms=%d", error.message, RETRY_MS)
-            self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-            return
-        except ServerStopped as error:
-            self.on_failure(error)
-            return
+            raise DiskReserve(f"the pull log can't grow: {error.message}") from error
         except (OSError, DataError) as error:
-            self.on_failure(ServerStopped(f"the message log can't be written ({error}); check the disk, then restart"))
-            return
-        self._under_way, self._full = None, False
-        commit.end, commit.crc32c = written.end, written.crc32c
-        commit.landed = _landed(commit, written.offsets)
-        self._done.append(commit)
-        # The disk gets the next commit before this one is answered; answers still keep the order of the log.
-        self._begin()
-        if not self._handing_on:
-            self._handing_on = True
-            while self._done:
-                self.on_commit(self._done.popleft())
-            self._handing_on = False
+            raise ServerStopped(f"the pull log can't be written ({error}); check the disk, then restart") from error
+
+    def _close(self) -> list[Callable[[], None]] | None:
+        waiting, self._waiting = self._waiting, []
+        return waiting or None
+
+    def _write(self, group: list[Callable[[], None]]) -> None:
+        self._log.flush()
+
+    def _durable(self, group: list[Callable[[], None]], written: None) -> None:
+        for callback in group:
+            callback()
 
 
 def hello_of_record(record: HelloHeard) -> Hello:
@@ -224,12 +251,6 @@ def hello_of_record(record: HelloHeard) -> Hello:
 
 def _record(hello: Hello) -> HelloHeard:
     return HelloHeard(hello.log_id, hello.epoch, hello.instance, hello.session, list(hello.w))
-
-
-def _write(message_log: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
-    offsets = message_log.append(groups, now_ms)
-    message_log.flush()
-    return Written(offsets, message_log.end, message_log.crc32c)
 
 
 def _split(frames: Sequence[DispatchFrame]) -> list[list[Batch]]:

@@ -34,7 +34,7 @@ from delayd.wire.status import status_head
 from .alarms import NEVER_MS
 from .checkpoint import Checkpointer, Snapshot
 from .closed import ClosedSegments
-from .commit import Commit, GroupCommit
+from .commit import Commit, GroupCommit, PullCommit
 from .consumers import Consumers
 from .delay_servers import DelayServers
 from .group_records import GroupRecords
@@ -44,7 +44,6 @@ from .kept import Marks
 from .log_files import LogFiles, OnCheckpoint
 from .operators import Operators
 from .peer import Peer
-from .pull_commit import PullCommit
 from .pull_replay import PullReplay
 from .pulls import Pulls
 from .rebuild import Rebuilder

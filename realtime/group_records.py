@@ -28,6 +28,7 @@ from delayd.retry_subject import is_reserved
 from delayd.wire.positions import End, Position
 
 from .changes import Changes
+from .commit import PullCommit
 from .ephemeral import Ephemeral
 from .filters import OPEN, encode_filter
 from .given_out import SECRET_BITS
@@ -36,7 +37,6 @@ from .index import Index
 from .kept import LostGroup, group_keys
 from .plans import passed_over
 from .positions import FROM_EARLIEST, Beginning, begins_at_ms, find
-from .pull_commit import PullCommit
 from .pull_replay import PullReplay
 from .pulls import Pulls
 from .quarantine import Bad

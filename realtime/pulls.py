@@ -40,6 +40,7 @@ from delayd.wire.stale import StaleRow
 
 from .acks import SAID, Handles, Said, by_source, found, stale_all
 from .alarms import NEVER_MS, Alarms
+from .commit import PullCommit
 from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
 from .held import Held
@@ -51,7 +52,6 @@ from .parts import PARTS_MAX, PASSED, Part, Parts
 from .peer import Peer
 from .plans import Planned, passed_over, pulled
 from .polls import Waiting
-from .pull_commit import PullCommit
 from .pull_replay import PullReplay
 from .quarantine import Quarantine
 from .ranges import Ranges

@@ -32,11 +32,11 @@ from delayd.wire.meta import Cordons
 from delayd.wire.stale import StaleRow
 
 from .acks import Said, by_source, found
+from .commit import PullCommit
 from .group_records import GroupRecords
 from .groups import Group
 from .held import Run
 from .index import Index
-from .pull_commit import PullCommit
 from .pulls import HANDLES_MAX, Pulls, PutOff
 from .retry_batch import Source, retry_batch
 from .roster import RETRY_MS

@@ -383,7 +383,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "realtime.index",
         "realtime.kept",
         "realtime.peer",
-        "realtime.pull_commit",
         "realtime.pulls",
         "realtime.quarantine",
         "realtime.rebuild",

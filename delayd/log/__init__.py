@@ -5,6 +5,7 @@ A map, from the bytes up. Nothing here knows the network or the loop; disk and t
     segment             one file of groups behind a file header; what a crash leaves is found and cut here
     group               what one group commit appends: a header and whole batches
     log                 ordered segments as one sequence of groups: append, read, recover, remove
+    committer           group commit: what arrives while the disk is busy becomes the next group
     control             records that a log keeps about itself, between batches of messages
     key_run             a file of the index of keys, and the list of those that count
     ended               rows that a delay server's decisions have ended

@@ -11,7 +11,7 @@ from delayd.log.log import Log
 from delayd.wire import heads as wire_heads
 from delayd.wire.frame import HeadValue
 from realtime import quarantine, snapshots
-from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit
+from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, PullCommit
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
 from realtime.given_out import GivenOut
@@ -21,7 +21,6 @@ from realtime.handoff import Hello, Origin, Origins
 from realtime.index import Index, Subject
 from realtime.kept import Marks
 from realtime.peer import Peer
-from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from

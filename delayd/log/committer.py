@@ -1,0 +1,152 @@
+"""Committer: the group commit of each log. What arrives while the disk is busy becomes the next group.
+
+::
+
+    idle ── commit ──▶ closing ──▶ writing ── fsynced ──▶ told, in the order of the log ──▶ idle
+                                   ▲     │
+                     after RETRY_MS│     ├── no space ──▶ full: the same group waits (rule L8)
+                                   └─────┼────────────────┘
+                                         └── the fsync failed, or a failed write could not be cut back
+                                             ──▶ failed: the server ends (rules L1, L3)
+
+An example, on a disk whose fsync takes 4 ms. Frame A arrives at 0 ms and is written at once, as a group of its own. B
+and C arrive at 1 and 3 ms and wait. At 4 ms A is durable: first B and C are closed as one group and given to the
+thread, then A is told, so that the disk and the loop work at the same time. At 8 ms B is told, then C. If the write of
+B and C finds no space, the log is cut back to the end of A, neither of them is told anything, and D, which arrives
+meanwhile, waits behind them. A second later the same group is written again.
+
+Invariants: one group is under way at a time; nothing is told before the fsync of its group has returned (rules L1, L2).
+`Committer._durable` is the one place that says "durable".
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from delayd.clock import Clock
+from delayd.errors import DataError, DiskFull, ServerStopped, Shortage
+from delayd.executor import Done, Executor
+from delayd.log.group import NewGroup
+from delayd.log.log import Log
+
+RETRY_MS = 1_000  # Pause between tries on a full disk; a try costs one write.
+
+G = TypeVar("G")
+W = TypeVar("W")
+
+log = logging.getLogger(__name__)
+
+
+class Written(NamedTuple):
+    """Durable groups of a log: their offsets, and the end of the log behind them with its checksum."""
+
+    offsets: list[int]
+    end: int
+    crc32c: int
+
+
+def write_groups(to: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
+    """Append groups to a log and fsync it; runs on the thread of the log. Raises as `Log.append` and `Log.flush` do."""
+    offsets = to.append(groups, now_ms)
+    to.flush()
+    return Written(offsets, to.end, to.crc32c)
+
+
+class Committer(ABC, Generic[G, W]):
+    """The one writer of a log, and its own loop's: a subclass says what a group is, how it is written, and who is told.
+
+    A stop waits for no disk that is full: what waits for space was told to nobody. After a close of its executor
+    nothing is told any more.
+    """
+
+    def __init__(self, name: str, executor: Executor, clock: Clock) -> None:
+        self.on_failure: Callable[[BaseException], None] = _raise  # Called with the error that ends the server.
+        self.retry_at_ms: int | None = None  # When to call `retry`, monotonic.
+        self._name = name
+        self._executor = executor
+        self._clock = clock
+        self._busy = False  # Whether a group is being closed or written, or waits for space.
+        self._asked = False  # Whether something waits that `_close` has not seen.
+        self._under_way: G | None = None
+        self._full = False  # Whether the last try found no space.
+        self._untold: deque[tuple[G, W]] = deque()
+        self._telling = False
+
+    @abstractmethod
+    def _close(self) -> G | None:
+        """Make a group of what waits; None: there is nothing to write now. For what does not fit call `commit`."""
+
+    @abstractmethod
+    def _write(self, group: G) -> W:
+        """Append a group and fsync it, or leave nothing of it in the log; runs on the executor."""
+
+    @abstractmethod
+    def _durable(self, group: G, written: W) -> None:
+        """Tell everybody who waits for a group that it is durable; the next one may be under way already."""
+
+    def _no_space(self, group: G, error: DiskFull) -> G | None:
+        """Nothing of a group is in the log: return the group to write again when there is space, or refuse it."""
+        return group
+
+    @property
+    def idle(self) -> bool:
+        """Whether no group is under way, and all who waited for one were told."""
+        return not (self._busy or self._untold)
+
+    def commit(self) -> None:
+        """Begin to write what waits, or do so as soon as the group under way is durable."""
+        self._asked = True
+        if self._busy:
+            return
+        self._busy = True
+        group = None
+        # Whoever is told something while a group is closed may bring more: that belongs to the next group.
+        while self._asked and group is None:
+            self._asked = False
+            group = self._under_way = self._close()
+        if group is None:
+            self._busy = False
+        else:
+            self._executor.submit(partial(self._write, group), partial(self._finished, group))
+
+    def retry(self) -> None:
+        """Write the group again that found no space."""
+        group, self.retry_at_ms = self._under_way, None
+        if group is not None:
+            self._executor.submit(partial(self._write, group), partial(self._finished, group))
+
+    def _finished(self, group: G, done: Done[W]) -> None:
+        try:
+            written = done.result()
+        except DiskFull as error:
+            self._under_way, self._full = self._no_space(group, error), True
+            if self._under_way is None:
+                self._busy = False
+            else:
+                self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+            return
+        except (ServerStopped, Shortage) as error:
+            self.on_failure(error)  # After a shortage another start may find memory and descriptors.
+            return
+        except (OSError, DataError) as error:
+            what = f"the {self._name} can't be written ({error}); check the disk, then restart"
+            self.on_failure(ServerStopped(what))
+            return
+        self._busy = self._full = False
+        self._under_way = None
+        self._untold.append((group, written))
+        # The thread gets the next group before this one is told, which takes about as long as a write.
+        if self._asked:
+            self.commit()
+        if not self._telling:
+            self._telling = True
+            while self._untold:
+                self._durable(*self._untold.popleft())
+            self._telling = False
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,134 @@
+"""The group commit: one group at a time, told in order and only when it is durable, whatever the disk says."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.errors import DiskFull, ServerStopped, Shortage, SyncFailed
+from delayd.executor import Executor
+from delayd.log.committer import RETRY_MS, Committer
+from delayd.testing.clock import SimClock
+from delayd.testing.executor import InlineExecutor, StepExecutor
+
+
+class Letters(Committer[str, str]):
+    """A log of letters: a group is at most two of them; ``fails`` is what the next write raises."""
+
+    def __init__(self, thread: Executor, *, refuses: bool = False) -> None:
+        self.clock = SimClock()
+        super().__init__("log of letters", thread, self.clock)
+        self.waiting = ""
+        self.fails: Exception | None = None
+        self.on_disk: list[str] = []
+        self.told: list[str] = []
+        self.answers: dict[str, str] = {}
+        self.refuses = refuses
+        self.errors: list[BaseException] = []
+        self.on_failure = self.errors.append
+
+    def put(self, letters: str) -> None:
+        self.waiting += letters
+        self.commit()
+
+    def _close(self) -> str | None:
+        group, self.waiting = self.waiting[:2], self.waiting[2:]
+        if "!" in group:
+            self.put("?")
+            group = group.replace("!", "")
+        if self.waiting:
+            self.commit()
+        return group or None
+
+    def _write(self, group: str) -> str:
+        if self.fails is not None:
+            raise self.fails
+        self.on_disk.append(group)
+        return group.upper()
+
+    def _durable(self, group: str, written: str) -> None:
+        assert self.on_disk[len(self.told)] == group, "it is told before it is durable, or out of order"
+        self.told.append(written)
+        self.put(self.answers.pop(group, ""))
+
+    def _no_space(self, group: str, error: DiskFull) -> str | None:
+        return None if self.refuses else group
+
+
+def test_what_arrives_while_the_disk_is_busy_becomes_the_next_groups() -> None:
+    thread = StepExecutor()
+    letters = Letters(thread)
+    letters.put("a")
+    letters.put("b")
+    letters.put("cd")
+    assert (thread.waiting, letters.told, letters.idle) == (1, [], False)
+    thread.run_all()
+    assert letters.on_disk == ["a", "bc", "d"] and letters.told == ["A", "BC", "D"] and letters.idle
+
+
+def test_the_disk_gets_the_next_group_before_this_one_is_told() -> None:
+    thread = StepExecutor()
+    letters = Letters(thread)
+    letters.put("a")
+    letters.put("b")
+    letters.answers["a"] = "c"
+    thread.step()
+    assert (letters.told, thread.waiting) == (["A"], 1)
+    thread.run_all()
+    assert letters.on_disk == ["a", "b", "c"] and letters.told == ["A", "B", "C"]
+
+
+def test_groups_are_told_in_order_where_each_write_returns_at_once() -> None:
+    letters = Letters(InlineExecutor())
+    letters.answers |= {"a": "bcde", "bc": "f"}
+    letters.put("a")
+    assert letters.told == ["A", "BC", "DE", "F"] and letters.idle
+
+
+def test_what_comes_while_a_group_is_closed_is_in_a_later_one_even_if_that_one_is_empty() -> None:
+    letters = Letters(InlineExecutor())
+    letters.put("!")
+    assert letters.told == ["?"] and letters.idle
+
+
+def test_rule_L8_a_group_that_finds_no_space_is_written_again_and_what_came_meanwhile_is_behind_it() -> None:
+    letters = Letters(InlineExecutor())
+    letters.fails = DiskFull("log")
+    letters.put("a")
+    letters.put("b")
+    assert letters.retry_at_ms == letters.clock.monotonic_ms() + RETRY_MS
+    letters.clock.advance(RETRY_MS)
+    letters.retry()
+    assert letters.retry_at_ms == letters.clock.monotonic_ms() + RETRY_MS and not letters.told
+    letters.fails = None
+    letters.retry()
+    assert letters.told == ["A", "B"] and letters.idle and not letters.errors
+
+
+def test_a_writer_that_refuses_what_finds_no_space_takes_the_next_group() -> None:
+    letters = Letters(InlineExecutor(), refuses=True)
+    letters.fails = DiskFull("log")
+    letters.put("a")
+    assert letters.retry_at_ms is None and letters.idle
+    letters.fails = None
+    letters.put("b")
+    assert letters.told == ["B"]
+
+
+@pytest.mark.parametrize(
+    ("met", "said"),
+    [
+        (SyncFailed("log", "the disk is bad"), SyncFailed),
+        (OSError(5, "Input/output error"), ServerStopped),
+        (Shortage("log", 24), Shortage),
+    ],
+)
+def test_rule_L1_after_any_other_failure_nothing_is_told_or_written_any_more(
+    met: Exception, said: type[Exception]
+) -> None:
+    letters = Letters(InlineExecutor())
+    letters.fails = met
+    letters.put("a")
+    letters.fails = None
+    letters.put("b")
+    (error,) = letters.errors
+    assert type(error) is said and letters.on_disk == letters.told == []
