@@ -18,8 +18,8 @@ import click
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument
 from delayd.reading.find import Finder, Found, FoundRow, Piece, Search, find_pieces
+from delayd.reading.groups import Memory
 from delayd.reading.matching import Pattern, Wanted
-from delayd.reading.salvage import Space
 
 from .hour_schedule import LeftOut
 from .listing import printable, show
@@ -44,7 +44,7 @@ ALONE_TASKS = 2  # So much is searched in this process: to start others would ta
 TASKS_AHEAD = 2  # For each process: one that it searches, and one that waits.
 NICE = 5  # Servers on this machine come first.
 
-_SPACE = Space()  # One for each process, which searches one piece at a time.
+_MEMORY = Memory()  # One for each process, which searches one piece at a time.
 
 
 @click.command(cls=Command)
@@ -151,7 +151,7 @@ def in_processes(tasks: Iterator[list[Piece]], search: Search) -> Iterator[Found
     """Search a little in this process, and the rest in one process for each core; results come in order."""
     disk = RealDisk()
     for task in islice(tasks, ALONE_TASKS):
-        yield find_pieces(disk, task, search, _SPACE)
+        yield find_pieces(disk, task, search, _MEMORY)
     first = next(tasks, None)
     if first is None:
         return
@@ -181,7 +181,7 @@ def _begin() -> None:
 
 
 def _search(task: list[Piece], search: Search) -> Found:
-    return find_pieces(RealDisk(), task, search, _SPACE)
+    return find_pieces(RealDisk(), task, search, _MEMORY)
 
 
 def _line(row: FoundRow, body_form: str | None, form: str) -> tuple[Cell, ...]:

@@ -5,7 +5,7 @@ A map, from the files to the verdict. `books.audit_directory` is where an audit 
 What there is, and how it is read
     directory, word     which servers a directory holds; the facts (*word*) in a delay server's checkpoint
     lives               which of them are up, and what a delay server has settled
-    groups, skim, indexed   the groups of logs: whole, without bodies, or by index files
+    groups, indexed     the groups of logs: whole, without bodies, behind damage, or by index files
     columns             rows of many batches as flat arrays
 The three logs of an hour
     schedule            the schedule side: schedule log below the checkpoint, message log above it
@@ -28,8 +28,8 @@ What users open
     scheduled           hours of one delay server, each message with what became of it
     stored_quota        the quota of a subject, from the state of a server that does not run
 Other ways in
-    verify, verify_file, crc   each byte against its checksum
-    find, matching, salvage   messages by what they say, also behind damage
+    verify, verify_file   each byte against its checksum
+    find, matching      messages by what they say, also behind damage
     trace               one message through all logs
     tables, sums, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
 

@@ -14,9 +14,8 @@ from delayd.batch import BatchKind
 from delayd.log.control import Ended, decode_sound
 from delayd.log.dispatch import PART, Outcome, OutcomeRows, Reason
 from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
-from delayd.log.group import CommitGroup
 from delayd.reading.columns import rows_of_part
-from delayd.reading.skim import Skimmed
+from delayd.reading.groups import Group, whole_batch
 from delayd.sequences import find
 
 
@@ -69,12 +68,12 @@ class DecisionCollector:
     def __init__(self) -> None:
         self._found: list[tuple[int, EndedRows]] = []
 
-    def take(self, group: CommitGroup | Skimmed) -> None:
+    def take(self, group: Group) -> None:
         """Look at the next group. Raises BatchMalformed when a record of it is none."""
         for offset, batch in group.batches():
             if batch.kind != BatchKind.CONTROL:
                 break  # Records stand before the rows of their commit.
-            for record in decode_sound(group.whole(offset) if isinstance(group, Skimmed) else batch):
+            for record in decode_sound(whole_batch(group, offset, batch)):
                 if isinstance(record, Ended):
                     self._found.append((offset, decode_ended(record.rows)))
 

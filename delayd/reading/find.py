@@ -25,9 +25,17 @@ from delayd.log.segment import FileKind, Segment
 from delayd.reading.decisions import NO_DECISIONS, Decisions
 from delayd.reading.directory import Directory, Role, find_undamaged
 from delayd.reading.dispatch import open_hour, read_outcomes
-from delayd.reading.groups import LogMoved, open_base, segment_bases, settle
+from delayd.reading.groups import (
+    LogMoved,
+    Memory,
+    Salvaged,
+    group_ends,
+    open_base,
+    salvage,
+    segment_bases,
+    settle,
+)
 from delayd.reading.matching import Held, Wanted
-from delayd.reading.salvage import Salvaged, Space, group_ends, salvage
 from delayd.reading.schedule import ScheduleSnapshot, beside_path, read_decisions, take_snapshot, was_removed
 from delayd.sequences import find
 from delayd.tags import decode_tags
@@ -100,8 +108,8 @@ Run = Callable[[Iterator[list[Piece]], Search], Iterator[Found]]
 
 def in_turn(disk: Disk) -> Run:
     """Search one list of pieces after the other in this process."""
-    space = Space()
-    return lambda tasks, search: (find_pieces(disk, task, search, space) for task in tasks)
+    memory = Memory()
+    return lambda tasks, search: (find_pieces(disk, task, search, memory) for task in tasks)
 
 
 class Finder:
@@ -245,16 +253,16 @@ def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iter
             yield Piece(directory, path, hour, begin, begin + beside.length, None, None, snapshot.replay_offset)
 
 
-def find_pieces(disk: Disk, pieces: Iterable[Piece], search: Search, space: Space) -> Found:
-    """Search pieces of files, one after the other; this is what one process does at a time, in the same space."""
-    return _PieceFinder(disk, search, space).find(pieces)
+def find_pieces(disk: Disk, pieces: Iterable[Piece], search: Search, memory: Memory) -> Found:
+    """Search pieces of files, one after the other; this is what one process does at a time, in the same memory."""
+    return _PieceFinder(disk, search, memory).find(pieces)
 
 
 class _PieceFinder:
-    def __init__(self, disk: Disk, search: Search, space: Space) -> None:
+    def __init__(self, disk: Disk, search: Search, memory: Memory) -> None:
         self._disk = disk
         self._search = search
-        self._space = space
+        self._memory = memory
         self._damage: list[DamagedData] = []
         self._rows: list[FoundRow] = []
         self._count = 0
@@ -278,8 +286,9 @@ class _PieceFinder:
     def _find(self, piece: Piece) -> None:
         segment = _open(self._disk, piece)
         end, crc = piece.begin, piece.previous_crc32c
+        bounds = piece.begin, piece.end
         try:
-            for group in salvage(segment, piece.begin, piece.end, crc, self._damage, self._space, torn=piece.torn):
+            for group in salvage(segment, bounds, crc, self._damage, self._memory, torn=piece.torn):
                 end, crc = group.end, group.header.header_crc32c
                 if piece.hour is None:
                     self._take_unfiled(piece, group)

@@ -5,9 +5,9 @@ Invariant: nothing here stops an audit: each fault is a sentence.
 """
 
 from delayd.log.control import LogTime, OperatorWord, SkippedSequences, decode_sound
-from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.group import GroupKind
 from delayd.log.schedule import RESTORED_STEP
-from delayd.reading.skim import Skimmed
+from delayd.reading.groups import Group
 from delayd.reading.word import Word
 
 
@@ -31,7 +31,7 @@ class Follow:
         self._end: int | None = None  # Where the group before ends.
         self._at_replay = False
 
-    def take(self, group: CommitGroup | Skimmed, after: int) -> None:
+    def take(self, group: Group, after: int) -> None:
         """Look at the next group; its rows end before the sequence ``after``."""
         header, at = group.header, f"the group at offset {group.header.offset}"
         if not self._at_replay and header.offset >= self._replay_offset:

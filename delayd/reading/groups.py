@@ -3,17 +3,48 @@
 Invariant: a group is handed out only when it checks and is durable: a later group says so, or it stood in the file
 before this reader synced that file itself. So the last commit of an idle log is read too, and no group is read that
 could vanish.
+
+`read_groups` and `read_log` read up to the end of a file or log that may grow: what does not check there is a torn
+tail, or damage that ends the reading. `skim` and `skim_log` read what is known to be durable, without the heaps of
+large batches, and any damage ends the reading. `read_known` reads what is known to be durable, and then the rest.
+`salvage` reads a part of a file whole, tells what does not check, and goes on behind it.
+
+A heap that nobody asks for is neither read nor verified: `delayd log verify` and an audit of all hours read it.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from crc32c import crc32c
+
+from delayd.batch import HEADER_BYTES, Batch, BatchKind, parse
 from delayd.disk import NOTHING_TO_SYNC, Disk, open_named
-from delayd.errors import DamagedData, SyncFailed
-from delayd.log.group import CommitGroup
+from delayd.errors import BatchMalformed, DamagedData, SyncFailed
+from delayd.log.group import (
+    HEADER,
+    MAGIC_BYTES,
+    BadGroup,
+    CommitGroup,
+    GroupHeader,
+    GroupKind,
+    IncompleteGroup,
+    batch_sizes,
+    content_position,
+    parse_header,
+    verify_chain,
+    verify_group,
+)
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, Segment, UnfinishedFile, open_segment
+
+# One read takes the header of a group, and the columns of its first batch unless they are large.
+AHEAD_BYTES = 16 << 10
+WINDOW_BYTES = 4 << 20  # Read at a time: its end cuts few groups, which are read twice.
+WHOLE_BYTES = 2 * AHEAD_BYTES  # If batches are smaller than this on average, reading their group in one go costs less.
+HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).
+RESYNC_BYTES = 4 << 20
 
 
 class LogMoved(Exception):
@@ -182,3 +213,342 @@ def settle(segment: Segment) -> None:
     except SyncFailed as error:
         if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOTHING_TO_SYNC):
             raise
+
+
+class Memory:
+    """Bytes that are used again for each group or batch: new memory would cost more than reading does."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.data = bytearray(size)
+
+    def view(self, size: int, kept: int = 0) -> memoryview:
+        """Memory of a size, which the next call uses again; its first bytes stay what they are."""
+        if size > len(self.data):
+            grown = bytearray(max(size, 2 * len(self.data)) if kept else size)
+            grown[:kept] = memoryview(self.data)[:kept]
+            self.data = grown
+        return memoryview(self.data)[:size]
+
+
+class StoredGroup:
+    """A group of which the header and table are read and verified; its batches are read when they are asked for."""
+
+    __slots__ = ("_position", "_sizes", "_window", "header")
+
+    def __init__(self, header: GroupHeader, sizes: tuple[int, ...], window: "_Window", position: int) -> None:
+        self.header = header
+        self._sizes = sizes
+        self._window = window
+        self._position = position
+
+    @property
+    def end(self) -> int:
+        """Offset behind the group."""
+        return self.header.offset + self.header.total_bytes
+
+    def batches(self) -> Iterator[tuple[int, Batch]]:
+        """Yield each batch with its offset in the log; its columns are verified, its heap is not there."""
+        begin = content_position(len(self._sizes))
+        for size in self._sizes:
+            yield self.header.offset + begin, self._front(self._position + begin, size)
+            begin += size
+
+    def whole(self, offset: int) -> Batch:
+        """Read the batch at an offset with its heap, verified."""
+        position = self._position + offset - self.header.offset
+        try:
+            front = self._window.view(position, HEADER_BYTES)
+            batch = parse(self._window.view(position, int.from_bytes(front[8:12], "little")))
+            batch.verify()
+        except BatchMalformed as error:
+            raise DamagedData(self._window.path, position, str(error)) from None
+        return batch
+
+    def whole_batches(self) -> Iterator[tuple[int, Batch]]:
+        """Yield each batch with its heap, read into the same memory, for a reader that takes all of them.
+
+        Columns and subjects are verified before a batch is yielded, the heaps when all were taken.
+
+        Raises:
+            DamagedData: the group does not check.
+            BatchMalformed: it does, and a batch of it does not.
+        """
+        begin, crc = content_position(len(self._sizes)), 0
+        malformed: BatchMalformed | None = None
+        for size in self._sizes:
+            view = self._window.read(self._position + begin, size)
+            crc = crc32c(view, crc)
+            if malformed is None:
+                try:
+                    batch = parse(view)
+                    batch.verify_columns()
+                    if batch.kind == BatchKind.SCHEDULE:
+                        batch.verify_subjects()
+                    yield self.header.offset + begin, batch
+                except BatchMalformed as error:
+                    malformed = error
+            begin += size
+        if crc != self.header.content_crc32c:
+            raise DamagedData(self._window.path, self._position, "the checksum of the batches differs")
+        if malformed is not None:
+            raise malformed
+
+    def _front(self, position: int, size: int) -> Batch:
+        front = self._window.view(position, min(size, HEADER_BYTES))
+        columns = int.from_bytes(front[HEAP_OFFSET], "little")
+        try:
+            batch = parse(self._window.view(position, min(size, max(columns, HEADER_BYTES))), front=True)
+            batch.verify_columns()
+            if batch.total_bytes != size:
+                raise BatchMalformed(f"it says {batch.total_bytes} bytes, its group {size}")
+        except BatchMalformed as error:
+            raise DamagedData(self._window.path, position, str(error)) from None
+        return batch
+
+
+Group = CommitGroup | StoredGroup
+
+
+def whole_batch(group: Group, offset: int, batch: Batch) -> Batch:
+    """A batch that ``group.batches()`` has given, with its heap."""
+    return group.whole(offset) if isinstance(group, StoredGroup) else batch
+
+
+def skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool = False) -> Iterator[Group]:
+    """Yield the groups of a file from its beginning up to ``stop``, all of which are known to be durable.
+
+    Groups of small batches are read whole, with ``whole`` all groups: then a group is a `CommitGroup`. A group's bytes
+    are in memory that the next group uses again.
+
+    Raises:
+        DamagedData: a group does not check.
+    """
+    window = _Window(segment, WINDOW_BYTES if whole else AHEAD_BYTES)
+    offset = segment.base_offset
+    while offset < stop:
+        position = segment.position(offset)
+        try:
+            group = _group(window, position, offset, previous_crc32c, whole=whole)
+        except BadGroup as error:
+            raise DamagedData(segment.path, position, str(error)) from None
+        if group.end > stop:
+            return
+        yield group
+        offset, previous_crc32c = group.end, group.header.header_crc32c
+
+
+def skim_log(
+    disk: Disk, place: LogPlace, start: int, stop: int, previous_crc32c: int | None = None, *, whole: bool = False
+) -> Iterator[Group]:
+    """`skim` the segments of a log that begin in [start, stop); ``start`` is where a segment begins.
+
+    Raises:
+        LogMoved: segments were removed while they were to be read.
+        DamagedData: a group does not check, or is missing.
+    """
+    bases = segment_bases(disk, place)
+    crc = previous_crc32c
+    for index, base in enumerate(bases):
+        if base < start or base >= stop:
+            continue
+        segment = open_base(disk, place, base, last=index == len(bases) - 1)
+        if segment is None:
+            raise LogMoved(f"segment {base} of {place.folder} is gone")
+        try:
+            if crc is not None and segment.header.previous_crc32c != crc:
+                raise DamagedData(segment.path, 0, "it does not follow the segment before it")
+            until = min(stop, bases[index + 1]) if index + 1 < len(bases) else stop
+            crc, end = segment.header.previous_crc32c, base
+            for group in skim(segment, until, crc, whole=whole):
+                crc, end = group.header.header_crc32c, group.end
+                yield group
+            if end != until and until < stop:
+                what = f"it ends at offset {end}, the next segment begins at {until}"
+                raise DamagedData(segment.path, segment.position(min(end, until)), what)
+        finally:
+            segment.close()
+
+
+def read_known(
+    disk: Disk,
+    place: LogPlace,
+    bounds: tuple[int, int, int],
+    torn: list[TornTail],
+    previous_crc32c: int | None = None,
+    *,
+    whole: bool = True,
+) -> Iterator[Group]:
+    """Yield the durable groups of a log between two offsets, the first and last of ``bounds``.
+
+    All below the one between them are known to be durable. ``previous_crc32c`` is of the group before, None if unknown.
+
+    Raises:
+        LogMoved, DamagedData: as `skim_log` and `read_log`.
+    """
+    start, durable, stop = bounds
+    end, crc = start, previous_crc32c
+    if start in segment_bases(disk, place):
+        for group in skim_log(disk, place, start, min(durable, stop), crc, whole=whole):
+            end, crc = group.end, group.header.header_crc32c
+            yield group
+    yield from read_log(disk, place, end, stop, torn, crc)
+
+
+class Salvaged(NamedTuple):
+    """The sound batches of one group: memory that begins with the bytes of the group, and where in it each batch
+    stands. The next group uses the memory again.
+    """
+
+    header: GroupHeader
+    data: bytearray
+    batches: list[tuple[int, Batch]]
+
+    @property
+    def end(self) -> int:
+        """Offset behind the group."""
+        return self.header.offset + self.header.total_bytes
+
+
+def salvage(
+    segment: Segment,
+    bounds: tuple[int, int],
+    previous_crc32c: int | None,
+    damage: list[DamagedData],
+    memory: Memory,
+    *,
+    torn: bool = False,
+) -> Iterator[Salvaged]:
+    """Yield the groups of a file that lie within ``bounds``, offsets of its log, also those behind damage.
+
+    What is handed out is verified as a whole; everything else is told.
+
+    Args:
+        segment: the file, open.
+        bounds: offset of a group, and where one ends, unless ``torn``.
+        previous_crc32c: of the group before; None when it is not known.
+        damage: receives what does not check.
+        memory: where the groups are read to.
+        torn: whether bytes at the end may be an append that is under way, which is no damage.
+    """
+    (offset, stop), crc = bounds, previous_crc32c
+    window = _Window(segment)
+    while offset < stop:
+        try:
+            front, header = _head(window, segment.position(offset), offset)
+            verify_chain(front, header, crc)
+            if header.offset + header.total_bytes > stop:
+                raise IncompleteGroup(header.total_bytes, "the batches are cut short")
+        except BadGroup as error:
+            found = _next_group(segment, offset, stop)
+            if found is None and torn:
+                return
+            damage.append(DamagedData(segment.path, segment.position(offset), str(error)))
+            if found is None:
+                return
+            offset, crc = found, None
+            continue
+        yield _salvaged(segment, header, damage, memory)
+        offset, crc = header.offset + header.total_bytes, header.header_crc32c
+
+
+def group_ends(segment: Segment, begin: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Where each group of a file from ``begin`` on ends, and the checksum of its header, up to ``stop`` or the first
+    header that is damaged.
+    """
+    offset, window = begin, _Window(segment)
+    while offset < stop:
+        try:
+            _, header = _head(window, segment.position(offset), offset)
+        except BadGroup:
+            return  # Whoever reads this part reports it.
+        offset += header.total_bytes
+        yield offset, header.header_crc32c
+
+
+def _group(window: "_Window", position: int, offset: int, previous_crc32c: int, *, whole: bool) -> Group:
+    buffer, header = _head(window, position, offset)
+    small = header.total_bytes <= WHOLE_BYTES * max(1, header.batch_count)
+    if whole or header.kind != GroupKind.DATA or small:
+        buffer = window.view(position, header.total_bytes)
+        verify_group(buffer, header, previous_crc32c)
+        return CommitGroup(header, buffer[: header.total_bytes])
+    verify_chain(buffer, header, previous_crc32c)
+    return StoredGroup(header, batch_sizes(buffer, header), window, position)
+
+
+def _head(window: "_Window", position: int, offset: int) -> tuple[memoryview, GroupHeader]:
+    buffer = window.view(position, HEADER.size)
+    try:
+        return buffer, parse_header(buffer, 0, window.log_id, offset)
+    except IncompleteGroup as error:
+        buffer = window.view(position, error.size_bytes)
+        return buffer, parse_header(buffer, 0, window.log_id, offset)
+
+
+def _salvaged(segment: Segment, header: GroupHeader, damage: list[DamagedData], memory: Memory) -> Salvaged:
+    position, begin = segment.position(header.offset), content_position(header.batch_count)
+    view = memory.view(header.total_bytes)
+    # Behind what was read stands another group, which would check.
+    view = view[: segment.file.pread_into(view, position)]
+    whole = len(view) == header.total_bytes and crc32c(view[begin:]) == header.content_crc32c
+    batches: list[tuple[int, Batch]] = []
+    for size in batch_sizes(view, header) if len(view) >= begin else ():
+        try:
+            batch = parse(view[begin : begin + size])
+            if not whole:
+                batch.verify()
+            batches.append((begin, batch))
+        except BatchMalformed as error:
+            damage.append(DamagedData(segment.path, position + begin, str(error)))
+        begin += size
+    if not whole and not any(error.position >= position for error in damage):
+        damage.append(DamagedData(segment.path, position, "the checksum of the batches differs"))
+    return Salvaged(header, memory.data, batches)
+
+
+def _next_group(segment: Segment, offset: int, stop: int) -> int | None:
+    """The offset of the first group behind a bad one."""
+    position, until = segment.position(offset) + 8, segment.position(stop)
+    while position < until:
+        data = segment.file.pread(min(RESYNC_BYTES, until - position), position)
+        if not data:
+            return None
+        at = data.find(MAGIC_BYTES)
+        while at >= 0:
+            found = offset + position + at - segment.position(offset)
+            if (position + at) % 8 == 0 and next(group_ends(segment, found, found + 1), None) is not None:
+                return found
+            at = data.find(MAGIC_BYTES, at + 4)
+        # The magic itself may lie across two reads; groups begin at multiples of 8, so the last 8 bytes are enough.
+        position += max(8, len(data) - 8) if len(data) == RESYNC_BYTES else len(data)
+    return None
+
+
+class _Window:
+    """The bytes of a file that were read last; each read uses the same memory."""
+
+    def __init__(self, segment: Segment, ahead: int = AHEAD_BYTES) -> None:
+        self._ahead = ahead
+        self.path = segment.path
+        self.log_id = segment.header.log_id
+        self._file = segment.file
+        self._data = memoryview(b"")
+        self._begin = 0
+        self._memory, self._apart = Memory(), Memory()
+
+    def view(self, position: int, size: int) -> memoryview:
+        """The bytes from a position on, and the bytes that were read behind them; fewer than ``size`` where the file
+        ends.
+        """
+        low = position - self._begin
+        if low < 0 or low + size > len(self._data):
+            data = self._memory.view(max(size, self._ahead))
+            self._data, self._begin, low = data[: self._file.pread_into(data, position)], position, 0
+        return self._data[low:]
+
+    def read(self, position: int, size: int) -> memoryview:
+        """The bytes of one batch, in memory that the next batch uses again."""
+        view = self._apart.view(size)
+        if self._file.pread_into(view, position) < size:
+            raise DamagedData(self.path, position, "the batches are cut short")
+        return view

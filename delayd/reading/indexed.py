@@ -7,28 +7,33 @@ out or changes anything is rejected, and the segment is read. The next file head
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
+from delayd.batch import Int64s
 from delayd.disk import Disk
 from delayd.log.group import CommitGroup
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileHeader
 from delayd.log.segment_index import FRONT_BYTES, IndexedGroup, read_index
-from delayd.reading.crc import joined
-from delayd.reading.groups import TornTail, file_size, open_base, read_log, segment_bases
-from delayd.reading.skim import Skimmed, read_known
+from delayd.reading.groups import Group, TornTail, file_size, open_base, read_known, read_log, segment_bases
 
 CHECKED_BYTES = 96  # The bytes of a front that its header's checksum covers, and that checksum.
 HEAP_OFFSET, COLUMNS_CRC32C = 4, 7  # Words of 32 bits in the front of a batch.
+POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's polynomial, with its bits reversed.
+LENGTH_BITS = 27  # Lengths below 128 MiB: a group is shorter.
 PIECES = 4  # The pieces of a batch: the front's beginning, the columns, the subject table, the rest of the heap.
+
+UInt32s = NDArray[np.uint32]
 
 
 def read_by_index(
     disk: Disk, place: LogPlace, bounds: tuple[int, int, int], torn: list[TornTail]
-) -> Iterator[CommitGroup | Skimmed | IndexedGroup]:
+) -> Iterator[Group | IndexedGroup]:
     """As `read_known`, but segments with a valid index are read from it."""
     start, durable, stop = bounds
     bases = segment_bases(disk, place)
@@ -105,3 +110,49 @@ def _header(disk: Disk, place: LogPlace, base: int, *, last: bool) -> FileHeader
         return None
     segment.close()
     return segment.header
+
+
+def joined(crcs: UInt32s, lengths: Int64s, starts: Int64s) -> UInt32s:
+    """The CRC-32C of each whole; its pieces stand one behind the other, beginning at its entry of ``starts``.
+
+    A checksum is a polynomial's remainder, so the checksum of ``a + b`` is that of ``a``, moved on by the length of
+    ``b``, plus that of ``b``. Moving on by 2^k bytes is linear: four tables of 256 entries, one for each byte of it.
+
+    Args:
+        crcs: of each piece.
+        lengths: of each piece, in bytes.
+        starts: for each whole the index of its first piece, rising; each has one.
+    """
+    ends = np.cumsum(lengths)
+    counts = np.diff(np.append(starts, len(lengths)))
+    behind = np.repeat(ends[starts + counts - 1], counts) - ends
+    return np.bitwise_xor.reduceat(_moved(crcs, behind), starts)
+
+
+def _moved(crcs: UInt32s, lengths: Int64s) -> UInt32s:
+    """Each checksum, moved on by ``lengths`` bytes."""
+    moved = crcs.copy()
+    for bit in range(LENGTH_BITS):
+        rows = np.flatnonzero(lengths >> bit & 1)
+        if len(rows):
+            moved[rows] = _apply(_tables(bit), moved[rows])
+    return moved
+
+
+def _apply(tables: UInt32s, values: UInt32s) -> UInt32s:
+    found: UInt32s = tables[0].take(values & np.uint32(255))
+    for byte in (1, 2, 3):
+        found ^= tables[byte].take(values >> np.uint32(8 * byte) & np.uint32(255))
+    return found
+
+
+@lru_cache(maxsize=LENGTH_BITS)
+def _tables(bit: int) -> UInt32s:
+    """Tables that move a checksum on by 2^bit bytes: uint32[4, 256]."""
+    if bit:
+        before = _tables(bit - 1)
+        return _apply(before, before.ravel()).reshape(4, 256)
+    values = np.arange(256, dtype=np.uint32) << (np.arange(4, dtype=np.uint32) * np.uint32(8))[:, None]
+    for _ in range(8):
+        values = values >> np.uint32(1) ^ POLYNOMIAL * (values & np.uint32(1))
+    return values

@@ -37,9 +37,8 @@ from delayd.log.segment_index import IndexedGroup
 from delayd.reading.columns import NO_INT64S, UInt64s, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.follow_target import GROUP, TargetFollow
-from delayd.reading.groups import LogMoved, TornTail, log_size, segment_bases
+from delayd.reading.groups import LogMoved, Memory, StoredGroup, TornTail, log_size, read_known, segment_bases
 from delayd.reading.indexed import read_by_index
-from delayd.reading.skim import Memory, Skimmed, read_known
 from delayd.reading.target_columns import NO_COLUMNS, Columns, RowKeeper, columns_of, take_kept
 
 BATCH = np.dtype(
@@ -205,7 +204,7 @@ def scan_piece(disk: Disk, piece: Piece, keeper: RowKeeper | None = None) -> Ite
         base = bases[bisect.bisect_right(bases, header.offset) - 1]
         if isinstance(group, IndexedGroup):
             fronts.add_indexed(group, base)
-        elif isinstance(group, Skimmed):
+        elif isinstance(group, StoredGroup):
             raise AssertionError("a log that is read whole has no group without bodies")
         elif header.kind == GroupKind.DATA:
             fronts.add(group, base)

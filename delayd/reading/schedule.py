@@ -19,7 +19,7 @@ from delayd.hours import hour_name, hour_of_ms, hour_start_ms, hours_of
 from delayd.location import locate
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
-from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
@@ -28,9 +28,20 @@ from delayd.reading.decisions import NO_DECISIONS, DecisionCollector, Decisions
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
-from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
+from delayd.reading.groups import (
+    Group,
+    LogMoved,
+    StoredGroup,
+    TornTail,
+    log_size,
+    read_groups,
+    read_known,
+    read_log,
+    segment_bases,
+    skim,
+    whole_batch,
+)
 from delayd.reading.join import Sorter
-from delayd.reading.skim import Skimmed, Streamed, read_known, stream_groups
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
 SAMPLE_ROWS = 64  # One sequence in this many is sampled, to find where to split an hour.
@@ -198,7 +209,7 @@ def read_tail(
                     if below and not filed:
                         filed_hours |= _hours_of(batch, header.appended_at_ms)
                     elif not below or hours is None or _is_of(batch, header.appended_at_ms, hours):
-                        batch = group.whole(offset) if isinstance(group, Skimmed) else batch
+                        batch = whole_batch(group, offset, batch)
                         collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
                     sequence += batch.count
         check.take(group, sequence)
@@ -455,7 +466,7 @@ def _read_part(
         raise LogMoved(f"{path} is gone")
     length, end, crc = filed.length, 0, 0
     try:
-        for group in stream_groups(segment, length, 0):
+        for group in skim(segment, length, 0):
             end, crc = group.end, group.header.header_crc32c
             _add_rows(snapshot, hour, path, group, collector)
         if end < length:
@@ -467,11 +478,9 @@ def _read_part(
         segment.close()
 
 
-def _add_rows(
-    snapshot: ScheduleSnapshot, hour: int, path: str, group: CommitGroup | Streamed, collector: Collector
-) -> int:
+def _add_rows(snapshot: ScheduleSnapshot, hour: int, path: str, group: Group, collector: Collector) -> int:
     rows = 0
-    for offset, batch in group.batches():
+    for offset, batch in group.whole_batches() if isinstance(group, StoredGroup) else group.batches():
         if batch.kind != BatchKind.SCHEDULE:
             continue
         if batch.schedule.hour != hour:

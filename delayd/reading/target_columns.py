@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from delayd.batch import ColumnId, Int64s
 from delayd.content import NOT_STATED
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, Growing, UInt64s
-from delayd.reading.skim import Memory
+from delayd.reading.groups import Memory
 
 Batches = NDArray[np.void]  # Its dtype is `delayd.reading.realtime.BATCH`.
 
@@ -90,7 +90,7 @@ class RowKeeper:
         Returns:
             The first batch whose columns do not fit its checksum; None when all do.
         """
-        room = self._memory.kept(self._pending, self._pending + int((ends - begins).sum()))
+        room = self._memory.view(self._pending + int((ends - begins).sum()), self._pending)
         at = self._pending
         for number, (begin, end, crc) in enumerate(zip(begins.tolist(), ends.tolist(), crcs, strict=True)):
             columns = buffer[begin:end]

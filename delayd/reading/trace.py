@@ -34,11 +34,18 @@ from delayd.reading.decisions import as_outcomes
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import open_hour
 from delayd.reading.find import Finder, FoundRow, Search
-from delayd.reading.groups import LogMoved, log_size, read_groups, read_log, segment_bases
+from delayd.reading.groups import (
+    LogMoved,
+    log_size,
+    read_groups,
+    read_known,
+    read_log,
+    segment_bases,
+    whole_batch,
+)
 from delayd.reading.matching import Wanted
 from delayd.reading.schedule import ScheduleSnapshot, read_decisions, read_hour, take_snapshot
 from delayd.reading.seals import NO_TAIL
-from delayd.reading.skim import Skimmed, read_known
 from delayd.retry_subject import parse_retry_subject, retry_subject
 
 TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
@@ -282,7 +289,7 @@ def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> Schedule
             if batch.kind != BatchKind.PRODUCER:
                 continue
             if sequence < first + batch.count:
-                whole = group.whole(offset) if isinstance(group, Skimmed) else batch
+                whole = whole_batch(group, offset, batch)
                 collector = RowCollector()
                 collector.add_message_batch(whole, offset, first, header.appended_at_ms)
                 rows = collector.rows()

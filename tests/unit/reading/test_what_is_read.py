@@ -22,11 +22,10 @@ from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
 from delayd.reading.books import AuditReport, audit_directory, audit_plan, plan_faults, seal_books
 from delayd.reading.directory import Directory, Role
-from delayd.reading.groups import TornTail, segment_bases
+from delayd.reading.groups import StoredGroup, TornTail, segment_bases, skim_log
 from delayd.reading.indexed import read_by_index
 from delayd.reading.plan import plan_audit
 from delayd.reading.realtime import Chunk, Piece, TargetIndexer, scan_nothing, scan_piece, split_piece
-from delayd.reading.skim import Skimmed, skim_log
 from delayd.reading.verify import verify_directory
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
@@ -299,7 +298,7 @@ def end_of(place: LogPlace) -> int:
     return int(last.stem) + last.stat().st_size - 64
 
 
-def batches_of(place: LogPlace) -> Generator[tuple[CommitGroup | Skimmed, int, Batch]]:
+def batches_of(place: LogPlace) -> Generator[tuple[CommitGroup | StoredGroup, int, Batch]]:
     """As a reader goes on: a group at a time."""
     for group in skim_log(RealDisk(), place, 0, end_of(place)):
         for offset, batch in group.batches():
@@ -307,11 +306,11 @@ def batches_of(place: LogPlace) -> Generator[tuple[CommitGroup | Skimmed, int, B
 
 
 def test_large_batches_are_skimmed_and_small_ones_read_whole(place: LogPlace) -> None:
-    assert [type(group) for group, _, _ in batches_of(place)] == [Skimmed, *[CommitGroup] * 4, *[Skimmed] * 3]
+    assert [type(group) for group, _, _ in batches_of(place)] == [StoredGroup, *[CommitGroup] * 4, *[StoredGroup] * 3]
     assert len(list(Path(place.folder).iterdir())) > 1
     for group, offset, batch in batches_of(place):
         assert batch.int64s(ColumnId.DELIVER_AT_MS).tolist() == list(range(batch.count))
-        if isinstance(group, Skimmed):
+        if isinstance(group, StoredGroup):
             assert bytes(group.whole(offset).buffer) == message_batch(400)
 
 
@@ -334,7 +333,7 @@ def test_rule_L5_damage_in_a_body_is_named_where_it_is_asked_for(place: LogPlace
     path.write_bytes(data)
     assert len(list(batches_of(place))) == 8
     group, offset, _ = next(groups := batches_of(place))
-    assert isinstance(group, Skimmed)
+    assert isinstance(group, StoredGroup)
     with pytest.raises(DamagedData, match="checksum of its heap differs"):
         group.whole(offset)
     groups.close()
