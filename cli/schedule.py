@@ -9,7 +9,7 @@ import numpy as np
 
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome, Reason, reason_name
+from delayd.reading.dispatch import outcome_word
 from delayd.reading.scheduled import NONE, Hour, HourCount, Schedule, damaged
 
 from .find import find
@@ -261,7 +261,4 @@ def _state(hour: Hour, row: int) -> str:
     index = int(hour.outcome_of[row])
     if index == NONE:
         return "pending"
-    part = hour.outcomes.parts[hour.outcomes.part_of[index]]
-    if int(part["reason"]) > Reason.CANCELLED:
-        return reason_name(int(part["reason"]))
-    return Outcome(int(part["outcome"])).name.lower()
+    return outcome_word(hour.outcomes.parts[hour.outcomes.part_of[index]])

@@ -3,14 +3,13 @@
 A map, from the files to the verdict. `books.audit_directory` is where an audit begins.
 
 What there is, and how it is read
-    directory, word     which servers a directory holds; the facts (*word*) in a delay server's checkpoint
+    directory, word     which servers a directory holds; what their checkpoints say (*word*) and bound
     lives               which of them are up, and what a delay server has settled
     groups, indexed     the groups of logs: whole, without bodies, behind damage, or by index files
     columns             rows of many batches as flat arrays
 The three logs of an hour
     schedule            the schedule side: schedule log below the checkpoint, message log above it
-    dispatch            the dispatch log
-    decisions           decisions of the message log: outcomes that the dispatch log does not have yet
+    dispatch            the dispatch log, and decisions of the message log: outcomes that it does not have yet
     realtime, target_columns   what the realtime servers hold, and the columns that it is kept in
 The audit of an hour
     plan, pieces        what to read, in which order, in which parts
@@ -19,7 +18,7 @@ The audit of an hour
     acceptances         findings of an hour that an operator has looked into and accepts
 What is more than one hour
     books               the audit of each hour, put together
-    follow, follow_target, filed, conservation, counted   whether logs, table of hours and checkpoint agree (S5)
+    follow, follow_target, filed, conservation   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs

@@ -129,10 +129,11 @@ class SubjectTable:
         ids = self._tables.get(table)
         if ids is None:
             names = [name.decode("ascii") for name in batch.subjects()] or [""]
-            ids = self._tables[table] = np.array([self._number(name) for name in names], np.uint32)
+            ids = self._tables[table] = np.array([self.number(name) for name in names], np.uint32)
         return ids
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """The number of a subject."""
         number = self._ids.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
@@ -243,13 +244,27 @@ class RowCollector:
         hashes[:] = batch.content_hashes()[rows]
         self._hashed = self._rows.count
 
+    def add_rows(self, rows: ScheduleRows) -> None:
+        """Add rows that another collector has gathered."""
+        if not len(rows):
+            return
+        self._close_singles()
+        self._hash()
+        ids = np.array([self.subjects.number(name) for name in rows.subjects], np.uint32)
+        columns = rows.sequence, rows.deliver_at_ms, rows.appended_at_ms, ids[rows.subject], rows.body_bytes
+        for room, column in zip(self._rows.more(len(rows)), (*columns, rows.location, rows.hashes()), strict=True):
+            room[:] = column
+        self._left_out.append(rows.left_out)
+        self._expiring.append(rows.expiring)
+        self._hashed = self._rows.count
+
     def rows(self) -> ScheduleRows:
         """Return all rows; nothing may be added after that."""
         self._close_singles()
         self._hash()
         sequence, due, appended, subject, body_bytes, location, hashes = self._rows.columns()
         names, left_out = self.subjects.names, np.concatenate(self._left_out)
-        expiring = all_expiring(self._expiring)
+        expiring = Expiring(*(np.concatenate(columns) for columns in zip(*self._expiring, strict=True)))
         return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out, expiring)
 
     def _add_expiring(self, batch: Batch, sequence: UInt64s) -> None:
@@ -292,11 +307,6 @@ class RowCollector:
         self._add_regions(headers, Region(words, lengths))
         self._singles, self._items = [], []
         self._hash()
-
-
-def all_expiring(parts: Sequence[Expiring]) -> Expiring:
-    """The rows of several logs that expire; at least one."""
-    return Expiring(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def _headers_of_one(batch: Batch) -> bytes:

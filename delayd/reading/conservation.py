@@ -16,8 +16,8 @@ from delayd.log.schedule import RESTORED_STEP
 from delayd.log.seal import Seal
 from delayd.reading.findings import Finding, FindingKind
 from delayd.reading.groups import segment_bases
-from delayd.reading.schedule import ScheduleSnapshot
 from delayd.reading.seals import SealBook
+from delayd.reading.word import ScheduleSnapshot
 
 
 def server_faults(disk: Disk, snapshot: ScheduleSnapshot, follows: Iterable[str], book: SealBook) -> list[Finding]:

@@ -6,7 +6,6 @@ same way (rule P3).
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData, NaiveDatetime
 from delayd.hours import HOUR_MS, hour_from_name, hour_name, hour_of_ms
-from delayd.log.dispatch import OutcomeRows, decode_outcomes
+from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.result import Table, table_of
 from delayd.reading.schedule import NO_HOURS
@@ -46,22 +45,6 @@ STEPS = {
 NEXT, NOT_SEEN = "next", "not seen"
 
 Hour = str | int | datetime
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadHour:
-    """The logs of one hour of one delay server, read."""
-
-    hour: int
-    log_id: int
-    rows: ScheduleRows
-    found: OutcomeRows
-
-    def schedule(self) -> ScheduleRows:
-        return self.rows
-
-    def outcomes(self) -> OutcomeRows:
-        return self.found
 
 
 class Data:
@@ -203,9 +186,8 @@ class Data:
             except DamagedData as error:
                 self._note([error])
                 raise
-            parts.append(LogTables(_ReadHour(number, each.directory.log_id, read.rows, read.outcomes)))
-        none = LogTables(_ReadHour(number, 0, NO_HOURS.rows, decode_outcomes([])))
-        return table_of(kind, parts or [none])
+            parts.append(_tables(number, each.directory.log_id, read.rows, read.outcomes))
+        return table_of(kind, parts or [_tables(number, 0, NO_HOURS.rows, NO_OUTCOMES)])
 
     def _note(self, damage: list[DamagedData]) -> None:
         self._damage |= {(error.path, error.position): error for error in damage}
@@ -256,6 +238,10 @@ def trace_table(found: list[Trace]) -> Table:
             "detail": text([row[5] for row in rows], known=True),
         },
     )
+
+
+def _tables(hour: int, log_id: int, rows: ScheduleRows, outcomes: OutcomeRows) -> LogTables:
+    return LogTables(hour, log_id, lambda: rows, lambda: outcomes)
 
 
 def _number(hour: Hour) -> int:

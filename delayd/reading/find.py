@@ -17,14 +17,18 @@ from delayd.errors import BadArgument, BadHeaders, DamagedData
 from delayd.headers import decode_headers
 from delayd.hours import hour_of_ms, hours_of
 from delayd.life import KEY
-from delayd.log.dispatch import Outcome, Reason, reason_name
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import schedule_path
 from delayd.log.segment import FileKind, Segment
-from delayd.reading.decisions import NO_DECISIONS, Decisions
 from delayd.reading.directory import Directory, Role, find_undamaged
-from delayd.reading.dispatch import open_hour, read_outcomes
+from delayd.reading.dispatch import (
+    NO_DECISIONS,
+    Decisions,
+    as_outcomes,
+    open_hour,
+    outcome_word,
+    read_outcomes,
+)
 from delayd.reading.groups import (
     LogMoved,
     Memory,
@@ -36,7 +40,8 @@ from delayd.reading.groups import (
     settle,
 )
 from delayd.reading.matching import Held, Wanted
-from delayd.reading.schedule import ScheduleSnapshot, beside_path, read_decisions, take_snapshot, was_removed
+from delayd.reading.schedule import hour_parts, read_tail
+from delayd.reading.word import ScheduleSnapshot, take_snapshot, take_what_is_there, was_removed
 from delayd.sequences import find
 from delayd.tags import decode_tags
 
@@ -140,9 +145,10 @@ class Finder:
         search, moved = self._search, False
         for _ in range(TRIES_MAX):
             try:
-                snapshot = self._snapshot(directory, damage)
+                snapshot = take_what_is_there(self._disk, directory, damage)
                 pieces = list(unfiled_pieces(self._disk, snapshot, damage))
-                search = replace(search, decided=read_decisions(self._disk, snapshot, damage))
+                tail = read_tail(self._disk, snapshot, filed=False, unfiled=False, damage=damage)
+                search = replace(search, decided=tail.decisions)
             except LogMoved:
                 moved = True
                 continue
@@ -179,15 +185,6 @@ class Finder:
             hour = piece.hour
             if hour is not None and hour in snapshot.hours and not was_removed(self._disk, snapshot, hour):
                 yield DamagedData(piece.path, 0, "the file is gone")
-
-    def _snapshot(self, directory: Directory, damage: list[DamagedData]) -> ScheduleSnapshot:
-        try:
-            return take_snapshot(self._disk, directory)
-        except DamagedData as error:
-            # A copy may lack the end of the message log. When the checkpoint is damaged, this fails again.
-            snapshot = take_snapshot(self._disk, directory, tail=False)
-            damage.append(error)
-            return snapshot
 
 
 def _tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -238,19 +235,13 @@ def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iter
     first = 0 if wanted.from_ms is None else hour_of_ms(wanted.from_ms)
     last = (1 << 32) if wanted.to_ms is None else hour_of_ms(wanted.to_ms - 1)
     for hour in sorted(snapshot.hours.keys() | snapshot.word.beside.keys()):
-        filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
-        if not first <= hour <= last or (filed is not None and filed.sealed and not search.ended):
+        if not first <= hour <= last or (snapshot.is_sealed(hour) and not search.ended):
             continue
-        path, length = schedule_path(directory.path, hour), 0 if filed is None else filed.length
-        if filed is not None and length:
-            piece = Piece(directory, path, hour, 0, length, 0, filed.last_crc32c, snapshot.replay_offset)
-            yield from [piece] if length <= PIECE_BYTES else _split_file(disk, piece)
-        if beside is not None and beside.length:
-            other = beside_path(directory.path, hour)
-            # Its rows were appended to the schedule log since, group by group, behind what the table counts.
-            begin = 0 if disk.exists(other) else length
-            path = other if not begin and disk.exists(other) else path
-            yield Piece(directory, path, hour, begin, begin + beside.length, None, None, snapshot.replay_offset)
+        for part in hour_parts(disk, snapshot, hour):
+            before = None if part.begin else 0
+            bounds = part.begin, part.end, before, part.last_crc32c
+            piece = Piece(directory, part.path, hour, *bounds, snapshot.replay_offset)
+            yield from [piece] if part.end - part.begin <= PIECE_BYTES else _split_file(disk, piece)
 
 
 def find_pieces(disk: Disk, pieces: Iterable[Piece], search: Search, memory: Memory) -> Found:
@@ -359,11 +350,10 @@ class _PieceFinder:
                 for row, place in zip(rows[which].tolist(), at.tolist(), strict=True):
                     states[row] = known[1][place]
         # A decision counts as soon as it is durable, and its outcome may be written much later.
-        decided = self._search.decided
-        found = decided.find(sequences)
+        found = self._search.decided.find(sequences)
         for row in np.flatnonzero(found >= 0).tolist():
             if states[row] == PENDING:
-                states[row] = reason_name(int(decided.rows["reason"][found[row]]))
+                states[row] = outcome_word(as_outcomes(self._search.decided.rows[[found[row]]]).parts[0])
         return states
 
     def _outcomes(self, directory: Directory, hour: int) -> tuple[UInt64s, list[str]] | None:
@@ -378,12 +368,7 @@ class _PieceFinder:
                 self._ended[key] = None
             else:
                 order = np.argsort(found.sequences, kind="stable")
-                names = [
-                    reason_name(reason) if reason > Reason.CANCELLED else Outcome(outcome).name.lower()
-                    for outcome, reason in zip(
-                        found.parts["outcome"].tolist(), found.parts["reason"].tolist(), strict=True
-                    )
-                ]
+                names = [outcome_word(part) for part in found.parts]
                 parts = found.part_of[order].tolist()
                 self._ended[key] = found.sequences[order], [names[part] for part in parts]
         return self._ended[key]

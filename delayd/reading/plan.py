@@ -9,45 +9,33 @@ Whoever shares the hours out among tasks gives a `Scan`. Then the realtime logs 
 filed rows by the tasks; what is left to do here grows with hours, batches and groups, not with bytes.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
 from delayd.disk import Disk
-from delayd.errors import BadArgument, DamagedData
+from delayd.errors import BadArgument
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.acceptances import StoredAcceptance, read_acceptances
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.consumption import Consumption, read_consumption
-from delayd.reading.counted import need_counted
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.filed import FiledByLog
-from delayd.reading.groups import LogMoved, TornTail
+from delayd.reading.groups import TornTail
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
 from delayd.reading.realtime import Batches, Scan, TargetIndex, TargetIndexer, TargetRows, read_target_rows
-from delayd.reading.schedule import (
-    MessageTail,
-    ScheduleSnapshot,
-    part_hour,
-    read_hour,
-    read_tail,
-    take_snapshot,
-    was_removed,
-)
+from delayd.reading.schedule import MessageTail, part_hour, read_hour, read_tail
 from delayd.reading.seals import sealed_hours
 from delayd.reading.sides import TargetTallies, read_held
+from delayd.reading.word import ScheduleSnapshot, need_counted, take_snapshot, was_removed
 
 PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
-ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +143,7 @@ class HourBooks:
 
     def schedule(self, sorter: Sorter | None = None) -> ScheduleRows:
         """The scheduled rows, by rising sequence; ``sorter`` sorts the other logs, too."""
-        return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part, sorter)
+        return read_hour(self.disk, self.origin.snapshot, self.tail.get().unfiled, self.hour, self.part, sorter)
 
     def accepted(self) -> FiledByLog:
         """The facts about the hour's schedule log from the message log and the checkpoint."""
@@ -173,13 +161,9 @@ class HourBooks:
         durable = snapshot.outcome_ends.get(self.hour, 0)
         self.torn.clear()
         found = read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable, self.part)
-        filed = snapshot.hours.get(self.hour)
         # The dispatch log of a sealed hour has all outcomes, and its seal is compared with them.
-        return (
-            found
-            if filed is not None and filed.sealed
-            else self.tail.get().decisions.behind(self.hour, found, self.part)
-        )
+        sealed = snapshot.is_sealed(self.hour)
+        return found if sealed else self.tail.get().decisions.behind(self.hour, found, self.part)
 
     def realtime(self) -> TargetRows:
         """The rows of the hour that the targets hold."""
@@ -187,12 +171,12 @@ class HourBooks:
 
     def parts(self) -> "list[HourBooks]":
         """Split the hour into parts that fit into memory, by rising sequence; most hours are one part."""
-        snapshot, tail = self.origin.snapshot, self.tail.get()
-        rows = snapshot.counted(self.hour) + len(tail.of_hour(self.hour))
+        snapshot, unfiled = self.origin.snapshot, self.tail.get().unfiled
+        rows = snapshot.counted(self.hour) + len(unfiled.of_hour(self.hour))
         # The rows that operators gave up are compared with a number for the whole hour, so that hour is not split.
         if rows <= PART_ROWS_MAX or self.hour in snapshot.word.dropped:
             return [self]
-        found = part_hour(self.disk, snapshot, tail, self.hour, PART_ROWS_MAX)
+        found = part_hour(self.disk, snapshot, unfiled, self.hour, PART_ROWS_MAX)
         return [replace(self, part=part) for part in found]
 
 
@@ -248,7 +232,7 @@ def plan_audit(
         life = read_life(disk, directory, max(tail.last_appended_at_ms, _last_claimed_ms(directory, index)), now_ms)
         lives.append(life)
         removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
-        known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
+        known = (set(snapshot.hours) | set(dispatched) | set(tail.unfiled.counts())) - removed
         found = set(np.unique(own_hours).tolist()) | tail.filed_hours
         # An hour that is over and that its delay server does not know was removed by retention, which removes only
         # sealed hours: rows of it in targets and message log have nothing left to be compared with.
@@ -286,16 +270,6 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
         for hour in origin.hours:
             first, until = np.searchsorted(filed, [hour, hour + 1])
             yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
-
-
-def until_still(data: str, read: Callable[[], Result]) -> Result:
-    """Call ``read`` until the files stay unchanged during the call (rule P3); DamagedData when they never do."""
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            return read()
-        except LogMoved as moved:
-            last = moved
-    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
 
 
 class _Tail:

@@ -14,31 +14,19 @@ from numpy.typing import NDArray
 from delayd.batch import Int64s
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
-from delayd.log.dispatch import Outcome, OutcomeRows, decode_outcomes
+from delayd.log.dispatch import NO_OUTCOMES, Outcome, OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.log.seal import SealFacts
 from delayd.reading.columns import ScheduleRows
-from delayd.reading.decisions import NO_DECISIONS
 from delayd.reading.directory import Directory, Role, find_undamaged
 from delayd.reading.dispatch import dispatch_sizes, hours_on_disk, read_outcomes
-from delayd.reading.groups import LogMoved, file_size
-from delayd.reading.schedule import (
-    NO_HOURS,
-    HourRows,
-    ScheduleSnapshot,
-    read_body,
-    read_decisions,
-    read_hour,
-    read_unfiled,
-    take_snapshot,
-    was_removed,
-)
+from delayd.reading.groups import file_size, until_still
+from delayd.reading.join import Join
+from delayd.reading.schedule import NO_HOURS, HourRows, MessageTail, read_body, read_hour, read_tail
 from delayd.reading.seals import sealed_facts
-from delayd.reading.word import sealed_by_checkpoint
+from delayd.reading.word import ScheduleSnapshot, take_snapshot, take_what_is_there, was_removed
 
-TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
 NONE = -1  # In place of an index: there is none.
-_NO_ROWS = np.empty(0, np.int64)
 
 Mask = NDArray[np.bool_]
 
@@ -64,7 +52,7 @@ class HourState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """An hour of one delay server: its rows by rising sequence, and for each the index of its last outcome or NONE."""
+    """An hour of one delay server: its rows by rising sequence, and for each the index of its first outcome or NONE."""
 
     hour: int
     rows: ScheduleRows
@@ -81,7 +69,10 @@ class Hour:
 
     def row_of(self) -> Int64s:
         """For each outcome the index of its row or NONE."""
-        return _find(self.rows.sequence, self.outcomes.sequences)
+        join = Join(self.rows.sequence, self.outcomes.sequences)
+        found = np.full(len(join.known), NONE, np.int64)
+        found[join.rows] = join.scheduled
+        return found
 
 
 class HourCount(NamedTuple):
@@ -112,8 +103,6 @@ class Schedule:
         self._sealed: frozenset[int] = frozenset()  # Hours that were sealed before the sizes were taken.
         self.tail_damage: DamagedData | None = None  # Why messages that are not filed yet are left out.
         self._unfiled: dict[int, Counted] = {}  # Hours with rows in the tail.
-        self._decisions = NO_DECISIONS
-        self._decided_hours: set[int] = set()
         self._facts: dict[int, SealFacts] | None = None  # What the seals say; None: not read yet.
         self._snapshot, self._tail = self._look()
 
@@ -157,7 +146,7 @@ class Schedule:
 
     def has_outcomes(self, hour: int) -> bool:
         """Whether anything is known to have become of messages of an hour."""
-        return hour in self._sealed or self._sizes.get(hour, 0) > 0 or hour in self._decided_hours
+        return hour in self._sealed or self._sizes.get(hour, 0) > 0 or hour in self._tail.decisions.hours()
 
     def read(self, hour: int) -> Hour:
         """Read an hour.
@@ -165,38 +154,36 @@ class Schedule:
         Raises:
             DamagedData: a file does not check, or the files never stand still.
         """
-        moved: LogMoved | None = None
-        for _ in range(TRIES_MAX):
-            try:
-                return self._read(hour)
-            except LogMoved as error:
-                moved = error
-                self._snapshot, self._tail = self._look()
-                if self._was_removed(hour):
-                    return Hour(hour, NO_HOURS.rows, decode_outcomes([]), _NO_ROWS, HourState.SEALED)
-        raise DamagedData(self.directory.path, 0, f"{moved}, and no newer checkpoint says why")
+        return until_still(self.directory.path, lambda: self._read(hour), self._look_again)
 
     def body(self, hour: Hour, row: int) -> bytes:
         """The body of one row."""
-        try:
-            return read_body(self._disk, self._snapshot, hour.hour, int(hour.rows.location[row]))
-        except LogMoved:
+        rows = hour.rows
+
+        def read() -> bytes:
+            return read_body(self._disk, self._snapshot, hour.hour, int(rows.location[row]))
+
+        def look_again() -> None:
             # It was in the message log, which a checkpoint has passed: by now its schedule log has it.
-            self._snapshot, self._tail = self._look()
-            moved = self.read(hour.hour).rows
-            place = int(np.searchsorted(moved.sequence, hour.rows.sequence[row]))
-            return read_body(self._disk, self._snapshot, hour.hour, int(moved.location[place]))
+            nonlocal rows, row
+            sequence = rows.sequence[row]
+            self._look_again()
+            rows = self.read(hour.hour).rows
+            row = int(np.searchsorted(rows.sequence, sequence))
+
+        return until_still(self.directory.path, read, look_again)
 
     def _read(self, hour: int) -> Hour:
+        if self._was_removed(hour):
+            return Hour(hour, NO_HOURS.rows, NO_OUTCOMES, np.empty(0, np.int64), HourState.SEALED)
         durable = self._snapshot.outcome_ends.get(hour, 0)
         size = self._sizes.get(hour, 0)
         if hour in self._sealed:
             size = file_size(self._disk, dispatch_path(self.directory.path, hour))
         outcomes = read_outcomes(self._disk, self.directory, hour, size, durable=durable)
-        outcomes = self._decisions.behind(hour, outcomes)
-        rows = read_hour(self._disk, self._snapshot, self._tail, hour)
-        found = _find(outcomes.sequences, rows.sequence)
-        return Hour(hour, rows, outcomes, found, self._state(hour))
+        outcomes = self._tail.decisions.behind(hour, outcomes)
+        rows = read_hour(self._disk, self._snapshot, self._tail.unfiled, hour)
+        return Hour(hour, rows, outcomes, Join(rows.sequence, outcomes.sequences).first, self._state(hour))
 
     def _sealed_facts(self, damage: list[DamagedData]) -> dict[int, SealFacts]:
         if self._facts is None:
@@ -208,50 +195,36 @@ class Schedule:
         return self._facts
 
     def _state(self, hour: int) -> HourState:
-        filed = self._snapshot.hours.get(hour)
-        if filed is not None and filed.sealed:
+        if self._snapshot.is_sealed(hour):
             return HourState.SEALED
         return HourState.CLOSED if self._snapshot.is_closed(hour) else HourState.OPEN
 
     def _was_removed(self, hour: int) -> bool:
         # Also when its number is not in the newest table any more: then none of its files is there.
-        gone = hour not in self._snapshot.hours and hour not in self._unfiled
-        return was_removed(self._disk, self._snapshot, hour) or (gone and hour not in self._sizes)
+        gone = not (self._snapshot.counted(hour) or hour in self._unfiled or hour in self._sizes)
+        return was_removed(self._disk, self._snapshot, hour) or gone
 
-    def _look(self) -> tuple[ScheduleSnapshot, HourRows]:
-        for tries_left in reversed(range(TRIES_MAX)):
-            try:
-                # A sealed hour gets no more outcomes, so the sizes of all its dispatch logs need not be taken first.
-                self._sealed = sealed_by_checkpoint(self._disk, self.directory)
-                hours = hours_on_disk(self._disk, self.directory, "dispatch")
-                self._sizes = dispatch_sizes(
-                    self._disk, self.directory, [hour for hour in hours if hour not in self._sealed]
-                )
-                snapshot, unfiled = self._read_unfiled()
-            except LogMoved as error:
-                if not tries_left:
-                    raise DamagedData(self.directory.path, 0, f"{error}, and no newer checkpoint says why") from error
-            else:
-                self._facts = None
-                # Once for all hours: two years of them would each count millions of rows.
-                self._unfiled = count_hours(unfiled)
-                return snapshot, unfiled
-        raise AssertionError("the last try returns or raises")
+    def _look_again(self) -> None:
+        self._snapshot, self._tail = self._look()
 
-    def _read_unfiled(self) -> tuple[ScheduleSnapshot, HourRows]:
+    def _look(self) -> tuple[ScheduleSnapshot, MessageTail]:
+        return until_still(self.directory.path, self._look_once)
+
+    def _look_once(self) -> tuple[ScheduleSnapshot, MessageTail]:
+        # A sealed hour gets no more outcomes, so the sizes of all its dispatch logs need not be taken first.
+        table = take_snapshot(self._disk, self.directory, tail=False).hours
+        self._sealed = frozenset(hour for hour, each in table.items() if each.sealed)
+        hours = [hour for hour in hours_on_disk(self._disk, self.directory) if hour not in self._sealed]
+        self._sizes = dispatch_sizes(self._disk, self.directory, hours)
         # Hours that are filed already lie elsewhere, and are as good as ever.
         damage: list[DamagedData] = []
-        try:
-            snapshot = take_snapshot(self._disk, self.directory)
-        except DamagedData as error:
-            # A copy may lack the end of the message log. When the checkpoint is damaged, this fails again.
-            snapshot = take_snapshot(self._disk, self.directory, tail=False)
-            damage.append(error)
-        unfiled = read_unfiled(self._disk, snapshot, damage)
-        self._decisions = read_decisions(self._disk, snapshot, damage)
-        self._decided_hours = self._decisions.hours()
+        snapshot = take_what_is_there(self._disk, self.directory, damage)
+        tail = read_tail(self._disk, snapshot, filed=False, damage=damage)
         self.tail_damage = damage[0] if damage else None
-        return snapshot, unfiled
+        self._facts = None
+        # Once for all hours: two years of them would each count millions of rows.
+        self._unfiled = count_hours(tail.unfiled)
+        return snapshot, tail
 
 
 def schedules(disk: Disk, data: str, damage: list[DamagedData]) -> list[Schedule]:
@@ -281,13 +254,3 @@ def count_hours(rows: HourRows) -> dict[int, Counted]:
     sizes = np.add.reduceat(rows.rows.body_bytes, firsts, dtype=np.int64)
     listed = zip(rows.hours[firsts].tolist(), counts.tolist(), sizes.tolist(), strict=True)
     return {hour: Counted(count, size) for hour, count, size in listed}
-
-
-def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> Int64s:
-    """For each wanted number the index of its last place among the known ones, or NONE."""
-    if not len(known):
-        return np.full(len(wanted), NONE, np.int64)
-    order = np.argsort(known, kind="stable")
-    behind = np.searchsorted(known, wanted, side="right", sorter=order) - 1
-    index = order[np.maximum(behind, 0)]
-    return np.where((behind >= 0) & (known[index] == wanted), index, NONE)

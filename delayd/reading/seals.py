@@ -24,13 +24,13 @@ from delayd.reading.directory import Role, find_directories
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
 from delayd.reading.pieces import by_sequence
-from delayd.reading.schedule import NO_HOURS, MessageTail, ScheduleSnapshot, read_hour, take_snapshot
+from delayd.reading.schedule import NO_HOURS, read_hour
 from delayd.reading.sides import tally_of
+from delayd.reading.word import ScheduleSnapshot, take_snapshot
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
 PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
-NO_TAIL = MessageTail(*NO_HOURS, 0, NO_HOURS)  # A sealed hour gets no more messages.
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
 
@@ -202,7 +202,7 @@ def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: i
     torn: list[TornTail] = []
     try:
         outcomes = read_outcomes(disk, snapshot.directory, hour, None, torn)
-        schedule = read_hour(disk, snapshot, NO_TAIL, hour)
+        schedule = read_hour(disk, snapshot, NO_HOURS, hour)  # A sealed hour gets no more messages.
     except DamagedData as error:
         book.fail(hour, error.message)
         return

@@ -8,7 +8,7 @@ null.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,37 +73,24 @@ class Cells:
         return listed
 
 
-class HourLogs(Protocol):
-    """The two logs that a delay server has of one hour."""
-
-    @property
-    def hour(self) -> int:
-        """Hours since the epoch."""
-
-    @property
-    def log_id(self) -> int:
-        """The delay server's."""
-
-    def schedule(self) -> ScheduleRows:
-        """The scheduled rows, by rising sequence."""
-
-    def outcomes(self) -> OutcomeRows:
-        """The outcomes, in the order in which they came to be known."""
-
-
 class LogTables:
-    """The logs of one hour of one delay server, each read at most once."""
+    """The two logs that a delay server has of one hour, each read at most once."""
 
-    def __init__(self, logs: HourLogs) -> None:
-        self.logs = logs
+    def __init__(
+        self, hour: int, log_id: int, schedule: Callable[[], ScheduleRows], outcomes: Callable[[], OutcomeRows]
+    ) -> None:
+        """``schedule`` reads the rows, by rising sequence; ``outcomes`` reads what is known to have become of them."""
+        self.hour = hour
+        self.log_id = log_id
+        self._schedule, self._outcomes = schedule, outcomes
 
     @cached_property
     def schedule(self) -> ScheduleRows:
-        return self.logs.schedule()
+        return self._schedule()
 
     @cached_property
     def outcomes(self) -> OutcomeRows:
-        return self.logs.outcomes()
+        return self._outcomes()
 
     @cached_property
     def told(self) -> NDArray[np.void]:
@@ -142,7 +129,7 @@ class HourTables(LogTables):
     """The books of one hour, each log read at most once."""
 
     def __init__(self, books: HourBooks) -> None:
-        super().__init__(books)
+        super().__init__(books.hour, books.log_id, books.schedule, books.outcomes)
         self.books = books
 
     @cached_property
@@ -200,7 +187,7 @@ class TableKind(Generic[Tables]):
     def columns(self) -> dict[str, tuple[str, Callable[[Tables], Cells]]]:
         """All columns, in order."""
         columns: dict[str, tuple[str, Callable[[Tables], Cells]]] = {
-            "hour": ("string", lambda tables: _same(hour_name(tables.logs.hour), self.count(tables)))
+            "hour": ("string", lambda tables: _same(hour_name(tables.hour), self.count(tables)))
         }
         for name, (kind, make) in self.own.items():
             columns[name] = kind, make
@@ -274,7 +261,7 @@ def _reasons(parts: NDArray[np.void] | JoinedFields) -> Cells:
 
 
 def _own_id(tables: LogTables, count: int) -> Cells:
-    return _same(f"{tables.logs.log_id:016x}", count)
+    return _same(f"{tables.log_id:016x}", count)
 
 
 def _place(count: int) -> Cells:

@@ -10,6 +10,7 @@ directory that is not here would tell, is said in a sentence.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,31 +25,29 @@ from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
 from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
 from delayd.log.group import GroupKind
-from delayd.log.log import LogPlace, segment_name
+from delayd.log.log import LogPlace
 from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.retry import decode_rows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import RowCollector, ScheduleRows
-from delayd.reading.decisions import as_outcomes
 from delayd.reading.directory import Directory, Role, find_directories
-from delayd.reading.dispatch import open_hour
+from delayd.reading.dispatch import as_outcomes, open_hour, outcome_word
 from delayd.reading.find import Finder, FoundRow, Search
 from delayd.reading.groups import (
-    LogMoved,
     log_size,
     read_groups,
     read_known,
     read_log,
     segment_bases,
+    until_still,
     whole_batch,
 )
 from delayd.reading.matching import Wanted
-from delayd.reading.schedule import ScheduleSnapshot, read_decisions, read_hour, take_snapshot
-from delayd.reading.seals import NO_TAIL
+from delayd.reading.schedule import NO_HOURS, place_of, read_hour, read_tail
+from delayd.reading.word import ScheduleSnapshot, take_snapshot
 from delayd.retry_subject import parse_retry_subject, retry_subject
 
-TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
 ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
@@ -120,7 +119,13 @@ def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | N
     directories = find_directories(disk, data)
     servers = {(each.role, each.log_id): each for each in directories}
     delays = [each for each in directories if each.role == Role.DELAY and log_id in (None, each.log_id)]
-    found = [each for each in (_again(disk, delay, servers, subject, which) for delay in delays) if each is not None]
+    found = [
+        each
+        for each in (
+            until_still(delay.path, partial(_trace_which, disk, delay, servers, subject, which)) for delay in delays
+        )
+        if each is not None
+    ]
     if not found:
         name = "key" if isinstance(which, str) else "sequence"
         where = "no delay server's directory" if not delays else f"no message of that subject and {name}"
@@ -130,16 +135,10 @@ def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | N
     return found
 
 
-def _again(disk: Disk, delay: Directory, servers: _Servers, subject: str, which: int | str) -> Trace | None:
-    moved: LogMoved | None = None
-    for _ in range(TRIES_MAX):
-        try:
-            if isinstance(which, str):
-                return _trace_key(disk, delay, servers, subject, which)
-            return _trace(disk, delay, servers, subject, which)
-        except LogMoved as error:
-            moved = error  # A running server has filed or removed what was to be read.
-    raise BadArgument(f"{moved}; the server moves its files faster than they are read, so try again")
+def _trace_which(disk: Disk, delay: Directory, servers: _Servers, subject: str, which: int | str) -> Trace | None:
+    if isinstance(which, str):
+        return _trace_key(disk, delay, servers, subject, which)
+    return _trace(disk, delay, servers, subject, which)
 
 
 def _trace_key(disk: Disk, delay: Directory, servers: _Servers, subject: str, key: str) -> Trace | None:
@@ -234,7 +233,7 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
     filed: ScheduleRows | None = None
     hour = hours[0] if hours else 0
     for each in hours:
-        rows = read_hour(disk, snapshot, NO_TAIL, each, range(sequence, sequence + 1))
+        rows = read_hour(disk, snapshot, NO_HOURS, each, range(sequence, sequence + 1))
         if len(rows):
             filed, hour = rows, each
             break
@@ -244,7 +243,7 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
     found = Trace(delay.log_id, sequence, int(row.deliver_at_ms[0]))
     if accepted is not None:
         _, offset, number = locate(int(accepted.location[0]))
-        path, position = _place(disk, snapshot.place, offset)
+        path, position = place_of(disk, snapshot.place, offset)
         found.steps.append(Step("accepted", int(accepted.appended_at_ms[0]), path, position, f"row {number}"))
     else:
         found.unseen.append("when it was accepted: retention has removed that part of the message log")
@@ -298,12 +297,6 @@ def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> Schedule
     return None
 
 
-def _place(disk: Disk, place: LogPlace, offset: int) -> tuple[str, int]:
-    """The file of a log that holds an offset, and the byte in it."""
-    base = max(base for base in segment_bases(disk, place) if base <= offset)
-    return f"{place.folder}/{segment_name(base)}", offset - base + FILE_HEADER_BYTES
-
-
 def _outcome(disk: Disk, delay: Directory, hour: int, sequence: int) -> tuple[Step, np.void, int] | None:
     """The outcome of a row: the step, its part, and the sequence of the other row that it names, if it does."""
     path = dispatch_path(delay.path, hour)
@@ -329,7 +322,7 @@ def _outcome(disk: Disk, delay: Directory, hour: int, sequence: int) -> tuple[St
 def _decided(disk: Disk, snapshot: ScheduleSnapshot, found: Trace, sequence: int) -> bool:
     """Add the decision that has ended a row whose outcome is not written yet; whether there is one."""
     damage: list[DamagedData] = []
-    decisions = read_decisions(disk, snapshot, damage)
+    decisions = read_tail(disk, snapshot, filed=False, unfiled=False, damage=damage).decisions
     (at,) = decisions.find(np.array([sequence], np.uint64)).tolist()
     if at < 0:
         found.unseen += [f"whether a decision has ended it: {error.message}" for error in damage]
@@ -337,7 +330,7 @@ def _decided(disk: Disk, snapshot: ScheduleSnapshot, found: Trace, sequence: int
     row = decisions.rows[at : at + 1]
     told, hour = as_outcomes(row), int(row["hour"][0])
     part, named = told.parts[0], int(told.others(np.zeros(1, np.intp))[0])
-    path, position = _place(disk, snapshot.place, int(decisions.offsets[at]))
+    path, position = place_of(disk, snapshot.place, int(decisions.offsets[at]))
     found.steps.append(_ended(part, named, path, position))
     follow = f"; trace sequence {named}, which took its place" if named and int(part["reason"]) in FOLLOWED else ""
     if int(part["reason"]) == Reason.DRAINED:
@@ -352,14 +345,13 @@ def _decided(disk: Disk, snapshot: ScheduleSnapshot, found: Trace, sequence: int
 def _ended(part: np.void, named: int, path: str, position: int) -> Step:
     """The step that a part of outcomes tells; ``named`` is the sequence of the other row, if it names one."""
     outcome = Outcome(int(part["outcome"]))
-    what = "claimed" if outcome is Outcome.DISPATCHED else outcome.name.lower().replace("_", " ")
+    what = "claimed" if outcome is Outcome.DISPATCHED else outcome_word(part).replace("_", " ")
     detail = f"attempt {int(part['attempt'])}, batch {int(part['batch_id'])}"
     if outcome is Outcome.DISPATCHED:
         detail += f" to {int(part['target_log_id']):016x}"
     elif outcome is Outcome.CANCELLED:
         detail = ""
         if part["reason"] > Reason.CANCELLED:
-            what = reason_name(int(part["reason"])).replace("_", " ")
             at = f"{np.datetime64(int(part['target_appended_at_ms']), 'ms')}Z"
             if int(part["reason"]) == Reason.DRAINED:
                 detail = f"to delay server {int(part['target_log_id']):016x}"
@@ -384,7 +376,7 @@ def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subje
         found.unseen.append(f"where it stands at realtime server {log_id:016x}: retention has removed it")
         return []
     rows = np.flatnonzero(batch.column(ColumnId.SEQUENCE) == found.sequence)
-    path, position = _place(disk, place, offset)
+    path, position = place_of(disk, place, offset)
     if not len(rows):
         found.unseen.append(f"{path} has another batch at byte {position} than the dispatch log says: run the audit")
         return []
@@ -455,7 +447,7 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
         if own is None:
             unknown.add(record.group_id)
             continue
-        path, position = _place(disk, place, offset)
+        path, position = place_of(disk, place, offset)
         held = {at for group_id, at in pulls if group_id == record.group_id}
         if isinstance(record, GroupMoved):
             pulls -= {(record.group_id, at) for at in held}

@@ -24,12 +24,12 @@ from delayd.log.tally import FOLDER, covered
 from delayd.place import MARKER
 from delayd.reading.acceptances import read_acceptances
 from delayd.reading.consumed import wrong_entries
-from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
-from delayd.reading.schedule import BESIDE_SUFFIX, beside_path, take_snapshot
+from delayd.reading.schedule import BESIDE_SUFFIX, beside_path
 from delayd.reading.sides import read_held, segment_differs
 from delayd.reading.verify_file import ALONE, FileReport, Place, State, damage_report, damaged_end, verify_file
+from delayd.reading.word import log_names, missing_files, published_ends, take_snapshot
 from delayd.state import LMDB_FILE, check_pairs, check_stored
 from delayd.state_file import Pair, read_pairs
 
@@ -165,7 +165,7 @@ def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | 
     where nothing proves it.
     """
     folder, _, name = file.path.rpartition("/")
-    if home.log_id is None or file.state not in (State.OK, State.TORN) or name != _log_names(disk, folder)[-1]:
+    if home.log_id is None or file.state not in (State.OK, State.TORN) or name != log_names(disk, folder)[-1]:
         return None
     torn = file.torn or TornTail(file.path, file.size_bytes, 0, "the log ends there")
     try:
@@ -175,7 +175,7 @@ def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | 
             why = _why_durable(disk, home, home.log_id, end)
             # A running server may have finished this append, or begun a new file, before it wrote the fact: so the end
             # is read once more, after the fact.
-            if why and next(segment.scan(end), None) is None and name == _log_names(disk, folder)[-1]:
+            if why and next(segment.scan(end), None) is None and name == log_names(disk, folder)[-1]:
                 return DamagedData(file.path, torn.position, f"{torn.reason}, and {why}")
         finally:
             segment.close()
@@ -253,7 +253,7 @@ def _identify(disk: Disk, path: str) -> Directory | None:
     """Find out whose directory it is, from the first file that tells: damage must not keep the other files from being
     read.
     """
-    for name in _log_names(disk, f"{path}/message"):
+    for name in log_names(disk, f"{path}/message"):
         try:
             segment = open_any(disk, f"{path}/message/{name}")
         except (UnfinishedFile, FileNotFoundError, DataError):
@@ -406,7 +406,7 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     reported.
     """
     try:
-        published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+        logs = published_ends(disk, directory)
         # The message log may be damaged, so what the checkpoint says of other files must not depend on it.
         snapshot = take_snapshot(disk, directory, tail=False) if directory.role == Role.DELAY else None
     except DataError:
@@ -420,12 +420,10 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     # An hour is sealed when all of its outcomes are durable, and gets none after that.
     sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
     ends |= {path: _size(disk, path) for path in sealed}
-    for log, name in PUBLISHED_OFFSETS[directory.role].items():
-        offset = published.get(name, 0)
-        names = _log_names(disk, f"{directory.path}/{log}")
+    for path, end in logs.items():
         # Segments before the last one are whole in any case.
-        if names and isinstance(offset, int) and offset > int(names[-1].removesuffix(".log")):
-            ends[f"{directory.path}/{log}/{names[-1]}"] = offset
+        if end > 0:
+            ends[path] = end + int(path.rpartition("/")[2].removesuffix(".log"))
     return ends
 
 
@@ -444,7 +442,7 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
         folder = f"{home.path}/{log}"
         folders = [folder] if log in ONE_FOLDER else [f"{folder}/{inner}" for inner in disk.list_folder(folder)]
         for inner in folders:
-            names = _log_names(disk, inner)
+            names = log_names(disk, inner)
             for name in names:
                 path = f"{inner}/{name}"
                 own = _kind_of(kind, name)
@@ -470,14 +468,10 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
     if home.log_id is None or log not in home.logs:
         return Place(path)
     kind = _kind_of(home.logs[log], name)
-    last = kind in ALONE or not any(other > name for other in _log_names(disk, folder))
+    last = kind in ALONE or not any(other > name for other in log_names(disk, folder))
     return Place(path, kind, home.log_id, True, last, home.durable.get(full, 0))
 
 
 def _kind_of(kind: FileKind, name: str) -> FileKind:
     """The kind of a file in a folder: files beside damaged ones hold outcomes, or filed rows if the name says so."""
     return FileKind.SCHEDULE if name.endswith(BESIDE_SUFFIX) else kind
-
-
-def _log_names(disk: Disk, folder: str) -> list[str]:
-    return [name for name in disk.list_folder(folder) if name.endswith(".log")]

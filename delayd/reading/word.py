@@ -1,18 +1,34 @@
-"""Word: what a delay server's checkpoint file says about its books (docs/formats/checkpoint.md). A *word* is such a
-statement.
+"""Word: what a server's checkpoint file says: the bounds of all reading, and facts that the files must confirm
+(docs/formats/checkpoint.md, rules P3, S5, L5). A *word* is such a statement.
 
-Invariant: the checkpoint file may hold anything, so each field's type is checked before it is used.
+Invariant: the checkpoint file may hold anything, so each field's type is checked before it is used. A server publishes
+what retention removes before it removes it. So if a file is missing without that, somebody else has taken it: that is
+damage, and never a loss.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DataError
+from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import Payload, Value, read_checkpoint
-from delayd.log.schedule import DEAD, REMOVED, SEALED, Skipped, decode_hours
-from delayd.reading.directory import Directory
+from delayd.log.dispatch import END_ROW
+from delayd.log.log import LogPlace, segment_name
+from delayd.log.schedule import DEAD, REMOVED, SEALED, Skipped, decode_hours, dispatch_path, schedule_path
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind
+from delayd.reading.directory import Directory, Role
+from delayd.reading.groups import LogMoved, file_size, log_size, segment_bases
+
+PUBLISHED_OFFSETS = {
+    Role.DELAY: {"message": "replay_offset"},
+    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset", "tally": "tally_offset"},
+}
+
+V = TypeVar("V", int, bytes, list[Value])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,84 @@ class Word:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleSnapshot:
+    """The bounds for reading the logs of a delay server: offsets of the message log, and the table of hours."""
+
+    directory: Directory
+    replay_offset: int
+    message_stop: int
+    hours: dict[int, FiledHour]
+    appended_at_ms: int  # The last stamp below the replay offset: hours that ended by then are closed (rule P5).
+    outcome_ends: dict[int, int]  # Offset in each dispatch log below which everything was fsynced.
+    word: Word = field(default_factory=Word)
+
+    def is_closed(self, hour: int) -> bool:
+        """Whether no message can be filed in an hour any more, so that its schedule log is complete (rule P5)."""
+        return self.is_sealed(hour) or hour_start_ms(hour + 1) <= self.appended_at_ms
+
+    def is_sealed(self, hour: int) -> bool:
+        """Whether the table calls an hour sealed."""
+        filed = self.hours.get(hour)
+        return filed is not None and filed.sealed
+
+    def counted(self, hour: int) -> int:
+        """How many rows of an hour the checkpoint counts."""
+        filed, beside = self.hours.get(hour), self.word.beside.get(hour)
+        return (filed.rows if filed else 0) + (beside.rows if beside else 0)
+
+    @property
+    def place(self) -> LogPlace:
+        """Its message log."""
+        return LogPlace(self.directory.message_folder, FileKind.MESSAGE, self.directory.log_id)
+
+
+def take_snapshot(disk: Disk, directory: Directory, *, tail: bool = True) -> ScheduleSnapshot:
+    """Read the published checkpoint, then the message log's size; without `tail` the log is not looked at.
+
+    Raises:
+        DamagedData, NewerFormat: the checkpoint can't be read, or the message log ends before it.
+    """
+    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+    try:
+        replay_offset = _as(int, published.get("replay_offset", 0))
+        hours = filed_hours(_as(bytes, published.get("hours", b"")))
+        appended_at_ms = _as(int, published.get("appended_at_ms", 0))
+        outcomes = _as(bytes, published.get("outcomes", b""))
+        word = _read_word(published) if published else Word()
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it lacks a field, or one has another type: {error!r}"
+        raise DamagedData(f"{directory.path}/checkpoint", 0, what) from error
+    ends = {hour: end for hour, _, end in np.frombuffer(outcomes, END_ROW).tolist()}
+    place = LogPlace(directory.message_folder, FileKind.MESSAGE, directory.log_id)
+    stop = log_size(disk, place) if tail else replay_offset
+    bases = segment_bases(disk, place)
+    if bases and stop < replay_offset:
+        path = f"{place.folder}/{segment_name(bases[-1])}"
+        what = f"the checkpoint says that {replay_offset - stop} more bytes are there"
+        raise DamagedData(path, stop - bases[-1] + FILE_HEADER_BYTES, what)
+    return ScheduleSnapshot(directory, replay_offset, stop, hours, appended_at_ms, ends, word)
+
+
+def take_what_is_there(disk: Disk, directory: Directory, damage: list[DamagedData]) -> ScheduleSnapshot:
+    """`take_snapshot` of a directory that may be a copy and lack the end of the message log, which is told."""
+    try:
+        return take_snapshot(disk, directory)
+    except DamagedData as error:
+        # When the checkpoint is damaged, this fails again.
+        snapshot = take_snapshot(disk, directory, tail=False)
+        damage.append(error)
+        return snapshot
+
+
+def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
+    """Whether retention removed an hour that the published checkpoint still names; retention publishes a removal
+    first.
+    """
+    filed = snapshot.hours.get(hour)
+    return filed is not None and filed.removed and not disk.exists(schedule_path(snapshot.directory.path, hour))
+
+
 def filed_hours(table: bytes) -> dict[int, FiledHour]:
     """Read an hour table, by hour."""
     return {
@@ -62,63 +156,148 @@ def filed_hours(table: bytes) -> dict[int, FiledHour]:
     }
 
 
-def sealed_by_checkpoint(disk: Disk, directory: Directory) -> frozenset[int]:
-    """The hours that the published checkpoint calls sealed. Raises DamagedData when it can't be read."""
-    table = (read_checkpoint(disk, directory.path, directory.log_id) or {}).get("hours", b"")
-    if not isinstance(table, bytes):
-        raise DamagedData(f"{directory.path}/checkpoint", 0, "hours has another type")
-    rows = decode_hours(table)
-    return frozenset(rows["hour"][rows["flags"] & SEALED > 0].tolist())
+def missing_files(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
+    """Name each file that is gone; nothing when the checkpoint can't be read, which is reported as damage of its
+    own.
+    """
+    yield from _missing_segments(disk, directory)
+    if directory.role is not Role.DELAY:
+        return
+    lost = [path for path in _counted(disk, directory) if not disk.exists(path)]
+    # Retention of a running server publishes a removal first, so the checkpoint is read once more.
+    counted = _counted(disk, directory) if lost else {}
+    for path in lost:
+        if path in counted:
+            yield DamagedData(path, 0, f"the file is gone, and the checkpoint counts {counted[path]}")
 
 
-def read_word(directory: Directory, published: Payload) -> Word:
-    """Read the fields of a published checkpoint that the audit needs; DamagedData when one has a wrong type."""
+def need_counted(disk: Disk, directory: Directory) -> None:
+    """Refuse to go on when a file is gone, or a dispatch log or message log is shorter than its checkpoint says.
+
+    Raises:
+        DamagedData: the first of them.
+    """
+    for error in missing_files(disk, directory):
+        raise error
+    for path, missing in _short(disk, directory).items():
+        # A cut file stays cut; one that retention removed at this moment is not counted any more.
+        if _short(disk, directory).get(path) == missing:
+            size, length = missing
+            what = f"the checkpoint says that {length - size} more bytes are there"
+            raise DamagedData(path, size + FILE_HEADER_BYTES, what)
+
+
+def published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
+    """How many bytes of groups the checkpoint counts in the last segment of each log that it names, by path."""
+    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+    ends: dict[str, int] = {}
+    for log, name in PUBLISHED_OFFSETS[directory.role].items():
+        offset, names = published.get(name, 0), log_names(disk, f"{directory.path}/{log}")
+        if names and isinstance(offset, int):
+            ends[f"{directory.path}/{log}/{names[-1]}"] = offset - int(names[-1].removesuffix(".log"))
+    return ends
+
+
+def log_names(disk: Disk, folder: str) -> list[str]:
+    """The names of the log files in a folder, rising."""
+    return [name for name in disk.list_folder(folder) if name.endswith(".log")]
+
+
+def _short(disk: Disk, directory: Directory) -> dict[str, tuple[int, int]]:
+    """Files that are shorter than the checkpoint counts, by path: their bytes of groups, and the counted ones."""
+    if directory.role is Role.DELAY:
+        snapshot = take_snapshot(disk, directory)
+        ends = {dispatch_path(directory.path, hour): end for hour, end in _ends(snapshot).items()}
+    else:
+        ends = published_ends(disk, directory)
+    found: dict[str, tuple[int, int]] = {}
+    for path, end in ends.items():
+        try:
+            size = file_size(disk, path)
+        except LogMoved:
+            continue
+        if size < end:
+            found[path] = size, end
+    return found
+
+
+def _ends(snapshot: ScheduleSnapshot) -> dict[int, int]:
+    """The published ends of dispatch logs whose hours retention does not remove."""
+    hours = snapshot.hours
+    return {hour: end for hour, end in snapshot.outcome_ends.items() if not (hour in hours and hours[hour].removed)}
+
+
+def _missing_segments(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
+    """Logs that lack the segment with what the checkpoint counts, or an earlier segment that should be kept."""
+    logs = PUBLISHED_OFFSETS[directory.role]
+    before = {log: log_names(disk, f"{directory.path}/{log}") for log in logs}
     try:
-        count, digest = (0, b"") if published["seals"] is None else _pair(published["seals"])
-        links = [_triple(link) for link in _list(published["links"])]
-        return Word(
-            next_sequence=_int(published["next_sequence"]),
-            replay_crc32c=_int(published["replay_crc32c"]),
-            skipped=tuple((_int(first), _int(rows)) for first, rows in map(_pair, _list(published["skipped"]))),
-            dropped={_int(hour): _int(rows) for hour, rows in map(_pair, _list(published["dropped"]))},
-            keep_from=_int(published["keep_from"]),
-            beside=filed_hours(_bytes(published["beside"])),
-            seals=_int(count),
-            seals_sha256=_bytes(digest),
-            settled_ms=_int(published["settled_ms"]),
-            waits=str(published["waits"]),
-            links=tuple(LinkWord(_int(log_id), _int(settled_ms), str(waits)) for log_id, settled_ms, waits in links),
-            epoch=_int(published["epoch"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedData(
-            f"{directory.path}/checkpoint", 0, f"it lacks a field, or one has another type: {error!r}"
-        ) from error
+        published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+    except DataError:
+        return
+    keep_from = published.get("keep_from")
+    for log, name in logs.items():
+        # The names were listed before the checkpoint was read, so the checkpoint knows of each segment that was removed
+        # by then.
+        offset, folder, names = published.get(name, 0), f"{directory.path}/{log}", before[log]
+        if not isinstance(offset, int) or not offset:
+            continue
+        first = int(names[0].removesuffix(".log")) if names else None
+        if first is None or first > offset:
+            what = f"the segment with offset {offset} is gone, up to which its checkpoint counts"
+            yield DamagedData(folder, 0, what)
+        elif log == "message" and isinstance(keep_from, int) and first > keep_from:
+            what = f"the log begins at offset {first}, and its server has removed nothing from {keep_from} on"
+            yield DamagedData(f"{folder}/{segment_name(first)}", 0, what)
 
 
-def _int(value: Value) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no number")
+def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
+    """The files in which the checkpoint counts something, by path, with what it counts."""
+    try:
+        snapshot = take_snapshot(disk, directory)
+    except DataError:
+        return {}
+    counted: dict[str, str] = {}
+    for hour, each in snapshot.hours.items():
+        if each.length and not each.removed:
+            counted[schedule_path(directory.path, hour)] = f"{each.rows:,} messages in it"
+        if each.sealed and not each.removed:
+            counted[dispatch_path(directory.path, hour)] = f"the outcomes of {each.rows:,} messages in it"
+    for hour, length in _ends(snapshot).items():
+        if length:
+            counted.setdefault(dispatch_path(directory.path, hour), f"{length:,} bytes in it")
+    if snapshot.word.seals or any(each.sealed for each in snapshot.hours.values()):
+        counted[f"{directory.path}/seal/{segment_name(0)}"] = "sealed hours"
+    return counted
+
+
+def _read_word(published: Payload) -> Word:
+    count, digest = (0, b"") if published["seals"] is None else _as(list, published["seals"])
+    links = [_as(list, link) for link in _as(list, published["links"])]
+    return Word(
+        next_sequence=_as(int, published["next_sequence"]),
+        replay_crc32c=_as(int, published["replay_crc32c"]),
+        skipped=_pairs(published["skipped"]),
+        dropped=dict(_pairs(published["dropped"])),
+        keep_from=_as(int, published["keep_from"]),
+        beside=filed_hours(_as(bytes, published["beside"])),
+        seals=_as(int, count),
+        seals_sha256=_as(bytes, digest),
+        settled_ms=_as(int, published["settled_ms"]),
+        waits=str(published["waits"]),
+        links=tuple(
+            LinkWord(_as(int, log_id), _as(int, settled_ms), str(waits)) for log_id, settled_ms, waits in links
+        ),
+        epoch=_as(int, published["epoch"]),
+    )
+
+
+def _pairs(value: Value) -> tuple[tuple[int, int], ...]:
+    pairs = [_as(list, pair) for pair in _as(list, value)]
+    return tuple((_as(int, first), _as(int, second)) for first, second in pairs)
+
+
+def _as(kind: type[V], value: Value) -> V:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
-
-
-def _bytes(value: Value) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"{value!r} is no bytes")
-    return value
-
-
-def _list(value: Value) -> list[Value]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
-
-
-def _pair(value: Value) -> tuple[Value, Value]:
-    first, second = _list(value)
-    return first, second
-
-
-def _triple(value: Value) -> tuple[Value, Value, Value]:
-    first, second, third = _list(value)
-    return first, second, third

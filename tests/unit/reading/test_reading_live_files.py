@@ -13,7 +13,8 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.books import audit_directory
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
-from delayd.reading.schedule import read_body, read_hour, read_tail, take_snapshot
+from delayd.reading.schedule import read_body, read_hour, read_tail
+from delayd.reading.word import take_snapshot
 from delayd.testing.disk import Faults, MemoryDisk
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
@@ -147,7 +148,7 @@ def test_bodies_are_read_from_either_log(tmp_path: Path) -> None:
     books.checkpoint()
     books.send([START_MS + 2, START_MS + 3])
     snapshot = take_snapshot(DISK, find_directories(DISK, books.delay)[0])
-    rows = read_hour(DISK, snapshot, read_tail(DISK, snapshot), HOUR)
+    rows = read_hour(DISK, snapshot, read_tail(DISK, snapshot).unfiled, HOUR)
     assert rows.sequence.tolist() == [1, 3, 4, 5] and rows.body_bytes.tolist() == [6] * 4
     bodies = [read_body(DISK, snapshot, HOUR, int(location)) for location in rows.location]
     assert bodies == [b"body 1", b"body 3", b"body 4", b"body 5"]
@@ -159,7 +160,7 @@ def test_batches_of_one_and_of_many_give_their_rows_in_order(tmp_path: Path) -> 
     books.send([START_MS + 2, START_MS + 3], subjects=("orders", "bills"))
     books.send([START_MS + 4], subjects=("bills", "orders"))
     snapshot = take_snapshot(DISK, find_directories(DISK, books.delay)[0])
-    rows = read_tail(DISK, snapshot).rows
+    rows = read_tail(DISK, snapshot).unfiled.rows
     assert rows.sequence.tolist() == [1, 2, 3, 4]
     assert (rows.deliver_at_ms - START_MS).tolist() == [1, 2, 3, 4]
     assert [rows.subjects[subject] for subject in rows.subject] == ["orders", "orders", "bills", "bills"]

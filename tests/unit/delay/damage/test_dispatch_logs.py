@@ -14,7 +14,7 @@ from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, open_segment
 from delayd.reading import dispatch as reading
 from delayd.reading.directory import find_directories
-from delayd.reading.schedule import take_snapshot
+from delayd.reading.word import take_snapshot
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.damage.dispatch_logs import HOUR, HOUR_MS, damaged_dispatch_log, flip
