@@ -8,7 +8,7 @@ Invariant: outcomes are decoded from whole groups that check, up to a size that 
 read. Whoever tells what is pending asks `Decisions` too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +23,12 @@ from delayd.log.dispatch import NO_OUTCOMES, PART, Outcome, OutcomeRows, Reason,
 from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
-from delayd.reading.columns import rows_of_part
+from delayd.reading.columns import Growing, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.groups import Group, LogMoved, TornTail, file_size, read_groups, whole_batch
 from delayd.sequences import find
 
+ROW_BYTES = 24  # A row of a batch has three columns of 8 bytes.
 DECODE_ROWS = 16_384  # Outcomes decoded at a time: their arrays stay in the processor's cache.
 
 
@@ -81,7 +82,7 @@ def read_outcomes(
         return NO_OUTCOMES
     try:
         until = segment.file.size() if stop is None else stop
-        found: list[OutcomeRows] = []
+        found = _Gathered(until)
         batches: list[Batch] = []
         rows = ends = 0
         for group in read_groups(segment, 0, until, [] if torn is None else torn, previous_crc32c=0, durable=durable):
@@ -90,12 +91,13 @@ def read_outcomes(
             ends = group.end if group.end <= durable else ends
             if rows >= DECODE_ROWS:
                 # Batches are decoded now and then, because a batch keeps the bytes of its group in memory.
-                found.append(_decode(segment, hour, batches, part))
+                found.add(_decode(segment, hour, batches, part))
                 batches, rows = [], 0
         if ends < durable <= until:
             what = f"no group of it ends at {durable}, which was durable"
             raise DamagedData(segment.path, segment.position(ends), what)
-        return join_outcomes([*found, _decode(segment, hour, batches, part)])
+        found.add(_decode(segment, hour, batches, part))
+        return found.rows()
     finally:
         segment.close()
 
@@ -112,17 +114,6 @@ def named_of(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], 
     if len(table) <= len(index):
         return table, index
     return table.take(index), np.arange(len(index))
-
-
-def join_outcomes(found: Sequence[OutcomeRows]) -> OutcomeRows:
-    """Outcomes one behind the other; the columns of ``found`` are used up."""
-    if len(found) == 1:
-        return found[0]
-    first = 0
-    for each in found:
-        each.part_of[:] += first
-        first += len(each.parts)
-    return OutcomeRows(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 
 def open_hour(disk: Disk, path: str, kind: FileKind, log_id: int, hour: int) -> Segment | None:
@@ -165,7 +156,12 @@ class Decisions(NamedTuple):
         """
         own = self.of_hour(hour, part)
         own = own.compress(~np.isin(own["sequence"], outcomes.sequences))
-        return join_outcomes([outcomes, as_outcomes(own)]) if len(own) else outcomes
+        if not len(own):
+            return outcomes
+        found = _Gathered()
+        found.add(outcomes)
+        found.add(as_outcomes(own))
+        return found.rows()
 
 
 NO_DECISIONS = Decisions(NO_ENDED, np.empty(0, np.uint64))
@@ -211,6 +207,28 @@ def as_outcomes(rows: EndedRows) -> OutcomeRows:
     parts["outcome"], parts["count"], parts["attempt"] = Outcome.CANCELLED, 1, 1
     hashes = np.zeros(len(rows), np.uint64)
     return OutcomeRows(rows["sequence"].copy(), rows["deliver_at_ms"].copy(), parts, np.arange(len(rows)), hashes)
+
+
+class _Gathered:
+    """Outcomes one behind the other, in memory that is reserved for a file of some bytes."""
+
+    def __init__(self, size_bytes: int = 0) -> None:
+        self._parts = [NO_OUTCOMES.parts]
+        self._parts_count = 0
+        columns = NO_OUTCOMES.sequences, NO_OUTCOMES.deliver_at_ms, NO_OUTCOMES.part_of, NO_OUTCOMES.content_hash
+        self._columns = Growing(columns, size_bytes // ROW_BYTES)
+
+    def add(self, found: OutcomeRows) -> None:
+        part_of = found.part_of + self._parts_count
+        columns = found.sequences, found.deliver_at_ms, part_of, found.content_hash
+        for room, column in zip(self._columns.more(len(part_of)), columns, strict=True):
+            room[:] = column
+        self._parts.append(found.parts)
+        self._parts_count += len(found.parts)
+
+    def rows(self) -> OutcomeRows:
+        sequences, due, part_of, hashes = self._columns.columns()
+        return OutcomeRows(sequences, due, np.concatenate(self._parts), part_of, hashes)
 
 
 def _decode(segment: Segment, hour: int, batches: list[Batch], part: range | None) -> OutcomeRows:
