@@ -22,9 +22,9 @@ from delayd.hours import hour_from_name, hour_name
 from delayd.reading.arrow import TIMESTAMP
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.findings import Finding, FindingKind, Findings
-from delayd.reading.groups import LogMoved, until_still
+from delayd.reading.groups import LogMoved
 from delayd.reading.histogram import NO_COUNTS
-from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.plan import AuditPlan, plan_audit, until_still
 from delayd.reading.realtime import PIECE_BYTES, Chunk, Piece, Scan, scan_piece, split_piece
 from delayd.reading.summary import COUNTS, HourSummary
 

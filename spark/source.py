@@ -16,8 +16,7 @@ from delayd.disk import RealDisk
 from delayd.errors import BadArgument
 from delayd.hours import hour_from_name
 from delayd.reading.arrow import to_arrow
-from delayd.reading.groups import until_still
-from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
+from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.realtime import scan_nothing
 from delayd.reading.result import table_of
 from delayd.reading.sums import SUMS

@@ -10,8 +10,7 @@ from pathlib import Path
 from delayd.disk import RealDisk
 from delayd.reading.books import AuditReport, report_plan
 from delayd.reading.export import export_plan
-from delayd.reading.groups import until_still
-from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.plan import AuditPlan, plan_audit, until_still
 
 from .sql_audit import SqlReport, audit_by_sql, differences
 

@@ -20,11 +20,11 @@ from delayd.reading.conservation import server_faults
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
-from delayd.reading.groups import TornTail, file_size, until_still
+from delayd.reading.groups import TornTail, file_size
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life
 from delayd.reading.pieces import by_sequence, cut, stored_by_sequence
-from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours
+from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
 from delayd.reading.sides import SidesCheck, deleted_hour_differs

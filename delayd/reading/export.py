@@ -21,8 +21,7 @@ from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import Progress, plan_faults, seal_books
 from delayd.reading.findings import Finding
-from delayd.reading.groups import until_still
-from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
+from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.sums import SUMS, columns_of
 from delayd.reading.tables import TABLES, Cells, HourTables, TableKind, text

@@ -13,9 +13,9 @@ A heap that nobody asks for is neither read nor verified: `delayd log verify` an
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -45,30 +45,12 @@ WINDOW_BYTES = 4 << 20  # Read at a time: its end cuts few groups, which are rea
 WHOLE_BYTES = 2 * AHEAD_BYTES  # If batches are smaller than this on average, reading their group in one go costs less.
 HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).
 RESYNC_BYTES = 4 << 20
-ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
-
-Result = TypeVar("Result")
 
 
 class LogMoved(Exception):
     """A file that a reader wanted is gone because its server moved on: the reader must start again with a new
     checkpoint (rule P3).
     """
-
-
-def until_still(data: str, read: Callable[[], Result], moved: Callable[[], None] | None = None) -> Result:
-    """Call ``read`` until the files stay unchanged during the call (rule P3); DamagedData when they never do.
-
-    ``moved`` is called before each further attempt; None when ``read`` looks at the files anew by itself.
-    """
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            return read()
-        except LogMoved as error:
-            last = error
-            if moved is not None:
-                moved()
-    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ Whoever shares the hours out among tasks gives a `Scan`. Then the realtime logs 
 filed rows by the tasks; what is left to do here grows with hours, batches and groups, not with bytes.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from delayd.disk import Disk
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.acceptances import StoredAcceptance, read_acceptances
@@ -26,7 +27,7 @@ from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.filed import FiledByLog
-from delayd.reading.groups import TornTail
+from delayd.reading.groups import LogMoved, TornTail
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
 from delayd.reading.realtime import Batches, Scan, TargetIndex, TargetIndexer, TargetRows, read_target_rows
@@ -36,6 +37,9 @@ from delayd.reading.sides import TargetTallies, read_held
 from delayd.reading.word import ScheduleSnapshot, need_counted, take_snapshot, was_removed
 
 PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
+ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +274,21 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
         for hour in origin.hours:
             first, until = np.searchsorted(filed, [hour, hour + 1])
             yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
+
+
+def until_still(data: str, read: Callable[[], Result], moved: Callable[[], None] | None = None) -> Result:
+    """Call ``read`` until the files stay unchanged during the call (rule P3); DamagedData when they never do.
+
+    ``moved`` is called before each further attempt; None when ``read`` looks at the files anew by itself.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return read()
+        except LogMoved as error:
+            last = error
+            if moved is not None:
+                moved()
+    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
 
 
 class _Tail:

@@ -20,8 +20,9 @@ from delayd.log.seal import SealFacts
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Directory, Role, find_undamaged
 from delayd.reading.dispatch import dispatch_sizes, hours_on_disk, read_outcomes
-from delayd.reading.groups import file_size, until_still
+from delayd.reading.groups import file_size
 from delayd.reading.join import Join
+from delayd.reading.plan import until_still
 from delayd.reading.schedule import NO_HOURS, HourRows, MessageTail, read_body, read_hour, read_tail
 from delayd.reading.seals import sealed_facts
 from delayd.reading.word import ScheduleSnapshot, take_snapshot, take_what_is_there, was_removed

@@ -15,7 +15,8 @@ from delayd.errors import BadArgument
 from delayd.hours import hour_from_name, hour_name
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import read_outcomes
-from delayd.reading.groups import LogMoved, until_still
+from delayd.reading.groups import LogMoved
+from delayd.reading.plan import until_still
 from delayd.reading.seals import SealBook
 from delayd.reading.sides import HourOf, held_now, tallies_by_target
 from delayd.reading.word import take_snapshot

@@ -40,10 +40,10 @@ from delayd.reading.groups import (
     read_known,
     read_log,
     segment_bases,
-    until_still,
     whole_batch,
 )
 from delayd.reading.matching import Wanted
+from delayd.reading.plan import until_still
 from delayd.reading.schedule import NO_HOURS, place_of, read_hour, read_tail
 from delayd.reading.word import ScheduleSnapshot, take_snapshot
 from delayd.retry_subject import parse_retry_subject, retry_subject
