@@ -205,32 +205,31 @@ class PullCommit(Committer[list[Callable[[], None]], None]):
         """The checksum of the last group."""
         return self._log.crc32c
 
-    def append(self, entries: Sequence[PullEntry]) -> None:
-        """Write entries, not durable yet.
+    def append(self, entries: Sequence[PullEntry], records: Sequence[Known] = ()) -> None:
+        """Write entries or control records, not durable yet, all of them or none.
 
         Raises:
             DiskReserve: the disk is full; nothing was written.
         """
-        self._append(GroupKind.DATA, encode_entries(entries), len(entries))
-
-    def append_record(self, *records: Known) -> None:
-        """Write control records, not durable yet, all of them or none; raises as `append` does."""
-        self._append(GroupKind.CONTROL, [encode_known(records)], 0)
-
-    def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that was appended up to now is fsynced."""
-        self._waiting.append(callback)
-        self.commit()
-
-    def _append(self, kind: GroupKind, batches: Sequence[bytes], rows: int) -> None:
         self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
-        group = NewGroup(kind, batches, self._epoch, self._appended_at_ms, 0, rows)
+        kind = GroupKind.CONTROL if records else GroupKind.DATA
+        batches = [encode_known(records)] if records else encode_entries(entries)
+        group = NewGroup(kind, batches, self._epoch, self._appended_at_ms, 0, len(entries))
         try:
             self._log.append([group], self._appended_at_ms)
         except DiskFull as error:
             raise DiskReserve(f"the pull log can't grow: {error.message}") from error
         except (OSError, DataError) as error:
             raise ServerStopped(f"the pull log can't be written ({error}); check the disk, then restart") from error
+
+    def append_record(self, *records: Known) -> None:
+        """Write control records; as `append` does."""
+        self.append((), records)
+
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that was appended up to now is fsynced."""
+        self._waiting.append(callback)
+        self.commit()
 
     def _close(self) -> list[Callable[[], None]] | None:
         waiting, self._waiting = self._waiting, []

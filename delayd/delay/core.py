@@ -579,7 +579,7 @@ class DelayCore:
         """Take a reading of free space (rule L8)."""
         self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loaded_until + 1))
         if not self.intake.reserve.closed:
-            self.intake.resume()
+            self.intake.commit()
 
     def sweep(self) -> None:
         """Seal closed hours and delete hours past their retention, if the clock is confirmed (rule T1)."""

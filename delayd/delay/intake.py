@@ -1,14 +1,11 @@
-"""Intake: it makes what producers send durable in the message log, in group commits.
+"""Intake: it makes what producers send durable in the message log, as `delayd.log.committer` explains.
 
-Nothing is answered, indexed or dispatched before the fsync of its group has returned (rules L1, L2). One commit is
-under way at a time; what arrives meanwhile becomes the next group. The core raises a failed fsync, and the server
-stops.
+A group that finds no space on the disk is refused (rule L8); what waits behind it is refused with it.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -34,6 +31,7 @@ from delayd.errors import (
 from delayd.executor import Done
 from delayd.expiry import check_expiry
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
+from delayd.log.committer import Committer, Written, write_groups
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
@@ -135,13 +133,6 @@ class Gate(Protocol):
         """A batch is refused: if it was admitted, its rows do not count any more."""
 
 
-class Written(NamedTuple):
-    """The result of one commit: where its groups begin, and the new end of the log."""
-
-    offsets: list[int]
-    mark: Mark
-
-
 class Control(NamedTuple):
     """A control batch to be logged, and the function to call when it is durable."""
 
@@ -158,8 +149,9 @@ class _Commit(NamedTuple):
     begin: int  # The next sequence before this commit.
     skip: int  # So many sequences before the first row are left unused.
     asked: bool  # Whether the decider decided.
+    end: int  # The next sequence behind this commit.
 
-    def groups(self, epoch: int, next_sequence: int) -> list[NewGroup]:
+    def groups(self, epoch: int) -> list[NewGroup]:
         """The groups to be appended: a CONTROL group, if there is one, then a DATA group, or else a TICK."""
         (at_ms, stored, _), (record, with_rows, moved, *_) = self.group, self.decided
         base = self.begin + self.skip
@@ -176,7 +168,7 @@ class _Commit(NamedTuple):
         if controls:
             groups.append(NewGroup(GroupKind.CONTROL, controls, epoch, at_ms, base))
         if rows:
-            groups.append(NewGroup(GroupKind.DATA, rows, epoch, at_ms, base, next_sequence - base))
+            groups.append(NewGroup(GroupKind.DATA, rows, epoch, at_ms, base, self.end - base))
         return groups or [NewGroup(GroupKind.TICK, [], epoch, at_ms, base)]
 
 
@@ -222,7 +214,7 @@ class FoundLog:
     skipped: tuple[Skipped, ...]  # Sequences that were left unused because the directory was restored, durably.
 
 
-class Intake:
+class Intake(Committer[_Commit, Written]):
     """The one writer of the message log."""
 
     def __init__(
@@ -234,6 +226,7 @@ class Intake:
         on_committed: Callable[[Committed], None],
         knows_subjects: Callable[[Batch], bool],
     ) -> None:
+        super().__init__("message log", site.worker, site.clock)
         self.reserve = Reserve()
         self.skipped = found.skipped
         self.next_sequence = found.next_sequence
@@ -251,8 +244,6 @@ class Intake:
         self._to_decide = False  # Whether something waits for the decider.
         self._knows_subjects = knows_subjects
         self._log = found.log
-        self._executor = site.worker
-        self._clock = site.clock
         self._config = config
         self._producers = producers
         self._epoch = site.epoch
@@ -266,13 +257,16 @@ class Intake:
         # After an operator set the log's time back: the next group may be stamped with this instant, though the log is
         # ahead.
         self._set_back_ms: int | None = None
-        self._committing = False
+        # Until when no group is closed: moved rows, and rows with keys, are indexed before anybody decides about them,
+        # and a turn of the loop decides so many requests only.
+        self._holding = False
         self._closed = False
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was accepted is durable."""
-        return not (self._committing or self._queue or self._controls or self._to_decide or self._looked_up)
+        """Whether everything that was accepted is durable, and was told."""
+        waits = self._queue or self._controls or self._to_decide or self._looked_up
+        return super().idle and not (waits or self._holding)
 
     @property
     def looks_up(self) -> bool:
@@ -320,14 +314,14 @@ class Intake:
             self.keyed.take(batch)
             return
         self._queue.append(batch)
-        self._commit()
+        self.commit()
 
     def join(self, batches: Sequence[Batch]) -> None:
         """Queue batches whose keys were looked up."""
         self._looked_up -= len(batches)
         self._queue += batches
         self._to_decide = True
-        self._commit()
+        self.commit()
 
     def refuse(self, batch: Batch, error: DelaydError) -> None:
         """Refuse a batch whose keys could not be looked up."""
@@ -338,17 +332,17 @@ class Intake:
     def control(self, batch: bytes, on_durable: Callable[[], None]) -> None:
         """Log a control batch."""
         self._controls.append(Control(batch, on_durable))
-        self._commit()
+        self.commit()
 
     def decide(self) -> None:
         """Have the decider decide, with the next group."""
         self._to_decide = True
-        self._commit()
+        self.commit()
 
     def tick(self) -> None:
         """Append an empty group, so that an idle server's log shows that time has passed (rule P5)."""
         self._tick = True
-        self._commit()
+        self.commit()
 
     @property
     def filed_from_ms(self) -> int:
@@ -365,7 +359,7 @@ class Intake:
         record = LogTime(self.appended_at_ms, to_ms)
         self._controls.insert(0, Control(encode_known([record]), on_durable))
         self._set_back_ms = to_ms
-        self._commit()
+        self.commit()
 
     def jump(self, on_durable: Callable[[], None]) -> None:
         """Leave RESTORED_STEP sequences unused, once in a life: this directory was restored, or may have been, and the
@@ -379,7 +373,7 @@ class Intake:
             self._controls.insert(0, Control(encode_known([SkippedSequences(RESTORED_STEP)]), self._has_jumped))
             self._skip += RESTORED_STEP
         self._jumps.append(on_durable)
-        self._commit()
+        self.commit()
 
     def has_given(self, sequence: int) -> bool:
         """Whether this server may have given a sequence. In a life that began with a `jump`, as a restored server's
@@ -485,11 +479,9 @@ class Intake:
             self.gate.refused(batch)
         self._producers.refuse(batch, error)
 
-    def _commit(self) -> None:
-        if self._committing or not (self._queue or self._controls or self._tick or self._to_decide):
-            return
-        # What is answered while the decider decides may bring the next batch; that is of the next commit.
-        self._committing = True
+    def _close(self) -> _Commit | None:
+        if self._holding:
+            return None
         begin, skip = self.next_sequence, self._skip
         group = self._open_group(begin + skip)
         decided, asked = NOTHING_DECIDED, self._to_decide and self.decider is not None
@@ -497,27 +489,32 @@ class Intake:
             decided = self.decider.close(group)
             self._to_decide = self.decider.waiting
         if not (group.stored or self._controls or self._tick or decided.record):
-            self._committing = self._to_decide
             if self._to_decide:
-                # A turn of the loop decides so many requests only, and none of these had anything to log.
+                # None of the requests that this turn has decided had anything to log.
+                self._holding = True
                 self._executor.submit(_nothing, self._decide_on)
-            return
+            return None
         most = BATCHES_MAX - 1  # A record of decisions may stand before them.
         controls, self._controls = self._controls[:most], self._controls[most:]
         self._skip, self._tick = 0, False
-        commit = _Commit(group, decided, controls, begin, skip, asked)
         self.next_sequence = group.next_sequence
         if decided.moved:
             self.next_sequence += sum([batch.count for batch in decided.moved])
-        groups = commit.groups(self._epoch, self.next_sequence)
-        self._executor.submit(
-            partial(_write, self._log, groups, group.appended_at_ms), partial(self._committed, commit)
-        )
+        self._holding = decided.keyed or bool(decided.moved)
+        if self._queue or self._controls or self._to_decide:
+            self.commit()
+        return _Commit(group, decided, controls, begin, skip, asked, self.next_sequence)
+
+    def _write(self, group: _Commit) -> Written:
+        return write_groups(self._log, group.groups(self._epoch), group.group.appended_at_ms)
 
     def _decide_on(self, done: Done[None]) -> None:
         done.result()
-        self._committing = False
-        self._commit()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._holding = False
+        self.commit()
 
     def _open_group(self, sequence: int) -> OpenGroup:
         """Take what is queued, as far as it fits a group; ``sequence`` is that of the first row."""
@@ -536,53 +533,49 @@ class Intake:
             next_sequence += batch.count
             taken += 1
         self._queue = self._queue[taken:]
-        return OpenGroup(max(self._clock.stamp_ms(), self.filed_from_ms), stored, next_sequence)
+        from_ms = self.appended_at_ms if self._set_back_ms is None else self._set_back_ms
+        return OpenGroup(max(self._clock.stamp_ms(), from_ms), stored, next_sequence)
 
-    def _committed(self, commit: _Commit, done: Done[Written]) -> None:
-        # Moved rows, and rows with keys, are indexed before anybody decides about them: the next commit waits for that.
-        index_first = self._committing = commit.decided.keyed or bool(commit.decided.moved)
-        appended_at_ms, stored, _ = commit.group
-        try:
-            offsets, self.durable = done.result()
-        except DiskFull as error:
-            if not self.reserve.closed:
-                log.warning("message_log_full reason=%r", str(error))
-            self._committing = False
-            # Nothing was appended, and nobody was told these sequences. They are given again: otherwise the books would
-            # miss them (rule S5). Control records are tried again, unless the server stops.
-            self.next_sequence = commit.begin
-            self._controls = [] if self._closed else commit.controls + self._controls
-            self._skip = 0 if self._closed else self._skip + commit.skip
-            self.reserve.closed = True
-            refused, self._queue = [*(entry.batch for entry in stored), *self._queue], []
-            for batch in refused:
-                self.queued_bytes -= batch.total_bytes + BATCH_BYTES
-                self._refuse(batch, DiskReserve("this server's disk is full; free space there"))
-            self._to_decide = False
-            if self.decider is not None:
-                self.decider.refused(DiskReserve("this server's disk is full; free space there"))
-            return
+    def _no_space(self, group: _Commit, error: DiskFull) -> None:
+        # Nobody was told these sequences. They are given again: otherwise the books would miss them (rule S5). Control
+        # records are tried again, unless the server stops.
+        if not self.reserve.closed:
+            log.warning("message_log_full reason=%r", str(error))
+        self._holding = False
+        self.next_sequence = group.begin
+        self._controls = [] if self._closed else group.controls + self._controls
+        self._skip = 0 if self._closed else self._skip + group.skip
+        self.reserve.closed = True
+        refused, self._queue = [*(entry.batch for entry in group.group.stored), *self._queue], []
+        for batch in refused:
+            self.queued_bytes -= batch.total_bytes + BATCH_BYTES
+            self._refuse(batch, DiskReserve("this server's disk is full; free space there"))
+        self._to_decide = False
+        if self.decider is not None:
+            self.decider.refused(DiskReserve("this server's disk is full; free space there"))
+
+    def _note(self, group: _Commit, written: Written) -> None:
+        appended_at_ms = group.group.appended_at_ms
+        self.durable = Mark(written.end, written.crc32c)
         if appended_at_ms < self.appended_at_ms:
             self._set_back_ms = None
-        self.appended_at_ms, self.durable_sequence = appended_at_ms, self.next_sequence
-        if commit.skip:
-            self.skipped += ((commit.begin, commit.skip),)
-        if commit.asked and self.decider is not None:
+        self.appended_at_ms, self.durable_sequence = appended_at_ms, group.end
+        if group.skip:
+            self.skipped += ((group.begin, group.skip),)
+        if group.asked and self.decider is not None:
             # The next commit decides, and the next checkpoint counts, with these decisions in effect (rule C2).
             self.decider.committed()
-        # The next commit begins first: then the thread writes the next group while this one is answered and indexed,
-        # which takes about as long.
-        self._commit()
+
+    def _durable(self, group: _Commit, written: Written) -> None:
         # Each of these calls may begin a checkpoint, so control records take effect before the rows of the same commit.
-        for control in commit.controls:
+        for control in group.controls:
             control.on_durable()
-        if stored or commit.decided.moved:
-            self._accept(commit, offsets[-1])
-        if commit.asked and self.decider is not None:
+        if group.group.stored or group.decided.moved:
+            self._accept(group, written.offsets[-1])
+        if group.asked and self.decider is not None:
             self.decider.answer()
-        if index_first:
-            self._committing = False
-            self._commit()
+        if group.decided.keyed or group.decided.moved:
+            self._go_on()
 
     def _accept(self, commit: _Commit, group_offset: int) -> None:
         (appended_at_ms, stored, sequence), (record, with_rows, moved, verdicts, _) = commit.group, commit.decided
@@ -604,19 +597,9 @@ class Intake:
             sequence += batch.count
         self._on_committed(Committed(placed, appended_at_ms, offset))
 
-    def resume(self) -> None:
-        """Try again what could not be appended to a full disk, once there is space."""
-        self._commit()
-
 
 def _nothing() -> None:
     """Another turn of the loop goes on after it."""
-
-
-def _write(log: Log, groups: list[NewGroup], now_ms: int) -> Written:
-    offsets = log.append(groups, now_ms)
-    log.flush()
-    return Written(offsets, Mark(log.durable, log.crc32c))
 
 
 def _at_rows(kind: type[DelaydError], what: str, at_fault: NDArray[np.bool_]) -> DelaydError:

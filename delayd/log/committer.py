@@ -83,6 +83,9 @@ class Committer(ABC, Generic[G, W]):
     def _write(self, group: G) -> W:
         """Append a group and fsync it, or leave nothing of it in the log; runs on the executor."""
 
+    def _note(self, group: G, written: W) -> None:
+        """Let a durable group take effect, as far as the next one must be closed with it."""
+
     @abstractmethod
     def _durable(self, group: G, written: W) -> None:
         """Tell everybody who waits for a group that it is durable; the next one may be under way already."""
@@ -123,10 +126,12 @@ class Committer(ABC, Generic[G, W]):
             written = done.result()
         except DiskFull as error:
             self._under_way, self._full = self._no_space(group, error), True
-            if self._under_way is None:
-                self._busy = False
-            else:
+            if self._under_way is not None:
                 self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+                return
+            self._busy = False
+            if self._asked:
+                self.commit()
             return
         except (ServerStopped, Shortage) as error:
             self.on_failure(error)  # After a shortage another start may find memory and descriptors.
@@ -138,6 +143,7 @@ class Committer(ABC, Generic[G, W]):
         self._busy = self._full = False
         self._under_way = None
         self._untold.append((group, written))
+        self._note(group, written)
         # The thread gets the next group before this one is told, which takes about as long as a write.
         if self._asked:
             self.commit()

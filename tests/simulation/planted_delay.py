@@ -83,10 +83,11 @@ def _take_what_is_under_way(
     return _begin(self, batch, waiter, allowance)
 
 
-def _stamp_by_the_clock_alone(self: Intake) -> None:
+def _stamp_by_the_clock_alone(self: Intake) -> object:
     appended_at_ms, self.appended_at_ms = self.appended_at_ms, 0
-    _commit(self)
+    group = _close(self)
     self.appended_at_ms = appended_at_ms
+    return group
 
 
 def _release_whatever_is_old(self: SegmentRetention, *lowest: int | None, decided_from_ms: int | None = None) -> None:
@@ -219,7 +220,7 @@ def _nothing() -> None:
 _write_back = Segment._write_back
 _sweep = Retention.sweep
 _begin = Producers.begin
-_commit = Intake._commit
+_close = Intake._close
 _release = SegmentRetention.release
 _read_window = delay_link._read_window
 _take = Requests._take
@@ -245,7 +246,7 @@ IN_DELAY: Bugs = {
     "P5: an hour seals before the checkpoint has passed it": [Patch(Retention, "sweep", _seal_an_hour_early)],
     "S4: a seal is counted before it is durable": SEAL_WITHOUT_A_SYNC,
     "L4: the name of a new segment is not synced": port_bugs.unsynced_names("/message"),
-    "P5: appended_at goes back with the clock": [Patch(Intake, "_commit", _stamp_by_the_clock_alone)],
+    "P5: appended_at goes back with the clock": [Patch(Intake, "_close", _stamp_by_the_clock_alone)],
     "P6: segments go though rows refer to them": [Patch(SegmentRetention, "release", _release_whatever_is_old)],
     "I1: a batch that is under way is taken again": [Patch(Producers, "begin", _take_what_is_under_way)],
     "S1: an hour is sealed by counts": [Patch(delay_retention, "compare", _compare_counts)],
