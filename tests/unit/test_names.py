@@ -1,4 +1,4 @@
-"""What `import delayd` offers: clients, and each error by its name."""
+"""What `import delayd` offers: clients, and each error by its name; docs/api.md has it all."""
 
 import inspect
 import sys
@@ -8,6 +8,7 @@ import pytest
 
 import delayd
 from delayd import errors
+from tests.api_page import PAGE, SECTIONS, page
 
 
 def test_every_error_is_importable_from_delayd() -> None:
@@ -24,6 +25,12 @@ def test_every_name_that_delayd_offers_is_there_and_named_once() -> None:
         assert getattr(delayd, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Produser'"):
         _ = delayd.Produser  # type: ignore[attr-defined]
+
+
+def test_the_page_of_the_api_is_as_the_docstrings_say() -> None:
+    assert PAGE.read_text() == page(), "run python -m tests.api_page"
+    named = {name for names in SECTIONS.values() for name in names.split()} | {*errors.__all__}
+    assert named == {*delayd.__all__} - {"errors", "__version__"}
 
 
 def test_the_package_alone_loads_no_client_and_no_server() -> None:
