@@ -116,7 +116,7 @@ def _bare(argument: str) -> str:
     name, colon, rest = argument.partition(": ")
     kind, equals, default = rest.partition(" = ")
     default = "..." if default.startswith("<") else default.replace("datetime.timedelta", "timedelta")
-    return name + colon + kind.strip("'") + equals + default
+    return name + colon + re.sub(r"^(ForwardRef\()?'(.*)'\)?$", r"\2", kind) + equals + default
 
 
 def _markdown(doc: str) -> str:
