@@ -2,7 +2,7 @@
 indexed.
 
 The tally of a segment is written to the tally log before retention may remove the segment. A row whose bytes don't
-match its content hash is logged by name (rules S5, S6; docs/decisions/0010-tallies.md). None of this is on the path of
+match its content hash is logged by name (rules S5, S6; docs/decisions.md, 0010). None of this is on the path of
 a request.
 
 Invariant: a piece reads a bounded part, and whatever fails is tried again after a while. A segment that can't be read
