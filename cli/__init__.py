@@ -16,9 +16,10 @@ Servers
     ask                 ask servers
     status, top, servers, subjects, groups   what serves, who has what, how far consumers are
     dead                messages that no handler could work on
-    route, slots, target, quarantine   an operator's word; `draining`: how a server is emptied
+    route, slots, target   an operator's word; `draining`: how a server is emptied
+    mend                what servers can't read: listed, taken, released, given up
 Files
-    log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
+    log, dump, dump_other, damage   whether files check, and what they hold
     schedule, dispatch, hour_schedule, hour_range   messages hour by hour, and what became of them
     find                messages by what they say
     forecast, quota_of  what falls due in each period ahead, and the quota that it is held against

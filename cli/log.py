@@ -23,9 +23,8 @@ from .dump_other import (
     state_rows,
 )
 from .exits import NOT_BALANCED, OK
-from .give_up import run as run_give_up
 from .listing import show
-from .options import DATA_VARIABLE, DataFolder, Group, format_option, limit_option, yes_option
+from .options import DATA_VARIABLE, DataFolder, Group, format_option, limit_option
 from .progress import progress
 from .table import Cell, Column, Kind, size_text
 
@@ -53,7 +52,7 @@ _LEVELS = {
 
 @click.group(no_args_is_help=True, cls=Group)
 def log() -> None:
-    """Verify or dump log files, or give up the damaged end of one.
+    """Verify or dump log files.
 
     $ delayd log verify --data /var/lib/delayd
     """
@@ -141,20 +140,6 @@ def dump(path: str, level: str | None, limit: int, form: str) -> None:
     for sentence in torn:
         sys.stdout.flush()
         click.echo(f"delayd: {sentence}", err=True)
-
-
-@log.command("give-up")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="FOLDER")
-@yes_option
-def give_up(folder: str, yes: bool) -> None:
-    """Give up the damaged end of a log that keeps its server from starting, when there is no copy of the file.
-
-    FOLDER is delay/message, realtime/message or realtime/pull of a data directory whose server is stopped. The command
-    first says what that costs, and asks. It keeps the bytes that it gives up in the folder quarantine of that server.
-
-    $ delayd log give-up /var/lib/delayd/realtime/pull
-    """
-    run_give_up(folder, yes)
 
 
 def _row(file: FileReport) -> tuple[Cell, ...]:

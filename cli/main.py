@@ -60,7 +60,7 @@ PLACES = {
     "subjects": Place("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
     "groups": Place("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
     "dead": Place("dead", "dead", "List messages that no handler could work on; send them again, or end them."),
-    "quarantine": Place("quarantine", "quarantine", "List what servers can't read, and decide what to do about it."),
+    "mend": Place("mend", "mend", "List what servers can't read, and decide what to do about it."),
     "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),
     "dispatch": Place("dispatch", "dispatch", "Look at what became of messages, from files."),
     "trace": Place("trace", "trace", "Follow one message through all logs, from files."),

@@ -452,16 +452,23 @@ class DataError(DelaydError):
 class DamagedData(DataError):
     """Bytes that were durable do not check any more; they are never skipped silently (rule L5)."""
 
-    def __init__(self, path: str, position: int, what: str) -> None:
+    def __init__(self, path: str, position: int, what: str, *, end_of: str = "") -> None:
         message = (
             f"{path} is damaged at byte {position}: {what}; restore this file from a copy, nothing after it was read"
         )
         self._fill(message, None, {"path": path, "position": position, "what": what})
+        if end_of:
+            self.details["end_of"] = end_of
 
     @property
     def position(self) -> int:
         """First byte in the file that does not check."""
         return self._number("position")
+
+    @property
+    def end_of(self) -> str:
+        """The folder of the log whose end it is, if an operator may give that end up; "" otherwise."""
+        return self._text("end_of")
 
     @property
     def what(self) -> str:

@@ -31,10 +31,10 @@ _NEWEST_ORIGIN = f"bring back the newest directory of this delay server; there i
 _NEWEST_ORIGIN += ", and what was delivered since its copy comes a second time"
 _NEWEST_TARGET = f"bring back the newest directory of realtime server {{target}}; there is none: {_ACCEPT}"
 _NEWEST_TARGET += ", and what it has lost is not sent again; it is gone for good: delayd target lost {target}"
-_FILE_BACK = "put {path} back from a copy, then: delayd quarantine release {id}"
-_NO_COPY = "; there is no copy: delayd quarantine drop {id}, and {cost}"
-_FILE_OR_DROP = _FILE_BACK + _NO_COPY
-_RELEASE = "delayd quarantine release {id}"
+_FILE_BACK = "put {path} back from a copy, then: delayd mend take {id} --server {log_id}"
+_RELEASE = "delayd mend release {id} --server {log_id}"
+_GIVE_UP = "delayd mend give-up {id} --server {log_id}, and {cost}"
+_FILE_OR_GIVE_UP = f"{_FILE_BACK}; there is no copy: {_GIVE_UP}"
 
 
 class WaitKind(Enum):
@@ -74,6 +74,13 @@ class WaitKind(Enum):
     TARGET_DISK_FULL = "messages that delay servers hand over", _FREE_SPACE
     CLOCK_WAS_AHEAD = "sealing of hours, and what frees their space", "delayd clock --role delay --trust"
 
+    # What a delay or a realtime server can't read, by what may be decided about it (delayd.wire.mend).
+    FILE_SET_ASIDE = "{what}", _FILE_BACK
+    FILE_SET_ASIDE_OR_GIVEN_UP = "{what}", _FILE_OR_GIVE_UP
+    SET_ASIDE = "{what}", _RELEASE
+    GROUP_DAMAGED = "{what}", f"{_RELEASE}; or {_GIVE_UP}"
+    GROUP_WITHOUT_NAME = "{what}", _GIVE_UP
+
     # A delay server, and where its messages go.
     NO_TARGET = "{rows} due messages", "start a realtime server: delayd realtime --data DIR --meta ADDRESS"
     TARGET_GIVEN_UP = (
@@ -84,9 +91,6 @@ class WaitKind(Enum):
     ROWS_TARGET_AWAY = "{rows} due messages for realtime server {target}", _BACK
     ROWS_TARGET_REFUSES = "{rows} due messages for realtime server {target}", _NEWEST_ORIGIN
     ROWS_TARGET_HAS_LOST = "{rows} due messages for realtime server {target}", _NEWEST_TARGET
-    SET_ASIDE = "{rows} messages: {id}", _RELEASE
-    FILE_SET_ASIDE = "{rows} messages: {id}", _FILE_BACK
-    FILE_SET_ASIDE_OR_DROPPED = "{rows} messages: {id}", _FILE_OR_DROP
     DRAIN_REFUSED = "{rows} messages on their way to delay server {to}", "end what that delay server waits for"
     DRAINED_AWAY = "messages on their way to delay server {origin}", "start delay server {origin}, or look at its log"
     SLOTS_LEAVING = "keys of the slots {slots}", "delayd server drain {log_id}"
@@ -97,14 +101,7 @@ class WaitKind(Enum):
         "bring back the newest directory of that delay server; there is none: "
         "delayd target accept {log_id} --server {origin}",
     )
-    PULLS_UNREAD = "all pulls and acknowledgements, and retention", _FILE_OR_DROP
-    LOG_FILE_SET_ASIDE = "{id}", _FILE_BACK
-    LOG_FILE_SET_ASIDE_OR_DROPPED = "{id}", _FILE_OR_DROP
-    GROUP_DAMAGED = (
-        "{id}",
-        "delayd quarantine release {id}; or delayd quarantine drop {id}, and {cost}",
-    )
-    GROUP_WITHOUT_NAME = "{id}", "delayd quarantine drop {id}, and {cost}"
+    PULLS_UNREAD = "all pulls and acknowledgements, and retention", _FILE_OR_GIVE_UP
     RETRIES_REFUSED = "{batches} batches of messages that are to come again", "end what that delay server waits for"
     RETRIES_AWAY = (
         "messages that are to come again through delay server {origin}",

@@ -168,9 +168,8 @@ class Core:
             RequestType.HELLO: self._delay_servers.hello,
             RequestType.DISPATCH: self._delay_servers.dispatch,
             RequestType.ORIGIN_ACCEPT: self._delay_servers.accept,
-            RequestType.QUARANTINE_LIST: self._operators.list,
-            RequestType.QUARANTINE_RELEASE: self._operators.release,
-            RequestType.QUARANTINE_DROP: self._operators.drop,
+            RequestType.MEND_LIST: self._operators.list,
+            RequestType.MEND: self._operators.mend,
             RequestType.SUBJECTS: consumers.subjects,
         }
         self._of_groups: dict[int, Callable[[Peer, Frame], None]] = {
@@ -380,7 +379,7 @@ class Core:
         """List the states that only an operator can end."""
         yield from [*self.fence.waits(), *self._store.waits()]
         yield from self._delay_servers.waits()
-        yield from self._operators.waits()
+        yield from self._operators.waits(self.log_id)
         yield from self.retries.waits()
         yield from self.shell_waits()
         yield from self._closed.waits()

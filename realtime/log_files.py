@@ -17,7 +17,7 @@ from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import LOOK_MS, Append, LogWatch, OnFiles, Told
 from delayd.site import Site
-from delayd.wire.quarantine import Quarantined
+from delayd.wire.mend import Decision, Quarantined
 
 from .recovery import Recovered
 from .unread_pulls import ID as PULL
@@ -25,9 +25,13 @@ from .unread_pulls import UnreadPulls
 
 MESSAGE = "message"
 WINDOW = "window"  # The id of the entry for batches in doubt that can't be read.
-AGAIN = "the file is looked for again now, and written again if it is gone and the server still has it open"
-WINDOW_AGAIN = "the file is read again now; nothing is lost by it"
-WINDOW_DROP = "delay servers go on: what they had handed over and heard nothing of may be delivered twice"
+FILE_COSTS = {
+    Decision.TAKE: "the file is looked for again now, and written again if it is gone and the server still has it open"
+}
+WINDOW_COSTS = {
+    Decision.TAKE: "the file is read again now; nothing is lost by it",
+    Decision.GIVE_UP: "delay servers go on: what they had handed over and heard nothing of may be delivered twice",
+}
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +82,8 @@ class LogFiles:
     def __iter__(self) -> Iterator[Quarantined]:
         for id_, entry in self._entries.items():
             what = (entry.damage.path, entry.damage.position, str(entry.damage), 0, entry.since_ms)
-            if id_ == WINDOW:
-                yield Quarantined(id_, *what, release=WINDOW_AGAIN, drop=WINDOW_DROP)
-            else:
-                yield Quarantined(id_, *what, release=AGAIN)
+            yield Quarantined(id_, *what, costs=WINDOW_COSTS if id_ == WINDOW else FILE_COSTS)
         yield from self.unread_pulls
-
-    def __contains__(self, id_: str) -> bool:
-        return id_ in self._entries or (id_ == PULL and self.unread_pulls.damage is not None)
 
     @property
     def window_offset(self) -> int | None:
@@ -99,7 +97,7 @@ class LogFiles:
         if WINDOW in self._entries:
             reason = self._entries[WINDOW].damage
             raise HandoffRefused(
-                f"what is in doubt here can't be read: {reason}. Restore it; or `delayd quarantine drop {WINDOW}`, "
+                f"what is in doubt here can't be read: {reason}. Restore it; or `delayd mend give-up {WINDOW}`, "
                 "after which what was in doubt may be delivered twice"
             )
 

@@ -1,4 +1,4 @@
-"""Operators: their requests about files and messages that can't be read, and about groups (docs/protocol.md, 6 to 8 and
+"""Operators: their requests about files and messages that can't be read, and about groups (docs/protocol.md, 6, 7 and
 45, 53, 54).
 
 Invariant: an operator's decision is durable in the pull log before it is answered, and it is logged.
@@ -16,8 +16,8 @@ from delayd.wire.heads import (
     need_int,
     need_str,
 )
+from delayd.wire.mend import PAGE_MAX, Decision, Quarantined, decided_head, list_head, read_decision
 from delayd.wire.positions import read_position
-from delayd.wire.quarantine import PAGE_MAX, Quarantined, decided_head, list_head
 
 from .group_records import GroupRecords
 from .groups import Group
@@ -45,51 +45,41 @@ class Operators:
         after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit", 1)
         peer.answer(frame.request_id, list_head(self._entries(), after, min(limit, PAGE_MAX)))
 
-    def release(self, peer: Peer, frame: Frame) -> None:
-        """Try an entry again, or let a group begin anew."""
-        id_ = need_str(frame.head, "id")
-        lost = self._lost(id_)
-        if lost is not None and lost.names is not None:
+    def mend(self, peer: Peer, frame: Frame) -> None:
+        """Take an entry that can be read again, let a group begin anew, or give an entry up for good."""
+        id_, decision = read_decision(frame.head, self._entries())
+        if decision is Decision.GIVE_UP:
+            log.warning("operator drops=%s", id_)
+            self._give_up(peer, frame, id_)
+        else:
             log.warning("operator releases=%s", id_)
+            self._release(peer, frame, id_)
+
+    def _release(self, peer: Peer, frame: Frame, id_: str) -> None:
+        lost, bad = self._lost(id_), self._quarantine.find(id_)
+        if lost is not None:
             answer = decided_head(id_, True, "it begins at the earliest message that is kept")
             self._groups.begin_anew(lost, partial(peer.answer, frame.request_id, answer))
-            return
-        if id_.startswith("consume/"):
-            peer.answer(frame.request_id, decided_head(id_, False, "it is being rebuilt from the message log"))
-            return
-        if id_ in self._files:
-            log.warning("operator releases=%s", id_)
+        elif bad is not None:
+            self._files.look_at_messages(lambda whole, told: self._try_again(peer, frame, bad))
+        else:
             self._files.release(id_, lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
-            return
-        bad = self._quarantine.find(id_)
-        if bad is None:
-            raise _not_found(id_)
-        log.warning("operator releases=%s", id_)
-        self._files.look_at_messages(lambda whole, told: self._try_again(peer, frame, bad))
 
     def _try_again(self, peer: Peer, frame: Frame, bad: Bad) -> None:
         done = self._quarantine.release(bad)
         message = "it is delivered again" if done else bad.damage.message
         peer.answer(frame.request_id, decided_head(bad.id, done, message))
 
-    def drop(self, peer: Peer, frame: Frame) -> None:
-        """Give an entry up for good."""
-        id_ = need_str(frame.head, "id")
+    def _give_up(self, peer: Peer, frame: Frame, id_: str) -> None:
         answer = partial(peer.answer, frame.request_id, decided_head(id_, True, "it was given up"))
-        if id_ in (WINDOW, PULL) and id_ in self._files:
-            log.warning("operator drops=%s", id_)
-            drop = self._files.drop_window if id_ == WINDOW else self._files.unread_pulls.drop
-            drop(lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
-            return
-        lost = self._lost(id_)
-        bad = self._quarantine.find(id_)
-        if lost is None and bad is None:
-            raise _not_found(id_)
-        log.warning("operator drops=%s", id_)
+        lost, bad = self._lost(id_), self._quarantine.find(id_)
         if lost is not None:
             self._groups.delete(lost, answer)
         elif bad is not None:
             self._groups.give_up(bad, answer)
+        else:
+            drop = self._files.drop_window if id_ == WINDOW else self._files.unread_pulls.drop
+            drop(lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
 
     def delete_group(self, peer: Peer, frame: Frame) -> None:
         """Delete a group; no other group gets the messages that it had not acknowledged."""
@@ -129,16 +119,11 @@ class Operators:
             raise BadArgument(f"there is no group {name} of {subject}")
         return group
 
-    def waits(self) -> Iterator[Wait]:
-        """List the entries, each of which waits for a file or an operator."""
-        yield from self._files.unread_pulls.waits()
+    def waits(self, log_id: int) -> Iterator[Wait]:
+        """List the entries of this server, each of which waits for a file or an operator."""
         for entry in self._entries():
-            if entry.id != PULL and not entry.id.startswith("consume/"):
-                if not entry.id.startswith("group/"):
-                    kind = WaitKind.LOG_FILE_SET_ASIDE_OR_DROPPED if entry.drop else WaitKind.LOG_FILE_SET_ASIDE
-                else:
-                    kind = WaitKind.GROUP_DAMAGED if entry.release else WaitKind.GROUP_WITHOUT_NAME
-                yield kind.wait(entry.reason, path=entry.path, id=entry.id, cost=entry.drop)
+            if entry.costs:
+                yield entry.wait(log_id, WaitKind.PULLS_UNREAD if entry.id == PULL else None)
 
     def _entries(self) -> Iterator[Quarantined]:
         yield from self._files
@@ -146,13 +131,15 @@ class Operators:
         for subject in self._rebuilder.subjects:
             damage = subject.damage
             if damage is not None:
-                what = (damage.path, damage.position, damage.what, 0, 0)
-                yield Quarantined(f"consume/{subject.name}", *what, subject=subject.name, release=REBUILT)
+                what = (damage.path, damage.position, f"{damage.what}; {REBUILT}", 0, 0)
+                yield Quarantined(f"consume/{subject.name}", *what, subject=subject.name)
         for lost in self._groups.roster.all_lost:
             subject_name = None if lost.names is None else lost.names[0]
             what = (lost.damage.path, lost.damage.position, f"{lost.damage.what}; {lost.names}", 0, 0)
-            release = BEGINS_ANEW if lost.names is not None else ""
-            yield Quarantined(lost.id, *what, subject=subject_name, release=release, drop=IS_GONE)
+            costs = {Decision.GIVE_UP: IS_GONE}
+            if lost.names is not None:
+                costs = {Decision.RELEASE: BEGINS_ANEW, **costs}
+            yield Quarantined(lost.id, *what, subject=subject_name, costs=costs)
 
     def _lost(self, id_: str) -> LostGroup | None:
         return next((lost for lost in self._groups.roster.all_lost if lost.id == id_), None)
@@ -161,7 +148,3 @@ class Operators:
 REBUILT = "it is being rebuilt from the message log, by itself"
 BEGINS_ANEW = "the group begins at the earliest message that is kept: what it had acknowledged comes again"
 IS_GONE = "the group is deleted: what it had not acknowledged is never delivered to it"
-
-
-def _not_found(id_: str) -> BadArgument:
-    return BadArgument(f"nothing is quarantined as {id_}; see `delayd quarantine list`")

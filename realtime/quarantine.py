@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from delayd.clock import Clock
 from delayd.errors import DamagedData, DataError
-from delayd.wire.quarantine import Quarantined
+from delayd.wire.mend import Decision, Quarantined
 
 from .groups import Group
 from .index import Run, Subject
@@ -145,8 +145,11 @@ class Quarantine:
                 rows=bad.rows,
                 since_ms=bad.since_ms,
                 subject=bad.subject.name,
-                release="it is read again now, and delivered if it checks; that is also done every 30 s",
-                drop=f"its {bad.rows} messages are never delivered to {groups}; retention may remove them",
+                costs={
+                    Decision.TAKE: "it is read again now, and delivered if it checks; that is also done every 30 s",
+                    Decision.GIVE_UP: f"its {bad.rows} messages are never delivered to {groups}; retention may remove "
+                    "them",
+                },
             )
 
     def _try(self, some: Sequence[Bad]) -> None:

@@ -301,6 +301,7 @@ def _check_end(recovered: Recovered, replay: PullReplay) -> None:
             count, folder = group.next - subject.end, recovered.pull_place.folder
             what = (
                 f"the log ends there, and {count} messages of {subject.name} behind it were pulled by {group.name}; "
-                f"where no copy is left `delayd log give-up {folder}` says what that costs"
+                f"where no copy is left `delayd mend give-up {folder}` says what that costs"
             )
-            raise DamagedData(path, recovered.message_log.file_position(recovered.message_log.end)[1], what)
+            position = recovered.message_log.file_position(recovered.message_log.end)[1]
+            raise DamagedData(path, position, what, end_of=folder)

@@ -127,7 +127,7 @@ class Roster:
         for each in lost:
             self.next_id = max(self.next_id, each.group_id + 1)
             log.critical(
-                "group_progress_damaged id=%s names=%s reason=%r fix=delayd_quarantine_release_or_drop",
+                "group_progress_damaged id=%s names=%s reason=%r fix=delayd_mend_release_or_give_up",
                 *(each.id, each.names, each.damage.message),
             )
             if each.names is None:

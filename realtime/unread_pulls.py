@@ -25,8 +25,7 @@ from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.watch import Told
 from delayd.operator_log import OperatorLog
 from delayd.site import Site
-from delayd.waits import Wait, WaitKind
-from delayd.wire.quarantine import Quarantined
+from delayd.wire.mend import Decision, Quarantined
 
 from .kept import Marks
 from .pull_replay import PullReplay
@@ -39,11 +38,11 @@ AGAIN_MS = 30_000  # A disk may read again what it did not: another try without 
 RETRY_MS = 5_000  # The hint to consumers.
 PIECE_BYTES = 4 << 20  # Read at a time beside the loop.
 TURN_ENTRIES = 2_000  # Entries applied in one turn of the loop; each takes a few microseconds.
-RELEASE = "its files are read again now; that is also done when they have changed"
-DROP = (
-    "what can't be read of it is given up: what was acknowledged there comes again, and groups that were made there "
-    "begin anew"
-)
+COSTS = {
+    Decision.TAKE: "its files are read again now; that is also done when they have changed",
+    Decision.GIVE_UP: "what can't be read of it is given up: what was acknowledged there comes again, and groups that "
+    "were made there begin anew",
+}
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class UnreadPulls:
     def __iter__(self) -> Iterator[Quarantined]:
         if self.damage is not None:
             what = (self.damage.path, self.damage.position, str(self.damage), 0, self._since_ms)
-            yield Quarantined(ID, *what, release=RELEASE, drop=DROP)
+            yield Quarantined(ID, *what, costs=COSTS)
 
     @property
     def due_ms(self) -> int | None:
@@ -94,14 +93,9 @@ class UnreadPulls:
         why = self.damage or "it is being read"
         return NotReady(
             f"nobody can say what was acknowledged here, for the pull log can't be read: {why}. Restore the file; or "
-            f"`delayd quarantine drop {ID}`, after which messages come again",
+            f"`delayd mend give-up {ID}`, after which messages come again",
             retry_after_ms=RETRY_MS,
         )
-
-    def waits(self) -> Iterator[Wait]:
-        """List what waits for the file or an operator."""
-        if self.damage is not None:
-            yield WaitKind.PULLS_UNREAD.wait(str(self.damage), path=self.damage.path, id=ID, cost=DROP)
 
     def wake(self) -> None:
         """Go on with a reading that is under way; look at the files when it is time."""
@@ -226,7 +220,7 @@ class UnreadPulls:
 
     def _name(self, damage: DamagedData) -> None:
         self.damage = damage
-        log.critical("pull_log_unread reason=%r fix=delayd_quarantine_release_or_drop_%s", str(damage), ID)
+        log.critical("pull_log_unread reason=%r fix=delayd_mend_take_or_give_up_%s", str(damage), ID)
 
     def _tell(self, done: bool, what: str) -> None:
         told, self._told = self._told, []

@@ -459,7 +459,7 @@ class DelayCore:
         self._decisions.release(id_, done)
 
     def drop(self, id_: str, done: Decided) -> None:
-        """Give a quarantined thing up because an operator said so; BadArgument when this kind can't be given up."""
+        """Give a quarantined thing up because an operator said so; BadArgument when no entry has this id."""
         self._decisions.drop(id_, done)
 
     def counters(self) -> dict[str, int]:

@@ -514,5 +514,5 @@ def _encode(producer: Producer) -> bytes:
 def _lost(producer_id: int) -> ProducerLost:
     return ProducerLost(
         f"what producer {producer_id:016x} has sent is not known here any more, for it was damaged on the disk; "
-        "send with a new producer, or have an operator release it with `delayd quarantine release`"
+        "send with a new producer, or have an operator release it with `delayd mend release`"
     )

@@ -19,8 +19,7 @@ from delayd.disk import Disk, list_named
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
-from delayd.waits import Wait, WaitKind
-from delayd.wire.quarantine import Quarantined
+from delayd.wire.mend import Decision, Quarantined
 
 Decided = Callable[[bool, str], None]
 """Called with whether an operator's decision changed something, and a sentence that says what."""
@@ -43,21 +42,34 @@ class Kind(StrEnum):
     PRODUCER = "producer"  # The numbers of a producer's batches.
 
 
-RELEASE = {
-    Kind.SCHEDULE: "the file is read again now; nothing is lost by it",
-    Kind.DISPATCH: "the file is read again now; nothing is lost by it",
-    Kind.ROWS: "they are read again now; nothing is lost by it",
-    Kind.SEALED: "the file is looked for again now; nothing is lost by it",
-    Kind.SEAL: "the file is read again now; nothing is lost by it",
-    Kind.LOG: "the file is looked for again now, and written again if it is gone and the server still has it open; "
-    "nothing is lost by it",
-    Kind.TARGET: "the subject goes where meta says; if its route was moved since, messages in doubt may come twice",
-    Kind.PRODUCER: "its batches are taken again; one that it repeats from before this start may be kept twice",
-}
-DROP = {
-    Kind.SCHEDULE: "messages of this hour that only the damaged part of its file holds are lost for good",
-    Kind.DISPATCH: "messages of this hour without a known outcome are never sent; what was not delivered is lost",
-    Kind.ROWS: "these messages are given up: they get the outcome DEAD and are never sent",
+_READ_AGAIN = "the file is read again now; nothing is lost by it"
+COSTS: dict[Kind, dict[Decision, str]] = {
+    Kind.SCHEDULE: {
+        Decision.TAKE: _READ_AGAIN,
+        Decision.GIVE_UP: "messages of this hour that only the damaged part of its file holds are lost for good",
+    },
+    Kind.DISPATCH: {
+        Decision.TAKE: _READ_AGAIN,
+        Decision.GIVE_UP: "messages of this hour without a known outcome are never sent; what was not delivered is "
+        "lost",
+    },
+    Kind.ROWS: {
+        Decision.TAKE: "they are read again now; nothing is lost by it",
+        Decision.GIVE_UP: "these messages are given up: they get the outcome DEAD and are never sent",
+    },
+    Kind.SEALED: {Decision.TAKE: "the file is looked for again now; nothing is lost by it"},
+    Kind.SEAL: {Decision.TAKE: _READ_AGAIN},
+    Kind.LOG: {
+        Decision.TAKE: "the file is looked for again now, and written again if it is gone and the server still has it "
+        "open; nothing is lost by it"
+    },
+    Kind.TARGET: {
+        Decision.RELEASE: "the subject goes where meta says; if its route was moved since, messages in doubt may come "
+        "twice"
+    },
+    Kind.PRODUCER: {
+        Decision.RELEASE: "its batches are taken again; one that it repeats from before this start may be kept twice"
+    },
 }
 
 
@@ -147,21 +159,10 @@ class Quarantine:
                 entry.since_ms,
                 None if entry.hour is None else hour_name(entry.hour),
                 entry.subject,
-                RELEASE[entry.kind],
-                DROP.get(entry.kind, ""),
+                COSTS[entry.kind],
             )
             for entry in self
         ]
-
-    def waits(self) -> Iterator[Wait]:
-        """List the entries, each of which waits for a file or an operator."""
-        for entry in sorted(self, key=lambda entry: entry.id):
-            if entry.kind in (Kind.TARGET, Kind.PRODUCER):
-                kind = WaitKind.SET_ASIDE
-            else:
-                kind = WaitKind.FILE_SET_ASIDE_OR_DROPPED if entry.kind in DROP else WaitKind.FILE_SET_ASIDE
-            words = {"rows": f"{entry.rows:,}", "id": entry.id, "path": entry.error.path}
-            yield kind.wait(str(entry.error), **words, cost=DROP.get(entry.kind))
 
 
 def quarantine_path(folder: str, hour: int, number: int = 1) -> str:

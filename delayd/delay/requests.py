@@ -34,7 +34,7 @@ from delayd.wire.heads import (
     need_str,
     need_u64,
 )
-from delayd.wire.quarantine import decided_head, list_head
+from delayd.wire.mend import Decision, decided_head, list_head, read_decision
 from delayd.wire.quotas import PAGE_MAX, QuotaInfo, encode_instants, limits_of, quotas_head, read_instants
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, accepted_head, results_body, results_head
@@ -101,9 +101,8 @@ class Requests:
             RequestType.OUTCOME: self._outcome,
             RequestType.CHECKPOINT: self._checkpoint,
             RequestType.TRUST_CLOCK: self._trust_clock,
-            RequestType.QUARANTINE_LIST: self._list_quarantine,
-            RequestType.QUARANTINE_RELEASE: self._decide_quarantine,
-            RequestType.QUARANTINE_DROP: self._decide_quarantine,
+            RequestType.MEND_LIST: self._list_quarantine,
+            RequestType.MEND: self._mend,
             RequestType.TARGETS: self._list_targets,
             RequestType.TARGET_LOST: self._decide_target,
             RequestType.TARGET_ACCEPT: self._decide_target,
@@ -142,9 +141,9 @@ class Requests:
         after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
         peer.answer(frame.request_id, list_head(self._core.quarantine.listing(), after, limit))
 
-    def _decide_quarantine(self, peer: Peer, frame: Frame) -> None:
-        decide = self._core.release if frame.type == RequestType.QUARANTINE_RELEASE else self._core.drop
-        id_ = need_str(frame.head, "id")
+    def _mend(self, peer: Peer, frame: Frame) -> None:
+        id_, decision = read_decision(frame.head, self._core.quarantine.listing())
+        decide = self._core.drop if decision is Decision.GIVE_UP else self._core.release
         decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
 
     def _list_targets(self, peer: Peer, frame: Frame) -> None:

@@ -57,7 +57,7 @@ class Retiring:
             return
         found += piece.found + piece.in_flight
         if piece.unread:
-            done(_in_use(f"{piece.unread} schedule logs can't be read; see `delayd quarantine list`"))
+            done(_in_use(f"{piece.unread} schedule logs can't be read; see `delayd mend list`"))
         elif piece.place is not None:
             try:
                 self._count(DrainOrder(0, None, piece.place, piece.until_sequence), found, done)
@@ -85,7 +85,7 @@ class Retiring:
         if len(self.owed) or not self.intake.idle:
             return "outcomes of its messages are being written"
         if len(self.quarantine):
-            return "something of it is quarantined; see `delayd quarantine list`"
+            return "something of it is quarantined; see `delayd mend list`"
         if unsealed is not None:
             return f"hour {hour_name(unsealed)} has ended and is not sealed yet; it will be within a minute"
         return None

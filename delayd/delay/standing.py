@@ -116,7 +116,8 @@ class Standing:
                 yield WaitKind.TARGET_GIVEN_UP.wait(why, rows=rows, target=f"{target:016x}")
         for link in self.dispatcher.links.values():
             yield from link.waits()
-        yield from self.quarantine.waits()
+        for entry in sorted(self.quarantine.listing(), key=lambda entry: entry.id):
+            yield entry.wait(self.log_id)
         yield from self.endings.drain.waits()
         slots = self.endings.owned_slots
         if slots.leaving.any():

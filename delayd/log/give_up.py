@@ -9,14 +9,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError
 from delayd.log.group import NewGroup
 from delayd.log.log import NAME_DIGITS, LogPlace, open_log, segment_name
-from delayd.log.segment import COPY_SUFFIX, READ_BYTES, Confirmed, FileHeader, Segment
+from delayd.log.segment import COPY_SUFFIX, READ_BYTES, Confirmed, FileHeader, FileKind, Segment
 
 ASIDE_SUFFIX = ".given-up"
+
+
+class End(NamedTuple):
+    """The end of a log that a start needs, and what it costs to give that up."""
+
+    kind: FileKind
+    offset: str  # The checkpoint's values.
+    crc32c: str
+    cost: str
+
+
+_ENDS = {
+    "delay/message": End(
+        FileKind.MESSAGE,
+        "replay_offset",
+        "replay_crc32c",
+        "messages that were accepted there and are not delivered are lost for good",
+    ),
+    "realtime/message": End(
+        FileKind.REALTIME,
+        "indexed_offset",
+        "indexed_crc32c",
+        "messages that were delivered there are lost for good, and what was acknowledged since the last checkpoint "
+        "comes again; delay servers that delivered them wait for `delayd target accept`, and for `delayd mend give-up "
+        "window` where it is listed",
+    ),
+    "realtime/pull": End(
+        FileKind.PULL,
+        "pull_offset",
+        "pull_crc32c",
+        "what was acknowledged there comes again, and groups that were made there begin anew",
+    ),
+}
+
+
+def end_of(folder: str) -> End | None:
+    """The end of the log in a folder such as ``data/realtime/pull``; None for a folder of no such log."""
+    return _ENDS.get("/".join(folder.rstrip("/").split("/")[-2:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,8 +335,9 @@ def open_needed_log(
     except DamagedData as error:
         if type(error) is not DamagedData:
             raise  # The system can't read it now, which does not mean that it is damaged.
-        what = f"{error.what}; this server can't start without it, and where no copy is left `delayd log give-up"
-        raise DamagedData(error.path, error.position, f"{what} {place.folder}` says what that costs") from error
+        what = f"{error.what}; this server can't start without it, and where no copy is left `delayd mend give-up"
+        what += f" {place.folder}` says what that costs"
+        raise DamagedData(error.path, error.position, what, end_of=place.folder) from error
 
 
 def open_log(

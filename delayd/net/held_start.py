@@ -2,7 +2,7 @@
 mended.
 
 Invariant: while it waits, it keeps nothing of the directory open or locked, so that a file can be put back and `delayd
-log give-up` can do its work. It does not read a file that somebody may still be writing.
+mend give-up` can do its work. It does not read a file that somebody may still be writing.
 
       start fails on damage ──▶ held ──the file changed, and then rested──▶ start again ──▶ serves
                                 ▲└──or a while has passed───────────────────┘ │
@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from delayd.errors import DamagedData, DataError, DelaydError, DirectoryInUse, NotReady, StateMissing
+from delayd.log.give_up import end_of
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.secret import Secret
 from delayd.waits import WaitKind
 from delayd.wire.frame import Frame, Head
+from delayd.wire.mend import Decision, Quarantined, list_head
 from delayd.wire.requests import RequestType
 from delayd.wire.status import status_head
 
@@ -119,6 +121,8 @@ class HeldStart:
             answer({"now_ms": time.time_ns() // 1_000_000})
         elif frame.type == RequestType.STATUS:
             answer(self._status())
+        elif frame.type == RequestType.MEND_LIST:
+            answer(list_head([self._entry()], "", 1))
         else:
             raise NotReady(
                 f"this {self._held.role} server can't start yet: {self._error.message}", retry_after_ms=RETRY_MS
@@ -144,6 +148,17 @@ class HeldStart:
             waits=[WaitKind.HELD.wait(self._error.message, role=self._held.role)],
             own={**self._server.status(), "clock_confirmed": False, "fenced": False, "held": True},
         )
+
+    def _entry(self) -> Quarantined:
+        """The damage as `delayd mend list` shows it; the id of the end of a log is its folder."""
+        error = self._error
+        path = os.path.abspath(error.path) if isinstance(error, DataError) else ""
+        id_, position, costs = path, 0, dict[Decision, str]()
+        if isinstance(error, DamagedData):
+            position, end = error.position, end_of(error.end_of)
+            if end is not None:
+                id_, costs = os.path.abspath(error.end_of), {Decision.GIVE_UP: end.cost}
+        return Quarantined(id_, path, position, error.message, 0, self._started_at_ms, costs=costs)
 
     def _look(self) -> list[tuple[int, ...] | None]:
         """What the system says of the damaged file, its folder, and the files beside it."""

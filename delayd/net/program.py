@@ -141,7 +141,7 @@ class Program:
                     self._open(service)
                     return service
                 except DelaydError as error:
-                    # `delayd log give-up` may be using the directory.
+                    # `delayd mend give-up` may be using the directory.
                     if not may_be_mended(error) and not (held and isinstance(error, DirectoryInUse)):
                         raise
                     known = service.abandon()

@@ -17,7 +17,7 @@ class Follow:
     def __init__(self, word: Word, replay_offset: int, appended_at_ms: int) -> None:
         """``appended_at_ms`` is the checkpoint's stamp of the last group below the replay offset."""
         self.faults: list[str] = []
-        # The ids of everything that operators gave up, as `delayd quarantine` names them.
+        # The ids of everything that operators gave up, as `delayd mend` names them.
         self.given_up: set[str] = set()
         self.first = 0
         self.last_appended_at_ms = 0

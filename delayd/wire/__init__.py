@@ -18,6 +18,6 @@ What heads say
     listings            subjects and groups of a realtime server
     quotas              what may be pending for a subject, and what is
     targets             realtime servers as a delay server sees them
-    quarantine          what a server can't read
+    mend                what a server can't read
     status, waits       what every server says of itself, and what waits for an operator
 """

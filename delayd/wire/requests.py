@@ -70,9 +70,8 @@ class RequestType(IntEnum):
     TRUST_CLOCK = 3, Terms(LOGS, trusted=True)
     CHALLENGE = 4, Terms(ANY, "nonce")
     PROVE = 5, Terms(ANY, "proof cluster_id")
-    QUARANTINE_LIST = 6, Terms(LOGS, "after limit", cost=Cost.LISTING)
-    QUARANTINE_RELEASE = 7, Terms(LOGS, "id", trusted=True)
-    QUARANTINE_DROP = 8, Terms(LOGS, "id", trusted=True)
+    MEND_LIST = 6, Terms(LOGS, "after limit", cost=Cost.LISTING)
+    MEND = 7, Terms(LOGS, "id decision", trusted=True)
     CUT = 50, Terms(ANY, "hold_ms moment_ms?", trusted=True)
     CUT_READY = 51, Terms(ANY, "cut", trusted=True)
 

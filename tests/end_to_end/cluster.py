@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+import lmdb
+
 import delayd
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
@@ -110,3 +112,21 @@ def target_with_alarm(production: Cluster) -> Mapping[str, object]:
     row = wait_until(found, "a target has an alarm", every_s=COMMAND_EVERY_S)
     assert row is not None
     return row
+
+
+def flip_value(folder: Path, prefix: bytes) -> None:
+    """Turn bits of a stored value over: the only one whose key begins so."""
+    with lmdb.open(str(folder / "state.lmdb")) as environment, environment.begin(write=True) as transaction:
+        with transaction.cursor() as cursor:
+            (pair,) = [(bytes(key), bytearray(value)) for key, value in cursor if key.startswith(prefix)]
+        key, value = pair
+        value[len(value) // 2] ^= 0xFF
+        transaction.put(key, bytes(value))
+
+
+@contextmanager
+def stopped(server: ServerProcess) -> Iterator[None]:
+    """A server that is stopped meanwhile, and started again."""
+    assert server.terminate() == 0
+    yield
+    server.start()

@@ -137,7 +137,7 @@ def test_rule_L5_a_damaged_last_group_of_which_a_message_was_pulled_is_not_cut(
             path.write_bytes(whole)
         else:
             log = "pull" if damage == "gone" else "message"
-            given_up = run_command("log", "give-up", "--yes", str(tmp_path / "realtime" / log))
+            given_up = run_command("mend", "give-up", "--yes", str(tmp_path / "realtime" / log))
             assert given_up.code == 0, given_up
             put_aside = [aside.read_bytes() for aside in (tmp_path / "realtime/quarantine").glob("message-*")]
             assert put_aside == ([] if damage == "gone" else [bad])

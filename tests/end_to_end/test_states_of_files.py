@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
-import lmdb
-
 from delayd.testing.disk import MemoryDisk
 from delayd.waits import WaitKind
-from tests.end_to_end.cluster import cluster
-from tests.end_to_end.processes import ServerProcess
+from tests.end_to_end.cluster import cluster, command, flip_value, stopped
 from tests.end_to_end.trials import LOOK_S, tries
 from tests.end_to_end.wall_clock import WallClock
+from tests.named_commands import commands_in
 from tests.simulation.audit import BOOKS
 from tests.tamper.liar import Liar
 from tests.tamper.rows import Row
@@ -44,25 +41,7 @@ def flip(path: Path, position: int) -> bytes:
     return whole
 
 
-def flip_value(folder: Path, prefix: bytes) -> None:
-    """Turn bits of a stored value over: the only one whose key begins so."""
-    with lmdb.open(str(folder / "state.lmdb")) as environment, environment.begin(write=True) as transaction:
-        with transaction.cursor() as cursor:
-            (pair,) = [(bytes(key), bytearray(value)) for key, value in cursor if key.startswith(prefix)]
-        key, value = pair
-        value[len(value) // 2] ^= 0xFF
-        transaction.put(key, bytes(value))
-
-
-@contextmanager
-def stopped(server: ServerProcess) -> Iterator[None]:
-    """A server that is stopped meanwhile, and started again."""
-    assert server.terminate() == 0
-    yield
-    server.start()
-
-
-@tries(WaitKind.FILE_SET_ASIDE_OR_DROPPED)
+@tries(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP)
 def test_a_damaged_file_is_put_back_or_given_up_as_status_says(tmp_path: Path) -> None:
     with cluster(tmp_path) as production:
         operator = production.operator
@@ -71,18 +50,18 @@ def test_a_damaged_file_is_put_back_or_given_up_as_status_says(tmp_path: Path) -
         with stopped(production.delay):
             (dispatched,) = (tmp_path / "delay/dispatch").glob("*/*.log")
             whole = flip(dispatched, -1)
-        assert f"put {dispatched} back" in operator.until_told(WaitKind.FILE_SET_ASIDE_OR_DROPPED)
+        assert f"put {dispatched} back" in operator.until_told(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP)
         put_back(dispatched, whole)
-        operator.follow(WaitKind.FILE_SET_ASIDE_OR_DROPPED, 0)
+        operator.follow(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP, 0)
         # Without a copy it is given up.
         with stopped(production.delay):
             dispatched.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
-        operator.follow(WaitKind.FILE_SET_ASIDE_OR_DROPPED, 1)
+        operator.follow(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP, 1)
         production.send("3")
         wait_until(lambda: "3" in production.consumed(1), "it comes, maybe behind the first one")
 
 
-@tries(WaitKind.FILE_SET_ASIDE, WaitKind.LOG_FILE_SET_ASIDE, WaitKind.LOG_FILE_SET_ASIDE_OR_DROPPED)
+@tries(WaitKind.FILE_SET_ASIDE, WaitKind.FILE_SET_ASIDE, WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP)
 def test_files_of_the_message_logs_are_put_back_or_given_up_as_status_says(tmp_path: Path) -> None:
     with cluster(tmp_path, segment_bytes=SEGMENT_BYTES) as production:
         operator = production.operator
@@ -92,7 +71,7 @@ def test_files_of_the_message_logs_are_put_back_or_given_up_as_status_says(tmp_p
         first, delivered = f"{0:020}.log", tmp_path / "realtime/message"
         # What is due at one moment is handed over in one group, which is in one file whatever its size.
         wait_until(lambda: len(list(delivered.iterdir())) > 1 or production.send(BODY), "one of its files is full")
-        for server, kind in ((delay, WaitKind.FILE_SET_ASIDE), (realtime, WaitKind.LOG_FILE_SET_ASIDE)):
+        for server, kind in ((delay, WaitKind.FILE_SET_ASIDE), (realtime, WaitKind.FILE_SET_ASIDE)):
             damaged = tmp_path / server.role / "message" / first
             with stopped(server):
                 whole = flip(damaged, HEADER_POSITION)
@@ -103,7 +82,7 @@ def test_files_of_the_message_logs_are_put_back_or_given_up_as_status_says(tmp_p
         with stopped(realtime):
             flip(damaged, whole.index(BODY.encode()))
         assert production.consumed(1)
-        assert operator.follow(WaitKind.LOG_FILE_SET_ASIDE_OR_DROPPED, 1)
+        assert operator.follow(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP, 1)
 
 
 @tries(WaitKind.HELD, WaitKind.PULLS_UNREAD)
@@ -151,7 +130,11 @@ def test_values_of_states_that_do_not_check_are_decided_on_as_status_says(tmp_pa
             with stopped(server):
                 for prefix in prefixes:
                     flip_value(tmp_path / server.role, prefix)
+        # All that needs a decision is in one list, with the commands of `delayd status`.
         for kind in (WaitKind.SET_ASIDE, WaitKind.ROUTE_DAMAGED, WaitKind.GROUP_DAMAGED):
+            listed = command("mend", "list", "--meta", operator.meta)
+            for words in commands_in(operator.until_told(kind)):
+                assert shlex.join(words) in listed, listed
             operator.follow(kind, 0)
         # The group begins at the earliest message again.
         assert production.consumed(1) == ["1"]

@@ -17,7 +17,7 @@ from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
-from delayd.wire.quarantine import read_list
+from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
 from realtime.quarantine import RETRY_MS
 from tests.faults.disk import How, ReadFaultDisk
@@ -272,7 +272,7 @@ def test_rule_L10_a_start_names_a_file_that_is_not_what_it_was_and_a_copy_mends_
 
 
 def entries(world: World) -> list[str]:
-    head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 100})
+    head, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 100})
     return [entry.id for entry in read_list(head)[0]]
 
 

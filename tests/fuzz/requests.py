@@ -99,9 +99,8 @@ META: dict[RequestType, Fields] = {
     RequestType.SETTLE_SLOTS: {},
 }
 LOGS: dict[RequestType, Fields] = {
-    RequestType.QUARANTINE_LIST: {"after": values.text, "limit": values.small},
-    RequestType.QUARANTINE_RELEASE: {"id": values.text},
-    RequestType.QUARANTINE_DROP: {"id": values.text},
+    RequestType.MEND_LIST: {"after": values.text, "limit": values.small},
+    RequestType.MEND: {"id": values.text, "decision": values.one_of("take", "release", "give-up", "fuzzed")},
     RequestType.TRUST_CLOCK: {},
 }
 DELAY: dict[RequestType, Fields] = {

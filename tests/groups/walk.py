@@ -380,7 +380,7 @@ class Walk:
     def _release(self) -> None:
         """An operator has what was quarantined tried again."""
         for id_ in self._quarantined():
-            self.world.send(self.peers[0], RequestType.QUARANTINE_RELEASE, {"id": id_})
+            self.world.send(self.peers[0], RequestType.MEND, {"id": id_, "decision": "take"})
             self.unreadable = set(self.rotten)
         self.world.core.wake()
         self._collect()
@@ -396,7 +396,7 @@ class Walk:
             for name, group in self.groups.items():
                 for sequence in set(self._rows_for(name, batch)) & set(group.offered()):
                     group.give_up(sequence)
-            self.world.send(self.peers[0], RequestType.QUARANTINE_DROP, {"id": id_})
+            self.world.send(self.peers[0], RequestType.MEND, {"id": id_, "decision": "give-up"})
             self._tell(f"{id_} is dropped")
         self.sync.run_all()
 
@@ -497,7 +497,7 @@ class Walk:
             raise Wrong(f"stale are {answer['stale']}, and all of them are held")
 
     def _quarantined(self) -> list[str]:
-        request_id = self.world.send(self.peers[0], RequestType.QUARANTINE_LIST, {"after": "", "limit": 100})
+        request_id = self.world.send(self.peers[0], RequestType.MEND_LIST, {"after": "", "limit": 100})
         ((answer, _),) = self.peers[0].answers.pop(request_id)
         return [need_str(entry, "id") for entry in need_maps(answer, "entries")]
 

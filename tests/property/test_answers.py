@@ -20,6 +20,7 @@ from delayd.wire.heads import (
     need_bool,
     need_maps,
 )
+from delayd.wire.mend import Decision, Quarantined, decided_head, list_head
 from delayd.wire.meta import (
     SERVERS_MAX,
     SUBJECTS_MAX,
@@ -31,7 +32,6 @@ from delayd.wire.meta import (
     moves_head,
     servers_head,
 )
-from delayd.wire.quarantine import Quarantined, decided_head, list_head
 from delayd.wire.requests import RequestType
 from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, results_head
 from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows, text_bytes
@@ -82,9 +82,10 @@ def largest() -> Iterator[tuple[str, Head]]:
     for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, INT_MAX, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head
     wide = "\U0001f600" * 5_000
-    entry = Quarantined(wide, wide, INT_MAX, wide, INT_MAX, INT_MAX, "2026112203", wide, wide, wide)
-    yield "QUARANTINE_LIST", list_head([entry] * 5_000, "", INT_MAX)
-    yield "QUARANTINE_DROP", decided_head(wide, True, "\ud800" * 5_000)
+    costs = dict.fromkeys(Decision, wide)
+    entry = Quarantined(wide, wide, INT_MAX, wide, INT_MAX, INT_MAX, "2026112203", wide, costs)
+    yield "MEND_LIST", list_head([entry] * 5_000, "", INT_MAX)
+    yield "MEND", decided_head(wide, True, "\ud800" * 5_000)
     target = TargetInfo(U64_MAX, wide, wide, INT_MAX, INT_MAX, INT_MAX, "\ud800" * 5_000)
     yield "TARGETS", targets_head([target] * 5_000, 0)
     waits = waits_head([Wait(wide, wide, wide)] * 5_000)

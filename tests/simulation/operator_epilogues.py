@@ -14,7 +14,7 @@ from delayd.errors import DelaydError
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.wire.frame import Frame, Head
-from delayd.wire.quarantine import Quarantined, read_list
+from delayd.wire.mend import Decision, Quarantined, read_list
 from delayd.wire.requests import RequestType
 from tests.simulation.damage import Damage, Flipped, Gone, file_of
 from tests.simulation.damage_scenarios import FILE_HEADER_BYTES, LASTING, durable_named
@@ -33,7 +33,7 @@ DECIDED = ([Outcome.IN_DOUBT], [Outcome.CANCELLED], [Outcome.EXPIRED])
 class Word(NamedTuple):
     """What an operator said at a realtime server of something that is quarantined; ``answers`` has one when it came."""
 
-    action: RequestType
+    decision: Decision
     about: Quarantined
     answers: list[Frame | DelaydError]
 
@@ -204,20 +204,18 @@ class OperatorEpilogues(Epilogues):
             if not entries:
                 return
             about = self.random.choice(entries)
-            action = self.random.choice((RequestType.QUARANTINE_DROP, RequestType.QUARANTINE_RELEASE))
-            self.tell(f"     an operator says {action.name} {about.id} at {side.name}: {about.drop}")
-            word = Word(action, about, [])
+            decision = self.random.choice((Decision.GIVE_UP, Decision.TAKE))
+            self.tell(f"     an operator says {decision} {about.id} at {side.name}: {about.costs[Decision.GIVE_UP]}")
+            word = Word(decision, about, [])
             words.append(word)
             for _ in range(self.random.choice((1, 1, 2))):
-                line.call(action, {"id": about.id}, (), partial(_heard, word))
+                line.call(RequestType.MEND, {"id": about.id, "decision": decision}, (), partial(_heard, word))
 
-        line.call(RequestType.QUARANTINE_LIST, {"after": "", "limit": 100}, (), listed)
+        line.call(RequestType.MEND_LIST, {"after": "", "limit": 100}, (), listed)
 
     def _given_up(self, side: RealtimeSide, words: list[Word]) -> dict[int, set[bytes]]:
         """By batch, the bodies that operators may have given up."""
-        dropped = {
-            int(word.about.id.rpartition("/")[2]) for word in words if word.action is RequestType.QUARANTINE_DROP
-        }
+        dropped = {int(word.about.id.rpartition("/")[2]) for word in words if word.decision is Decision.GIVE_UP}
         return {kept.offset: set(kept.bodies) for kept in side.log() if kept.offset in dropped}
 
     def _check_costs(
@@ -229,7 +227,7 @@ class OperatorEpilogues(Epilogues):
         sure = {
             int(word.about.id.rpartition("/")[2])
             for word in words
-            if word.action is RequestType.QUARANTINE_DROP and word.is_done and f" {GROUP}" in word.about.drop
+            if word.decision is Decision.GIVE_UP and word.is_done and f" {GROUP}" in word.about.costs[Decision.GIVE_UP]
         }
         never = {body for offset in sure for body in given_up[offset]} - books.bodies
         side.disk.faults.fail_reads.clear()

@@ -47,7 +47,7 @@ def test_rule_L6_nothing_maps_a_file_into_memory_and_lmdb_is_opened_by_the_state
     assert opens == ["delayd/state.py"]
     # `give-up` runs while its server is stopped, and holds the lock of the directory.
     uses = {name for name, text in texts.items() if re.search(r"\bLmdbState\(|import .*\bLmdbState\b", text)}
-    assert uses == {"delayd/net/machine.py", "cli/give_up.py"}, "nobody but a server reads LMDB"
+    assert uses == {"delayd/net/machine.py", "cli/mend.py"}, "nobody but a server reads LMDB"
 
 
 def test_no_test_module_imports_another_one() -> None:

@@ -28,5 +28,5 @@ def test_a_state_names_its_command_with_all_arguments(kind: WaitKind) -> None:
     assert wait.command and not re.search(r"[{}]", "".join(wait))
     commands = commands_in(wait.command)
     assert bool(commands) is (kind not in NO_COMMAND)
-    assert all(words["id"] in each for each in commands if each[0] == "quarantine"), "each command is read whole"
+    assert all(words["id"] in each for each in commands if each[0] == "mend"), "each command is read whole"
     check_commands(wait.command)

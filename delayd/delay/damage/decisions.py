@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
+from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.errors import BadArgument
 from delayd.log.control import OperatorWord, encode_known
 
@@ -34,16 +34,13 @@ class Decisions:
         self._decide("release", self._entry(id_), done)
 
     def drop(self, id_: str, done: Decided) -> None:
-        """Give a thing up; BadArgument when this kind can't be given up."""
-        entry = self._entry(id_)
-        if entry.kind not in DROP:
-            raise BadArgument(f"{id_} can't be dropped; release it instead: {RELEASE[entry.kind]}")
-        self._decide("drop", entry, done)
+        """Give a thing up; BadArgument when no entry has this id."""
+        self._decide("drop", self._entry(id_), done)
 
     def _entry(self, id_: str) -> Entry:
         entry = self._quarantine.find(id_)
         if entry is None:
-            raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd quarantine list`")
+            raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd mend list`")
         return entry
 
     def _decide(self, action: str, entry: Entry, done: Decided) -> None:

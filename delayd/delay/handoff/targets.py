@@ -108,7 +108,7 @@ class Targets:
         if not self._dispatcher.takes_due_rows:
             raise NotReady("the clock is not confirmed yet, so what is due can't be told; see `delayd clock`")
         if any(entry.hour is not None for entry in self._quarantine):
-            raise NotReady("hours are quarantined that may have rows at it; decide on them: `delayd quarantine list`")
+            raise NotReady("hours are quarantined that may have rows at it; decide on them: `delayd mend list`")
         # Each row that may be at the target is at the link from now on.
         self._dispatcher.step()
         until_ms = None if link.sender.window.earlier_settled else self._doubt_until_ms

@@ -50,7 +50,7 @@ def test_a_schedule_log_that_is_dropped_loses_what_only_it_held_and_the_hour_goe
     done, text = decided(world, "release", id_)
     assert not done and "the file is gone" in text
     (wait,) = world.core.waits()
-    assert wait.what == f"3 messages: {id_}" and f"delayd quarantine release {id_}" in wait.command
+    assert wait.what == f"3 messages: {id_}" and f"delayd mend take {id_}" in wait.command
     check_commands(wait.command)
     done, _ = decided(world, "drop", id_)
     assert done and not len(world.core.quarantine) and world.hours().get(FAR).rows == 2

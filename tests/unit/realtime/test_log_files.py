@@ -9,7 +9,7 @@ from delayd.log.group import MAGIC_BYTES
 from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
-from delayd.wire.quarantine import read_list
+from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
 from delayd.wire.waits import read_waits
 from tests.memory_files import content, files, put
@@ -36,7 +36,7 @@ def filled(batches: int = 24, w: int = 1_000, settings: dict[str, int] | None = 
 
 
 def listed(world: World) -> list[str]:
-    head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 100})
+    head, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 100})
     return [entry.id for entry in read_list(head)[0]]
 
 
@@ -83,7 +83,7 @@ def test_an_operator_has_a_removed_file_written_again() -> None:
     path = files(world.disk, MESSAGE)[1]
     world.disk.remove(path)
     world.pass_time(LOOK_MS + 1)
-    answer, _ = world.ask(SimPeer(), RequestType.QUARANTINE_RELEASE, {"id": log_id(path)})
+    answer, _ = world.ask(SimPeer(), RequestType.MEND, {"id": log_id(path), "decision": "take"})
     assert answer["done"] is True and listed(world) == []
     assert pulled(world.restarted(), "h") == bodies
 
@@ -184,7 +184,7 @@ def test_a_start_that_is_refused_says_what_helps() -> None:
     disk = world.disk.after_kill()
     file = disk.open(files(disk, MESSAGE)[-1], write=True)
     file.truncate(70)
-    with pytest.raises(DamagedData, match=f"delayd log give-up {MESSAGE}"):
+    with pytest.raises(DamagedData, match=f"delayd mend give-up {MESSAGE}"):
         World(disk, world.state.after_crash(disk), settings=SETTINGS)
 
 
@@ -253,7 +253,7 @@ def test_rule_H2_nobody_hands_over_while_what_is_in_doubt_can_not_be_read(how: s
     whole = damaged(disk, path, "flipped")
     again = World(disk, world.state.after_crash(disk), settings=SETTINGS)
     assert listed(again) == [log_id(path), "window"]
-    with pytest.raises(HandoffRefused, match="delayd quarantine drop window"):
+    with pytest.raises(HandoffRefused, match="delayd mend give-up window"):
         again.hello(SimPeer(), 9)
     assert pulled(again, "g")
     # A checkpoint meanwhile does not pass over what nobody has read.
@@ -264,8 +264,8 @@ def test_rule_H2_nobody_hands_over_while_what_is_in_doubt_can_not_be_read(how: s
         again.pass_time(LOOK_MS + 1)
         again.pass_time(LOOK_MS + 1)
     for id_ in [log_id(path), "window"] if how == "released" else ["window"] if how == "dropped" else []:
-        kind = RequestType.QUARANTINE_DROP if how == "dropped" else RequestType.QUARANTINE_RELEASE
-        assert again.ask(SimPeer(), kind, {"id": id_})[0]["done"] is True
+        decision = "give-up" if how == "dropped" else "take"
+        assert again.ask(SimPeer(), RequestType.MEND, {"id": id_, "decision": decision})[0]["done"] is True
     assert "window" not in listed(again)
     window = again.hello(SimPeer(), 9)
     if how != "dropped":

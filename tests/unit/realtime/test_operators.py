@@ -14,7 +14,7 @@ from delayd.wire.heads import (
     need_list,
     need_maps,
 )
-from delayd.wire.quarantine import Quarantined, read_list
+from delayd.wire.mend import Quarantined, read_list
 from delayd.wire.requests import RequestType
 from realtime.quarantine import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch
@@ -24,12 +24,12 @@ from .rotten import BAD, FOLDER, flip, flip_value, pull_all, served
 
 
 def listed(world: World) -> list[Quarantined]:
-    head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 10})
+    head, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 10})
     return read_list(head)[0]
 
 
-def decide(world: World, request: RequestType, id_: str) -> bool:
-    head, _ = world.ask(SimPeer(), request, {"id": id_})
+def decide(world: World, decision: str, id_: str) -> bool:
+    head, _ = world.ask(SimPeer(), RequestType.MEND, {"id": id_, "decision": decision})
     return need_bool(head, "done")
 
 
@@ -89,21 +89,25 @@ def test_an_operator_has_it_tried_again_or_gives_it_up_for_good() -> None:
     flip(world.disk, b"bad too" * 50)
     assert pull_all(world) == [b"other"]
     first, second = sorted(listed(world), key=lambda entry: entry.position)
-    assert not decide(world, RequestType.QUARANTINE_RELEASE, first.id)
+    with pytest.raises(BadArgument, match="can't be released; it can be taken or given up"):
+        decide(world, "release", first.id)
+    with pytest.raises(BadArgument, match="'drop' is no decision"):
+        decide(world, "drop", first.id)
+    assert not decide(world, "take", first.id)
     flip(world.disk, BAD)
-    assert decide(world, RequestType.QUARANTINE_RELEASE, first.id)
+    assert decide(world, "take", first.id)
     assert pull_all(world) == [BAD]
-    assert decide(world, RequestType.QUARANTINE_DROP, second.id)
+    assert decide(world, "give-up", second.id)
     assert listed(world) == []
-    with pytest.raises(BadArgument):
-        decide(world, RequestType.QUARANTINE_DROP, "rows/orders/5")
+    with pytest.raises(BadArgument, match="nothing is quarantined"):
+        decide(world, "give-up", "rows/orders/5")
     flip(world.disk, b"bad too" * 50)
     for later in (World(world.disk.after_crash(), world.state.after_crash()), world.restarted()):
         assert pull_all(later) == [] and listed(later) == []
 
 
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("word", ["release", "drop"])
+@pytest.mark.parametrize("word", ["release", "give-up"])
 def test_rule_L9_a_group_whose_progress_does_not_check_is_named_and_the_rest_is_served(
     word: str, named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,7 +136,7 @@ def test_rule_L9_a_group_whose_progress_does_not_check_is_named_and_the_rest_is_
     elif word == "release":
         return
     later = world
-    assert decide(world, RequestType.QUARANTINE_RELEASE if word == "release" else RequestType.QUARANTINE_DROP, entry.id)
+    assert decide(world, word, entry.id)
     for later in (World(world.disk.after_crash(), world.state.after_crash()), world.restarted()):
         assert listed(later) == [] and not later.failures
         assert (GROUP in group_names(later)) == (word == "release")

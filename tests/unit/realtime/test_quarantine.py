@@ -223,7 +223,7 @@ def test_a_file_that_is_put_back_by_a_rename_is_read(by: str) -> None:
     put(world.disk, f"{path}.tmp", good)
     world.disk.rename(f"{path}.tmp", path)
     if by == "an operator":
-        head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_RELEASE, {"id": entry.id})
+        head, _ = world.ask(SimPeer(), RequestType.MEND, {"id": entry.id, "decision": "take"})
         assert need_bool(head, "done"), head
     else:
         for _ in range(3):

@@ -175,8 +175,8 @@ class Meeting:
     def _decide(self, number: int, id_: str) -> None:
         if number % 5 == 0:
             flip(self.world.disk, BAD)
-        kind = RequestType.QUARANTINE_RELEASE if number % 2 else RequestType.QUARANTINE_DROP
-        self._ask(number, kind, {"id": id_})
+        taken = "release" if id_.startswith("group/") else "take"
+        self._ask(number, RequestType.MEND, {"id": id_, "decision": taken if number % 2 else "give-up"})
 
     def _leave(self, number: int) -> None:
         peer = self.peers[number % PEERS]

@@ -15,7 +15,7 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
-from delayd.wire.quarantine import read_list
+from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
 from realtime.kept import group_keys
 from realtime.unread_pulls import AGAIN_MS, LOOK_MS
@@ -66,8 +66,8 @@ def again(world: World) -> None:
         world.pass_time(LOOK_MS)
 
 
-def decide(world: World, kind: RequestType) -> tuple[bool, str]:
-    head, _ = world.ask(SimPeer(), kind, {"id": "pull"})
+def decide(world: World, decision: str) -> tuple[bool, str]:
+    head, _ = world.ask(SimPeer(), RequestType.MEND, {"id": "pull", "decision": decision})
     return bool(head["done"]), str(head["message"])
 
 
@@ -90,9 +90,9 @@ def test_rule_L10_an_unread_pull_log_keeps_consumers_waiting_and_takes_messages_
     for kind, head in asked:
         assert path in refused(world, kind, head)
     (wait,) = world.core.waits()
-    assert wait.what.startswith("all pulls") and path in wait.why and "delayd quarantine release pull" in wait.command
+    assert wait.what.startswith("all pulls") and path in wait.why and "delayd mend take pull" in wait.command
     check_commands(wait.command)
-    listed, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
+    listed, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 9})
     assert [entry.id for entry in read_list(listed)[0]] == ["pull"]
     subjects, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 9})
     assert subjects["subjects"][0]["end"] == 21  # type: ignore[index, call-overload]
@@ -159,10 +159,10 @@ def test_an_operator_has_it_read_at_once(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO)
     disk, state, path, whole = damaged(filled()[0])
     world = World(disk, state, settings=SETTINGS)
-    done, message = decide(world, RequestType.QUARANTINE_RELEASE)
+    done, message = decide(world, "take")
     assert not done and path in message
     put(disk, path, whole)
-    assert decide(world, RequestType.QUARANTINE_RELEASE) == (True, "consumers are served again")
+    assert decide(world, "take") == (True, "consumers are served again")
     assert len(world.pull(SimPeer()).bodies) == 5
     assert "pull_log_unread" in caplog.text and "pull_log_read_again" in caplog.text
 
@@ -171,7 +171,7 @@ def test_an_operator_gives_up_what_can_not_be_read_and_it_comes_again() -> None:
     before, held, bodies = filled()
     disk, state, _, _ = damaged(before)
     world = World(disk, state, settings=SETTINGS)
-    assert decide(world, RequestType.QUARANTINE_DROP)[0]
+    assert decide(world, "give-up")[0]
     assert disk.list_folder("/data/realtime/quarantine")
     assert world.ack(SimPeer(), held.handles) == held.handles, "nobody holds it any more"
     assert world.pull(SimPeer()).bodies == bodies[5:]
@@ -190,13 +190,13 @@ def test_rule_L9_entries_of_a_group_that_nobody_knows_concern_that_group_only(na
     state.commit([], [progress] if named else [progress, name])
     world = World(disk, state, settings=SETTINGS)
     assert world.pull(SimPeer(), "late").bodies == []
-    listed, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
+    listed, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 9})
     (entry,) = read_list(listed)[0]
     assert entry.id == "group/00000001" and PULL in entry.path and "names the group 1" in entry.reason
-    kind = RequestType.QUARANTINE_RELEASE if named else RequestType.QUARANTINE_DROP
-    assert world.ask(SimPeer(), kind, {"id": entry.id})[0]["done"]
+    decision = "release" if named else "give-up"
+    assert world.ask(SimPeer(), RequestType.MEND, {"id": entry.id, "decision": decision})[0]["done"]
     assert world.pull(SimPeer(), most=20).bodies == bodies, "it begins anew"
-    listed, _ = world.restarted().ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
+    listed, _ = world.restarted().ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 9})
     assert not read_list(listed)[0]
 
 
@@ -212,7 +212,7 @@ def test_rule_L5_entries_that_no_server_writes_are_damage_with_a_name() -> None:
     pulls.close()
     world = World(disk, before.state.after_crash(disk), settings=SETTINGS)
     assert "a control record of type 'group' has no group_id" in refused(world, RequestType.PULL, pull_head())
-    assert decide(world, RequestType.QUARANTINE_DROP)[0]
+    assert decide(world, "give-up")[0]
     assert world.pull(SimPeer(), "late", most=20).bodies == [] and not world.failures
     assert world.restarted().pull(SimPeer(), most=20).bodies == bodies[15:]
 
@@ -257,7 +257,7 @@ def test_consumers_are_served_behind_a_checkpoint_that_is_under_way() -> None:
     world = World(disk, state, settings=SETTINGS, work=work)
     work.run_all()
     put(disk, path, whole)
-    world.send(SimPeer(), RequestType.QUARANTINE_RELEASE, {"id": "pull"})
+    world.send(SimPeer(), RequestType.MEND, {"id": "pull", "decision": "take"})
     world.core.checkpoint()
     while work.step():
         assert not world.failures

@@ -13,7 +13,7 @@ from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
-from delayd.wire.quarantine import read_list
+from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
 from tests.memory_files import content, files, put
 from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
@@ -107,7 +107,7 @@ def with_restored_origin() -> World:
 
 
 def quarantined(world: World) -> list[str]:
-    head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 100})
+    head, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 100})
     return [entry.id for entry in read_list(head)[0] if not entry.id.startswith("log/")]
 
 
@@ -160,16 +160,22 @@ WORDS = {
     "groups pause": Word(acknowledged, RequestType.PAUSE_GROUP, {**NAMES, "paused": True}, is_paused),
     "groups resume": Word(paused, RequestType.PAUSE_GROUP, {**NAMES, "paused": False}, is_resumed),
     "groups delete": Word(acknowledged, RequestType.DELETE_GROUP, NAMES, has_no_group),
-    "quarantine release group": Word(
+    "mend release group": Word(
         with_lost_group,
-        RequestType.QUARANTINE_RELEASE,
-        {"id": "group/00000002"},
+        RequestType.MEND,
+        {"id": "group/00000002", "decision": "release"},
         lambda world: nothing_waits(world) and (SUBJECT, GROUP) in world.core._pulls.groups,
     ),
-    "quarantine drop group": Word(with_lost_group, RequestType.QUARANTINE_DROP, {"id": "group/00000002"}, has_no_group),
-    "quarantine drop rows": Word(with_rotten_batch, RequestType.QUARANTINE_DROP, {}, no_rows_wait),
-    "quarantine drop window": Word(with_unread_window, RequestType.QUARANTINE_DROP, {"id": "window"}, nothing_waits),
-    "quarantine drop pull": Word(with_unread_pulls, RequestType.QUARANTINE_DROP, {"id": "pull"}, nothing_waits),
+    "mend give-up group": Word(
+        with_lost_group, RequestType.MEND, {"id": "group/00000002", "decision": "give-up"}, has_no_group
+    ),
+    "mend give-up rows": Word(with_rotten_batch, RequestType.MEND, {"decision": "give-up"}, no_rows_wait),
+    "mend give-up window": Word(
+        with_unread_window, RequestType.MEND, {"id": "window", "decision": "give-up"}, nothing_waits
+    ),
+    "mend give-up pull": Word(
+        with_unread_pulls, RequestType.MEND, {"id": "pull", "decision": "give-up"}, nothing_waits
+    ),
     "target accept, of a restored delay server": Word(
         with_restored_origin, RequestType.ORIGIN_ACCEPT, {"log_id": ORIGIN}, hears_an_earlier_epoch
     ),
@@ -180,7 +186,8 @@ def said(world: World, word: Word) -> bool:
     """Say it, and have a checkpoint; whether it was answered before a crash."""
     peer = SimPeer()
     try:
-        number = world.send(peer, word.kind, word.head or {"id": min(quarantined(world))})
+        named: Head = {"id": min(quarantined(world))} if word.kind is RequestType.MEND and "id" not in word.head else {}
+        number = world.send(peer, word.kind, {**word.head, **named})
         for _ in range(3):
             world.pass_time(5_000)
         answered = bool(peer.answers)

@@ -31,7 +31,9 @@ def test_the_longest_commands_come_back_whole() -> None:
     every_other = slots_text(np.arange(SLOTS) % 2 == 0)
     longest = (
         WaitKind.SLOTS_DISPUTED.wait("why", slots=every_other, to="a" * 16),
-        WaitKind.FILE_SET_ASIDE_OR_DROPPED.wait("why", rows=1, id="rows/1", path="/" + "p" * 4_095, cost="c" * 500),
+        WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP.wait(
+            "why", what="rows/1", id="rows/1", log_id="0" * 16, path="/" + "p" * 4_095, cost="c" * 500
+        ),
     )
     found = read_waits({"waits": waits_head(longest)}, "waits")
     assert [wait.command for wait in found] == [wait.command for wait in longest]

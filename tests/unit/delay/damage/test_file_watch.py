@@ -10,6 +10,7 @@ from delayd.delay.damage.file_watch import LOOK_MS
 from delayd.delay.damage.mending import RETRY_MS
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.wire.mend import Decision
 from tests.memory_files import content, put
 from tests.unit.delay.sealed import sealed_hour
 from tests.worlds.delay import FOLDER, World
@@ -61,7 +62,7 @@ def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(nam
         put(world.disk, path, whole[:-8])
     world.pass_ms(LOOK_MS + 2_000)
     (entry,) = world.core.quarantine.listing()
-    assert (entry.id, entry.path, entry.drop) == (f"sealed/{hour_name(hour)}", path, "")
+    assert (entry.id, entry.path, list(entry.costs)) == (f"sealed/{hour_name(hour)}", path, [Decision.TAKE])
     told: list[tuple[bool, str]] = []
     put(world.disk, path, whole)
     world.core.release(entry.id, lambda done, text: told.append((done, text)))
