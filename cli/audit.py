@@ -22,9 +22,8 @@ from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.findings import Finding
-from delayd.reading.histogram import QUANTILES
 from delayd.reading.seals import SealState
-from delayd.reading.summary import CLASSES, HourSummary
+from delayd.reading.summary import CLASSES, QUANTILES, HourSummary
 
 from .acceptances import NOTHING_TOLD, Told, accept, judged, words_of
 from .damage import all_damage_named
