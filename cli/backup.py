@@ -1,13 +1,17 @@
-"""``delayd backup`` and ``delayd restore``: copies of servers, and putting them back (docs/backup.md).
+"""``delayd backup``, ``delayd restore`` and ``delayd cut``: copies of servers, putting them back, and one moment that
+all servers keep while they are copied (docs/backup.md).
 
-Invariant: the servers that run are cut by themselves, one after the other, while the delay server sends nothing; a
-server that does not run is locked for as long as it is copied.
+Invariant: the servers that run are cut by themselves, one after the other, and from its own cut on until all are cut a
+delay server tells no other server anything: what the copy of one server says of another one, the copy of that one
+holds, too. A server that does not run is locked for as long as it is copied. A cut of the cluster ends with its
+connection, so the command learns in any case whether the servers kept the moment until it had ended.
 """
 
+import asyncio
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import NamedTuple
 
@@ -21,7 +25,7 @@ from delayd.backup.sources import ROLES, STATE, Source
 from delayd.backup.take import Cut, Stage, Terms, take
 from delayd.config import parse_address
 from delayd.disk import RealDisk
-from delayd.errors import BadArgument, NotReady, ServerUnavailable
+from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable
 from delayd.holder import LOCK, is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.net.connection import Connection
@@ -29,13 +33,13 @@ from delayd.net.cut import FOLDER, SIZES, read_sizes
 from delayd.reading.verify import verify_directory
 from delayd.secret import FILE_MODE, SECRET_FILE, Secret
 from delayd.state import LMDB_FILE
-from delayd.wire.heads import need_str, need_u64
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.heads import need_bool, need_str, need_u64
 from delayd.wire.requests import RequestType
 
-from . import ask, cutting
-from .cutting import Running
-from .exits import NOT_BALANCED, OK
-from .listing import show
+from . import ask
+from .exits import NOT_BALANCED, OK, TRY_LATER
+from .listing import Cell, Column, Kind, progress, show, size_text
 from .options import (
     Command,
     DataFolder,
@@ -45,8 +49,6 @@ from .options import (
     secret_of,
     secret_option,
 )
-from .progress import progress
-from .table import Cell, Column, Kind, size_text
 from .times import instant_text
 
 COLUMNS = (
@@ -65,6 +67,14 @@ role_option = click.option(
     "--role", "roles", multiple=True, type=click.Choice(ROLES), help="Only this server; may be repeated."
 )
 _HOLDER = re.compile(r"pid (\d+) ")
+
+
+class Running(NamedTuple):
+    """A running server, which has heard the secret of its cluster."""
+
+    role: str
+    name: str
+    connection: Connection
 
 
 @click.command(cls=Command)
@@ -249,7 +259,7 @@ async def _cut(data: str, roles: Sequence[str], asks: "_Asks", stage: Stage) -> 
         if joins:
             at_ms, held = moment_ms, True
         else:
-            fixed = await cutting.cut(servers, {})
+            fixed = await cut_servers(servers, {})
             at_ms, held = _now_ms(), fixed.held
             for server, answer in zip(servers, fixed.answers, strict=True):
                 if not _same(need_str(answer, "folder"), f"{data}/{server.role}"):
@@ -380,3 +390,111 @@ def _copy_secret(source: str, target: str) -> None:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+# A hold ends once all servers are cut, after some milliseconds; this ends that of a dead command. Each try may take
+# longer than the one before, because the machines may be busy.
+HOLDS_MS = (2_000, 3_500, 5_000)
+IN_TURN = (
+    "delay",
+    "realtime",
+    "meta",
+)  # Servers of one role are cut together, and each role behind the one before.
+
+
+class Fixed(NamedTuple):
+    """How servers were cut: the answers to CUT, and whether the copies fit each other."""
+
+    answers: Sequence[Head]  # In the order of the servers.
+    held: bool
+
+
+async def cut_servers(servers: Sequence[Running], wishes: Mapping[str, HeadValue]) -> Fixed:
+    """Cut these servers, and wait until the files of their cuts are written.
+
+    ``wishes`` are more fields of each CUT. Raises what the servers answer, and ServerUnavailable.
+    """
+    held, cuts = False, dict[int, Head]()
+    for hold_ms in HOLDS_MS:
+        for role in IN_TURN:
+            own = [place for place, server in enumerate(servers) if server.role == role]
+            head = {"hold_ms": hold_ms if role == "delay" else 0, **wishes}
+            answers = await asyncio.gather(
+                *(ask.ask(servers[place].connection, RequestType.CUT, head) for place in own)
+            )
+            cuts.update(zip(own, answers, strict=True))
+        ready = await asyncio.gather(
+            *(
+                ask.ask(server.connection, RequestType.CUT_READY, {"cut": need_u64(cuts[place], "cut")})
+                for place, server in enumerate(servers)
+            )
+        )
+        held = all(need_bool(answer, "held") for answer in ready)
+        if held:
+            break
+    return Fixed([cuts[place] for place in range(len(servers))], held)
+
+
+LOOK_S = 5.0  # How often each server is asked whether it is still there.
+
+
+@click.command(cls=Command)
+@click.argument("command", nargs=-1, required=True)
+@secret_data_option
+@meta_option
+@secret_option
+def cut(command: Sequence[str], data: str, meta: str, secret_file: str | None) -> int:
+    """Cut all servers of the cluster at one moment, and run COMMAND while they keep it.
+
+    COMMAND runs `delayd backup DIR --data DIR --cut` for each data directory, on whichever machine it is. The servers
+    serve on meanwhile. Backups of one cut fit each other; they can be restored in any order.
+
+    Exit codes: that of COMMAND; 4 a server can't be reached, or did not keep the moment until COMMAND had ended.
+
+    $ delayd cut -- delayd backup /mnt/backup --data /var/lib/delayd --cut
+    $ delayd cut -- sh backup-all.sh
+    """
+    secret = secret_of(secret_file, data)
+    return ask.run(lambda: _cut_all(command, meta, secret))
+
+
+async def _cut_all(command: Sequence[str], meta: str, secret: Secret) -> int:
+    async with AsyncExitStack() as stack:
+        servers: list[Running] = []
+        host, port = parse_address(meta)
+        asked = await stack.enter_async_context(ask.connected(host, port, "meta server"))
+        for known in await ask.known_servers(asked):
+            name = f"{known.role} server {known.log_id:016x}"
+            if not known.alive:
+                click.echo(f"delayd: the {name} is away: leave it stopped until its directory is copied", err=True)
+                continue
+            servers.append(Running(known.role, name, await stack.enter_async_context(ask.reached(known))))
+        servers.append(Running("meta", "meta server", asked))
+        for server in servers:
+            await ask.prove(server.connection, secret)
+        moment_ms = time.time_ns() // 1_000_000
+        fixed = await cut_servers(servers, {"moment_ms": moment_ms})
+        if not fixed.held:
+            raise NotReady("the servers were too slow to be cut at one moment; try again", retry_after_ms=1_000)
+        click.echo(f"{len(servers)} servers are cut at {instant_text(moment_ms)}", err=True)
+        return await _run_beside(command, servers)
+
+
+async def _run_beside(command: Sequence[str], servers: Sequence[Running]) -> int:
+    try:
+        child = await asyncio.create_subprocess_exec(*command)
+    except OSError as error:
+        raise click.UsageError(f"{command[0]} can't be run: {error.strerror}") from error
+    ended = asyncio.create_task(child.wait())
+    lost = set[str]()
+    while not ended.done():
+        await asyncio.wait([ended], timeout=LOOK_S)
+        for server in servers:
+            try:
+                await ask.ask(server.connection, RequestType.PING, {})
+            except DelaydError as error:
+                if server.name not in lost:
+                    click.echo(f"delayd: the cut of the {server.name} has ended: {error.message}", err=True)
+                lost.add(server.name)
+    code = ended.result()
+    return TRY_LATER if lost else OK if code == 0 else code if code > 0 else 128 - code

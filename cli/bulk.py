@@ -13,9 +13,10 @@ from delayd.client.sending.walker import Walked
 from delayd.errors import DelaydError
 
 from .exits import NOT_BALANCED, OK, TRY_LATER
+from .listing import progress
 from .options import confirm
-from .progress import progress
-from .which import ASKS_FROM
+
+ASKS_FROM = 1_001  # So many messages and more are not ended or moved without a question.
 
 
 class Walk(Protocol):

@@ -1,13 +1,18 @@
 """``delayd consume``: takes due messages of a subject for a group, shows and acknowledges them.
 
-Invariant: a message is acknowledged only after it was written out, so one that nobody could read comes again.
+Invariant: a message is acknowledged only after it was written out, so one that nobody could read comes again. Ctrl-C
+ends a wait, and never falls between a message and its acknowledgement.
 """
 
 import base64
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import FrameType
+from typing import Self
 
 import click
 
@@ -16,10 +21,8 @@ from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders, RetryLater
 from delayd.patterns import is_pattern
 
-from .interrupt import Interrupts
 from .listing import printable
-from .offers import offer_groups, offer_subjects
-from .options import Command, meta_option
+from .options import Command, meta_option, offer_groups, offer_subjects
 from .times import duration, duration_text, instant_text
 
 MESSAGES = 500  # Pulled at once.
@@ -184,3 +187,38 @@ def _json_value(value: str | bytes) -> str | dict[str, str]:
 
 
 WRITERS: dict[str, Callable[[MessageView], bytes]] = {"text": _text, "json": _json, "raw": _raw}
+
+
+class Interrupts:
+    """Holds back KeyboardInterrupt while its `with` block runs; does nothing where SIGINT is ignored."""
+
+    def __init__(self) -> None:
+        self._heard = False
+        self._at_once = False
+        self._holds = False
+
+    def __enter__(self) -> Self:
+        self._holds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._holds:
+            signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._holds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt in here as it comes, and first what was held back."""
+        self._at_once = True
+        try:
+            if self._heard:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._at_once = False
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard = True
+        if self._at_once:
+            raise KeyboardInterrupt

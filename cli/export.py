@@ -6,12 +6,9 @@ import click
 
 from delayd.reading.export import FORMATS, export_directory
 
-from .hour_range import HourRange, Hours
-from .listing import show
-from .offers import offer_instants
-from .options import Command, data_option, subject_option
-from .progress import progress
-from .table import Column, Kind
+from .hours import HourRange, Hours
+from .listing import Column, Kind, progress, show
+from .options import Command, data_option, offer_instants, subject_option
 from .times import instant
 
 COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))

@@ -21,12 +21,18 @@ from delayd.reading.find import Finder, Found, FoundRow, Piece, Search, find_pie
 from delayd.reading.groups import Memory
 from delayd.reading.matching import Pattern, Wanted
 
-from .hour_schedule import LeftOut
-from .listing import printable, show
-from .offers import offer_subjects
-from .options import Command, data_option, format_option, from_option, limit_option, subject_option, to_option
-from .progress import progress
-from .table import Cell, Column, JsonText, Kind
+from .hours import LeftOut
+from .listing import Cell, Column, JsonText, Kind, printable, progress, show
+from .options import (
+    Command,
+    data_option,
+    format_option,
+    from_option,
+    limit_option,
+    offer_subjects,
+    subject_option,
+    to_option,
+)
 from .times import check_order
 
 COLUMNS = (

@@ -1,7 +1,8 @@
 """``delayd schedule forecast``: how many messages fall due in each hour, day or month ahead, and in which second most.
 
 Invariant: counts are exact for hours that are read, and for the others those of the checkpoint's table, of which none
-has an outcome yet. Hours are read as long as one of them may hold a fuller second than the fullest one that is known.
+has an outcome yet. Hours are read as long as one of them may hold a fuller second than the fullest one that is known. A
+quota that is not known is said to be unknown, and never taken for none.
 """
 
 import errno
@@ -15,13 +16,20 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Int64s
-from delayd.errors import BadArgument, DiskFull
+from delayd.client.admin.quotas import quotas_of
+from delayd.client.limits import check_subject
+from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_start_ms
+from delayd.log.quota import NO_LIMITS
+from delayd.log.quota import Limits as Quota
+from delayd.reading.directory import Directory
 from delayd.reading.scheduled import NONE, Schedule
+from delayd.reading.stored_quota import server_runs, stored_quota
 
-from .hour_schedule import Listing, Window
-from .progress import progress
-from .table import Cell, Column, Kind
+from . import ask
+from .hours import Listing, Window
+from .listing import Cell, Column, Kind, progress
+from .subjects import limits_sentence
 from .times import instant_text
 
 ROWS_READ_MAX = 4_000_000  # Some seconds of reading; hours beyond them are only bounded by their counts.
@@ -214,3 +222,58 @@ def draw(forecast: Forecast, by: str, path: Path) -> None:
         raise BadArgument(f"{path} can't be written ({error.strerror}); give --png a file that can") from error
     finally:
         pyplot.close(figure)
+
+
+def quota_of(subject: str, listing: Listing, meta: str) -> tuple[Quota, str]:
+    """The limits that all servers of the directory have together, and a sentence that tells them.
+
+    They are those of no quota when they are not known. A state that is damaged is left out of the listing by name.
+    """
+    found: list[Quota] = []
+    running: list[int] = []
+    try:
+        name = check_subject(subject)
+        for directory in listing.servers:
+            if server_runs(directory):
+                running.append(directory.log_id)
+            else:
+                found.append(_stored(directory, name))
+        if running:
+            found += ask.run(lambda: _asked(subject, running, meta))
+    except DamagedData as error:
+        listing.leave_out(error)
+        return NO_LIMITS, f"the quota of {subject} is not known: a state is damaged"
+    except DelaydError as error:
+        return NO_LIMITS, f"the quota of {subject} is not known: {error.message}"
+    limits = together(found)
+    servers = f", at {len(found)} delay servers together" if len(found) > 1 else ""
+    return limits, limits_sentence(subject, limits) + servers
+
+
+def _stored(directory: Directory, subject: bytes) -> Quota:
+    try:
+        return stored_quota(directory, subject)
+    except FileNotFoundError as error:
+        raise ServerUnavailable(f"{error.filename} is missing, as in a copy of the logs alone") from error
+
+
+async def _asked(subject: str, log_ids: Sequence[int], meta: str) -> list[Quota]:
+    async with ask.meta(meta) as connection:
+        known = {server.log_id: server for server in await ask.known_servers(connection, "delay")}
+    found: list[Quota] = []
+    for log_id in log_ids:
+        if log_id not in known:
+            raise ServerUnavailable(f"delay server {log_id:016x} runs, and the meta server at {meta} does not know it")
+        async with ask.reached(known[log_id]) as connection:
+            limits = NO_LIMITS
+            async for info in quotas_of(connection, subject):
+                if info.subject == subject:
+                    limits = Quota(info.per_second, info.pending, info.pending_bytes)
+            found.append(limits)
+    return found
+
+
+def together(found: Sequence[Quota]) -> Quota:
+    """Each server counts for itself, so a subject may have the sum; where one server has no limit, there is none."""
+    sums = [None if None in limits else sum(limit or 0 for limit in limits) for limits in zip(*found, strict=True)]
+    return Quota._make(sums)

@@ -1,5 +1,8 @@
-"""``delayd groups``: how far the consumers of each group are, asked of the realtime servers, and an operator's words
-about one group.
+"""``delayd groups`` and ``delayd dead``: how far the consumers of each group are, its dead letters, and an operator's
+words about both.
+
+A dead letter is a message of its group's retry subject that its delay server keeps for 725 days (docs/consuming.md,
+Dead letters). So it is found, ended and moved as every pending message.
 """
 
 from __future__ import annotations
@@ -22,21 +25,30 @@ from delayd.client.admin.groups import (
     pause_group,
 )
 from delayd.client.admin.letters import Letter
+from delayd.client.instants import instant_ms
 from delayd.client.sending.producer import Producer
 from delayd.errors import DelaydError
 from delayd.wire.listings import GroupInfo
 from delayd.wire.positions import AtInstant, AtSequence, End, Position
 
 from . import ask
-from .bulk import Walk, Wording, told_unread, walk_all
+from .bulk import Walk, Wording, in_bulk, moment, told_unread, walk_all
 from .exits import NOT_BALANCED, OK
 from .find import shown_body
+from .listing import Cell, Column, Kind
 from .listing import show as show_rows
-from .offers import offer_groups, offer_subjects
 from .operate import Operator, decision_options, operator_options
-from .options import Group, format_option, limit_option, meta_option
-from .table import Cell, Column, Kind
-from .times import instant
+from .options import (
+    Group,
+    format_option,
+    limit_option,
+    meta_option,
+    offer_groups,
+    offer_subjects,
+    subject_option,
+    yes_option,
+)
+from .times import check_order, instant
 
 PENDING = "were dead letters, or were to come to it again"
 COSTS = (
@@ -370,3 +382,143 @@ def _state(info: GroupInfo) -> str:
     states.append((info.in_flight_max > 0, f"at most {info.in_flight_max} in flight"))
     states.append((bool(info.filter), f"tags: {info.filter}"))
     return "; ".join(name for is_so, name in states if is_so)
+
+
+DEAD_GROUPS = (Column("subject"), Column("group"), Column("dead", Kind.NUMBER))
+LETTERS = (
+    Column("sequence", Kind.NAME),
+    Column("dead_at_ms", Kind.INSTANT),
+    Column("attempts", Kind.NUMBER),
+    Column("reason"),
+    Column("error"),
+    Column("origin_sequence", Kind.NAME, spare=True),
+    Column("delay_log_id", detail=True),
+    Column("receipt", detail=True),
+    Column("body"),
+)
+
+dead_from_option = click.option(
+    "--from", "from_ms", type=instant, metavar="INSTANT", help="Dead since this or later, such as -2h or ISO 8601."
+)
+dead_to_option = click.option(
+    "--to", "to_ms", type=instant, metavar="INSTANT", help="Dead before this, such as -30d or ISO 8601."
+)
+
+
+@click.group(cls=Group)
+def dead() -> None:
+    """List dead letters of consumer groups, send them to their group again, or end them.
+
+    $ delayd dead list
+    $ delayd dead show orders.cancel billing
+    $ delayd dead redrive orders.cancel billing --dry-run
+    """
+
+
+@dead.command("list")
+@meta_option
+@subject_option
+@format_option
+def list_dead(meta: str, subject: str | None, form: str) -> None:
+    """Count the dead letters of each group that has any.
+
+    $ delayd dead list
+    $ delayd dead list --subject orders.cancel --format json
+    """
+    with Admin(meta) as admin:
+        listed = admin.dead_groups(subject)
+    tell_missing(listed)
+    show_rows(DEAD_GROUPS, list(listed), form)
+
+
+@dead.command("show")
+@subject_argument
+@group_argument
+@meta_option
+@dead_from_option
+@dead_to_option
+@click.option("--reason", metavar="TEXT", help="Only those whose reason has this text.")
+@limit_option
+@format_option
+def show_letters(
+    subject: str,
+    group: str,
+    meta: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    reason: str | None,
+    limit: int,
+    form: str,
+) -> int:
+    """Show the dead letters of a group: since when, why, what went wrong last, and the body.
+
+    The letters are asked of the running delay servers.
+
+    Exit codes: 3 files of a delay server can't be read, so letters may be missing; everything else is shown.
+
+    $ delayd dead show orders.cancel billing --from -24h
+    """
+    check_order(from_ms, to_ms)
+    with Admin(meta) as admin:
+        pages = admin.dead_letters(subject, group, since=moment(from_ms), before=moment(to_ms))
+        letters = (letter for page in pages for letter in page if reason is None or reason in letter.reason)
+        show_rows(LETTERS, (_letter_row(letter, form) for letter in letters), form, limit)
+        return told_unread(pages.unread)
+
+
+@dead.command()
+@subject_argument
+@group_argument
+@meta_option
+@dead_from_option
+@dead_to_option
+@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
+@yes_option
+def redrive(
+    subject: str, group: str, meta: str, from_ms: int | None, to_ms: int | None, dry_run: bool, yes: bool
+) -> int:
+    """Send dead letters to their group again, as the first attempt.
+
+    Letters that die while it runs are left.
+
+    $ delayd dead redrive orders.cancel billing --dry-run
+    $ delayd dead redrive mail g --yes
+    """
+    check_order(from_ms, to_ms)
+    with Admin(meta) as admin:
+        walk = partial(admin.redrive, subject, group, since=moment(from_ms), before=moment(to_ms))
+        wording = Wording("sent again", f"come to the group {group} again.")
+        return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
+
+
+@dead.command()
+@subject_argument
+@group_argument
+@meta_option
+@dead_from_option
+@dead_to_option
+@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
+@yes_option
+def purge(subject: str, group: str, meta: str, from_ms: int | None, to_ms: int | None, dry_run: bool, yes: bool) -> int:
+    """End dead letters for good: nobody gets them any more.
+
+    A group that has ended left none, so there is nothing to purge then, and stderr says so.
+
+    $ delayd dead purge orders.cancel billing --to -30d --dry-run
+    """
+    check_order(from_ms, to_ms)
+    with Admin(meta) as admin:
+        listed = admin.groups(subject)
+        if not listed.missing and group not in [each.group for each in listed]:
+            click.echo(f"delayd: there is no group {group} of {subject}, so it has no dead letters", err=True)
+            return OK
+        walk = partial(admin.purge, subject, group, since=moment(from_ms), before=moment(to_ms))
+        wording = Wording("purged", "are gone for good then.")
+        return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
+
+
+def _letter_row(letter: Letter, form: str) -> tuple[Cell, ...]:
+    receipt = letter.receipt
+    dead_at_ms = None if letter.dead_at is None else instant_ms(letter.dead_at)
+    told = (dead_at_ms, letter.attempts, letter.reason, letter.error or None, letter.origin)
+    return (receipt.sequence, *told, f"{receipt.log_id:016x}", receipt.token, shown_body(letter.body, "text", form))

@@ -1,32 +1,354 @@
-"""``delayd log``: whether log files check, and what is in one, of a running server too."""
+"""``delayd log``: whether log files check, and what is in one, of a running server too.
+
+Invariant: only what checks and is durable is listed; an unfinished end is told as a sentence, damage is raised.
+"""
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from enum import Enum
 
 import click
+import msgpack
+import numpy as np
 
+from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.config import DATA_DEFAULT
-from delayd.disk import RealDisk
+from delayd.disk import Disk, RealDisk, open_named
+from delayd.errors import BadArgument, DamagedData, key_text
+from delayd.holder import LOCK, is_held
+from delayd.hours import hour_name
+from delayd.location import ROW_BITS, ROW_MASK
+from delayd.log.checkpoint import MAGIC as CHECKPOINT_MAGIC
+from delayd.log.checkpoint import read_checkpoint_file
+from delayd.log.consume import PAGE_ENTRIES, ConsumePlace, check_pages, entries_in
+from delayd.log.control import Record, decode_records
+from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
+from delayd.log.ended import decode_ended
+from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.pull import decode_entries
+from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours
+from delayd.log.seal import decode_seals
+from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
+from delayd.log.segment_index import index_records
+from delayd.log.tally import TALLY, decode_tallies
+from delayd.reading.directory import KIND_POSITION, need_log_file, open_any
+from delayd.reading.groups import TornTail, read_groups
 from delayd.reading.verify import VerifyReport, verify_directory, verify_files
 from delayd.reading.verify_file import FileReport, State
+from delayd.state import check_stored, read_state_file
+from delayd.state_file import LMDB_MAGIC
 
-from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
-from .dump_other import (
-    CHECKPOINT_COLUMNS,
-    CONSUME_COLUMNS,
-    STATE_COLUMNS,
-    FileForm,
-    checkpoint_rows,
-    consume_rows,
-    file_kind,
-    state_rows,
-)
 from .exits import NOT_BALANCED, OK
-from .listing import show
+from .hours import in_chunks
+from .listing import Cell, Column, Kind, printable, progress, show, size_text
 from .options import DATA_VARIABLE, DataFolder, Group, format_option, limit_option
-from .progress import progress
-from .table import Cell, Column, Kind, size_text
+
+GROUP_COLUMNS = (
+    Column("offset", Kind.NAME),
+    Column("kind"),
+    Column("batches", Kind.NUMBER),
+    Column("rows", Kind.NUMBER),
+    Column("size_bytes", Kind.SIZE),
+    Column("base_sequence", Kind.NAME),
+    Column("appended_at_ms", Kind.INSTANT),
+    Column("epoch", Kind.NAME),
+    Column("durable_offset", Kind.NAME),
+)
+BATCH_COLUMNS = (
+    Column("offset", Kind.NAME),
+    Column("kind"),
+    Column("rows", Kind.NUMBER),
+    Column("size_bytes", Kind.SIZE),
+    Column("columns"),
+    Column("facts"),
+)
+MESSAGE_COLUMNS = (
+    Column("offset", Kind.NAME),
+    Column("row", Kind.NAME, spare=True),
+    Column("kind", spare=True),
+    Column("sequence", Kind.NAME),
+    Column("subject"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("content"),
+)
+
+
+def group_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell, ...]]:
+    """One row a group."""
+    for group in _groups(disk, path, torn):
+        header = group.header
+        yield (
+            header.offset,
+            GroupKind(header.kind).name.lower(),
+            header.batch_count,
+            header.row_count,
+            header.total_bytes,
+            header.base_sequence,
+            header.appended_at_ms,
+            header.epoch,
+            header.durable_offset,
+        )
+
+
+def batch_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell, ...]]:
+    """One row a batch."""
+    for group in _groups(disk, path, torn):
+        for offset, batch in group.batches():
+            columns = " ".join(ColumnId(column).name.lower() for column in sorted(batch.offsets))
+            part = batch.part
+            facts = "" if part is None else " ".join(_fact(name, value) for name, value in part._asdict().items())
+            yield offset, batch.kind.name.lower(), batch.count, batch.total_bytes, columns, facts
+
+
+def message_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell, ...]]:
+    """One row a message, an outcome, a pull entry or a control record."""
+    for group in _groups(disk, path, torn):
+        sequence = group.header.base_sequence
+        for offset, batch in group.batches():
+            kind = batch.kind.name.lower()
+            for row, cells in enumerate(_rows(batch, sequence)):
+                yield (offset, row, kind, *cells)
+            if batch.kind is BatchKind.PRODUCER:
+                sequence += batch.count
+
+
+def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[CommitGroup]:
+    need_log_file(disk, path)
+    try:
+        segment = open_any(disk, path)
+    except UnfinishedFile:
+        torn.append(f"{path} is empty, for its creation did not finish; the server removes it at its next start")
+        return
+    with closing(segment):
+        tails: list[TornTail] = []
+        start, crc = segment.header.base_offset, segment.header.previous_crc32c
+        yield from read_groups(segment, start, sys.maxsize, tails, previous_crc32c=crc)
+        torn.extend(tail.sentence for tail in tails)
+
+
+def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
+    match batch.kind:
+        case BatchKind.CONTROL:
+            for record in decode_records(batch):
+                if record.get("type") == "ended":
+                    yield from _ended(record)
+                    continue
+                facts = " ".join(_fact(name, value) for name, value in record.items() if name != "subject")
+                yield None, _subject(record), None, facts
+        case BatchKind.PULL:
+            for entry in decode_entries(batch):
+                facts = " ".join(_fact(name, value) for name, value in entry._asdict().items() if name != "op")
+                yield None, None, None, f"{entry.op.name.lower()} {facts}"
+        case BatchKind.OUTCOME:
+            yield from _outcomes(batch)
+        case BatchKind.SEAL:
+            for seal in decode_seals(batch):
+                facts = " ".join(_fact(name, value) for name, value in seal.facts._asdict().items())
+                yield None, None, None, f"number={seal.number} {facts} previous_sha256={seal.previous_sha256.hex()}"
+        case BatchKind.TALLY:
+            for entry in decode_tallies(batch):
+                facts = " ".join(_fact(name, int(entry[name])) for name in TALLY.names or () if name != "zero")
+                yield None, None, None, facts
+        case BatchKind.INDEX:
+            for indexed in index_records(batch):
+                facts = " ".join(_fact(name, value) for name, value in indexed._asdict().items())
+                yield None, None, None, facts
+        case _:
+            yield from _messages(batch, base_sequence)
+
+
+def _outcomes(batch: Batch) -> Iterator[tuple[Cell, ...]]:
+    outcomes = decode_outcomes([batch])
+    due_ms = outcomes.deliver_at_ms.tolist()
+    others = outcomes.others(np.arange(len(due_ms))).tolist()
+    columns = outcomes.sequences.tolist(), due_ms, outcomes.part_of.tolist(), others
+    for sequence, due, part_of, named in zip(*columns, strict=True):
+        part = outcomes.parts[part_of]
+        content = Outcome(int(part["outcome"])).name.lower()
+        if part["reason"]:
+            content += f" reason={reason_name(int(part['reason']))} decided_at_ms={part['claimed_at_ms']}"
+            if part["reason"] == Reason.DRAINED:
+                content += f" taker={int(part['target_log_id']):016x}"
+            if named:
+                content += f" other={named} other_at_ms={part['target_appended_at_ms']}"
+        if part["outcome"] == Outcome.DISPATCHED:
+            content += (
+                f" claimed_at_ms={part['claimed_at_ms']} appended_at_ms={part['target_appended_at_ms']}"
+                f" target={int(part['target_log_id']):016x} offset={part['target_offset']}"
+            )
+        yield sequence, None, due, content
+
+
+def _ended(record: Record) -> Iterator[tuple[Cell, ...]]:
+    """One row for each row that a decision has ended."""
+    rows = record.get("rows")
+    for row in decode_ended(rows if isinstance(rows, bytes) else b"?"):
+        content = f"type=ended reason={reason_name(int(row['reason']))} hour={hour_name(int(row['hour']))}"
+        if row["reason"] == Reason.DRAINED:
+            content += f" taker={int(row['other']):016x} batch={row['other_at_ms']} place={row['place']}"
+        elif row["other"]:
+            content += f" other={row['other']} other_at_ms={row['other_at_ms']}"
+        yield int(row["sequence"]), None, int(row["deliver_at_ms"]), content
+
+
+def _messages(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
+    subjects = [name.decode("ascii", "backslashreplace") for name in batch.subjects()]
+    sequences: Sequence[int] = range(base_sequence, base_sequence + batch.count)
+    if ColumnId.SEQUENCE in batch:
+        sequences = batch.uint64s(ColumnId.SEQUENCE).tolist()
+    numbers = batch.uint32s(ColumnId.SUBJECT) if ColumnId.SUBJECT in batch else np.zeros(batch.count, np.uint32)
+    due_ms = batch.int64s(ColumnId.DELIVER_AT_MS).tolist()
+    starts, ends = batch.region(ColumnId.BODY_END)
+    body_bytes = batch.body_bytes().tolist()
+    for row in range(batch.count):
+        body = bytes(batch.heap[int(starts[row]) : int(ends[row])])
+        content = printable(body) if len(body) == body_bytes[row] else f"(left out, {body_bytes[row]} bytes)"
+        yield sequences[row], subjects[int(numbers[row])], due_ms[row], content
+
+
+def _subject(record: Record) -> str | None:
+    """The subject that a control record is about; the delay server has it as bytes, the realtime server as text."""
+    subject = record.get("subject")
+    if isinstance(subject, bytes):
+        return subject.decode("ascii", "backslashreplace")
+    return subject if isinstance(subject, str) else None
+
+
+def _fact(name: str, value: object) -> str:
+    if isinstance(value, int) and name.endswith("log_id"):
+        return f"{name}={value:016x}"
+    if isinstance(value, bytes):
+        return f"{name}={value.hex()}"
+    return f"{name}={hour_name(value) if isinstance(value, int) and name == 'hour' else value}"
+
+
+CONSUME_COLUMNS = (
+    Column("consume_sequence", Kind.NAME),
+    Column("batch_offset", Kind.NAME),
+    Column("row", Kind.NAME),
+)
+CHECKPOINT_COLUMNS = (Column("name"), Column("value"))
+STATE_COLUMNS = (Column("key"), Column("size_bytes", Kind.SIZE), Column("value"))
+
+
+class FileForm(Enum):
+    """How a file is written."""
+
+    GROUPS = "groups"  # Also whatever is no file of delayd: who reads groups says so.
+    CONSUME = "consume"
+    CHECKPOINT = "checkpoint"
+    STATE = "state"
+
+
+LMDB_MAGIC_AT = 16  # Behind the header of the first page.
+
+_HOUR_KEYS = (b"hour", b"beside", b"outcomes")  # Their values are bytes of a fixed layout.
+_NAMES_A_LOG = re.compile(r"log_id$|cluster_id|target/|route/|look/")
+_FLAGS = {SEALED: "sealed", DEAD: "dead", REMOVED: "removed"}
+
+
+def file_kind(disk: Disk, path: str) -> FileForm:
+    """Which form a file has, by its first bytes: a copy may have any name."""
+    file = open_named(disk, path)
+    try:
+        head = file.pread(FILE_HEADER_BYTES, 0)
+    finally:
+        file.close()
+    if head.startswith(CHECKPOINT_MAGIC):
+        return FileForm.CHECKPOINT
+    if head[LMDB_MAGIC_AT : LMDB_MAGIC_AT + 4] == LMDB_MAGIC.to_bytes(4, "little"):
+        return FileForm.STATE
+    kind = int.from_bytes(head[KIND_POSITION : KIND_POSITION + 2], "little")
+    is_consume = head.startswith(FILE_MAGIC) and kind == FileKind.CONSUME
+    return FileForm.CONSUME if is_consume else FileForm.GROUPS
+
+
+def consume_rows(disk: Disk, path: str) -> Iterator[tuple[Cell, ...]]:
+    """One row an entry; those before the first one of a log that was rebuilt are left out."""
+    segment = open_segment(disk, path, FileKind.CONSUME, None, write=False)
+    try:
+        base = segment.header.base_offset
+        place = ConsumePlace(os.path.dirname(path), segment.header.log_id, segment.header.number)
+        count, _ = check_pages(place, segment, base)
+        entries = entries_in(segment)[:count]
+    finally:
+        segment.close()
+    # A page of zeros alone stands for what retention had removed; entry 0 at offset 0 can't be, for a header is there.
+    for chunk in in_chunks(np.flatnonzero(entries), PAGE_ENTRIES):
+        for at in chunk:
+            entry = int(entries[at])
+            yield base + at, entry >> ROW_BITS, entry & ROW_MASK
+
+
+def checkpoint_rows(disk: Disk, path: str) -> Iterator[tuple[Cell, ...]]:
+    """One row a value of the newest checkpoint; the hours of a delay server one by one."""
+    payload = read_checkpoint_file(disk, path)
+    if payload is None:
+        return
+    for name, value in sorted(payload.items()):
+        if name == "hours" and isinstance(value, bytes):
+            for row in decode_hours(value):
+                flags = " ".join(text for flag, text in _FLAGS.items() if row["flags"] & flag)
+                facts = f"length={row['length']} rows={row['rows']} last_crc32c={row['last_crc32c']:08x}"
+                yield f"hour {hour_name(int(row['hour']))}", f"{facts} {flags}".rstrip()
+        else:
+            yield name, _value_text(name, value)
+
+
+def state_rows(_disk: Disk, path: str) -> Iterator[tuple[Cell, ...]]:
+    """One row a key of a stopped server's state, in LMDB's order.
+
+    Raises:
+        BadArgument: its server runs, and changes the file while it is read (rule L6).
+        DamagedData: the file, or a value, does not check.
+    """
+    lock = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(path))), LOCK)
+    if os.path.exists(lock) and is_held(os.stat(lock)):
+        raise BadArgument(f"{path} is in use by its server; stop it first, or ask it: `delayd status`")
+    damaged: DamagedData | None = None
+    for pair in read_state_file(path):
+        try:
+            value = check_stored(path, pair.key, pair.stored, pair.position)
+        except DamagedData as error:
+            damaged = damaged or error
+            continue
+        key = _named(pair.key)
+        yield key, len(value), _stored_text(key, value)
+    if damaged is not None:
+        raise damaged
+
+
+def _named(key: bytes) -> str:
+    prefix, _, rest = key.partition(b"/")
+    if prefix in _HOUR_KEYS and len(rest) == 4:
+        return f"{prefix.decode()}/{hour_name(int.from_bytes(rest, 'big'))}"
+    return key_text(key)
+
+
+def _stored_text(key: str, value: bytes) -> str:
+    if key.partition("/")[0].encode() in _HOUR_KEYS:
+        return value.hex()
+    try:
+        return _value_text(key, msgpack.unpackb(value, strict_map_key=False))
+    except ValueError:
+        return value.hex()
+
+
+def _value_text(name: str, value: object) -> str:
+    """A value on one line; bytes as hexadecimal digits, ids as listings show them."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_value_text(str(key), each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return f"[{' '.join(_value_text('', each) for each in value)}]"
+    if isinstance(value, bytes):
+        return value.hex() or "-"
+    if isinstance(value, int) and _NAMES_A_LOG.match(name):
+        return f"{value:016x}"
+    return str(value)
+
 
 COLUMNS = (
     Column("path"),

@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "up": Place("up", "up", "Run all servers on this machine."),
+    "up": Place("supervisor", "up", "Run all servers on this machine."),
     "meta": Place("serve", "meta", "Run the meta server: who is alive, who serves what."),
     "delay": Place("serve", "delay", "Run a delay server: it holds messages until they are due."),
     "realtime": Place("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
@@ -48,7 +48,7 @@ PLACES = {
     "get": Place("message", "get", "Show what became of messages."),
     "cancel": Place("message", "cancel", "End messages that are pending."),
     "reschedule": Place("message", "reschedule", "Move messages that are pending to another instant."),
-    "pending": Place("pending", "pending", "List the pending messages of a subject."),
+    "pending": Place("message", "pending", "List the pending messages of a subject."),
     "status": Place("status", "status", "Show which servers serve, what waits for whom, and what servers refuse."),
     "top": Place("top", "top", "Watch rates, pending messages and the lag of groups."),
     "servers": Place("servers", "servers", "List the servers that meta knows."),
@@ -59,10 +59,10 @@ PLACES = {
     "clock": Place("servers", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
     "subjects": Place("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
     "groups": Place("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
-    "dead": Place("dead", "dead", "List messages that no handler could work on; send them again, or end them."),
+    "dead": Place("groups", "dead", "List messages that no handler could work on; send them again, or end them."),
     "mend": Place("mend", "mend", "List what servers can't read, and decide what to do about it."),
     "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),
-    "dispatch": Place("dispatch", "dispatch", "Look at what became of messages, from files."),
+    "dispatch": Place("schedule", "dispatch", "Look at what became of messages, from files."),
     "trace": Place("trace", "trace", "Follow one message through all logs, from files."),
     "log": Place("log", "log", "Verify or dump log files."),
     "audit": Place("audit", "audit", "Check from files that each message left once and on time."),
@@ -70,7 +70,7 @@ PLACES = {
     "seals": Place("seals", "seals", "Verify the seals of hours, from files."),
     "spark-audit": Place("audit", "spark_audit", "Do the same as audit, with Spark."),
     "backup": Place("backup", "backup", "Copy the servers of a directory while they run, and check the copy."),
-    "cut": Place("cut", "cut", "Have all servers keep one moment while a command makes backups of them."),
+    "cut": Place("backup", "cut", "Have all servers keep one moment while a command makes backups of them."),
     "restore": Place("backup", "restore", "Put a backup into the place of servers."),
     "completion": Place("completion", "completion", "Print the script that has a shell complete command lines."),
 }

@@ -39,7 +39,7 @@ from delayd.wire.waits import read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
-from .listing import show
+from .listing import Cell, Column, Kind, progress, show
 from .operate import Operator, all_pages, of_each
 from .options import (
     DataFolder,
@@ -52,8 +52,6 @@ from .options import (
     secret_option,
     yes_option,
 )
-from .progress import progress
-from .table import Cell, Column, Kind
 
 COLUMNS = (
     Column("role"),

@@ -1,7 +1,8 @@
-"""``delayd get``, ``delayd cancel`` and ``delayd reschedule``: what became of messages, and an end or another instant
-for those that are pending.
+"""``delayd get``, ``delayd cancel``, ``delayd reschedule`` and ``delayd pending``: what became of messages, an end or
+another instant for those that are pending, and which ones are.
 
-Invariant: a message is called cancelled or moved only when its server has said so.
+Invariant: a message is named once, by one receipt or by one key, and called cancelled or moved only when its server has
+said so.
 """
 
 from __future__ import annotations
@@ -11,39 +12,181 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.client.sending.pending import PendingMessage
 from delayd.client.sending.producer import Producer
-from delayd.client.sending.receipt import Receipt
+from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptPart
 from delayd.client.sending.rescheduled import RescheduledBatch
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument
 from delayd.log_id import LogId
 from delayd.reading.trace import Trace, trace
-from delayd.wire.ending import CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.ending import AnswerRows, CancelAnswer, MessageState, RescheduleAnswer
 
-from .bulk import Wording, in_bulk, moment
+from .bulk import ASKS_FROM, Wording, in_bulk, moment, told_unread
 from .exits import OK, TRY_LATER, USAGE
-from .listing import show
-from .offers import offer_subjects
+from .find import shown_body
+from .listing import Cell, Column, Kind, show
 from .options import (
     Command,
     DataFolder,
+    bundle,
     confirm,
     format_option,
     from_option,
+    limit_option,
     meta_option,
+    offer_subjects,
     to_option,
     yes_option,
 )
-from .table import Cell, Column, Kind
-from .times import duration, duration_text, instant
+from .times import check_order, duration, duration_text, instant
 from .times import shift as shift_type
-from .which import ASKS_FROM, MS, Given, Which, state_text, timeout_option, which_options
+
+STATE_COLUMNS = (
+    Column("sequence", Kind.NAME),
+    Column("state"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("decided_at_ms", Kind.INSTANT),
+    Column("attempt", Kind.NUMBER, spare=True),
+    Column("target_log_id", spare=True),
+    Column("target_offset", Kind.NAME, spare=True),
+    Column("other", Kind.NAME, spare=True),
+    Column("log_id", spare=True),
+)
+KEY = Column("key")
+MS = timedelta(milliseconds=1)
+
+timeout_option = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
+_WHICH = (
+    click.option(
+        "--receipt",
+        "tokens",
+        multiple=True,
+        metavar="RECEIPT",
+        help="As `delayd send` told it; may be given again.",
+    ),
+    click.option(
+        "--receipts", "receipt_file", type=click.File(), metavar="FILE", help="One receipt a line; - is stdin."
+    ),
+    click.option(
+        "--key", "keys", multiple=True, metavar="KEY", help="The newest message with this key; may be given again."
+    ),
+    click.option("--keys", "key_file", type=click.File(), metavar="FILE", help="One key a line; - is stdin."),
+)
+
+
+class Given(NamedTuple):
+    """What was given of the options."""
+
+    tokens: Sequence[str]
+    receipt_file: TextIO | None
+    keys: Sequence[str]
+    key_file: TextIO | None
+
+    @property
+    def anything(self) -> bool:
+        """Whether any of them was."""
+        return any(each is not None and each != () for each in self)
+
+
+given_options = bundle("given", Given, *_WHICH)
+
+
+class Which:
+    """The messages of a subject that a command means."""
+
+    def __init__(self, subject: str, given: Given) -> None:
+        """Read what was given; UsageError, BadArgument when it names no messages."""
+        self.subject = subject
+        tokens = [*given.tokens, *_lines(given.receipt_file)]
+        self.keys = [*given.keys, *_lines(given.key_file)]
+        if bool(tokens) == bool(self.keys):
+            raise click.UsageError(
+                "say which messages, by one of them: --receipt RECEIPT, --receipts FILE, --key KEY or --keys FILE"
+            )
+        self.receipts = list(map(Receipt.of_token, tokens))
+        twice = len(self.keys) - len(set(self.keys))
+        if twice:
+            raise BadArgument(f"{twice:,} keys are given twice; name each message once")
+
+    def __len__(self) -> int:
+        return len(self.receipts) or len(self.keys)
+
+    @property
+    def _receipt(self) -> BatchReceipt:
+        parts = []
+        for row, receipt in enumerate(self.receipts):
+            accepted = Accepted(receipt.log_id, receipt.sequence, 1, receipt.accepted_at_ms, False)
+            parts.append(ReceiptPart(np.array([row]), np.array([receipt.deliver_at_ms]), accepted))
+        return BatchReceipt(parts)
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {"keys": self.keys} if self.keys else {"receipt": self._receipt}
+
+    def get(self, producer: Producer) -> AnswerRows:
+        """Ask what became of them."""
+        return producer.get_batch(self.subject, **self._named)
+
+    def cancel(self, producer: Producer) -> NDArray[np.uint8]:
+        """Cancel them."""
+        return producer.cancel_batch(self.subject, **self._named)
+
+    def reschedule(self, producer: Producer, delay: timedelta | None, deliver_at_ms: int | None) -> RescheduledBatch:
+        """Move them to one instant."""
+        return producer.reschedule_batch(self.subject, delay=delay, deliver_at_ms=deliver_at_ms, **self._named)
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Those of `rows`."""
+        return self.with_names(STATE_COLUMNS)
+
+    def with_names(self, columns: Sequence[Column]) -> Sequence[Column]:
+        """Columns of a listing, with the keys before them if keys were given."""
+        return (KEY, *columns) if self.keys else columns
+
+    def named(self, rows: Iterator[Sequence[Cell]]) -> Iterator[Sequence[Cell]]:
+        """Rows of a listing, each with its key before it if keys were given."""
+        if not self.keys:
+            return rows
+        return ((key, *row) for key, row in zip(self.keys, rows, strict=True))
+
+    def rows(self, answers: AnswerRows) -> Iterator[Sequence[Cell]]:
+        """What became of them, for a listing."""
+        return self.named(self._rows(answers))
+
+    def _rows(self, answers: AnswerRows) -> Iterator[Sequence[Cell]]:
+        log_ids: Sequence[str | None] = [f"{receipt.log_id:016x}" for receipt in self.receipts] or [None] * len(answers)
+        for log_id, answer in zip(log_ids, answers, strict=True):
+            handed_over = int(answer["target_log_id"])
+            sequence = int(answer["sequence"])
+            yield (
+                sequence or None,
+                state_text(int(answer["state"])),
+                int(answer["deliver_at_ms"]) if sequence else None,
+                int(answer["decided_at_ms"]) or None,
+                int(answer["attempt"]),
+                f"{handed_over:016x}" if handed_over else None,
+                int(answer["target_offset"]) if handed_over else None,
+                int(answer["other"]) or None,
+                log_id,
+            )
+
+
+def state_text(state: int) -> str:
+    """The name of a state, for people."""
+    return MessageState(state).name.lower().replace("_", " ")
+
+
+def _lines(file: TextIO | None) -> list[str]:
+    return [line.removesuffix("\n") for line in file or () if line.strip()]
+
 
 MOVED_COLUMNS = (
     Column("sequence", Kind.NAME),
@@ -79,14 +222,14 @@ Told = TypeVar("Told", bound=IntEnum)
 
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
-@which_options
+@given_options
 @click.option(
     "--data", type=DataFolder(), metavar="DIR", help="Read the files there, of servers that run or not; ask nobody."
 )
 @timeout_option
 @meta_option
 @format_option
-def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str, **given: Any) -> int:
+def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str, given: Given) -> int:
     """Show what became of messages.
 
     States: `pending`; `in flight` (it is being handed over); `dispatched` (a realtime server has it), `cancelled`,
@@ -101,7 +244,7 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
     $ delayd get orders.cancel --receipts receipts.txt --format json
     $ delayd get orders.cancel --key order-42 --data /var/lib/delayd
     """
-    which = Which(subject, Given(**given))
+    which = Which(subject, given)
     if data is not None:
         found = _from_files(which, data)
         show(which.with_names(FILE_COLUMNS), which.named(iter(found)), form)
@@ -114,7 +257,7 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
 
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
-@which_options
+@given_options
 @where_option
 @from_option
 @to_option
@@ -137,7 +280,7 @@ def cancel(
     meta: str,
     form: str,
     yes: bool,
-    **given: Any,
+    given: Given,
 ) -> int:
     """End messages that are pending, so that they are never delivered.
 
@@ -156,13 +299,13 @@ def cancel(
     $ delayd cancel orders.cancel --receipts receipts.txt --dry-run
     $ delayd cancel orders.cancel --where --from now --to +2h
     """
-    _check(data, where, (from_ms, to_ms, tag), Given(**given))
+    _check(data, where, (from_ms, to_ms, tag), given)
     cost = "are never delivered then, as far as they are pending."
     with Producer(meta, timeout_ms=timeout / MS) as producer:
         if where:
             walk = partial(producer.cancel_where, subject, due_from=moment(from_ms), due_before=moment(to_ms), tag=tag)
             return in_bulk(subject, walk, Wording("cancelled", cost), dry_run=dry_run, yes=yes)
-        which = Which(subject, Given(**given))
+        which = Which(subject, given)
         if dry_run:
             show(which.columns, which.rows(which.get(producer)), form)
             return OK
@@ -176,7 +319,7 @@ def cancel(
 
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
-@which_options
+@given_options
 @click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
 @click.option(
     "--at",
@@ -218,7 +361,7 @@ def reschedule(
     meta: str,
     form: str,
     yes: bool,
-    **given: Any,
+    given: Given,
 ) -> int:
     """Move messages that are pending to another instant.
 
@@ -237,7 +380,7 @@ def reschedule(
     $ delayd reschedule orders.cancel --key order-42 --at 2027-01-01T09:00:00+01:00
     $ delayd reschedule sms.night --where --from now --to +8h --shift 2h
     """
-    _check(data, where, (from_ms, to_ms, tag), Given(**given))
+    _check(data, where, (from_ms, to_ms, tag), given)
     if where:
         if delay is not None or at_ms is not None or shift is None:
             raise click.UsageError("with --where say by how much messages move: --shift DURATION")
@@ -256,7 +399,7 @@ def reschedule(
         raise click.UsageError("--shift and --resume go with --where; say --in DURATION or --at INSTANT")
     if (delay is None) == (at_ms is None):
         raise click.UsageError("say once when they are to be due: --in DURATION or --at INSTANT")
-    which = Which(subject, Given(**given))
+    which = Which(subject, given)
     with Producer(meta, timeout_ms=timeout / MS) as producer:
         if dry_run:
             show(which.columns, which.rows(which.get(producer)), form)
@@ -349,3 +492,63 @@ def _outcome_of(found: Trace) -> tuple[MessageState, int | None]:
 
 
 _STATES = {state_text(state): state for state in MessageState} | {"claimed": MessageState.DISPATCHED}
+
+
+PENDING_COLUMNS = (
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("key"),
+    Column("tags"),
+    Column("size", Kind.SIZE),
+    Column("receipt", Kind.NAME),
+)
+BODY = Column("body")
+
+
+@click.command(cls=Command)
+@click.argument("subject", shell_complete=offer_subjects)
+@from_option
+@to_option
+@click.option("--key", metavar="KEY", help="The message with this key.")
+@click.option("--tag", metavar="TAG", help="Messages with this tag.")
+@click.option("--body", "with_body", is_flag=True, help="Show bodies, too.")
+@meta_option
+@limit_option
+@format_option
+def pending(
+    subject: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    key: str | None,
+    tag: str | None,
+    with_body: bool,
+    meta: str,
+    limit: int,
+    form: str,
+) -> int:
+    """List the pending messages of a subject, without the files of a server.
+
+    They come from one delay server after another, hour by hour of the instant at which they are due. `receipt` is what
+    `delayd get`, `cancel` and `reschedule` take. `delayd schedule find` searches bodies and headers, in the files.
+
+    Exit codes: 3 files of a delay server can't be read, so messages may be missing; everything else is shown.
+
+    $ delayd pending orders.cancel --to +1h
+    $ delayd pending orders.cancel --tag vip --body
+    $ delayd pending orders.cancel --key order-42 --body --format json
+    """
+    check_order(from_ms, to_ms)
+    with Producer(meta) as producer:
+        pages = producer.pending(
+            subject, due_from=moment(from_ms), due_before=moment(to_ms), key=key, tag=tag, contents=with_body
+        )
+        rows = (_pending_row(message, form) for page in pages for message in page)
+        show((*PENDING_COLUMNS, BODY) if with_body else PENDING_COLUMNS, rows, form, limit)
+        if pages.in_flight:
+            click.echo(f"delayd: {pages.in_flight:,} messages are being handed over at this moment", err=True)
+        return told_unread(pages.unread)
+
+
+def _pending_row(message: PendingMessage, form: str) -> tuple[Cell, ...]:
+    receipt = message.receipt
+    told = (receipt.deliver_at_ms, message.key, " ".join(message.tags) or None, message.size, receipt.token)
+    return told if message.body is None else (*told, shown_body(message.body, "text", form))

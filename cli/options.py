@@ -1,11 +1,17 @@
-"""Options that several commands share, so that they are called and explained the same everywhere."""
+"""Options that several commands share, so that they are called and explained the same everywhere, and what a shell
+offers for them while somebody types.
+
+Invariant: a command that is run, and not completed, imports nothing for what is offered.
+"""
 
 import os
 import stat
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from inspect import cleandoc
+from types import ModuleType
 from typing import Any
 
 import click
@@ -16,7 +22,6 @@ from delayd.errors import BadArgument
 from delayd.secret import SECRET_FILE, Secret, read_secret
 
 from .listing import LIMIT_DEFAULT
-from .offers import offer_instants, offer_subjects
 from .times import instant
 
 DATA_VARIABLE = "DELAYD_DATA"
@@ -24,6 +29,35 @@ SECRET_VARIABLE = "DELAYD_SECRET_FILE"
 
 Callback = Callable[..., Any]
 Decorator = Callable[[Callback], Callback]  # What `click.option` returns.
+
+
+def offer_subjects(context: click.Context, parameter: click.Parameter, begin: str) -> list[str]:
+    """Offer subjects."""
+    found: list[str] = _names().subjects(_value(context, "meta", META_LOCAL), begin)
+    return found
+
+
+def offer_groups(context: click.Context, parameter: click.Parameter, begin: str) -> list[str]:
+    """Offer groups of the subject that was typed before."""
+    subject = context.params.get("subject")
+    found: list[str] = _names().groups(_value(context, "meta", META_LOCAL), subject, begin)
+    return found
+
+
+def offer_instants(context: click.Context, parameter: click.Parameter, begin: str) -> list[str]:
+    """Offer instants."""
+    found: list[str] = _names().instants(_value(context, "data", DATA_DEFAULT), begin)
+    return found
+
+
+def _value(context: click.Context, name: str, default: str) -> str:
+    value = context.params.get(name)
+    return value if isinstance(value, str) else default
+
+
+def _names() -> ModuleType:
+    # Commands name these functions, and none of them needs what asks a server.
+    return import_module(".completion", __package__)
 
 
 class DataFolder(click.Path):

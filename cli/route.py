@@ -21,9 +21,8 @@ from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .offers import offer_subjects
 from .operate import Operator, all_pages, decision_options, patiently
-from .options import Group, LogId
+from .options import Group, LogId, offer_subjects
 
 
 @click.group(cls=Group)

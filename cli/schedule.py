@@ -1,4 +1,4 @@
-"""``delayd schedule``: what waits, read from the files of a running server, a stopped one, or a copy."""
+"""``delayd schedule`` and ``delayd dispatch``: what waits, and what became of messages, from the files of a server."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,15 @@ import numpy as np
 
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
+from delayd.log.dispatch import Outcome, Reason, reason_name
 from delayd.reading.dispatch import outcome_word
 from delayd.reading.scheduled import NONE, Hour, HourCount, Schedule, damaged
 
 from .find import find
-from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, rows_of, told
+from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, quota_of, rows_of, told
 from .forecast import COLUMNS as FORECAST_COLUMNS
-from .hour_schedule import Listing, Window, in_chunks
-from .listing import printable, show
+from .hours import Listing, Window, in_chunks
+from .listing import Cell, Column, Kind, printable, progress, show
 from .options import (
     Group,
     data_option,
@@ -27,9 +28,6 @@ from .options import (
     subject_option,
     to_option,
 )
-from .progress import progress
-from .quota_of import quota_of
-from .table import Cell, Column, Kind
 from .times import instant
 
 HOUR_COLUMNS = (
@@ -262,3 +260,104 @@ def _state(hour: Hour, row: int) -> str:
     if index == NONE:
         return "pending"
     return outcome_word(hour.outcomes.parts[hour.outcomes.part_of[index]])
+
+
+OUTCOME_COLUMNS = (
+    Column("sequence", Kind.NAME),
+    Column("subject"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("outcome"),
+    Column("reason", spare=True),
+    Column("late_ms", Kind.DURATION),
+    Column("claimed_at_ms", Kind.INSTANT, detail=True),
+    Column("appended_at_ms", Kind.INSTANT, spare=True),
+    Column("attempt", Kind.NUMBER, spare=True),
+    Column("epoch", Kind.NAME, detail=True),
+    Column("batch_id", Kind.NAME, detail=True),
+    Column("target_log_id", spare=True),
+    Column("target_offset", Kind.NAME, detail=True),
+    Column("delay_log_id", detail=True),
+)
+
+
+@click.group(no_args_is_help=True, cls=Group)
+def dispatch() -> None:
+    """Look at what became of messages, from files.
+
+    $ delayd dispatch show --data /var/lib/delayd --from -10m
+    """
+
+
+@dispatch.command("show")
+@data_option
+@subject_option
+@from_option
+@to_option
+@click.option(
+    "--outcome",
+    type=click.Choice([each.name.lower() for each in Outcome]),
+    help="Messages with this outcome only.",
+)
+@limit_option
+@format_option
+def show_outcomes(
+    data: str, subject: str | None, from_ms: int | None, to_ms: int | None, outcome: str | None, limit: int, form: str
+) -> int:
+    """List outcomes hour by hour, in the order in which the delay server learned them.
+
+    `late` is the time from when a message was due (or accepted, if that was later) to when the realtime server
+    appended it.
+
+    Exit codes: 3 an hour is damaged; stderr names it, and the list leaves it out.
+
+    $ delayd dispatch show --subject orders.cancel --from -10m --format csv
+    $ delayd dispatch show --data /var/lib/delayd --outcome dead --limit 0
+    """
+    kind = None if outcome is None else Outcome[outcome.upper()]
+    window = Window(from_ms, to_ms, subject)
+    listing = Listing(data, window)
+    show(OUTCOME_COLUMNS, _outcome_rows(listing, window, kind), form, limit)
+    return listing.end()
+
+
+def _outcome_rows(listing: Listing, window: Window, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
+    for _, each, hour in listing.hours():
+        if hour is not None:
+            yield from _outcomes_of(hour, window, kind, f"{each.directory.log_id:016x}")
+
+
+def _outcomes_of(hour: Hour, window: Window, kind: Outcome | None, log_id: str) -> Iterator[tuple[Cell, ...]]:
+    rows, outcomes = hour.rows, hour.outcomes
+    row_of = hour.row_of()
+    # An outcome without a row can't be told by its subject or its time: only a listing of all shows it.
+    unbounded = window == Window()
+    held = window.holds(rows)
+    chosen = np.full(len(row_of), unbounded)
+    if len(held):
+        chosen |= (row_of != NONE) & held[np.maximum(row_of, 0)]
+    if kind is not None:
+        chosen &= outcomes.parts["outcome"][outcomes.part_of] == kind
+    due_ms = rows.due_from_ms()
+    for chunk in in_chunks(np.flatnonzero(chosen)):
+        for index in chunk:
+            part = outcomes.parts[outcomes.part_of[index]]
+            row = int(row_of[index])
+            deliver_ms = int(outcomes.deliver_at_ms[index])
+            handed_over = part["outcome"] == Outcome.DISPATCHED
+            due = deliver_ms if row == NONE else int(due_ms[row])
+            yield (
+                int(outcomes.sequences[index]),
+                None if row == NONE else rows.subjects[rows.subject[row]],
+                deliver_ms,
+                Outcome(int(part["outcome"])).name.lower(),
+                reason_name(int(part["reason"])) if part["reason"] else None,
+                int(part["target_appended_at_ms"]) - due if handed_over else None,
+                int(part["claimed_at_ms"]) or None,
+                int(part["target_appended_at_ms"]) or None if handed_over else None,
+                int(part["attempt"]),
+                int(part["epoch"]),
+                int(part["batch_id"]) if handed_over else None,
+                f"{int(part['target_log_id']):016x}" if handed_over or part["reason"] == Reason.DRAINED else None,
+                int(part["target_offset"]) if handed_over else None,
+                log_id,
+            )

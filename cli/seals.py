@@ -14,14 +14,10 @@ from delayd.hours import hour_name
 from delayd.reading.seals import SealReport, SealsReport, SealState, verify_seals
 from delayd.reading.side_lines import Compared, compare_sides, parse_lines, read_sides
 
-from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
-from .hour_range import HourRange, Hours
-from .listing import show
-from .offers import offer_instants
-from .options import Command, data_option, format_option, limit_option
-from .progress import progress
-from .table import Cell, Column, Kind
+from .hours import HourRange, Hours, all_damage_named
+from .listing import Cell, Column, Kind, progress, show
+from .options import Command, data_option, format_option, limit_option, offer_instants
 from .times import instant
 
 COLUMNS = (

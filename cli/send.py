@@ -1,12 +1,14 @@
 """``delayd send``: one message, or one for each line, that becomes due later.
 
-Invariant: what it says is kept, is kept: each sentence about a message rests on a server's receipt.
+Invariant: what it says is kept, is kept: each sentence about a message rests on a server's receipt. After a second of
+silence it says for which server it waits, as asked at that moment; the work itself is not touched.
 """
 
 import json
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,11 +23,10 @@ from delayd.client.sending.receipt import BatchFailed, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 from delayd.limits import MESSAGE_BYTES_MAX
 
-from .offers import offer_subjects
-from .options import Command, meta_option, text_format_option
-from .progress import progress
+from . import ask
+from .listing import progress
+from .options import Command, meta_option, offer_subjects, text_format_option
 from .times import duration, duration_text, instant, instant_text
-from .waiting import told_whom
 
 ROWS = 10_000  # One batch of lines has so many: large enough to be fast, and the progress still moves.
 BYTES = 8 << 20  # One batch of lines has no more: half of what a batch can hold.
@@ -339,3 +340,44 @@ def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool | Non
         "replaced": receipt.replaced,
         "receipt": receipt.token,
     }
+
+
+TOLD_AFTER_S = 1.0  # A send takes milliseconds: by then somebody wonders.
+
+
+@contextmanager
+def told_whom(meta: str, given_up: str) -> Iterator[None]:
+    """Say on stderr for whom the block waits if it does so for more than a second; ``given_up``: when it stops."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        if ended.wait(TOLD_AFTER_S):
+            return
+        whom = _whom(meta)
+        if not ended.is_set():
+            click.echo(f"delayd: waiting for {whom}; it is given up after {given_up}", err=True)
+
+    # A daemon, so that the end of the program never waits for an answer that nobody reads any more.
+    threading.Thread(target=tell, name="delayd-waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _whom(meta: str) -> str:
+    try:
+        servers = ask.run(lambda: _delay_servers(meta))
+    except DelaydError as error:
+        return f"the meta server at {meta}: {error.message}"
+    if not servers:
+        return f"a delay server: the meta server at {meta} knows none; start one with `delayd delay`"
+    places = ", ".join(f"{server.host}:{server.port}" for server in servers)
+    if not any(server.alive for server in servers):
+        return f"the delay server at {places}: {ask.silence(servers[0])}"
+    return f"the delay server at {places}, which is alive and has not answered; see `delayd status`"
+
+
+async def _delay_servers(meta: str) -> list[ask.Known]:
+    async with ask.meta(meta) as connection:
+        return await ask.known_servers(connection, "delay")

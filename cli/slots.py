@@ -20,12 +20,10 @@ from delayd.wire.slots import (
 )
 
 from . import ask
-from .draining import slot_owners
-from .listing import show
+from .listing import Cell, Column, Kind, show
 from .operate import Operator, decision_options
 from .options import Group, LogId, format_option, meta_option
-from .servers import states_of
-from .table import Cell, Column, Kind
+from .servers import slot_owners, states_of
 
 COLUMNS = (
     Column("delay_log_id"),

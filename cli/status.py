@@ -32,9 +32,8 @@ from delayd.wire.waits import COMMAND_MAX, read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
-from .listing import printable, show
+from .listing import Cell, Column, Kind, printable, show, size_text
 from .options import Command, meta_option
-from .table import Cell, Column, Kind, size_text
 from .times import duration_text
 
 COLUMNS = (

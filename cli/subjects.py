@@ -22,12 +22,10 @@ from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .listing import show
-from .offers import offer_subjects
+from .listing import Cell, Column, Kind, show
 from .operate import Operator, all_pages, of_each, operator_options
-from .options import Group, format_option, limit_option, meta_option
+from .options import Group, format_option, limit_option, meta_option, offer_subjects
 from .servers import states_of
-from .table import Cell, Column, Kind
 
 LIMIT = click.IntRange(0, INT_MAX)
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.

@@ -9,11 +9,10 @@ from delayd.wire.targets import TargetInfo
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .listing import show
+from .listing import Cell, Column, Kind, show
 from .operate import Operator, decision_options
 from .options import Group, LogId, format_option, meta_option
 from .servers import targets_of
-from .table import Cell, Column, Kind
 
 COLUMNS = (
     Column("delay_log_id"),

@@ -24,9 +24,9 @@ from delayd.wire.listings import GroupInfo
 
 from . import ask
 from .groups import tell_missing
+from .listing import Cell, Column, Kind, Table, width_of
 from .options import Command, meta_option
 from .status import Seen, ask_all
-from .table import Cell, Column, Kind, Table, width_of
 from .times import duration
 
 SERVER_COLUMNS = (

@@ -8,10 +8,8 @@ import click
 from delayd.disk import RealDisk
 from delayd.reading.trace import trace as follow
 
-from .listing import show
-from .offers import offer_subjects
-from .options import Command, LogId, data_option, format_option
-from .table import Cell, Column, Kind
+from .listing import Cell, Column, Kind, show
+from .options import Command, LogId, data_option, format_option, offer_subjects
 from .times import instant_text
 
 COLUMNS = (

@@ -4,23 +4,274 @@ Invariant: with one process and no ``--reload`` the worker runs here; else each 
 is started by exec with the same command line, and this process imports nothing of the user's.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Self
 
 import click
 
+from delayd.errors import BadArgument
 from delayd.net.program import configure_logging
+from delayd.worker.worker import Worker
 
-from .app import load_worker, split
+from .child import RESTART_FIRST_S, RESTART_LAST_S, SERVED_WELL_S, how_it_ended
+from .exits import INTERRUPTED, OK, USAGE
 from .lines import LineWriter
 from .options import Command
 from .programs import Programs
-from .sources import Sources
-from .worker_processes import WorkerProcesses
+
+DEFAULT = "worker"
+
+
+def split(target: str) -> tuple[str, str]:
+    """Module and variable of ``module:worker``; BadArgument when it is none."""
+    module, _, name = target.partition(":")
+    name = name or DEFAULT
+    if module.endswith(".py") or not all(word.isidentifier() for word in (*module.split("."), *name.split("."))):
+        raise BadArgument(f"{target} names no worker; write MODULE:WORKER, such as app:worker for app.py")
+    return module, name
+
+
+def load_worker(target: str) -> Worker:
+    """Import the module and return its worker; BadArgument says what keeps it."""
+    module, name = split(target)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: object = import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too.
+        if isinstance(error, ModuleNotFoundError) and _is_itself(error.name, module):
+            raise BadArgument(f"there is no module {error.name!r} in {folder} or on Python's path") from error
+        raise BadArgument(f"{module} can't be imported: {_told(error)}{_place(error)}") from error
+    for word in name.split("."):
+        found = getattr(found, word, None)
+        if found is None:
+            raise BadArgument(f"{module} has no {name!r}; name the variable that holds the delayd.Worker")
+    if not isinstance(found, Worker):
+        raise BadArgument(f"{target} is a {type(found).__name__} and no delayd.Worker")
+    if not found.handlers:
+        raise BadArgument(f"{target} has no handler; register one with @{name}.on(subject, group=...)")
+    return found
+
+
+def _is_itself(missing: str | None, module: str) -> bool:
+    return missing is not None and (module == missing or module.startswith(f"{missing}."))
+
+
+def _told(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised: the innermost line of the user's own code."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return ""  # Its text has the file and the line.
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def _is_own(path: str) -> bool:
+    return "site-packages" not in path and not path.startswith(
+        (os.path.dirname(os.__file__), os.path.dirname(__file__))
+    )
+
+
+Stamp = tuple[int, int]
+
+_PASSED_OVER = {"__pycache__", "site-packages", "node_modules"}
+_ENVIRONMENT = "pyvenv.cfg"  # A folder with this is an environment, whose thousands of files nobody edits.
+
+
+class Sources:
+    """Python files below a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._stamps = dict(self._scan())
+
+    @classmethod
+    def of(cls, module: str) -> Self:
+        """The files beside a module, and below; of a package, those below it. Nothing is imported."""
+        top = module.partition(".")[0]
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        spec = find_spec(top)
+        if spec is not None and spec.submodule_search_locations:
+            return cls(next(iter(spec.submodule_search_locations)))
+        if spec is not None and spec.origin is not None and os.path.isfile(spec.origin):
+            return cls(os.path.dirname(spec.origin))
+        return cls(os.getcwd())
+
+    def changed(self) -> list[str]:
+        """The files that are new, gone or different since the last look, as paths below the folder."""
+        before, now = self._stamps, dict(self._scan())
+        self._stamps = now
+        changed = [path for path in before.keys() | now.keys() if before.get(path) != now.get(path)]
+        return sorted(os.path.relpath(path, self.folder) for path in changed)
+
+    def _scan(self) -> Iterator[tuple[str, Stamp]]:
+        for folder, folders, files in os.walk(self.folder):
+            if _ENVIRONMENT in files:
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if name not in _PASSED_OVER and not name.startswith(".")]
+            for name in files:
+                if name.endswith(".py"):
+                    path = os.path.join(folder, name)
+                    try:
+                        found = os.stat(path)
+                    except OSError:
+                        continue  # An editor has just put another file in its place: the next look sees that one.
+                    yield path, (found.st_mtime_ns, found.st_size)
+
+
+LOOK_S = 0.5  # Between looks at the source files: soon enough for somebody who has just saved one.
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class WorkerProcesses:
+    """Keeps some processes of one worker running. ``sources`` is None unless they start again when a file changes."""
+
+    def __init__(self, command: Sequence[str], count: int, sources: Sources | None, errors: LineWriter) -> None:
+        self._command = command
+        self._sources = sources
+        self._errors = errors
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()  # Set while processes that are to wait for a change should start again.
+        self._at_once = False
+        self._slots = [_Slot(number) for number in range(1, count + 1)]
+
+    async def run(self) -> int:
+        """Keep them running until a signal comes. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        count = len(self._slots)
+        self._say(f"{count} worker process{'es' * (count > 1)}; Ctrl-C here or `kill {os.getpid()}` stops all")
+        keeps = [loop.create_task(self._keep(slot)) for slot in self._slots]
+        watch = loop.create_task(self._watch())
+        try:
+            codes = await asyncio.gather(*keeps)
+        finally:
+            watch.cancel()
+        if self._at_once:
+            return INTERRUPTED
+        return max(codes)
+
+    async def _keep(self, slot: _Slot) -> int:
+        """Run one process again and again. Returns its last exit code."""
+        loop, failures = asyncio.get_running_loop(), 0
+        while not self._stop.is_set():
+            began = loop.time()
+            slot.replaced = False
+            code = await self._run_once(slot)
+            if self._stop.is_set():
+                return OK if code in (OK, -signal.SIGTERM) else abs(code) and 1
+            if slot.replaced:
+                failures = 0
+                continue
+            if code == USAGE and self._sources is not None:
+                self._changed.clear()
+                self._say("it is started again when a source file changes")
+                await _first_of(self._stop, self._changed)
+                continue
+            if code in (OK, USAGE):
+                if code == USAGE:
+                    self._on_usage()
+                return code
+            failures = 1 if loop.time() - began >= SERVED_WELL_S else failures + 1
+            wait_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (failures - 1))
+            self._say(f"worker process {slot.number} {how_it_ended(code)}; it is started again in {wait_s:g} s")
+            try:
+                await asyncio.wait_for(self._stop.wait(), wait_s)
+            except TimeoutError:
+                pass  # The pause is over, and nobody has told it to stop.
+        return OK
+
+    async def _run_once(self, slot: _Slot) -> int:
+        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, process_group=0)
+        slot.process = process
+        # The signal may have come while the process was being made.
+        if self._at_once:
+            slot.send(signal.SIGKILL)
+        elif self._stop.is_set():
+            slot.send(signal.SIGTERM)
+        code = await process.wait()
+        slot.process = None
+        return code
+
+    async def _watch(self) -> None:
+        """Start all again when a source file changes, until cancelled."""
+        while self._sources is not None:
+            await asyncio.sleep(LOOK_S)
+            changed = await asyncio.to_thread(self._sources.changed)
+            if changed:
+                self._say(f"{', '.join(changed)} changed; the worker starts again")
+                self._changed.set()
+                for slot in self._slots:
+                    slot.replaced = True
+                    slot.send(signal.SIGTERM)
+
+    def _on_usage(self) -> None:
+        if not self._stop.is_set():
+            self._begin_stop()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._at_once = True
+            for slot in self._slots:
+                slot.send(signal.SIGKILL)
+        else:
+            self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        self._stop.set()
+        for slot in self._slots:
+            slot.send(signal.SIGTERM)
+
+    def _say(self, sentence: str) -> None:
+        self._errors.write(f"delayd: {sentence}\n".encode())
+
+
+class _Slot:
+    """One process, and its number for people."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: Process | None = None  # While it runs.
+        self.replaced = False  # It was told to end because another one is to take its place.
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process if it runs."""
+        if self.process is not None and self.process.returncode is None:
+            try:
+                self.process.send_signal(number)
+            except ProcessLookupError:
+                pass  # It ended by itself a moment ago.
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
 
 PROCESSES_MAX = 1_000
 LAST_LINES_S = 2.0

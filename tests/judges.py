@@ -24,7 +24,6 @@ from tests.model.rules import RULES as OF_HANDOFF
 from tests.simulation.planted import PLANTED as IN_SIMULATION
 from tests.unit.delay.keys.planted import PLANTED as OF_SLOTS
 from tests.worlds.bugs import PLANTED as IN_LIVES
-from tests.worlds.bugs import PLANTED_IN_ANSWERS as IN_ANSWERS
 from tests.worlds.bugs import PLANTED_IN_CANCELS as IN_CANCELS
 from tests.worlds.patches import Patch
 
@@ -182,7 +181,7 @@ def planted() -> list[Planted]:
 
 _REGISTRIES = (
     ("simulation", IN_SIMULATION),
-    ("property", IN_LIVES | IN_CANCELS | IN_ANSWERS),
+    ("property", IN_LIVES | IN_CANCELS),
     ("groups", IN_WALKS),
     ("crash", IN_CRASH),
     ("crash", {name: IN_CANCELS[name] for name in IN_KEYED_DEATHS}),

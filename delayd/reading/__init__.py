@@ -13,24 +13,24 @@ The three logs of an hour
     realtime, target_columns   what the realtime servers hold, and the columns that it is kept in
 The audit of an hour
     plan, pieces        what to read, in which order, in which parts
-    join, audit         which rows belong together, what became of each, and messages that break the books
-    findings, summary   the verdict on one hour: sentences, and figures
+    join, classes       which rows belong together, and what became of each, in one word
+    audit, findings, summary, histogram   the verdict on one hour: messages that break the books, and figures
     acceptances         findings of an hour that an operator has looked into and accepts
 What is more than one hour
     books               the audit of each hour, put together
-    follow, follow_target, conservation   whether logs, table of hours and checkpoint agree (S5)
+    follow, follow_target, filed, conservation   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs
 What users open
-    data, cells         `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
+    data, result        `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
     scheduled           hours of one delay server, each message with what became of it
     stored_quota        the quota of a subject, from the state of a server that does not run
 Other ways in
     verify, verify_file   each byte against its checksum
     find, matching      messages by what they say, also behind damage
     trace               one message through all logs
-    tables, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
+    tables, sums, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
 
 Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in
 the message log. The *books* of an hour are its schedule side, its dispatch log and the rows at realtime servers

@@ -197,7 +197,7 @@ def test_all_damaged_files_are_named_and_not_only_the_first(books: Books) -> Non
 def test_of_thousands_of_damaged_files_some_are_named_and_the_others_counted(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.damage.NAMED_MAX", 0)
+    monkeypatch.setattr("cli.hours.NAMED_MAX", 0)
     for path in (books.path_of("schedule"), books.path_of("dispatch")):
         path.write_bytes(b"x" * 100)
     ran = _audit(books)

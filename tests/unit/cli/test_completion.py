@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.known_names import WAIT_S
+from cli.completion import WAIT_S
 
 from .runner import run
 

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from cli import ask, cutting
-from cli.cutting import HOLDS_MS, Running
+from cli import ask
+from cli.backup import HOLDS_MS, Running, cut_servers
 from delayd.net.connection import Connection
 from delayd.net.cut import HOLD_MS_MAX
 from delayd.wire.frame import Head, HeadValue
@@ -29,7 +29,7 @@ def test_each_try_to_cut_all_at_one_moment_may_take_longer(monkeypatch: pytest.M
         return {"held": len(cuts) == 3 * tries}
 
     monkeypatch.setattr(ask, "ask", answer)
-    fixed = asyncio.run(cutting.cut(SERVERS, {}))
+    fixed = asyncio.run(cut_servers(SERVERS, {}))
     assert cuts == [hold for hold_ms in HOLDS_MS[:tries] for hold in (hold_ms, 0, 0)], "delay servers come first"
     assert fixed.held is (tries <= len(HOLDS_MS))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.hour_schedule import Window
+from cli.hours import Window
 from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cli.forecast
-from cli.forecast import Limits, bar, fullest_second
-from cli.quota_of import together
+from cli.forecast import Limits, bar, fullest_second, together
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 from delayd.log.quota import Limits as Quota

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cli.interrupt import Interrupts
+from cli.consume import Interrupts
 
 pytestmark = pytest.mark.usefixtures("heard_interrupts")
 

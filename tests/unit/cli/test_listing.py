@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.listing import PIECE_ROWS, printable, show
-from cli.table import Cell, Column, Kind, size_text
+from cli.listing import PIECE_ROWS, Cell, Column, Kind, printable, show, size_text
 
 _COLUMNS = (
     Column("subject"),

@@ -277,9 +277,9 @@ def test_the_overview_says_what_each_command_says_of_itself() -> None:
 
 
 def test_the_overview_imports_no_command() -> None:
-    sys.modules.pop("cli.up", None)
+    sys.modules.pop("cli.supervisor", None)
     run("--help")
-    assert "cli.up" not in sys.modules
+    assert "cli.supervisor" not in sys.modules
 
 
 def test_without_arguments_the_overview_is_shown() -> None:

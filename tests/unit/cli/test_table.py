@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.listing import show
-from cli.table import Cell, Column, Kind, width_of
+from cli.listing import Cell, Column, Kind, show, width_of
 from delayd.log.dispatch import Outcome
 from tests.books import START_MS, Books
 

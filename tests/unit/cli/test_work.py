@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.app import load_worker
-from cli.sources import Sources
+from cli.work import Sources, load_worker
 from tests.unit.cli.runner import run
 
 WORKER = """

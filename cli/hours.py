@@ -1,10 +1,12 @@
-"""Hours of a data directory as listings want them: those of a window, one after the other.
+"""Hours: those that --from and --to choose, read one after the other, and what is damaged among them.
 
-Invariant: an hour that is damaged is named, and blanks none of the others.
+Invariant: an hour that is damaged is named, and blanks none of the others. The hour that holds either instant is one of
+those that are chosen, but for an hour that only begins with --to.
 """
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
@@ -13,14 +15,77 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.disk import RealDisk
-from delayd.errors import DamagedData
-from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.errors import BadArgument, DamagedData
+from delayd.hours import hour_from_name, hour_of_ms, hour_start_ms
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.scheduled import Hour, HourCount, Schedule, schedules
+from delayd.reading.verify import verify_directory
 
-from .damage import NAMED_MAX
 from .exits import NOT_BALANCED, OK
+from .listing import Advance, progress
 from .times import check_order
+
+
+@dataclass(frozen=True, slots=True)
+class HourRange:
+    """Hours from one up to another, which is not one of them; None sets no bound."""
+
+    first: int | None
+    until: int | None
+
+    @classmethod
+    def of(cls, from_ms: int | None, to_ms: int | None) -> "HourRange":
+        """The hours that hold an instant from one up to another, the second left out."""
+        check_order(from_ms, to_ms)
+        return cls(
+            None if from_ms is None else hour_of_ms(from_ms), None if to_ms is None else hour_of_ms(to_ms - 1) + 1
+        )
+
+    def __contains__(self, hour: object) -> bool:
+        if not isinstance(hour, int):
+            return False
+        return (self.first is None or hour >= self.first) and (self.until is None or hour < self.until)
+
+
+def hour_of_name(text: str) -> int:
+    """Read an hour of an option, as listings show it: ten digits, in UTC."""
+    try:
+        return hour_from_name(text)
+    except BadArgument as error:
+        raise click.BadParameter(error.message) from error
+
+
+class Hours:
+    """Turns "so many of so many" into steps."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self._advance(done - self._done, total)
+        self._done = done
+
+
+NAMED_MAX = 20  # A screen; a disk that went bad damages thousands.
+
+
+@contextmanager
+def all_damage_named(data: str) -> Iterator[None]:
+    """Name the other damaged files of ``data`` on stderr when the block ends with DamagedData, which goes on."""
+    try:
+        yield
+    except DamagedData as error:
+        with progress("files", None) as advance:
+            report = verify_directory(data, progress=lambda done, total: advance(1, total))
+        others = [file.sentence for file in report.damaged if file.path != error.path]
+        for sentence in others[:NAMED_MAX]:
+            click.echo(f"delayd: {sentence}", err=True)
+        if len(others) > NAMED_MAX:
+            more = f"{len(others) - NAMED_MAX:,} more files are damaged"
+            click.echo(f"delayd: {more}; `delayd log verify --data {data}` names all", err=True)
+        raise
+
 
 Mask = NDArray[np.bool_]
 
