@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bench.figures import Figures
 from bench.messages import Instants
-from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.pulling.consumer import AsyncConsumer
 
 PULL_WAIT = timedelta(milliseconds=500)
 CURVE = (0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 100)  # Percentiles.

@@ -21,8 +21,7 @@ import uvloop
 
 from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, parse
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.async_producer import AsyncProducer
-from delayd.client.sending.producer import Producer
+from delayd.client.sending.producer import AsyncProducer, Producer
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MIN
@@ -85,7 +84,7 @@ class Acknowledger:
         elif frame.type in (RequestType.SERVERS, RequestType.ROUTES):
             place: Head = {"role": "delay", "log_id": LOG_ID, "host": HOST, "port": self.port, "alive": True}
             head["servers"] = [{**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0, "heard": True}]
-            head["routes"] = {"bench": LOG_ID}
+            head |= {"routes": {"bench": LOG_ID}, "unrouted": []}
         elif frame.type == RequestType.PULL:
             head["incarnation"] = 1
             head["parts"] = [[1 + self.pulled, 1 + self.pulled, PULL_ROWS, 1]]

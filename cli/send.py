@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 import click
 
-from delayd.client.sending.labels import OnConflict
+from delayd.client.sending.options import OnConflict
 from delayd.client.sending.producer import Producer
 from delayd.client.sending.receipt import BatchFailed, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable

@@ -17,12 +17,12 @@ __version__ = "0.1.0"
 # under TYPE_CHECKING.
 _HOMES: dict[str, str] = {
     "Admin": "delayd.client.admin.admin",
-    "AsyncAdmin": "delayd.client.admin.async_admin",
-    "AsyncConsumer": "delayd.client.pulling.async_consumer",
-    "AsyncMessage": "delayd.client.pulling.async_consumer",
-    "AsyncMessageBatch": "delayd.client.pulling.async_consumer",
+    "AsyncAdmin": "delayd.client.admin.admin",
+    "AsyncConsumer": "delayd.client.pulling.consumer",
+    "AsyncMessage": "delayd.client.pulling.consumer",
+    "AsyncMessageBatch": "delayd.client.pulling.consumer",
     "Backoff": "delayd.client.pulling.words",
-    "AsyncProducer": "delayd.client.sending.async_producer",
+    "AsyncProducer": "delayd.client.sending.producer",
     "BatchFailed": "delayd.client.sending.receipt",
     "BatchReceipt": "delayd.client.sending.receipt",
     "CancelAnswer": "delayd.wire.ending",
@@ -93,18 +93,18 @@ __all__ += errors.__all__
 
 if TYPE_CHECKING:
     from delayd.client.admin.admin import Admin as Admin
-    from delayd.client.admin.async_admin import AsyncAdmin as AsyncAdmin
-    from delayd.client.pulling.async_consumer import AsyncConsumer as AsyncConsumer
-    from delayd.client.pulling.async_consumer import AsyncMessage as AsyncMessage
-    from delayd.client.pulling.async_consumer import AsyncMessageBatch as AsyncMessageBatch
+    from delayd.client.admin.admin import AsyncAdmin as AsyncAdmin
+    from delayd.client.pulling.consumer import AsyncConsumer as AsyncConsumer
+    from delayd.client.pulling.consumer import AsyncMessage as AsyncMessage
+    from delayd.client.pulling.consumer import AsyncMessageBatch as AsyncMessageBatch
     from delayd.client.pulling.consumer import Consumer as Consumer
     from delayd.client.pulling.consumer import Message as Message
     from delayd.client.pulling.consumer import MessageBatch as MessageBatch
     from delayd.client.pulling.words import Backoff as Backoff
-    from delayd.client.sending.async_producer import AsyncProducer as AsyncProducer
     from delayd.client.sending.message_asker import MessageInfo as MessageInfo
     from delayd.client.sending.pending import PendingMessage as PendingMessage
     from delayd.client.sending.pending import PendingPage as PendingPage
+    from delayd.client.sending.producer import AsyncProducer as AsyncProducer
     from delayd.client.sending.producer import Producer as Producer
     from delayd.client.sending.receipt import BatchFailed as BatchFailed
     from delayd.client.sending.receipt import BatchReceipt as BatchReceipt

@@ -21,13 +21,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from delayd.client.admin.admin import Admin
-from delayd.client.at_exit import THREAD_S, forget, remember
+from delayd.client.blocking import LoopThread
+from delayd.client.engine import THREAD_S, forget, remember
 from delayd.client.instants import monotonic_s
-from delayd.client.loop_thread import LoopThread
-from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.async_producer import AsyncProducer
-from delayd.client.sending.producer import Producer
+from delayd.client.pulling.consumer import AsyncConsumer, Consumer
+from delayd.client.sending.producer import AsyncProducer, Producer
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.errors import AlreadyClosed, BadArgument, BadSetting, ServerStopped
 from delayd.net import inside

@@ -1,7 +1,7 @@
 """The clients: producers and consumers, blocking and asynchronous (docs/clients.md; rules I and Q4 in docs/rules.md).
 
-A map. `delayd/__init__.py` names what users import from here. Each client has a blocking and an asynchronous form, and
-both forms share one core, which lives on one event loop of one process.
+A map. `delayd/__init__.py` names what users import from here. Each client is written for the caller's event loop, and
+its blocking form is made from that. Both share one core, which lives on one event loop of one process.
 
     sending             producers
     pulling             consumers
@@ -11,7 +11,6 @@ Both
     home_clock          the clocks of one home of messages: this machine's, or one that a test moves
     meta                which servers there are, as meta last said
     link, retry         the connection to one server, and how long to wait before the next try
-    engine              what a client runs on, one a process (rule I2)
-    loop_thread         the background thread of the blocking forms; `own_loop` checks the loop of the others
-    at_exit             flushes open clients when the program ends
+    engine              what a client runs on, one a process (rule I2), and its end with the program
+    blocking            how a blocking form is made from the asynchronous one, and its background thread
 """

@@ -18,10 +18,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from delayd.client.blocking import LoopThread
 from delayd.client.home_clock import Watched, handles_messages
 from delayd.client.instants import ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
-from delayd.client.loop_thread import LoopThread
 from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.testing.broker_machine import MovedTime

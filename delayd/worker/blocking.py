@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 from datetime import timedelta
 
 from delayd.client.pulling.acks import Handles
-from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.pulling.words import ACK, Word
 from delayd.errors import AlreadyClosed
 
@@ -21,8 +21,8 @@ class BlockingWords:
         self._consumer = consumer
         self._loop = loop
 
-    def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
-        """Say ``word`` of the messages of ``handles``; with ``wait`` it is durable then."""
+    async def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
+        """Say ``word`` of the messages of ``handles``, and block meanwhile; with ``wait`` it is durable then."""
         saying = self._consumer.settle(handles, wait, word)
         try:
             said = asyncio.run_coroutine_threadsafe(saying, self._loop)

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from delayd.client.limits import need_bool, need_timedelta, need_whole
 from delayd.client.pulling.message import MessageView
-from delayd.client.pulling.settings import (
+from delayd.client.pulling.options import (
     BACKOFF,
     LEASE,
     ConsumerSettings,

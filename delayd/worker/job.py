@@ -11,8 +11,7 @@ import os
 import sys
 import traceback
 
-from delayd.client.pulling.async_consumer import AsyncMessage
-from delayd.client.pulling.consumer import Message
+from delayd.client.pulling.consumer import AsyncMessage, Message
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders
 from delayd.tracing import HEADER, traceparent, traceparent_of

@@ -19,9 +19,8 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import CancelledError as WaitCancelled
 from typing import Any
 
-from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
-from delayd.client.pulling.consumer import Message
-from delayd.client.pulling.settings import exclusive_of
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Message
+from delayd.client.pulling.options import exclusive_of
 from delayd.client.pulling.words import Kind as WordKind
 from delayd.client.pulling.words import Word
 from delayd.client.retry import Backoff

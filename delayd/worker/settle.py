@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
 from delayd.client.pulling.words import ACK, Word, rejected
 from delayd.errors import AlreadyClosed, DelaydError
 from delayd.log_limit import LogLimit

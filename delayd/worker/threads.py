@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 
+from delayd.client.blocking import need_real_threads
 from delayd.client.home_clock import handles_messages
-from delayd.client.loop_thread import need_real_threads
 from delayd.worker.job import Job
 
 

@@ -90,8 +90,8 @@ def _ways(data: Path) -> dict[str, list[Stay]]:
         lived_on = watch.calls(live_on)
     finally:
         watch.close()
-    acknowledged = lived_on.index((CONSUMER, "Message.ack"))
-    closed = lived_on.index((CONSUMER, "Consumer.close"))
+    acknowledged = lived_on.index((CONSUMER, "AsyncMessage.ack"))
+    closed = lived_on.index((CONSUMER, "AsyncConsumer.close"))
     return {
         "From the send to the receipt": sent,
         "Until it is due": sent + stopped + lived_on,

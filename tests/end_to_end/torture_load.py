@@ -14,8 +14,8 @@ from typing import Self
 
 import numpy as np
 
-from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.pulling.consumer import AsyncConsumer
+from delayd.client.sending.producer import AsyncProducer
 from delayd.client.sending.receipt import BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 

@@ -5,15 +5,29 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from delayd.client.limits import pack_headers
-from delayd.client.sending.arguments import HORIZON, Arguments
+from delayd.client.sending.options import Sends, Single, columns_of
 from delayd.headers import decode_headers
 from delayd.hours import INSTANT_MS_MIN
 from delayd.tracing import traceparent, traceparent_of
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Noted(Sends[Single]):
+    """A producer that returns the row that it would queue."""
+
+    def _begin(self, meta: str) -> None:
+        pass
+
+    def _queue(self, row: Single) -> Single:
+        return row
+
+    def _queue_spread(self, row: Single, window_ms: int) -> Single:
+        raise NotImplementedError
 
 
 def in_trace(work: Callable[[], None], trace: str = TRACE) -> None:
@@ -27,10 +41,10 @@ def in_trace(work: Callable[[], None], trace: str = TRACE) -> None:
 
 
 def test_a_single_send_gets_the_trace_and_keeps_its_own_headers() -> None:
-    arguments = Arguments(HORIZON)
+    producer = Noted()
 
     def headers(own: dict[str, str | bytes] | None) -> dict[str, str | bytes]:
-        return decode_headers(arguments.single("orders", b"", None, None, INSTANT_MS_MIN, own)[4])
+        return decode_headers(producer.send_nowait("orders", b"", deliver_at_ms=INSTANT_MS_MIN, headers=own)[4])
 
     def send() -> None:
         assert headers(None) == {"traceparent": TRACE}
@@ -43,16 +57,16 @@ def test_a_single_send_gets_the_trace_and_keeps_its_own_headers() -> None:
 
 
 def test_each_row_of_a_batch_gets_the_trace() -> None:
-    arguments = Arguments(HORIZON)
+    wishes = np.array([INSTANT_MS_MIN] * 2), False
 
     def send() -> None:
         for own in (None, {"a": "b"}, [None, {"a": "b"}]):
-            columns = arguments.columns("orders", [b"", b""], [INSTANT_MS_MIN] * 2, None, None, own)
+            columns = columns_of(b"orders", [b"", b""], own, wishes)
             assert columns.headers is not None
             assert all(decode_headers(packed)["traceparent"] == TRACE for packed in columns.headers)
 
     in_trace(send)
-    assert arguments.columns("orders", [b""], [INSTANT_MS_MIN], None, None, None).headers is None
+    assert columns_of(b"orders", [b"", b""], None, wishes).headers is None
 
 
 @pytest.mark.parametrize("trace", [TRACE, f"{TRACE}-later", TRACE.replace("00-", "cc-", 1)])

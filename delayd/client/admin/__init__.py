@@ -6,6 +6,5 @@ A map.
     groups       consumer groups at realtime servers, and decisions about one of them
     letters      dead letters of a group, and what is to come to it again, at delay servers
     quotas       what subjects may have at delay servers
-    async_admin  AsyncAdmin: all of it, awaited
-    admin        Admin: its blocking form
+    admin        AsyncAdmin: all of it, awaited; and Admin, its blocking form
 """

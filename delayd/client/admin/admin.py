@@ -1,84 +1,311 @@
-"""Admin: the blocking form of AsyncAdmin, on a background thread.
+"""Admin: what operators ask of a running cluster, and decide about it, from the caller's own event loop or any thread.
 
-Invariant: each method is made from that of AsyncAdmin, so both have the same arguments, answers and errors. Any thread
-may call it, and after a fork the child gets connections of its own (rule I2).
+Invariant: a decision is durable before its call returns. What only an operator may decide needs the cluster's secret;
+what any producer may do, such as to end dead letters, needs none.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Sized
-from functools import wraps
-from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import TypeVar
 
-from delayd.client.admin.async_admin import AsyncAdmin, SecretFile
-from delayd.client.at_exit import THREAD_S, forget, remember
-from delayd.client.engine import OwnEngine
-from delayd.client.limits import need_meta
-from delayd.client.loop_thread import LoopThread
-from delayd.client.sending.arguments import TIMEOUT_MS
-from delayd.client.sending.pending import BlockingPages, Pages
+from delayd.client.admin import ask, groups, letters, quotas
+from delayd.client.admin.groups import GroupAt, Listing, Moved
+from delayd.client.admin.letters import DeadGroup, Letter
+from delayd.client.admin.quotas import QuotaAt
+from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
+from delayd.client.engine import AsyncClient, Client, OwnEngine, OwnLoopEngine
+from delayd.client.instants import instant_ms
+from delayd.client.limits import check_subject, need_meta
+from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
+from delayd.client.sending.pending import Pages, blocking_pages
+from delayd.client.sending.producer import ProducerCore
+from delayd.client.sending.walker import Progress, Walked
+from delayd.errors import BadArgument, BadSetting
+from delayd.secret import SECRET_FILE, Secret, read_secret
+from delayd.wire.finding import Content
+from delayd.wire.positions import AtInstant, AtSequence, End, Position
+from delayd.wire.quotas import LIMITS
 
-P = ParamSpec("P")
 R = TypeVar("R")
-Page = TypeVar("Page", bound=Sized)
+
+SecretFile = str | os.PathLike[str] | Secret
 
 
-def blocking(
-    method: Callable[Concatenate[AsyncAdmin, P], Coroutine[object, object, R]],
-) -> Callable[Concatenate[Admin, P], R]:
-    """The blocking form of a method of AsyncAdmin."""
-
-    @wraps(method)
-    def called(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        engine = self._own.standing()
-        return engine.thread.call(method(engine.admin, *args, **kwargs), ends_with_caller=True)
-
-    return called
-
-
-def blocking_pages(
-    method: Callable[Concatenate[AsyncAdmin, P], Coroutine[object, object, Pages[Page]]],
-) -> Callable[Concatenate[Admin, P], BlockingPages[Page]]:
-    """The blocking form of a method that gives pages: these are for a plain ``for``."""
-
-    @wraps(method)
-    def called(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> BlockingPages[Page]:
-        engine = self._own.standing()
-        return BlockingPages(engine.thread.call(method(engine.admin, *args, **kwargs)), engine.thread)
-
-    return called
-
-
-class Admin:
-    """Asks a running cluster about groups, dead letters and quotas, and decides about them. Use it with ``with``.
-
-    Example::
-
-        with delayd.Admin("127.0.0.1:7400") as admin:
-            for group in admin.groups("orders.cancel"):
-                print(group.group, group.waiting, "waiting", group.info.outstanding, "with consumers")
-            for page in admin.dead_letters("orders.cancel", "billing"):
-                for letter in page:
-                    print(letter.dead_at, letter.reason, letter.error, letter.body)
-
-    The arguments are those of `AsyncAdmin`.
-    """
+class Operates(Client["AdminCore"]):
+    """What both forms of an admin take, and how they ask."""
 
     def __init__(
         self, address: str | None = None, *, secret: SecretFile | None = None, timeout_ms: float = TIMEOUT_MS
     ) -> None:
         meta = need_meta(address)
-        self._own = OwnEngine("admin", lambda: _Engine(meta, secret, timeout_ms))
+        self._secret = secret
+        self._limit_s = timeout_ms / 1000
+        self._begin(meta, ProducerSettings(LINGER_MS, QUEUE_BYTES_MAX, timeout_ms))
 
-    def __enter__(self) -> Self:
-        return self
+    @abstractmethod
+    def _begin(self, meta: str, settings: ProducerSettings) -> None:
+        """Have an engine that reaches this meta."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    @property
+    def _meta(self) -> str:
+        return self._core.address
+
+    async def _walk(self, walk: Coroutine[object, object, R]) -> R:
+        return await self._run(walk, ends_with_caller=True)
+
+    async def _ask(self, question: Coroutine[object, object, R]) -> R:
+        async def in_time() -> R:
+            with ask.in_time(self._limit_s):
+                return await question
+
+        return await self._walk(in_time())
+
+    async def _at_each(
+        self, subject: str, group: str, decide: Callable[[GroupAt], Coroutine[object, object, None]]
+    ) -> Listing[GroupAt]:
+        """Decide about a group at each server that has it, one after the other."""
+
+        async def at_each() -> Listing[GroupAt]:
+            places = await groups.find_group(self._meta, subject, group)
+            for place in places:
+                await decide(place)
+            return places
+
+        return await self._ask(at_each())
+
+    async def _listed(self, subject: str | None) -> Listing[GroupAt]:
+        if subject is not None:
+            check_subject(subject)
+        return await self._ask(groups.list_groups(self._meta, subject))
+
+    async def _place(self, subject: str, group: str) -> GroupAt:
+        check_subject(subject)
+        return groups.one_place(await self._ask(groups.find_group(self._meta, subject, group)))
+
+    def _need_secret(self) -> Secret:
+        secret = self._secret
+        if secret is None:
+            raise BadSetting(f"only an operator may do this: give secret= the path of the cluster's {SECRET_FILE}")
+        if not isinstance(secret, Secret):
+            secret = self._secret = read_secret(os.fspath(secret))
+        return secret
+
+
+class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
+    """Asks a running cluster about groups, dead letters and quotas, and decides about them. Use it with ``async with``.
+
+    Example::
+
+        async with delayd.AsyncAdmin("127.0.0.1:7400") as admin:
+            for group in await admin.groups("orders.cancel"):
+                print(group.group, group.waiting, "waiting", group.info.outstanding, "with consumers")
+            async for page in await admin.dead_letters("orders.cancel", "billing"):
+                for letter in page:
+                    print(letter.dead_at, letter.reason, letter.error, letter.body)
+
+    Args:
+        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
+            127.0.0.1:7400.
+        secret: the path of the cluster's secret, a file `cluster.secret` in the data directory of a server. Only what
+            an operator decides about groups and quotas needs it.
+        timeout_ms: how long a call may take. One that pages through dead letters or retries, or ends or moves them,
+            may take as long for each of its pieces.
+    """
+
+    def _begin(self, meta: str, settings: ProducerSettings) -> None:
+        self._own = OwnLoopEngine("admin", lambda: AdminCore(meta, settings))
+        self._own.standing()  # It belongs to the loop in which it is made.
+
+    async def groups(self, subject: str | None = None) -> Listing[GroupAt]:
+        """List the consumer groups of a subject, or of all, with their progress.
+
+        A group is listed once for each realtime server that has it. Check ``missing`` of the answer: it names the
+        servers that could not be asked.
+        """
+        return await self._listed(subject)
+
+    async def pause(self, subject: str, group: str) -> None:
+        """Give the consumers of a group no more messages, until `resume`; needs the secret.
+
+        Consumers may finish and acknowledge what they have. Restarts change nothing.
+        """
+        await self._pause(subject, group, paused=True)
+
+    async def resume(self, subject: str, group: str) -> None:
+        """Give the consumers of a paused group messages again; needs the secret."""
+        await self._pause(subject, group, paused=False)
+
+    async def rewind(self, subject: str, group: str, to: str | datetime | int, *, dry_run: bool = True) -> Moved:
+        """Let a group go on at an earlier or a later message; needs the secret.
+
+        Args:
+            subject: the one that the group consumes.
+            group: its name.
+            to: ``"earliest"``, ``"latest"``, an instant (the first message that was handed over then or later), or a
+                consume sequence, as ``info`` of `groups` has them.
+            dry_run: only tell what it would do. It is the default; say False to do it.
+
+        Returns what it does, or has done.
+        """
+        secret, position = self._need_secret(), _position(to)
+
+        async def move() -> Moved:
+            place = groups.one_place(await groups.find_group(self._meta, subject, group))
+            moved = await groups.move_group(place, secret, position, dry_run=True)
+            if dry_run:
+                return moved
+            # Where the words led when it was told, not where they lead by now.
+            return await groups.move_group(place, secret, AtSequence(moved.next), dry_run=False)
+
+        return await self._ask(move())
+
+    async def delete_group(self, subject: str, group: str, *, keep_pending: bool = False) -> int:
+        """Delete a group, and end its dead letters and what was to come to it again; needs the secret.
+
+        The group never gets what it has not acknowledged. A consumer that names it later makes a new group.
+
+        Args:
+            subject: the one that the group consumes.
+            group: its name.
+            keep_pending: leave dead letters and retries at the delay servers.
+
+        Returns how many dead letters and retries have ended.
+        """
+        secret = self._need_secret()
+        places = await self._at_each(subject, group, lambda place: groups.delete_group(place, secret))
+        ended = 0
+        for place in [] if keep_pending else places:
+            window = letters.retries_window(place, None, None)
+            ended += (await self._walk(self._core.walker.cancel(window, dry_run=False, progress=None))).done
+        return ended
+
+    async def dead_groups(self, subject: str | None = None) -> Listing[DeadGroup]:
+        """Count the dead letters of each group that has any. Check ``missing`` of the answer."""
+        listed = await self._listed(subject)
+        counted: list[DeadGroup] = []
+        for place in listed:
+            count = await self._walk(letters.count_letters(self._core.walker, place))
+            counted.append(DeadGroup(place.subject, place.group, count))
+        return Listing([each for each in counted if each.letters], listed.missing)
+
+    async def dead_letters(
+        self, subject: str, group: str, *, since: datetime | None = None, before: datetime | None = None
+    ) -> Pages[list[Letter]]:
+        """Read the dead letters of a group, a page at a time, from the running delay servers.
+
+        Args:
+            subject: the one that the group consumes.
+            group: its name.
+            since: only those that are dead since then, or later.
+            before: only those that were dead before then.
+        """
+        window = letters.letters_window(await self._place(subject, group), since, before)
+        return self._core.walker.pages(window, Content.WHOLE, letters.page_of_letters(dead=True))
+
+    async def retries(
+        self, subject: str, group: str, *, due_from: datetime | None = None, due_before: datetime | None = None
+    ) -> Pages[list[Letter]]:
+        """Read the messages that a group gave back and that wait to come to it again, a page at a time.
+
+        Args:
+            subject: the one that the group consumes.
+            group: its name.
+            due_from: when the first of them comes; None: the earliest.
+            due_before: they come before this; None: all later ones.
+        """
+        window = letters.retries_window(await self._place(subject, group), due_from, due_before)
+        return self._core.walker.pages(window, Content.WHOLE, letters.page_of_letters(dead=False))
+
+    async def redrive(
+        self,
+        subject: str,
+        group: str,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Walked:
+        """Send dead letters to their group again, as the first attempt, or only count them.
+
+        Args:
+            subject: the one that the group consumes.
+            group: its name.
+            since: only those that are dead since then, or later.
+            before: only those that were dead before then.
+            dry_run: only count. It is the default; say False to send them.
+            progress: called with the counts so far, after each piece.
+        """
+        window = letters.letters_window(await self._place(subject, group), since, before)
+        return await self._walk(letters.redrive(self._core.walker, window, dry_run=dry_run, progress=progress))
+
+    async def purge(
+        self,
+        subject: str,
+        group: str,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Walked:
+        """End dead letters for good, or only count them; the arguments are those of `redrive`."""
+        window = letters.letters_window(await self._place(subject, group), since, before)
+        return await self._walk(letters.purge(self._core.walker, window, dry_run=dry_run, progress=progress))
+
+    async def quotas(self, prefix: str = "") -> Listing[QuotaAt]:
+        """List the quotas of subjects that begin with ``prefix``, one for each delay server.
+
+        Check ``missing`` of the answer.
+        """
+        return await self._ask(quotas.list_quotas(self._meta, prefix))
+
+    async def set_quota(
+        self,
+        subject: str,
+        *,
+        per_second: int | None = None,
+        pending: int | None = None,
+        pending_bytes: int | None = None,
     ) -> None:
-        self.close()
+        """Set a subject's quota at all delay servers, in place of the one that it had; needs the secret.
+
+        A limit that you leave out is no limit, so a call without limits lifts the quota.
+
+        Args:
+            subject: the one that it is for.
+            per_second: messages that may be due in one second.
+            pending: messages that may be pending.
+            pending_bytes: bytes that bodies and headers of them may have.
+
+        Raises:
+            BadSetting: the quota is not set at all servers; the message names where, and why.
+        """
+        check_subject(subject)
+        secret = self._need_secret()
+        limits = dict(zip(LIMITS, (per_second, pending, pending_bytes), strict=True))
+        done = await self._ask(quotas.set_quota(self._meta, subject, limits, secret))
+        if done.missing:
+            raise BadSetting("; ".join(done.missing))
+
+    async def close(self) -> None:
+        """Disconnect. A second call does nothing."""
+        engine = self._own.close()
+        if engine is not None:
+            await engine.close()
+
+    async def _pause(self, subject: str, group: str, *, paused: bool) -> None:
+        secret = self._need_secret()
+        await self._at_each(subject, group, lambda place: groups.pause_group(place, secret, paused=paused))
+
+
+@form_of(AsyncAdmin)
+class Admin(Operates, BlockingClient["AdminCore"]):
+    """Asks a running cluster about groups, dead letters and quotas, and decides about them. Use it with ``with``."""
 
     groups = blocking(AsyncAdmin.groups)
     pause = blocking(AsyncAdmin.pause)
@@ -86,35 +313,33 @@ class Admin:
     rewind = blocking(AsyncAdmin.rewind)
     delete_group = blocking(AsyncAdmin.delete_group)
     dead_groups = blocking(AsyncAdmin.dead_groups)
-    dead_letters = blocking_pages(AsyncAdmin.dead_letters)
-    retries = blocking_pages(AsyncAdmin.retries)
+    dead_letters = blocking_pages(blocking(AsyncAdmin.dead_letters))
+    retries = blocking_pages(blocking(AsyncAdmin.retries))
     redrive = blocking(AsyncAdmin.redrive)
     purge = blocking(AsyncAdmin.purge)
     quotas = blocking(AsyncAdmin.quotas)
     set_quota = blocking(AsyncAdmin.set_quota)
+    close = blocking(AsyncAdmin.close)
+    _pause = AsyncAdmin._pause
 
-    def close(self) -> None:
-        """Disconnect. A second call does nothing."""
-        engine = self._own.close()
-        if engine is not None:
-            engine.close()
+    def _begin(self, meta: str, settings: ProducerSettings) -> None:
+        self._own = OwnEngine("admin", lambda: OnThread("delayd-admin", lambda _: AdminCore(meta, settings)))
 
 
-class _Engine:
-    """An AsyncAdmin on a thread of its own."""
+class AdminCore(ProducerCore):
+    """The connections to delay servers, in one loop."""
 
-    def __init__(self, address: str, secret: SecretFile | None, timeout_ms: float) -> None:
-        self.pid = os.getpid()
-        self.thread = LoopThread("delayd-admin")
-        self.admin = self.thread.run(lambda: AsyncAdmin(address, secret=secret, timeout_ms=timeout_ms))
-        remember(self)
+    def __init__(self, address: str, settings: ProducerSettings) -> None:
+        super().__init__("an AsyncAdmin", address, settings)
+        self.address = address
 
-    def end(self, until: float) -> None:
-        """End the thread because the program ends; see at_exit."""
-        self.thread.end(THREAD_S)
 
-    def close(self) -> None:
-        """Disconnect and end the thread."""
-        forget(self)
-        self.thread.call(self.admin.close())
-        self.thread.close()
+def _position(to: str | datetime | int) -> Position:
+    if isinstance(to, datetime):
+        return AtInstant(instant_ms(to, "to"))
+    if isinstance(to, int) and not isinstance(to, bool) and to >= 0:
+        return AtSequence(to)
+    for end in End:
+        if to == end.value:
+            return end
+    raise BadArgument(f'to is {to!r:.80}, and must be "earliest", "latest", an aware datetime, or a sequence')

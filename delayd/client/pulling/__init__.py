@@ -3,10 +3,9 @@
 A map, in the order in which a message passes.
 
     words, lives        what a consumer says of messages, and what these were before they came again
-    consumer            Consumer: blocking, on a background thread
-    async_consumer      AsyncConsumer: on the caller's own loop
-    consumer_core       what both forms share
-    subjects, settings  what is consumed, and how
+    subjects, options   what is consumed, and how
+    consumer            AsyncConsumer, Consumer, and the messages that they give out
+    consumer_core       what both have on a loop
     source, many_source   one subject at its server, and many subjects at several
     pull_lane           the one PULL that is under way at a server
     presence, incarnations   a consumer that its server must not miss, and what it was on earlier connections

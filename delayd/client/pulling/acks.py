@@ -265,7 +265,8 @@ class AckLane:
 
     def give(self, handles: Handles) -> None:
         """Say this soon; a failure is added to the failures."""
-        self._say(_Said(handles, None))
+        self._next.said.append(_Said(handles, None))
+        self._next.until_s = self._loop.time() + self._timeout_s
         if self._sending is None and self._lingering is None:
             self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
 
@@ -288,7 +289,8 @@ class AckLane:
         # A word waits for the round before it, and its time counts from when it was said.
         over = self._loop.call_at(until_s, self._give_up, durable)
         durable.add_done_callback(lambda _: over.cancel())
-        self._say(_Said(handles, durable))
+        self._next.said.append(_Said(handles, durable))
+        self._next.until_s = self._loop.time() + self._timeout_s
         self._waits = True
         self._start()
 
@@ -296,10 +298,6 @@ class AckLane:
         """Wait until everything that was given is durable or failed."""
         while not self.is_idle:
             await asyncio.wait([self._start()])
-
-    def _say(self, said: _Said) -> None:
-        self._next.said.append(said)
-        self._next.until_s = self._loop.time() + self._timeout_s
 
     def _start(self) -> asyncio.Task[None]:
         if self._lingering is not None:

@@ -1,54 +1,41 @@
-"""Consumer: the blocking form of AsyncConsumer, on a background thread.
+"""Consumers: take messages for a group, from the caller's own event loop or from any thread.
 
-Invariant: every method may be called from any thread, and after a fork from the child too, which gets a consumer of its
-own (rule I2).
+Invariants: a message that was handed out is the caller's until its lease ends, and `ack()` returns only when the
+acknowledgement is durable. A Consumer may be used from any thread, and after a fork from the child too, which gets a
+consumer of its own (rule I2).
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from asyncio import _get_running_loop
+from collections.abc import Iterable
 from datetime import timedelta
-from types import TracebackType
-from typing import Protocol, Self, overload
+from functools import partial
+from typing import Self
 
-from delayd.client.at_exit import THREAD_S, forget, remember
-from delayd.client.engine import OwnEngine
+from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
+from delayd.client.engine import AsyncClient, OwnEngine, OwnLoopEngine
 from delayd.client.instants import monotonic_s
-from delayd.client.limits import need_bool, need_meta, need_timedelta
-from delayd.client.loop_thread import Inbox, LoopThread, Work
+from delayd.client.limits import need_bool, need_listed, need_timedelta
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.lives import word_back, words_back
-from delayd.client.pulling.message import MessageColumns, MessageView, Pulled, place_in
-from delayd.client.pulling.settings import (
-    BACKOFF,
-    LEASE,
-    ConsumerSettings,
-    Start,
-    exclusive_of,
-    start_of,
-    wanted_tags,
-)
-from delayd.client.pulling.subjects import Subjects
-from delayd.client.pulling.words import ACK, Backoff, Word, extended, rejected
-from delayd.client.sending.arguments import TIMEOUT_MS
-from delayd.errors import AlreadyClosed, DelaydError
-
-log = logging.getLogger(__name__)
+from delayd.client.pulling.message import MessageColumns, Messages, MessageView, Pulled, Settling
+from delayd.client.pulling.options import Consumes
+from delayd.client.pulling.words import ACK, Word, extended, rejected
+from delayd.errors import AlreadyClosed, BadArgument
 
 
-class Consumer:
-    """Takes due messages for a group. Several threads may share one; use it with ``with`` and ``for``.
+class AsyncConsumer(Consumes, AsyncClient[ConsumerCore["AsyncMessageBatch"]]):
+    """Takes due messages for a group. Make and use it in one running event loop, with ``async with`` and ``async for``.
 
     Example::
 
-        with delayd.Consumer("127.0.0.1:7400", "orders.cancel", group="billing") as consumer:
-            for message in consumer:
+        async with delayd.AsyncConsumer("127.0.0.1:7400", "orders.cancel", group="billing") as consumer:
+            async for message in consumer:
                 print(message.body, message.headers, f"{message.late_ms} ms late")
-                message.ack()
+                await message.ack()
 
     Any number of consumers share a group: each message goes to one of them, until its lease ends. Each group of a
     subject gets every message of the subject.
@@ -71,7 +58,8 @@ class Consumer:
         max_attempts: how often handlers may get a message; a further `nack` makes it a dead letter, and so does a
             lease that ends. Without it there is no limit.
         backoff: how long messages wait that are given back with no delay named; see `Backoff`.
-        auto_extend: keep the lease of a message alive while its handler works, for so long in all.
+        auto_extend: keep the lease of a message alive while its handler works, for so long in all. A handler that
+            blocks its event loop extends nothing.
         start: where the group begins if this consumer makes it: ``"earliest"`` (the first message that is kept),
             ``"latest"`` (only what comes from now on), or the first message that was handed over at an instant.
         ephemeral: the group ends when no consumer of it was connected for 30 s; ``start`` is then "latest" if nobody
@@ -93,94 +81,39 @@ class Consumer:
             None: as long as ``timeout_ms``.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        subject: str | Sequence[str] = "",
-        group: str = "",
-        *,
-        lease: timedelta = LEASE,
-        prefetch: bool = True,
-        max_messages: int | None = None,
-        timeout_ms: float = TIMEOUT_MS,
-        max_attempts: int | None = None,
-        backoff: Backoff = BACKOFF,
-        auto_extend: timedelta | None = None,
-        start: Start | None = None,
-        ephemeral: bool = False,
-        broadcast: bool = False,
-        tags_any: Sequence[str] = (),
-        tags_all: Sequence[str] = (),
-        ordered: bool = False,
-        exclusive: bool | timedelta = False,
-        max_in_flight: int | None = None,
-        group_max_in_flight: int | None = None,
-        connect_timeout: timedelta | None = None,
-    ) -> None:
-        meta = need_meta(address, others="subject= and group=")
-        what = Subjects(subject)
-        alone = need_bool("ephemeral", ephemeral) or need_bool("broadcast", broadcast)
-        tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
-        window = exclusive_of(exclusive)
-        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, window)
-        bounds = (max_in_flight, group_max_in_flight, connect_timeout)
-        prefetch = need_bool("prefetch", prefetch) and window is None
-        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
-        own = group if broadcast else ""
-        self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds, own).of_this_process()
-        self._own = OwnEngine(
-            "consumer", lambda: _Engine(meta, self._here(), lambda pulled: MessageBatch(pulled, self))
-        )
-        self._standing_engine = self._own.standing
+    def _begin(self, meta: str) -> None:
+        make = partial(AsyncMessageBatch, consumer=self)
+        self._own = OwnLoopEngine("consumer", lambda: ConsumerCore(meta, self._here(), make))
+        self._own.standing()  # The consumer belongs to the loop in which it is made.
 
-    def __enter__(self) -> Self:
+    def __aiter__(self) -> Self:
+        self._core.check()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except DelaydError as failed:
-            if error is None:
-                raise
-            # What ended the block says more than what was not acknowledged because of it.
-            error.add_note(f"the consumer's close failed, too: {failed.message}")
-
-    def __iter__(self) -> Self:
-        self._standing_engine()
-        return self
-
-    def __next__(self) -> Message:
+    async def __anext__(self) -> AsyncMessage:
         """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
         close.
         """
-        engine = self._own.engine
-        # Written out for speed: a call less for each message.
-        if engine is None or engine.pid != os.getpid():
+        core = self._own.engine
+        # Written out for speed: a call less for each message. In a child of a fork no loop of the parent runs.
+        if core is None or core.loop is not _get_running_loop():
             try:
-                engine = self._standing_engine()
+                core = self._own.on_this_loop()
             except AlreadyClosed:
-                raise StopIteration from None
-        core = engine.core
-        given: list[tuple[MessageBatch, int]] = []
-        try:
-            while not core.take_next(given):
-                if not engine.wait_to_iterate():
-                    raise StopIteration
-            return Message(*given[0])
-        except BaseException:
-            # A Ctrl-C came on the way out.
-            core.put_back_next(given)
-            raise
+                raise StopAsyncIteration from None
+        given: list[tuple[AsyncMessageBatch, int]] = []
+        while not core.take_next(given):
+            if not await core.more_to_iterate():
+                raise StopAsyncIteration
+        return AsyncMessage(*given[0])
 
-    def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
+    async def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> AsyncMessageBatch:
         """Get the next messages, as columns: at least one, or an empty batch when none came within ``wait``.
 
         The ``outage`` of an empty batch says why no server could be asked, or answered; it is None when they had no
         messages.
 
-        When a pull is interrupted, for example by Ctrl-C, its messages go to the next call, or back to the server.
+        When a pull is cancelled, or interrupted as by Ctrl-C, its messages go to the next call, or back to the server.
 
         Args:
             max_messages: the most messages to return. The returned messages belong to the caller until the lease ends.
@@ -191,47 +124,62 @@ class Consumer:
         """
         most = self._settings.pulled(max_messages)
         until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
-        engine = self._standing_engine()
-        core = engine.core
+        core = self._core
         core.check()
         given: list[Pulled] = []
         try:
             while not core.take(most, given):
-                if not engine.thread.call(core.more(most, until), ends_with_caller=True):
-                    return MessageBatch(Pulled.nothing(self._settings.subject, core.outage), self)
-            return MessageBatch(given[0], self)
+                if not await self._run(core.more(most, until), ends_with_caller=True):
+                    return core.make(Pulled.nothing(self._settings.subject, core.outage))
+            return core.make(given[0])
         except BaseException:
             core.put_back(given)
             raise
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Wait until all acknowledgements are durable. Raises the errors of those that failed since the last call."""
-        engine = self._standing_engine()
-        engine.thread.call(engine.core.flush())
+        await self._run(self._core.flush())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Flush, give back messages that were fetched ahead, and disconnect. A second call does nothing.
 
-        A message that the caller has got can be acknowledged after the close, too, on any thread.
+        A message that the caller has got can be acknowledged after the close, too.
         """
         engine = self._own.close()
         if engine is not None:
-            engine.close()
+            await engine.close()
 
-    def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
+    async def step_down(self) -> None:
+        """Give up the lead of an exclusive group, so that a consumer that stands by takes over at once. What this
+        consumer still holds comes to that one. The next pull stands by.
+        """
+        await self._core.disconnect()
+
+    def give_back(self, messages: Iterable[AsyncMessage]) -> None:
+        """Give ``messages`` back on which no work was done: they come again soon, and this counts as no attempt.
+
+        Nobody waits for that, except the close.
+        """
+        given = need_listed("messages", messages, "messages of this consumer")
+        if not all(isinstance(message, AsyncMessage) for message in given):
+            raise BadArgument("messages must be those that this consumer has given out")
+        self._core.give_back([message.handle for message in given])
+
+    async def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
         """Say ``word`` of the messages of ``handles``; with ``wait`` it is durable then. Messages call it."""
         need_bool("wait", wait)
         if not handles:
             return
         try:
-            engine = self._standing_engine()
+            core = self._core
             if wait:
-                engine.thread.call(engine.settle(handles, word))
+                await self._run(core.settled(handles, word))
             else:
-                engine.settle_soon(handles, word)
+                core.check()
+                core.settle_soon(handles, word)
         except AlreadyClosed:
             # To acknowledge twice is to acknowledge once, so it does not matter what had left before the close.
-            self._settle_late(handles, word)
+            await self._settle_late(handles, word)
 
     def word_back(self, attempt: int, delay: timedelta | None, error: str) -> Word:
         """What a message becomes that is given back after its ``attempt``, with that ``delay`` and ``error``."""
@@ -243,52 +191,33 @@ class Consumer:
         """
         return words_back(self._settings, columns, delay, error)
 
-    def _here(self) -> ConsumerSettings:
-        self._settings = self._settings.of_this_process()
-        return self._settings
-
-    def _settle_late(self, handles: Handles, word: Word) -> None:
+    async def _settle_late(self, handles: Handles, word: Word) -> None:
         """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
         failed.
         """
         engine = self._own.make()
         try:
-            engine.thread.call(engine.settle(handles, word))
+            await engine.run(engine.core.settled(handles, word))
         finally:
-            engine.close()
+            await engine.close()
 
 
-class MessageBatch(MessageColumns):
+class AsyncMessageBatch(Messages["AsyncMessage"]):
     """The messages of one pull, as columns. Iterate over it to get single messages.
 
     ``batch[0]`` is the first message, and ``batch[:10]`` a batch of the first ten.
 
     Example::
 
-        batch = consumer.pull(max_messages=500)
+        batch = await consumer.pull(max_messages=500)
         print(len(batch), batch.bodies, batch.deliver_at_ms, batch.late_ms)
-        batch.ack()
+        await batch.ack()
     """
 
-    def __init__(self, pulled: Pulled, consumer: Consumer) -> None:
-        super().__init__(pulled)
-        self.consumer = consumer
+    def _one(self, row: int) -> AsyncMessage:
+        return AsyncMessage(self, row)
 
-    @overload
-    def __getitem__(self, row: int) -> Message: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> MessageBatch: ...
-
-    def __getitem__(self, row: int | slice) -> Message | MessageBatch:
-        if isinstance(row, slice):
-            return MessageBatch(self.pulled.pick(range(len(self))[row]), self.consumer)
-        return Message(self, place_in(len(self), row))
-
-    def __iter__(self) -> Iterator[Message]:
-        return (Message(self, row) for row in range(len(self)))
-
-    def ack(self, *, wait: bool = True) -> None:
+    async def ack(self, *, wait: bool = True) -> None:
         """Acknowledge all messages of the batch: the work on them is done, so their group does not get them again.
 
         Args:
@@ -299,9 +228,9 @@ class MessageBatch(MessageColumns):
             StaleHandle: the server no longer held some messages for this consumer; it offers them again.
             DelaydError: no server was reached within the timeout; the messages come again when their lease ends.
         """
-        self.consumer.settle(self.pulled.handles, wait)
+        await self.consumer.settle(self.pulled.handles, wait)
 
-    def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
+    async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
         """Give all messages of the batch back: they come again, as the next attempt.
 
         They come after ``delay``, or after the consumer's ``backoff``, through their delay server. With a delay of 0
@@ -314,9 +243,9 @@ class MessageBatch(MessageColumns):
             wait: as for `ack`, which also lists the errors.
         """
         for handles, word in self.consumer.words_back(self, delay, error):
-            self.consumer.settle(handles, wait, word)
+            await self.consumer.settle(handles, wait, word)
 
-    def extend(self, lease: timedelta) -> None:
+    async def extend(self, lease: timedelta) -> None:
         """Hold all messages of the batch for ``lease`` from now on.
 
         Args:
@@ -326,9 +255,9 @@ class MessageBatch(MessageColumns):
             StaleHandle: the server no longer held some messages for this consumer; the others are extended.
             DelaydError: no server was reached within the timeout.
         """
-        self.consumer.settle(self.pulled.handles, True, extended(lease))
+        await self.consumer.settle(self.pulled.handles, True, extended(lease))
 
-    def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
+    async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
         """Keep all messages of the batch as dead letters of their group: they do not come again by themselves.
 
         ``delayd dead`` lists them, and sends them to the group again.
@@ -338,29 +267,70 @@ class MessageBatch(MessageColumns):
             error: what went wrong last, as for `nack`.
             wait: as for `ack`, which also lists the errors.
         """
-        self.consumer.settle(self.pulled.handles, wait, rejected(reason, error))
+        await self.consumer.settle(self.pulled.handles, wait, rejected(reason, error))
 
 
-class Settling(Protocol):
-    """Whoever says the words of a message, and blocks meanwhile: a consumer, or a worker for its functions."""
-
-    def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> None:
-        """See Consumer."""
-
-    def word_back(self, attempt: int, delay: timedelta | None, error: str) -> Word:
-        """See Consumer."""
-
-
-class Message(MessageView):
+class AsyncMessage(MessageView):
     """One message, as a consumer gets it.
 
     Example::
 
-        for message in consumer:
+        async for message in consumer:
             order = message.json()
             print(order, message.headers, "was due at", message.deliver_at, "attempt", message.attempt)
-            message.ack()
+            await message.ack()
     """
+
+    __slots__ = ("_consumer",)
+
+    def __init__(self, batch: AsyncMessageBatch, row: int) -> None:
+        super().__init__(batch, row)
+        self._consumer: Settling = batch.consumer
+
+    async def ack(self, *, wait: bool = True) -> None:
+        """Acknowledge the message: the work on it is done, so its group does not get it again.
+
+        Args:
+            wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
+        """
+        await self._consumer.settle([self.handle], wait)
+        self.is_settled = True
+
+    async def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
+        """Give the message back: it comes again, as the next attempt, or becomes a dead letter when its attempts are
+        over. ``delay``, ``error`` and ``wait`` are those of `AsyncMessageBatch.nack`.
+        """
+        await self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
+        self.is_settled = True
+
+    async def extend(self, lease: timedelta) -> None:
+        """Hold the message for ``lease`` from now on; see `AsyncMessageBatch.extend`."""
+        await self._consumer.settle([self.handle], True, extended(lease))
+
+    async def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
+        """Keep the message as a dead letter of its group. ``reason``, ``error`` and ``wait`` are those of
+        `AsyncMessageBatch.reject`.
+        """
+        await self._consumer.settle([self.handle], wait, rejected(reason, error))
+        self.is_settled = True
+
+
+@form_of(AsyncMessageBatch)
+class MessageBatch(Messages["Message"]):
+    """The messages of one pull, as columns. Iterate over it to get single messages."""
+
+    def _one(self, row: int) -> Message:
+        return Message(self, row)
+
+    ack = blocking(AsyncMessageBatch.ack)
+    nack = blocking(AsyncMessageBatch.nack)
+    extend = blocking(AsyncMessageBatch.extend)
+    reject = blocking(AsyncMessageBatch.reject)
+
+
+@form_of(AsyncMessage)
+class Message(MessageView):
+    """One message, as a consumer gets it."""
 
     __slots__ = ("_consumer",)
 
@@ -376,80 +346,57 @@ class Message(MessageView):
         made._consumer = consumer
         return made
 
-    def ack(self, *, wait: bool = True) -> None:
-        """Acknowledge the message: the work on it is done, so its group does not get it again.
+    ack = blocking(AsyncMessage.ack)
+    nack = blocking(AsyncMessage.nack)
+    extend = blocking(AsyncMessage.extend)
+    reject = blocking(AsyncMessage.reject)
 
-        Args:
-            wait: as for `MessageBatch.ack`, which also lists the errors.
+
+@form_of(AsyncConsumer)
+class Consumer(Consumes, BlockingClient[ConsumerCore["MessageBatch"]]):
+    """Takes due messages for a group. Several threads may share one; use it with ``with`` and ``for``."""
+
+    def _begin(self, meta: str) -> None:
+        make = partial(MessageBatch, consumer=self)
+
+        def made() -> OnThread[ConsumerCore[MessageBatch]]:
+            return OnThread("delayd-consumer", lambda thread: ConsumerCore(meta, self._here(), make, thread))
+
+        self._own = OwnEngine("consumer", made)
+
+    def __iter__(self) -> Self:
+        self._core.check()
+        return self
+
+    def __next__(self) -> Message:
+        """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
+        close.
         """
-        self._consumer.settle([self.handle], wait)
-        self.is_settled = True
-
-    def nack(self, delay: timedelta | None = None, *, error: str = "", wait: bool = True) -> None:
-        """Give the message back: it comes again, as the next attempt, or becomes a dead letter when its attempts are
-        over. ``delay``, ``error`` and ``wait`` are those of `MessageBatch.nack`.
-        """
-        self._consumer.settle([self.handle], wait, self._consumer.word_back(self.attempt, delay, error))
-        self.is_settled = True
-
-    def extend(self, lease: timedelta) -> None:
-        """Hold the message for ``lease`` from now on; see `MessageBatch.extend`."""
-        self._consumer.settle([self.handle], True, extended(lease))
-
-    def reject(self, reason: str, *, error: str = "", wait: bool = True) -> None:
-        """Keep the message as a dead letter of its group. ``reason``, ``error`` and ``wait`` are those of
-        `MessageBatch.reject`.
-        """
-        self._consumer.settle([self.handle], wait, rejected(reason, error))
-        self.is_settled = True
-
-
-class _Engine:
-    """A core on a thread of its own."""
-
-    def __init__(self, address: str, settings: ConsumerSettings, make: Callable[[Pulled], MessageBatch]) -> None:
-        self.thread = LoopThread("delayd-consumer")
-        self.core = self.thread.run(lambda: ConsumerCore(address, settings, make, self._post))
-        self.pid = self.core.pid
-        self._inbox = Inbox(self.thread, self._settle)
-        remember(self)
-
-    async def settle(self, handles: Handles, word: Word) -> None:
-        """On the loop: say something of messages, durably."""
-        await self.core.settle_and_wait(handles, word)
-
-    def settle_soon(self, handles: Handles, word: Word) -> None:
-        """From any thread: say something of messages soon."""
-        self.core.check()
-        self._inbox.put((handles, word))
-
-    def wait_to_iterate(self) -> bool:
-        """From any thread: wait until something may be in stock; False after the close."""
+        seat = self._own.engine
+        # Written out for speed: a call less for each message.
+        if seat is None or seat.pid != os.getpid():
+            try:
+                seat = self._own.standing()
+            except AlreadyClosed:
+                raise StopIteration from None
+        core = seat.core
+        given: list[tuple[MessageBatch, int]] = []
         try:
-            return self.thread.call(self.core.more_to_iterate(), ends_with_caller=True)
+            while not core.take_next(given):
+                if not seat.thread.call(core.more_to_iterate(), ends_with_caller=True):
+                    raise StopIteration
+            return Message(*given[0])
         except AlreadyClosed:
-            return False
+            raise StopIteration from None
+        except BaseException:
+            # A Ctrl-C came on the way out.
+            core.put_back_next(given)
+            raise
 
-    def end(self, until: float) -> None:
-        """Close because the program ends; see at_exit."""
-        closing = self.core.close(self.core.leave())
-        if not self.thread.call_within(closing, max(until - monotonic_s(), 0)):
-            log.warning("ended_before_flushed subject=%s", self.core.subject)
-        self.thread.end(THREAD_S)
-
-    def close(self) -> None:
-        """Flush, give back, disconnect and end the thread."""
-        forget(self)
-        left = self.core.leave()
-        try:
-            self.thread.call(self.core.close(left))
-        finally:
-            self.thread.close()
-
-    def _post(self, work: Work) -> None:
-        # When the thread has ended nothing needs to be fetched any more.
-        with suppress(AlreadyClosed):
-            self.thread.post(work)
-
-    def _settle(self, handles: Handles, word: Word) -> None:
-        self.core.settle(handles, word)
+    pull = blocking(AsyncConsumer.pull, MessageBatch)
+    flush = blocking(AsyncConsumer.flush)
+    close = blocking(AsyncConsumer.close)
+    settle = AsyncConsumer.settle
+    word_back = AsyncConsumer.word_back
+    words_back = AsyncConsumer.words_back
+    _settle_late = AsyncConsumer._settle_late

@@ -11,27 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Generic
 
+from delayd.client.blocking import Inbox, LoopThread, Work
+from delayd.client.engine import OnLoop
 from delayd.client.instants import monotonic_s
-from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView
-from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import Failures, Handles
 from delayd.client.pulling.in_flight import InFlight
 from delayd.client.pulling.lease_keeper import LeaseKeeper
 from delayd.client.pulling.lives import divide
 from delayd.client.pulling.many_source import ManySource
 from delayd.client.pulling.message import MessageColumns, Pulled, handle_at
+from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.pace import Pace
-from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, OneSource, Source
 from delayd.client.pulling.stock import Batch, Stock
-from delayd.client.pulling.words import Kind, Word, extended
+from delayd.client.pulling.words import ACK, Kind, Word, extended
 from delayd.client.retry import Backoff
 from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable, SlowDown
 
@@ -54,22 +55,32 @@ _SECOND = timedelta(seconds=1)
 log = logging.getLogger(__name__)
 
 
-class ConsumerCore(Generic[Batch]):
-    """Made inside the running loop and used on its thread; only `check`, `take_next`, `take` and `put_back` may be
-    called elsewhere.
+class ConsumerCore(OnLoop, Generic[Batch]):
+    """Made inside the running loop and used on its thread; only `check`, `take_next`, `take`, `put_back`, `settle_soon`
+    and `leave` may be called elsewhere.
 
-    ``make`` turns pulled messages into the consumer's batch; ``post`` runs work on the loop, from any thread.
+    ``make`` turns pulled messages into the consumer's batch; ``thread`` runs the loop, where callers are on others.
     """
 
     def __init__(
-        self, address: str, settings: ConsumerSettings, make: Callable[[Pulled], Batch], post: Callable[[Work], object]
+        self,
+        address: str,
+        settings: ConsumerSettings,
+        make: Callable[[Pulled], Batch],
+        thread: LoopThread | None = None,
     ) -> None:
-        self.pid = os.getpid()
+        super().__init__(WHAT)
         self.closed = False
+        self.make = make
         self.subject = settings.subject
         self._settings = settings
-        self._post = post
-        self._loop = self.loop = own_loop(WHAT)  # See Watched of delayd.client.home_clock.
+        self._loop = self.loop
+        self._thread = thread
+        self.settle_soon: Callable[[Handles, Word], None] = self.settle  # From any thread.
+        if thread is not None:
+            said = Inbox[Handles, Word](thread, self._take_said)
+            self.settle_soon = lambda handles, word: said.put((handles, word))
+        self._left: Handles = []  # What `close` is to give back.
         self._meta = MetaView(address)
         self._watcher = self._meta.clock.watcher(self)
         self._lease_now = self._meta.clock.lease_s if self._watcher is None else self._watcher.lease_s
@@ -135,10 +146,6 @@ class ConsumerCore(Generic[Batch]):
     def has_next(self) -> bool:
         """See Watched."""
         return (self._iterates or bool(self._waiters)) and self._stock.count > 0
-
-    def check_loop(self) -> None:
-        """WrongLoop outside of the loop that this core was made in."""
-        check_loop(WHAT, self._loop)
 
     def take_next(self, given: list[tuple[Batch, int]]) -> bool:
         """Add the next message to ``given``; False when none is here. From any thread.
@@ -298,6 +305,21 @@ class ConsumerCore(Generic[Batch]):
             self._let_go(handles)
         self._source.settle(handles, word)
 
+    def _take_said(self, said: deque[tuple[Handles, Word]]) -> None:
+        """Say what callers on threads have said; acknowledgements of single messages in a row are one word."""
+        while said:
+            handles, word = said.popleft()
+            if word is ACK and len(handles) == 1:
+                # Of one subject only: a server may refuse a word because of its subject.
+                place = handles[0][-1]
+                while said and said[0][1] is ACK and len(said[0][0]) == 1 and said[0][0][0][-1] == place:
+                    handles += said.popleft()[0]
+            self.settle(handles, word)
+
+    async def settled(self, handles: Handles, word: Word) -> None:
+        """Say something of messages, durably."""
+        await self.settle_and_wait(handles, word)
+
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """Say something of messages, durably."""
         self.check()
@@ -354,13 +376,14 @@ class ConsumerCore(Generic[Batch]):
         """End the connections to realtime servers; the next request makes others."""
         await self._source.disconnect()
 
-    def leave(self) -> Handles:
-        """Hand out nothing more; return the handles that `close` is to give back. From any thread."""
+    def leave(self) -> None:
+        """See OnLoop: `close` gives back what is in stock."""
         self.closed = True
-        return self._stock.close()
+        self._left += self._stock.close()
 
-    async def close(self, left: Handles) -> None:
+    async def close(self) -> None:
         """Flush, give back messages that were not handed out, and disconnect; raises errors since the last call."""
+        self.leave()
         if self._watch is not None:
             self._watch.cancel()
         if self._keeper is not None:
@@ -371,7 +394,7 @@ class ConsumerCore(Generic[Batch]):
         try:
             await self._source.end()
             # An answer may have been put in stock while `leave` emptied it.
-            self.give_back([*left, *self._too_late, *(self._stock.give_back_older(math.inf) or ())])
+            self.give_back([*self._left, *self._too_late, *(self._stock.give_back_older(math.inf) or ())])
             await self._source.flush()
             if self._giving_back:
                 await asyncio.wait(self._giving_back)
@@ -381,6 +404,23 @@ class ConsumerCore(Generic[Batch]):
             if self._watcher is not None:
                 self._watcher.close()
         self._failures.raise_first()
+
+    async def flush_at_end(self) -> None:
+        """See OnLoop."""
+        await self.close()
+
+    def tell_at_end(self, *, flushed: bool) -> None:
+        """See OnLoop."""
+        if not flushed:
+            log.warning("ended_before_flushed subject=%s", self.subject)
+
+    def _post(self, work: Work) -> None:
+        if self._thread is None:
+            work()
+        else:
+            # When the thread has ended nothing needs to be fetched any more.
+            with suppress(AlreadyClosed):
+                self._thread.post(work)
 
     def _size(self, most: int | None) -> int:
         most = self._pace.batch(self._settings.most) if most is None else most

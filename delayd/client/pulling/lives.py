@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart, comes_again, life_of
-from delayd.client.pulling.settings import ConsumerSettings
+from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.words import Word, later, rejected
 from delayd.errors import BadArgument
 from delayd.limits import ORDERED_WAIT_MS_MAX

@@ -18,9 +18,9 @@ from delayd.client.instants import monotonic_us
 from delayd.client.link import ServerLink, unreadable
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.pulling.acks import Handles, Way, merge
+from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
-from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.source import (
     ByLanes,
     Callbacks,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterator, Mapping
+from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from delayd import life
 from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.client.instants import utc
+from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.subjects import Subjects
+from delayd.client.pulling.words import ACK, Word
 from delayd.errors import BadArgument, BadBody, BadHeaders, DelaydError
 from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
@@ -318,6 +321,52 @@ class MessageColumns:
     def places(self) -> list[int]:
         """The place from which each came."""
         return [place for part in self.pulled.parts for place in [part.place] * len(part.rows)]
+
+
+View = TypeVar("View", bound="MessageView")
+
+
+class Settling(Protocol):
+    """Whoever says the words of a message: a consumer, or a worker for its functions."""
+
+    def settle(self, handles: Handles, wait: bool, word: Word = ACK) -> Coroutine[object, object, None]:
+        """See AsyncConsumer."""
+
+    def word_back(self, attempt: int, delay: timedelta | None, error: str) -> Word:
+        """See AsyncConsumer."""
+
+
+class SettlesBatches(Settling, Protocol):
+    """Whoever says the words of batches: a consumer."""
+
+    def words_back(self, columns: MessageColumns, delay: timedelta | None, error: str) -> list[tuple[Handles, Word]]:
+        """See AsyncConsumer."""
+
+
+class Messages(MessageColumns, ABC, Generic[View]):
+    """The messages of one pull, as one form of a consumer gives them out."""
+
+    def __init__(self, pulled: Pulled, consumer: SettlesBatches) -> None:
+        super().__init__(pulled)
+        self.consumer = consumer
+
+    @overload
+    def __getitem__(self, row: int) -> View: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Self: ...
+
+    def __getitem__(self, row: int | slice) -> View | Self:
+        if isinstance(row, slice):
+            return type(self)(self.pulled.pick(range(len(self))[row]), self.consumer)
+        return self._one(place_in(len(self), row))
+
+    def __iter__(self) -> Iterator[View]:
+        return map(self._one, range(len(self)))
+
+    @abstractmethod
+    def _one(self, row: int) -> View:
+        """A message."""
 
 
 class MessageView:

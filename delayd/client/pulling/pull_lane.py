@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from delayd.client.instants import monotonic_us
-from delayd.client.pulling.settings import ConsumerSettings
+from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.retry import Backoff, spread_ms
 from delayd.errors import DelaydError, RequestFailed, RequestTimedOut, RetryLater, ServerUnavailable
 from delayd.net.calls import OnAnswer

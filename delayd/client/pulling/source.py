@@ -34,9 +34,9 @@ from delayd.client.pulling.acks import (
 )
 from delayd.client.pulling.incarnations import Incarnations
 from delayd.client.pulling.message import Pulled, PulledPart
+from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.presence import Presence
 from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
-from delayd.client.pulling.settings import ConsumerSettings
 from delayd.client.pulling.words import NACK, Kind, Word
 from delayd.client.retry import spread_ms
 from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, RetryLater, ServerUnavailable, StaleHandle
@@ -445,7 +445,13 @@ class OneSource(Settler[_OneServer]):
         """See Source."""
         if self._incarnations is not None:
             self._extends(handles, word)
-        super().settle(handles, word)
+        known = self._lanes_of.get(handles[0][-1]) if len(handles) == 1 else None
+        if known is None:
+            super().settle(handles, word)
+        else:
+            # Written out for speed: most words are about one message.
+            lanes, names = known
+            lanes.give(word, names, [handles[0][:-1]])
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """See Source."""

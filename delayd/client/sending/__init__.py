@@ -2,11 +2,9 @@
 
 A map, in the order in which a message passes.
 
-    producer            Producer: blocking, on a background thread
-    async_producer      AsyncProducer: on the caller's own loop
-    arguments, due_columns, labels, expiries   check what the caller said, and turn wishes into due instants
-    producer_core       what both forms share
-    room, slots         how much may be queued and be under way
+    options             what a caller may say of a send: declared, checked, and as columns
+    producer            AsyncProducer, Producer, and what both have on a loop
+    slots               how much may be under way
     outbox              messages that were sent and have no outcome yet
     unheard             sends that have failed and of which nobody has heard
     unsent, gathering, packing   single sends that share a batch; the bytes of a batch

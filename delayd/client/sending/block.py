@@ -14,7 +14,7 @@ from delayd.batch import ColumnId, Int64s, ProducerPart
 from delayd.batch import Columns as PackedColumns
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
-from delayd.client.sending.arguments import Columns
+from delayd.client.sending.options import Columns
 from delayd.client.sending.packing import Items, pack_rows
 from delayd.client.sending.receipt import Accepted, BatchFailed, BatchReceipt, Failure, ReceiptPart
 from delayd.client.sending.unsent import NO_KEYED_ROWS, KeyedRows, Waiter

@@ -16,8 +16,7 @@ import numpy as np
 from delayd.batch import ColumnId, Columns, ProducerPart
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
-from delayd.client.sending.arguments import Single
-from delayd.client.sending.labels import NO_LABEL, Labels
+from delayd.client.sending.options import NO_LABEL, Labels, Single
 from delayd.client.sending.packing import Items, pack_rows
 from delayd.client.sending.receipt import Accepted, Receipt, receipts
 from delayd.client.sending.unheard import Unheard

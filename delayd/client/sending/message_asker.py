@@ -23,7 +23,7 @@ from delayd.client.retry import Backoff, spread_ms
 from delayd.client.sending.groups import Groups
 from delayd.client.sending.joined import Joined, Row
 from delayd.client.sending.key_owners import OWNER_LOST, KeyOwners
-from delayd.client.sending.labels import Key, check_key, check_keys
+from delayd.client.sending.options import Key, check_key, check_keys
 from delayd.client.sending.receipt import BatchReceipt, Receipt, ReceiptColumns, SendVerdict
 from delayd.errors import (
     BadArgument,

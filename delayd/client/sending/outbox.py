@@ -25,9 +25,9 @@ from functools import partial
 
 import numpy as np
 
-from delayd.client.sending.arguments import Columns, Single
 from delayd.client.sending.block import Block, Progress
 from delayd.client.sending.gathering import Gathering
+from delayd.client.sending.options import Columns, Single
 from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, split_rows
 from delayd.client.sending.receipt import Receipt
 from delayd.client.sending.sender import Parcel, Sender, Split
@@ -48,12 +48,10 @@ CLOSE_GATHERING_MS = 500.0  # A send may fail this much later than its own limit
 class Outbox:
     """Belongs to one loop; the caller has checked the rows and bounds their bytes."""
 
-    def __init__(
-        self, sender: Sender, linger_ms: float, timeout_ms: float, on_free: Callable[[int], None], unheard: Unheard
-    ) -> None:
+    def __init__(self, sender: Sender, linger_ms: float, timeout_ms: float, unheard: Unheard) -> None:
         self._sender = sender
         self._timeout_s = timeout_ms / 1000
-        self._on_free = on_free  # Called with how many bytes of single sends have ended.
+        self.on_free: Callable[[int], None] = _nobody_waits  # Called with how many bytes of single sends have ended.
         self._loop = asyncio.get_running_loop()
         self._plain = _Lane(sender, linger_ms / 1000, self._leave, unheard)
         self._keyed = _Lane(sender, linger_ms / 1000, self._leave, unheard)
@@ -122,14 +120,14 @@ class Outbox:
             await slots.take(parcel.deadline)
         except TimeoutError:
             parcel.rows.fail(self._sender.given_up(parcel))
-            self._on_free(parcel.rows.held_bytes)
+            self.on_free(parcel.rows.held_bytes)
             self._over(parcel)
             return
         self._carry(parcel, slots)
 
     def _ended(self, slots: Slots, parcel: Parcel, split: Split) -> None:
         slots.give()
-        self._on_free(parcel.rows.held_bytes)
+        self.on_free(parcel.rows.held_bytes)
         if split:
             # Split parcels need no slot, because refusals are rare.
             self._spawn(self._carry_split(parcel, split))
@@ -219,3 +217,7 @@ class _Lane:
         parcel = self._sender.parcel(self.gathering)
         self.gathering = Gathering(self._unheard)
         self._leave(parcel, self.slots)
+
+
+def _nobody_waits(_: int) -> None:
+    """Nothing was queued by single sends."""

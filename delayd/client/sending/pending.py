@@ -6,16 +6,17 @@ last one, and is not moved, is on one page.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import Generic, NamedTuple, Self, TypeVar
+from functools import cached_property, wraps
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.client.loop_thread import LoopThread
+from delayd.client.blocking import LoopThread, told
 from delayd.client.sending.message_asker import AskedRows, MessageAsker
 from delayd.client.sending.receipt import Receipt, ReceiptColumns
 from delayd.headers import Headers, decode_headers
@@ -27,6 +28,8 @@ from delayd.wire.finding import ROWS_MAX, Content, Piece, Place, Window
 WHOLE_ROWS_MIN = 64  # So many messages with their bodies are asked for at least.
 WHOLE_ROWS_FIRST = 4_096  # And so many first: a piece full of messages of 1 KB.
 
+A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T", bound=Sized)
 PageOf = Callable[[int, Piece], T]  # Makes a page of a server's log_id, and its piece of the walk.
 
@@ -219,6 +222,17 @@ class BlockingPages(Generic[T]):
     def unread(self) -> int:
         """Files or batches that can't be read, so far."""
         return self._pages.unread
+
+
+def blocking_pages(method: Callable[Concatenate[A, P], Pages[T]]) -> Callable[Concatenate[Any, P], BlockingPages[T]]:
+    """The blocking form of a method that gives pages: these are for a plain ``for``."""
+
+    @wraps(method)
+    def called(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> BlockingPages[T]:
+        pages = method(self, *args, **kwargs)
+        return BlockingPages(pages, self._own.standing().thread)
+
+    return told(called, method, f"Blocking{inspect.signature(method).return_annotation}")
 
 
 def page_of(log_id: int, piece: Piece, *, whole: bool) -> PendingPage:

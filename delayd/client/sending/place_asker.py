@@ -19,8 +19,8 @@ from delayd.client.limits import need_timedelta
 from delayd.client.link import unreadable
 from delayd.client.meta import MetaView
 from delayd.client.retry import Backoff, spread_ms
-from delayd.client.sending.arguments import Columns, Single
 from delayd.client.sending.groups import DelayGroup, Groups
+from delayd.client.sending.options import Columns, Single
 from delayd.errors import BadArgument, BadRequest, ConnectionLost, RequestTimedOut, RetryLater, ServerUnavailable
 from delayd.wire.frame import Head
 from delayd.wire.quotas import encode_instants, read_instants

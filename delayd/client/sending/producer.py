@@ -1,42 +1,39 @@
-"""Producer: the blocking form of AsyncProducer, on a background thread.
+"""Producers: send messages, and cancel and move them, from the caller's own event loop or from any thread.
 
-Invariant: every method may be called from any thread, and after a fork from the child too, which gets a producer of its
-own (rule I2).
+Invariants: an invalid argument raises an error before anything is queued. Each queued message ends with a receipt, or
+with an error that says whether the message may be kept. A Producer may be used from any thread, and after a fork from
+the child too, which gets a producer of its own (rule I2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+import logging
+import threading
+from asyncio import _get_running_loop
+from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Self
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.client.at_exit import THREAD_S, forget, remember
-from delayd.client.engine import OwnEngine
-from delayd.client.home_clock import clock_at
-from delayd.client.instants import monotonic_s
-from delayd.client.limits import Headers, need_bool, need_meta
-from delayd.client.loop_thread import Inbox, LoopThread
-from delayd.client.sending.arguments import (
-    HORIZON,
-    LINGER_MS,
-    QUEUE_BYTES_MAX,
-    TIMEOUT_MS,
-    Arguments,
-    ProducerSettings,
-    Single,
-)
-from delayd.client.sending.due_columns import Delays, DeliverAt, DeliverAtMs
-from delayd.client.sending.expiries import ExpireAt, Ttls
+from delayd.client.blocking import BlockingClient, Inbox, LoopThread, OnThread, blocking, form_of
+from delayd.client.engine import AsyncClient, OnLoop, OwnEngine, OwnLoopEngine, forget, remember
+from delayd.client.instants import Delays, DeliverAt, DeliverAtMs, wish, wish_column
+from delayd.client.limits import need_bool
+from delayd.client.meta import MetaView
+from delayd.client.sending.block import Progress as BatchProgress
 from delayd.client.sending.gathering import ROW_BYTES, row_bytes
-from delayd.client.sending.labels import REJECT, Key, OnConflict, Tags
-from delayd.client.sending.message_asker import MessageInfo, asked_of, asked_of_batch
-from delayd.client.sending.pending import BlockingPages, PendingPage
-from delayd.client.sending.place_asker import spread_of
-from delayd.client.sending.producer_core import ProducerCore, queue_full, tell_at_end
+from delayd.client.sending.lives import Follower
+from delayd.client.sending.message_asker import MessageAsker, MessageInfo, NewInstants, asked_of, asked_of_batch
+from delayd.client.sending.options import Columns, Key, ProducerSettings, Sends, SendsBatches, Single, named
+from delayd.client.sending.outbox import Outbox
+from delayd.client.sending.pending import Pages, PendingPage, blocking_pages
+from delayd.client.sending.place_asker import PlaceAsker
 from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptColumns
 from delayd.client.sending.rescheduled import (
     Rescheduled,
@@ -44,23 +41,30 @@ from delayd.client.sending.rescheduled import (
     rescheduled_batch_of,
     rescheduled_of,
 )
-from delayd.client.sending.room import Room
 from delayd.client.sending.send_future import SendFuture
-from delayd.client.sending.walker import Progress, Walked, bounds_of, check_walk, shift_ms_of, window_of
-from delayd.errors import SendHandle
+from delayd.client.sending.sender import Sender
+from delayd.client.sending.unheard import Unheard, is_unheard
+from delayd.client.sending.walker import Progress, Walked, Walker, bounds_of, check_walk, shift_ms_of, window_of
+from delayd.errors import QueueFull, SendHandle
 from delayd.wire.ending import AnswerRows, CancelAnswer
 
+P = ParamSpec("P")
 
-class Producer:
-    """Sends messages to be delivered later. Several threads may share one; use it with ``with``, which closes it.
+PLACING_MAX = 10_000  # Sends with spread that wait for an instant; they stand outside of the queue.
+
+log = logging.getLogger(__name__)
+
+
+class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
+    """Sends messages to be delivered later. Make and use it in one running event loop, best with ``async with``.
 
     Example::
 
-        with delayd.Producer("127.0.0.1:7400") as producer:
-            receipt = producer.send("orders.cancel", b"42", delay=timedelta(minutes=30))
+        async with delayd.AsyncProducer("127.0.0.1:7400") as producer:
+            receipt = await producer.send("orders.cancel", b"42", delay=timedelta(minutes=30))
             print("kept as", receipt.sequence, "due at", receipt.deliver_at)
 
-    It connects at the first send. Sends of all threads share batches.
+    It connects at the first send. Sends of all its callers share batches.
 
     Args:
         address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
@@ -74,214 +78,27 @@ class Producer:
             ServerUnavailable. None: as long as ``timeout_ms``, so that a call outlasts a restart.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        linger_ms: float = LINGER_MS,
-        queue_bytes_max: int = QUEUE_BYTES_MAX,
-        timeout_ms: float = TIMEOUT_MS,
-        horizon: timedelta = HORIZON,
-        connect_timeout: timedelta | None = None,
-    ) -> None:
-        meta = need_meta(address)
-        settings = self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon, connect_timeout)
-        self._arguments = Arguments(horizon, clock_at(meta))
-        self._own = OwnEngine("producer", lambda: _Engine(meta, settings))
-        self._standing_engine = self._own.standing
+    send = named(Sends[asyncio.Future[Receipt]].send_nowait, "send", "asyncio.Future[Receipt]")
+    send_nowait = send  # As the blocking Producer calls it.
 
-    def __enter__(self) -> Self:
-        return self
+    def _begin(self, meta: str) -> None:
+        self._own = OwnLoopEngine("producer", lambda: AwaitedSends(meta, self._settings))
+        self._own.standing()  # The producer belongs to the loop in which it is made.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def _queue(self, row: Single) -> asyncio.Future[Receipt]:
+        core = self._own.engine
+        # Written out for speed, as in `_core`.
+        if core is None or core.loop is not _get_running_loop():
+            core = self._own.on_this_loop()
+        return core.queue(row)
 
-    def send(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        deliver_at_ms: int | None = None,
-        headers: Headers | None = None,
-        spread: timedelta | None = None,
-        key: Key | None = None,
-        on_conflict: OnConflict = REJECT,
-        tags: Tags | None = None,
-        ttl: timedelta | None = None,
-        expires_at: datetime | None = None,
-        ordering_key: Key | None = None,
-    ) -> Receipt:
-        """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``, and wait until it is kept.
+    def _queue_spread(self, row: Single, window_ms: int) -> asyncio.Future[Receipt]:
+        return self._core.queue_spread(row, window_ms)
 
-        Args:
-            subject: the name by which consumers ask for the message: 1 to 255 characters of ``[A-Za-z0-9._%/-]``.
-            body: the bytes that a consumer gets; together with the headers at most 4 MiB.
-            delay: how long from now the message is due, by the delay server's clock.
-            deliver_at: when the message is due, with a time zone. A message whose instant is past is due at once.
-            deliver_at_ms: the same in milliseconds since the epoch.
-            headers: names with texts or bytes, at most 32 KiB; the consumer gets them with the body.
-            spread: how much later the message may be due: the server chooses the least loaded instant between the due
-                instant and the end of this window, at most 7 days, and the receipt says which.
-            key: a name for the message, text or UTF-8 of 1 to 200 bytes: no two pending messages of a subject have the
-                same one.
-            on_conflict: what happens when a pending message has this key: ``"reject"`` (KeyPending), ``"keep"`` (the
-                receipt is that of the pending message, and ``kept`` is true) or ``"replace"`` (the new one takes its
-                place).
-            tags: 1 to 16 distinct texts of at most 64 bytes each, by which messages can be found.
-            ttl: how long after its due instant the message expires: then it is not delivered any more.
-            expires_at: in place of ttl, the instant, with a time zone, from which on it is not delivered any more.
-            ordering_key: messages with the same one come one after the other to groups that ask for that
-                (``ordered=True`` of a consumer, docs/consuming.md).
+    async def _send_columns(self, columns: Columns, window_ms: int | None) -> BatchReceipt:
+        return await self._run(self._core.send_batch(columns, window_ms))
 
-        Raises:
-            CallerError: an argument is wrong; nothing was queued.
-            QueueFull: the queue stayed full for the timeout; nothing was sent.
-            RetryLater: no server took the message within the timeout; it is not kept.
-            KeyPending: a pending message has the key; nothing changed.
-            InFlight: the message with this key is being handed over at this moment, so it can't be replaced; nothing
-                changed. Send again a moment later.
-            OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
-        """
-        row = self._arguments.single(
-            subject,
-            body,
-            delay,
-            deliver_at,
-            deliver_at_ms,
-            headers,
-            key,
-            on_conflict,
-            tags,
-            ttl,
-            expires_at,
-            ordering_key,
-        )
-        if spread is not None:
-            row = self._placed(row, spread)
-        future = SendFuture()
-        self._standing_engine().queue(row, future)
-        # Every send ends by itself; this limit only keeps a bug from looking like a slow server.
-        return future.receipt(2 * self._settings.timeout_ms / 1000 + 5)
-
-    def send_nowait(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        deliver_at_ms: int | None = None,
-        headers: Headers | None = None,
-        spread: timedelta | None = None,
-        key: Key | None = None,
-        on_conflict: OnConflict = REJECT,
-        tags: Tags | None = None,
-        ttl: timedelta | None = None,
-        expires_at: datetime | None = None,
-        ordering_key: Key | None = None,
-    ) -> SendFuture:
-        """Send one message, and do not wait for the outcome: the future has the receipt, or the error.
-
-        While the queue is full the call waits for room; with ``spread`` it waits until the server has chosen an
-        instant. It raises CallerError, QueueFull and what prevents that choice itself. ``subject``, ``body``,
-        ``delay``, ``deliver_at``, ``deliver_at_ms``, ``headers``, ``spread``, ``key``, ``on_conflict``, ``tags``,
-        ``ttl``, ``expires_at`` and ``ordering_key`` are those of
-        `send`.
-        """
-        row = self._arguments.single(
-            subject,
-            body,
-            delay,
-            deliver_at,
-            deliver_at_ms,
-            headers,
-            key,
-            on_conflict,
-            tags,
-            ttl,
-            expires_at,
-            ordering_key,
-        )
-        if spread is not None:
-            row = self._placed(row, spread)
-        future = SendFuture()
-        self._standing_engine().queue(row, future)
-        return future
-
-    def send_batch(
-        self,
-        subject: str,
-        bodies: Sequence[bytes],
-        deliver_at_ms: DeliverAtMs | None = None,
-        *,
-        delay: Delays | None = None,
-        deliver_at: DeliverAt | None = None,
-        headers: Headers | Sequence[Headers | None] | None = None,
-        spread: timedelta | None = None,
-        keys: Sequence[Key | None] | None = None,
-        on_conflict: OnConflict = REJECT,
-        tags: Tags | Sequence[Tags | None] | None = None,
-        ttl: Ttls | None = None,
-        expires_at: ExpireAt | None = None,
-        ordering_keys: Sequence[Key | None] | None = None,
-    ) -> BatchReceipt:
-        """Send many messages of one subject, as columns, and wait until they are kept.
-
-        Give exactly one of ``deliver_at_ms``, ``delay`` and ``deliver_at``. Each of them, and ``headers``, is one value
-        for all messages, or a column with one value for each: a list, a numpy array (datetime64 counts in UTC) or a
-        pandas Series (with a time zone).
-
-        Args:
-            subject: as for `send`.
-            bodies: the bytes of each message.
-            deliver_at_ms: when the messages are due, in milliseconds since the epoch.
-            delay: how long from now they are due, by the delay server's clock.
-            deliver_at: when they are due, with a time zone.
-            headers: as for `send`; None for a message without headers.
-            spread: how much later each message may be due: the server chooses the least loaded instants, and the
-                receipt says which.
-            keys: a key for each message, or None for a message without one. What became of each is in the receipt's
-                ``verdicts``; a message that is rejected raises nothing here.
-            on_conflict: as for `send`, one for all messages.
-            tags: one list of texts for all messages, or one for each.
-            ttl: as for `send`, one for all messages or one for each; None for a message that never expires.
-            expires_at: the same.
-            ordering_keys: an ordering key for each message, or None for a message without one.
-
-        Raises:
-            CallerError: an argument is wrong; nothing was sent.
-            BatchFailed: some messages failed; the error has the receipt of the others.
-            DelaydError: all messages failed in the same way; this is that error.
-        """
-        columns = self._arguments.columns(
-            subject,
-            bodies,
-            deliver_at_ms,
-            delay,
-            deliver_at,
-            headers,
-            keys,
-            on_conflict,
-            tags,
-            ttl,
-            expires_at,
-            ordering_keys,
-        )
-        window_ms = None if spread is None else spread_of(spread)
-        engine = self._standing_engine()
-        return engine.thread.call(engine.core.send_batch(columns, window_ms))
-
-    def _placed(self, row: Single, spread: timedelta) -> Single:
-        """The same send with the instant that a server chose."""
-        window_ms = spread_of(spread)
-        engine = self._standing_engine()
-        return engine.thread.call(engine.core.places.place(row, window_ms))
-
-    def cancel(
+    async def cancel(
         self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
     ) -> CancelAnswer:
         """End a message that is pending, so that it is never delivered.
@@ -303,10 +120,9 @@ class Producer:
                 be cancelled; ask again, for to cancel twice does no harm.
         """
         one = asked_of(subject, receipt, key)
-        engine = self._standing_engine()
-        return engine.thread.call(engine.core.follower.cancel(subject, group, one))
+        return await self._run(self._core.follower.cancel(subject, group, one))
 
-    def cancel_batch(
+    async def cancel_batch(
         self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None
     ) -> NDArray[np.uint8]:
         """End many messages; see `cancel`.
@@ -320,11 +136,10 @@ class Producer:
             keys: in place of the receipt, a key for each message; the answers are in their order.
         """
         rows = asked_of_batch(subject, receipt, keys)
-        engine = self._standing_engine()
-        answers = engine.thread.call(engine.core.messages.cancel(rows))
+        answers = await self._run(self._core.messages.cancel(rows))
         return answers["answer"].copy()
 
-    def reschedule(
+    async def reschedule(
         self,
         subject: str,
         *,
@@ -361,11 +176,12 @@ class Producer:
                 be moved; ask again, for to move it to the same instant twice does no harm.
         """
         one = asked_of(subject, receipt, key)
-        engine = self._standing_engine()
-        instants = self._arguments.new_instant(delay, deliver_at, deliver_at_ms)
-        return rescheduled_of(*engine.thread.call(engine.core.follower.reschedule(subject, group, one, instants)))
+        core = self._core
+        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon)
+        instants = NewInstants(np.array([when], np.int64), relative)
+        return rescheduled_of(*await self._run(core.follower.reschedule(subject, group, one, instants)))
 
-    def reschedule_batch(
+    async def reschedule_batch(
         self,
         subject: str,
         *,
@@ -389,11 +205,11 @@ class Producer:
             deliver_at_ms: the same in milliseconds since the epoch.
         """
         rows = asked_of_batch(subject, receipt, keys)
-        engine = self._standing_engine()
-        instants = self._arguments.new_instants(delay, deliver_at, deliver_at_ms, rows.row_count)
-        return rescheduled_batch_of(*engine.thread.call(engine.core.messages.reschedule(rows, instants)))
+        core = self._core
+        instants = NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, rows.row_count, self._horizon))
+        return rescheduled_batch_of(*await self._run(core.messages.reschedule(rows, instants)))
 
-    def get(
+    async def get(
         self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
     ) -> MessageInfo:
         """Ask what became of a message.
@@ -403,10 +219,9 @@ class Producer:
         message into the group: PENDING while it waits to come to the group again, DEAD when it is a dead letter of it.
         """
         one = asked_of(subject, receipt, key)
-        engine = self._standing_engine()
-        return engine.thread.call(engine.core.follower.get(subject, group, one))
+        return await self._run(self._core.follower.get(subject, group, one))
 
-    def get_batch(
+    async def get_batch(
         self, subject: str, *, receipt: BatchReceipt | ReceiptColumns | None = None, keys: Sequence[Key] | None = None
     ) -> AnswerRows:
         """Ask what became of many messages; see `get`.
@@ -421,8 +236,7 @@ class Producer:
             keys: in place of the receipt, a key for each message; the answers are in their order.
         """
         rows = asked_of_batch(subject, receipt, keys)
-        engine = self._standing_engine()
-        return engine.thread.call(engine.core.messages.get(rows))
+        return await self._run(self._core.messages.get(rows))
 
     def pending(
         self,
@@ -433,7 +247,7 @@ class Producer:
         key: Key | None = None,
         tag: str | None = None,
         contents: bool = False,
-    ) -> BlockingPages[PendingPage]:
+    ) -> Pages[PendingPage]:
         """List the pending messages of a subject, a page at a time.
 
         Pages are read from the running delay servers, one server after another, by rising hour of the due instant and,
@@ -444,7 +258,7 @@ class Producer:
         Example::
 
             pages = producer.pending("orders.cancel", tag="vip")
-            for page in pages:
+            async for page in pages:
                 for message in page:
                     print(message.receipt.token, message.deliver_at, message.key, message.size)
             print(pages.found, "are pending,", pages.in_flight, "are being handed over")
@@ -464,12 +278,9 @@ class Producer:
         """
         window = window_of(subject, due_from, due_before, tag)
         one = None if key is None else asked_of(subject, None, key)
-        engine = self._standing_engine()
-        return BlockingPages(
-            engine.core.walker.pending(window, one, whole=need_bool("contents", contents)), engine.thread
-        )
+        return self._core.walker.pending(window, one, whole=need_bool("contents", contents))
 
-    def cancel_where(
+    async def cancel_where(
         self,
         subject: str,
         *,
@@ -491,7 +302,7 @@ class Producer:
             due_before: the messages are due before this; None: all later ones.
             tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to cancel.
-            progress: called with the counts so far, after each piece, on a thread of the producer.
+            progress: called with the counts so far, after each piece; of a blocking producer, on its own thread.
 
         Returns a `Walked` with the counts.
 
@@ -503,11 +314,10 @@ class Producer:
         """
         check_walk(dry_run, progress)
         window = window_of(subject, due_from, due_before, tag)
-        engine = self._standing_engine()
-        walk = engine.core.walker.cancel(window, dry_run=dry_run, progress=progress)
-        return engine.thread.call(walk, ends_with_caller=True)
+        walk = self._core.walker.cancel(window, dry_run=dry_run, progress=progress)
+        return await self._run(walk, ends_with_caller=True)
 
-    def reschedule_where(
+    async def reschedule_where(
         self,
         subject: str,
         *,
@@ -534,7 +344,7 @@ class Producer:
             due_before: the messages are due before this; None: all later ones.
             tag: only messages that were sent with this tag; None: all.
             dry_run: only count, and change nothing. It is the default; say False to move.
-            progress: called with the counts so far, after each piece, on a thread of the producer.
+            progress: called with the counts so far, after each piece; of a blocking producer, on its own thread.
             resume: of a walk with the same subject and window that did not come to its end.
 
         Returns a `Walked` with the counts.
@@ -548,11 +358,10 @@ class Producer:
         check_walk(dry_run, progress)
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
         bounds = bounds_of(resume)
-        engine = self._standing_engine()
-        walk = engine.core.walker.reschedule(window, shift_ms, bounds, dry_run=dry_run, progress=progress)
-        return engine.thread.call(walk, ends_with_caller=True)
+        walk = self._core.walker.reschedule(window, shift_ms, bounds, dry_run=dry_run, progress=progress)
+        return await self._run(walk, ends_with_caller=True)
 
-    def outcome(self, handle: SendHandle) -> Accepted | None:
+    async def outcome(self, handle: SendHandle) -> Accepted | None:
         """Ask what became of a send that raised OutcomeUnknown.
 
         Returns what the server accepted, or None. None means that the message is not kept and never will be, so the
@@ -561,49 +370,268 @@ class Producer:
         Args:
             handle: the ``handle`` of the error. Ask within a minute.
         """
-        engine = self._standing_engine()
-        return engine.thread.call(engine.core.sender.ask(handle))
+        return await self._run(self._core.sender.ask(handle))
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Wait until all earlier sends have an outcome. It raises no errors of sends: each send raises its own."""
-        engine = self._standing_engine()
-        engine.thread.call(engine.core.outbox.flush())
+        await self._run(self._core.flush())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Flush and disconnect. A second call does nothing."""
         engine = self._own.close()
         if engine is not None:
-            engine.close()
+            await engine.close()
 
 
-class _Engine:
-    """A core on a thread of its own."""
+def kept(method: Callable[Concatenate[Producer, P], SendFuture]) -> Callable[Concatenate[Producer, P], Receipt]:
+    """The blocking send that waits until its message is kept."""
 
-    def __init__(self, address: str, settings: ProducerSettings) -> None:
-        self.thread = LoopThread("delayd-producer")
+    @wraps(method)
+    def send(self: Producer, /, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        # Every send ends by itself; this limit only keeps a bug from looking like a slow server.
+        return method(self, *args, **kwargs).receipt(2 * self._settings.timeout_ms / 1000 + 5)
+
+    told = inspect.getdoc(method) or ""
+    send.__doc__ = (
+        "Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``, and wait until it is kept."
+    )
+    send.__doc__ += f"\n\n{told[told.index('Args:') :]}"
+    send.__name__, send.__qualname__ = "send", "Producer.send"
+    send.__signature__ = inspect.signature(method).replace(return_annotation="Receipt")  # type: ignore[attr-defined]
+    return send
+
+
+@form_of(AsyncProducer)
+class Producer(Sends[SendFuture], BlockingClient["ThreadedSends"]):
+    """Sends messages to be delivered later. Several threads may share one; use it with ``with``, which closes it."""
+
+    send = kept(Sends[SendFuture].send_nowait)
+    send_nowait = named(Sends[SendFuture].send_nowait, "send_nowait", "SendFuture")
+    send_batch = blocking(AsyncProducer.send_batch)
+    cancel = blocking(AsyncProducer.cancel)
+    cancel_batch = blocking(AsyncProducer.cancel_batch)
+    reschedule = blocking(AsyncProducer.reschedule)
+    reschedule_batch = blocking(AsyncProducer.reschedule_batch)
+    get = blocking(AsyncProducer.get)
+    get_batch = blocking(AsyncProducer.get_batch)
+    pending = blocking_pages(AsyncProducer.pending)
+    cancel_where = blocking(AsyncProducer.cancel_where)
+    reschedule_where = blocking(AsyncProducer.reschedule_where)
+    outcome = blocking(AsyncProducer.outcome)
+    flush = blocking(AsyncProducer.flush)
+    close = blocking(AsyncProducer.close)
+    _send_columns = AsyncProducer._send_columns
+
+    def _begin(self, meta: str) -> None:
+        def made() -> OnThread[ThreadedSends]:
+            return OnThread("delayd-producer", lambda thread: ThreadedSends(thread, meta, self._settings))
+
+        self._own = OwnEngine("producer", made)
+
+    def _queue(self, row: Single) -> SendFuture:
+        return self._core.queue(row)
+
+    def _queue_spread(self, row: Single, window_ms: int) -> SendFuture:
+        return self._core.queue_spread(row, window_ms)
+
+
+class ProducerCore(OnLoop):
+    """Outbox and connections of a producer; arguments were checked before, and what is queued is bounded below."""
+
+    def __init__(self, what: str, meta: str, settings: ProducerSettings) -> None:
+        super().__init__(what)
         self._settings = settings
-        self._room = Room(settings.queue_bytes_max)
-        self.core = self.thread.run(lambda: ProducerCore(address, settings, self._room.give))
-        self.pid = self.core.pid
-        self._inbox = Inbox[Single, int, SendFuture](self.thread, self.core.outbox.add)
+        self._meta = MetaView(meta)
+        limits = settings.timeout_ms, settings.unreached_s
+        self.sender = Sender(self._meta, *limits)
+        self.messages = MessageAsker(self.sender.groups, self.sender.owners, *limits)
+        self.walker = Walker(self.messages)
+        self.follower = Follower(meta, self.messages)
+        self.places = PlaceAsker(self.sender.groups, self._meta, *limits)
+        self.unheard = Unheard()
+        self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, self.unheard)
+
+    async def send_batch(self, columns: Columns, window_ms: int | None = None) -> BatchReceipt:
+        """Send the rows of one call and wait until each has ended; with a window, a server chooses their instants."""
+        if window_ms is not None:
+            columns = await self.places.place_columns(columns, window_ms)
+        if not columns.bodies:
+            return BatchReceipt(())
+        answered: asyncio.Future[BatchReceipt] = self.loop.create_future()
+        await self.outbox.add_batch(BatchProgress(len(columns.bodies), answered), columns)
+        return await answered
+
+    async def flush(self) -> None:
+        """Wait until everything that was queued has ended."""
+        await self.outbox.flush()
+
+    async def close(self) -> None:
+        """Flush, disconnect, and tell which sends have failed without anybody's knowledge."""
+        await self.flush()
+        forget(self)
+        self.unheard.tell()
+        await self.sender.close()
+        await self._meta.close()
+
+    async def flush_at_end(self) -> None:
+        """See OnLoop."""
+        await self.outbox.flush()
+
+    def tell_at_end(self, *, flushed: bool) -> None:
+        """See OnLoop; also which sends have failed without anybody's knowledge."""
+        self.unheard.tell()
+        if unsent := self.outbox.unsent + self.waiting:
+            log.warning("ended_before_sent messages=%d", unsent)
+
+    @property
+    def waiting(self) -> int:
+        """How many sends wait outside of the outbox."""
+        return 0
+
+    def queue_full(self) -> QueueFull:
+        """The error of a send that found no room in time."""
+        limit, waited_s = self._settings.queue_bytes_max, self._settings.timeout_ms / 1000
+        return QueueFull(f"{limit} bytes of sends are queued and none left for {waited_s:g} s; nothing was sent")
+
+
+class AwaitedSends(ProducerCore):
+    """The core for callers on its loop: sends wait in line because the queue is full."""
+
+    def __init__(self, meta: str, settings: ProducerSettings) -> None:
+        super().__init__("an AsyncProducer", meta, settings)
+        self.outbox.on_free = self._free
+        self._add = self.outbox.add
+        self._new_future = self.loop.create_future
+        self._bytes_max = settings.queue_bytes_max
+        self._queued_bytes = 0
+        self._line: deque[_InLine] = deque()
+        self._placing: set[asyncio.Task[Receipt]] = set()  # Sends whose instant a server is choosing.
         remember(self)
 
-    def queue(self, row: Single, future: SendFuture) -> None:
-        """Hand one send over when there is room for it."""
+    @property
+    def waiting(self) -> int:
+        """See ProducerCore."""
+        return len(self._line) + len(self._placing)
+
+    def queue(self, row: Single) -> asyncio.Future[Receipt]:
+        """Queue one send, or let it wait in line."""
+        answered: asyncio.Future[Receipt] = self._new_future()
         byte_count = row_bytes(row) if row[5] else len(row[1]) + len(row[4]) + ROW_BYTES
-        if not self._room.take(byte_count, self._settings.timeout_ms / 1000):
-            raise queue_full(self._settings)
+        if self._line or self._queued_bytes + byte_count > self._bytes_max:
+            timer = self.loop.call_later(self._settings.timeout_ms / 1000, self._queue_full, answered)
+            self._line.append(_InLine(row, byte_count, answered, timer))
+        else:
+            self._queued_bytes += byte_count
+            self._add(row, byte_count, answered)
+        return answered
+
+    def queue_spread(self, row: Single, window_ms: int) -> asyncio.Future[Receipt]:
+        """Queue one send once a server has chosen its instant."""
+        if len(self._placing) >= PLACING_MAX:
+            raise QueueFull(f"{PLACING_MAX} sends with spread wait for their instants; await some of them first")
+
+        async def place() -> Receipt:
+            return await self.queue(await self.places.place(row, window_ms))
+
+        task = self.loop.create_task(place())
+        self._placing.add(task)
+        task.add_done_callback(self._placing.discard)
+        # A caller that gives up does not take the send back.
+        answered = asyncio.shield(task)
+        answered.add_done_callback(self._note_failure)
+        return answered
+
+    async def flush(self) -> None:
+        """See ProducerCore."""
+        while self._placing:
+            await asyncio.wait(self._placing)
+        in_line = [waiting.answered for waiting in self._line]
+        if in_line:
+            await asyncio.wait(in_line)
+        await super().flush()
+
+    def _free(self, byte_count: int) -> None:
+        self._queued_bytes -= byte_count
+        while self._line:
+            waiting = self._line[0]
+            if not waiting.answered.done():
+                if self._queued_bytes + waiting.byte_count > self._bytes_max:
+                    return
+                self._queued_bytes += waiting.byte_count
+                self._add(waiting.row, waiting.byte_count, waiting.answered)
+            waiting.timer.cancel()
+            self._line.popleft()
+
+    def _queue_full(self, answered: asyncio.Future[Receipt]) -> None:
+        if not answered.done():
+            answered.set_exception(self.queue_full())
+            self._note_failure(answered)
+
+    def _note_failure(self, answered: asyncio.Future[Receipt]) -> None:
+        if is_unheard(answered):
+            self.unheard.add(answered)
+
+
+class _InLine(NamedTuple):
+    row: Single
+    byte_count: int
+    answered: asyncio.Future[Receipt]
+    timer: asyncio.TimerHandle
+
+
+class ThreadedSends(ProducerCore):
+    """The core for callers on threads: they wait for room. It is taken by threads and given back by the loop.
+
+    Invariant: no more bytes are taken than the limit, and a waiting caller is woken when there may be room.
+    """
+
+    def __init__(self, thread: LoopThread, meta: str, settings: ProducerSettings) -> None:
+        super().__init__("a Producer", meta, settings)
+        self.outbox.on_free = self._give
+        self._thread = thread
+        self._inbox = Inbox[Single, int, SendFuture](thread, self._take)
+        self._limit = settings.queue_bytes_max
+        self._taken = 0
+        self._threads_waiting = 0
+        self._lock = threading.Lock()
+        self._more = threading.Condition(self._lock)
+
+    @property
+    def waiting(self) -> int:
+        """See ProducerCore."""
+        return len(self._inbox)
+
+    def queue(self, row: Single) -> SendFuture:
+        """From any thread: hand one send over when there is room for it."""
+        future = SendFuture()
+        byte_count = row_bytes(row) if row[5] else len(row[1]) + len(row[4]) + ROW_BYTES
+        with self._lock:
+            if self._taken + byte_count > self._limit:
+                self._wait_for(byte_count)
+            self._taken += byte_count
         self._inbox.put((row, byte_count, future))
+        return future
 
-    def end(self, until: float) -> None:
-        """Flush because the program ends; see at_exit."""
-        self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
-        tell_at_end(self.core, len(self._inbox))
-        self.thread.end(THREAD_S)
+    def queue_spread(self, row: Single, window_ms: int) -> SendFuture:
+        """The same, once a server has chosen its instant."""
+        return self.queue(self._thread.call(self.places.place(row, window_ms)))
 
-    def close(self) -> None:
-        """Flush, disconnect and end the thread."""
-        forget(self)
-        self.thread.call(self.core.outbox.flush())
-        self.thread.call(self.core.disconnect())
-        self.thread.close()
+    def _take(self, items: deque[tuple[Single, int, SendFuture]]) -> None:
+        add = self.outbox.add
+        while items:
+            add(*items.popleft())
+
+    def _wait_for(self, byte_count: int) -> None:
+        self._threads_waiting += 1
+        limit_s = self._settings.timeout_ms / 1000
+        try:
+            if not self._more.wait_for(lambda: self._taken + byte_count <= self._limit, limit_s):
+                raise self.queue_full()
+        finally:
+            self._threads_waiting -= 1
+
+    def _give(self, byte_count: int) -> None:
+        with self._lock:
+            self._taken -= byte_count
+            if self._threads_waiting:
+                self._more.notify_all()

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from delayd.client.at_exit import EXIT_S
+from delayd.client.engine import EXIT_S
 from tests.unit.client.world import add_messages, world_aside
 from tests.waiting import DEADLINE_S, wait_until
 

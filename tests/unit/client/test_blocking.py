@@ -17,7 +17,7 @@ from freezegun import freeze_time
 from delayd.client.pulling import pace
 from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
-from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
+from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, QueueFull, StaleHandle
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import LIMIT_S, PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside
 from tests.unit.net.loopback import SteadyLoop
@@ -123,6 +123,18 @@ def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
         do(world.delay.release)
         second.join(DEADLINE_S)
         assert [future.result(timedelta(seconds=DEADLINE_S)).sequence for future in futures] == [1, 2]
+
+
+def test_a_blocking_send_is_refused_when_the_queue_stays_full_for_its_time() -> None:
+    with world_aside() as (world, do):
+        producer = Producer(world.address, queue_bytes_max=4 << 20, timeout_ms=200)
+        do(lambda: setattr(world.delay, "holding", True))
+        with pytest.raises(QueueFull, match=r"4194304 bytes of sends are queued and none left for 0\.2 s"):
+            for _ in range(3):
+                producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=PAST_MS)
+        do(world.delay.release)
+        producer.close()
+        assert len(world.delay.rows) == 1
 
 
 def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with(monkeypatch: pytest.MonkeyPatch) -> None:

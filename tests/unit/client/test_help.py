@@ -1,6 +1,7 @@
 """What `help()` says of public names: the clients show an example, and every argument and column is explained."""
 
 import inspect
+import re
 import subprocess
 import sys
 from functools import cached_property
@@ -36,6 +37,8 @@ CALLS = [
     for name, call in inspect.getmembers(client, inspect.isfunction)
     if not name.startswith("_") and len(inspect.signature(call).parameters) > 1
 ]
+INNER_CALLS = ("settle", "word_back", "words_back")  # Messages call them; users never do.
+BLOCKING = [call for call in CALLS if not call[0].__name__.startswith("Async") and call[1] not in INNER_CALLS]
 ERRORS = [error for error in vars(delayd.errors).values() if inspect.isclass(error) and issubclass(error, Exception)]
 FOR_PRODUCERS_ONLY = ("set_result", "set_exception")  # The producer ends a `SendFuture` with them; users never do.
 
@@ -64,6 +67,14 @@ def test_each_argument_of_a_call_is_explained(client: type, name: str) -> None:
     told = inspect.getdoc(getattr(client, name)) or ""
     for argument in list(inspect.signature(getattr(client, name)).parameters)[1:]:
         assert f"{argument}:" in told or f"``{argument}``" in told, f"help of {name} does not explain {argument}"
+
+
+@pytest.mark.parametrize(("client", "name"), BLOCKING)
+def test_a_blocking_call_says_nothing_of_event_loops_and_what_it_returns(client: type, name: str) -> None:
+    call = getattr(client, name)
+    told, returns = inspect.getdoc(call) or "", str(inspect.signature(call).return_annotation)
+    assert not re.search(r"\bawait |\basync |`Async", told), told
+    assert not inspect.iscoroutinefunction(call) and not re.search(r"Async|^Pages|Coroutine|Sent", returns), returns
 
 
 @pytest.mark.parametrize(("owner", "name", "member"), MEMBERS, ids=lambda each: getattr(each, "__name__", None))

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 
-from delayd.client.loop_thread import LoopThread, Work
+from delayd.client.blocking import LoopThread, Work
 
 
 def test_a_close_whose_stop_is_taken_before_it_wakes_the_loop_ends_the_thread_like_any_other() -> None:

@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish
+from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.limits import check_subject, need_address, pack_headers
-from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.pulling.consumer import Consumer
+from delayd.client.pulling.consumer import AsyncConsumer, Consumer
 from delayd.client.retry import LAST_MS, Backoff, spread_ms
-from delayd.client.sending.arguments import ProducerSettings
-from delayd.client.sending.due_columns import wish_column
+from delayd.client.sending.options import ProducerSettings
 from delayd.client.sending.producer import Producer
 from delayd.client.sending.receipt import BatchFailed, BatchReceipt, Failure, Receipt
-from delayd.client.sending.room import Room
 from delayd.client.sending.send_future import SendFuture
 from delayd.client.sending.slots import Slots
 from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
@@ -65,19 +62,6 @@ def test_a_slot_that_does_not_come_free_is_given_up_at_the_deadline() -> None:
         assert slots.free and slots.taken == 0
 
     asyncio.run(scenario())
-
-
-def test_room_is_refused_after_the_wait_and_given_to_who_waits() -> None:
-    room = Room(100)
-    assert room.take(60, 0) and room.take(40, 0)
-    assert not room.take(1, 0.02)
-    waited: list[bool] = []
-    waiting = threading.Thread(target=lambda: waited.append(room.take(50, 10)))
-    waiting.start()
-    room.give(60)
-    waiting.join(10)
-    assert waited == [True]
-    assert not room.take(11, 0) and room.take(10, 0)
 
 
 def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:

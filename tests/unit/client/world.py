@@ -15,8 +15,8 @@ from unittest.mock import patch
 import uvloop
 
 from delayd.client import home_clock, link
-from delayd.client.pulling import async_consumer, consumer_core
-from delayd.client.sending.arguments import TIMEOUT_MS
+from delayd.client.pulling import consumer, consumer_core
+from delayd.client.sending.options import TIMEOUT_MS
 from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
@@ -77,7 +77,7 @@ def on_steady_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
         with asyncio.Runner(loop_factory=loopback.SteadyLoop) as runner, ExitStack() as patches:
             # No server is asked whether it is alive: it could not answer in a time that is skipped.
             patches.enter_context(patch.object(link, "ALIVE_EVERY_MS", loopback.HOUR_S * 1_000))
-            for module in (async_consumer, consumer_core, home_clock):
+            for module in (consumer, consumer_core, home_clock):
                 patches.enter_context(patch.object(module, "monotonic_s", runner.get_loop().time))
             runner.run(main)
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from delayd.client.loop_thread import LoopThread
+from delayd.client.blocking import LoopThread
 from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable
 from delayd.net import inside
 from delayd.net.connection import Connection, connect

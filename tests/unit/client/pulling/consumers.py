@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.pulling.settings import BACKOFF
+from delayd.client.pulling.consumer import AsyncConsumer
+from delayd.client.pulling.options import BACKOFF
 from delayd.client.pulling.words import Backoff
 from tests.unit.client.world import World
 from tests.waiting import until

@@ -19,8 +19,7 @@ from types import FrameType
 import pytest
 
 import delayd.client
-from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatch
-from delayd.client.pulling.consumer import Consumer, Message, MessageBatch
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessageBatch, Consumer, Message, MessageBatch
 from delayd.errors import AlreadyClosed
 from delayd.wire.requests import RequestType
 from tests.unit.client.world import World, add_messages, fork, on_steady_loop, world_aside

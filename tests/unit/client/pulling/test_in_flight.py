@@ -9,8 +9,7 @@ from datetime import timedelta
 import pytest
 
 from delayd.client.instants import monotonic_s
-from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessage
-from delayd.client.pulling.consumer import Consumer
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Consumer
 from delayd.client.pulling.in_flight import InFlight
 from delayd.errors import AlreadyClosed, BadSetting
 from tests.unit.client.world import World, add_messages, on_loop, world_aside

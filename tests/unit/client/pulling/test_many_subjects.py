@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from delayd.client.pulling import consumer_core, many_source
-from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatch
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessageBatch
 from delayd.errors import BadArgument, BadSubject, NoRealtimeServer, RequestFailed, RetryLater, StaleHandle
 from delayd.limits import SUBSCRIBED_MAX
 from delayd.wire.frame import HeadValue

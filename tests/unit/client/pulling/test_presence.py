@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.pulling.incarnations import NAMED_MAX, Incarnations
 from delayd.errors import NotReady
 from delayd.net.connection import Connection

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from delayd.client.instants import HORIZON_MS, monotonic_us
-from delayd.client.sending.due_columns import wish_column
+from delayd.client.instants import HORIZON_MS, monotonic_us, wish_column
 from delayd.errors import BadArgument, BadInstant, NaiveDatetime, PastHorizon
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC

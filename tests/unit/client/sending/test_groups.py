@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from delayd.client import meta
-from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import (
     BadHeaders,
     ClockInDoubt,

@@ -13,8 +13,8 @@ import pytest
 import delayd
 from delayd.batch import Batch, ColumnId, parse
 from delayd.client.sending import message_asker, sender
-from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.message_asker import asked_of
+from delayd.client.sending.producer import AsyncProducer
 from delayd.client.sending.receipt import Accepted, SendVerdict, Verdicts, receipts
 from delayd.errors import (
     BadArgument,

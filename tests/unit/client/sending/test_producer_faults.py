@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from delayd.client.sending import outbox, sender
-from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.gathering import Gathering
+from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import (
     BadArgument,
     HourFull,

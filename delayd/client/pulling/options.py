@@ -1,9 +1,13 @@
-"""Settings: how a consumer behaves, checked before anything is connected."""
+"""Options: how a consumer behaves: declared, and checked before anything is connected.
+
+`AsyncConsumer` explains each of them; `source` says to servers what concerns them.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,6 +20,7 @@ from delayd.client.limits import (
     check_group,
     need_bool,
     need_connect_timeout,
+    need_meta,
     need_ms,
     need_text,
     need_timedelta,
@@ -24,7 +29,7 @@ from delayd.client.limits import (
 )
 from delayd.client.pulling.subjects import Subjects
 from delayd.client.pulling.words import LEASE_MAX, LEASE_MIN, Backoff
-from delayd.client.sending.arguments import TIMEOUT_MS
+from delayd.client.sending.options import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadTags
 from delayd.hours import INSTANT_MS_MAX
 from delayd.limits import ORDERED_WAIT_MS_MAX, TAGS_MAX
@@ -39,6 +44,56 @@ BACKOFF = Backoff()
 MESSAGES_MAX = 500
 
 Start = Literal["earliest", "latest"] | datetime
+
+
+class Consumes(ABC):
+    """What both forms of a consumer take."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        subject: str | Sequence[str] = "",
+        group: str = "",
+        *,
+        lease: timedelta = LEASE,
+        prefetch: bool = True,
+        max_messages: int | None = None,
+        timeout_ms: float = TIMEOUT_MS,
+        max_attempts: int | None = None,
+        backoff: Backoff = BACKOFF,
+        auto_extend: timedelta | None = None,
+        start: Start | None = None,
+        ephemeral: bool = False,
+        broadcast: bool = False,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        ordered: bool = False,
+        exclusive: bool | timedelta = False,
+        max_in_flight: int | None = None,
+        group_max_in_flight: int | None = None,
+        connect_timeout: timedelta | None = None,
+    ) -> None:
+        meta = need_meta(address, others="subject= and group=")
+        what = Subjects(subject)
+        alone = need_bool("ephemeral", ephemeral) or need_bool("broadcast", broadcast)
+        tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
+        window = exclusive_of(exclusive)
+        beginning = (start_of(start, from_now=alone), alone, *tags, ordered, window)
+        bounds = (max_in_flight, group_max_in_flight, connect_timeout)
+        prefetch = need_bool("prefetch", prefetch) and window is None
+        terms = (lease, prefetch, max_messages, timeout_ms, max_attempts, backoff, auto_extend)
+        own = group if broadcast else ""
+        self._settings = ConsumerSettings(what, group, *terms, *beginning, *bounds, own).of_this_process()
+        self._begin(meta)
+
+    @abstractmethod
+    def _begin(self, meta: str) -> None:
+        """Have an engine that reaches this meta; the settings were checked."""
+
+    def _here(self) -> ConsumerSettings:
+        """The settings in this process."""
+        self._settings = self._settings.of_this_process()
+        return self._settings
 
 
 @dataclass(frozen=True, slots=True)

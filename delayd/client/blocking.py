@@ -1,4 +1,12 @@
-"""The background thread behind the blocking clients: one event loop, and ways to hand it work.
+"""Blocking: how a blocking client is made from the asynchronous one, and the thread with the loop behind it.
+
+A method of an asynchronous client is a coroutine that gives to `_run` whatever needs the loop. `blocking` makes of it
+a plain method with the same arguments and text: it runs the coroutine on the caller's thread, and `_run` hands the work
+to the loop's thread and waits there. So arguments are checked, and messages that are here already are handed out,
+without a change of thread.
+
+    producer.cancel(...)         AsyncProducer.cancel, run by the caller's thread until it ends
+      checks, self._run(work) ──▶ OnThread.call: the loop's thread runs ``work``, the caller waits
 
 Invariant: work is done on the loop's thread in the order in which each caller posted it. After a fork the child does
 not have this thread; `OwnEngine` gives it another one.
@@ -7,22 +15,156 @@ not have this thread; `OwnEngine` gives it another one.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
+import re
 import sys
 import threading
 from _queue import SimpleQueue  # As in `delayd.executor`.
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
-from typing import Generic, TypeVar, TypeVarTuple
+from functools import wraps
+from types import TracebackType, coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, TypeVarTuple, overload
 
 import uvloop
 
-from delayd.errors import AlreadyClosed, BadSetting
+from delayd.client.engine import THREAD_S, Client, OwnEngine, Seat, forget, note_close, remember
+from delayd.client.instants import monotonic_s
+from delayd.errors import AlreadyClosed, BadSetting, DelaydError
 from delayd.executor import Done
 
+A = TypeVar("A")
+P = ParamSpec("P")
 R = TypeVar("R")
 Fields = TypeVarTuple("Fields")
 Work = Callable[[], None]
+
+_ASYNC = re.compile(
+    r"\b(?:await|async) |(?<=[`.])Async(?=[A-Z])"
+)  # What a text about an asynchronous client says more.
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[object, object, R]],
+) -> Callable[Concatenate[Any, P], R]: ...
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[object, object, object]], gives: type[R]
+) -> Callable[Concatenate[Any, P], R]: ...
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[object, object, object]], gives: type | None = None
+) -> Callable[Concatenate[Any, P], object]:
+    """The blocking form of a method of an asynchronous client, or of what it gives out.
+
+    ``gives``: what the form's own parts make of it, where that is another type.
+    """
+
+    @wraps(method)
+    def called(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> object:
+        # One line, so that no Ctrl-C comes between the end of the coroutine and the return of its result.
+        return next(_ended(method(self, *args, **kwargs)))[0]
+
+    return told(called, method, None if gives is None else gives.__name__)
+
+
+@coroutine
+def _ended(running: Coroutine[object, object, R]) -> Generator[tuple[R], None, None]:
+    """Run a coroutine that is never suspended, because it waits in its `_run` only; the result comes in a tuple."""
+    yield ((yield from running),)
+
+
+def told(called: Callable[P, R], method: Callable[..., object], returns: str | None) -> Callable[P, R]:
+    """Let help() say of a method what is true of its blocking form."""
+    called.__doc__ = plain(method.__doc__ or "")
+    called.__qualname__ = method.__qualname__.removeprefix("Async")
+    if returns is not None:
+        signature = inspect.signature(method)
+        called.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+    return called
+
+
+def plain(text: str) -> str:
+    """A text about an asynchronous client as it is true of the blocking one."""
+    return _ASYNC.sub("", text)
+
+
+def form_of(other: type) -> Callable[[type[R]], type[R]]:
+    """Completes the text of a blocking class, which has a first sentence, by that of the asynchronous one."""
+
+    def complete(made: type[R]) -> type[R]:
+        _, _, more = (inspect.getdoc(other) or "").partition("\n\n")
+        made.__doc__ = f"{made.__doc__}\n\n{plain(more)}"
+        return made
+
+    return complete
+
+
+class OnThread(Generic[Seat]):
+    """The engine of a blocking client: what it has on a loop, and the thread of that loop."""
+
+    def __init__(self, name: str, make: Callable[[LoopThread], Seat]) -> None:
+        self.pid = os.getpid()
+        self.thread = LoopThread(name)
+        self.core = self.thread.run(lambda: make(self.thread))
+        remember(self)
+
+    def end(self, until: float) -> None:
+        """Flush because the program ends; see `remember`."""
+        self.core.leave()
+        flushed = self.thread.call_within(self.core.flush_at_end(), max(until - monotonic_s(), 0))
+        self.core.tell_at_end(flushed=flushed)
+        self.thread.end(THREAD_S)
+
+    async def run(self, work: Coroutine[object, object, R]) -> R:
+        """Run this on the loop, and wait for it in the caller's thread."""
+        return self.thread.call(work)
+
+    async def close(self) -> None:
+        """Flush, disconnect and end the thread."""
+        forget(self)
+        self.core.leave()
+        try:
+            self.thread.call(self.core.close())
+        finally:
+            self.thread.close()
+
+
+class BlockingClient(Client[Seat]):
+    """A client of any thread, made of the methods of an `AsyncClient`; after a fork the child gets one of its own."""
+
+    _own: OwnEngine[OnThread[Seat]]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except DelaydError as failed:
+            note_close(error, failed)
+
+    def close(self) -> None:
+        """Flush, and disconnect."""
+        raise NotImplementedError
+
+    @property
+    def _core(self) -> Seat:
+        engine = self._own.engine
+        # Written out for speed: a call less for each message.
+        return engine.core if engine is not None and engine.pid == os.getpid() else self._own.standing().core
+
+    async def _run(self, work: Coroutine[object, object, R], *, ends_with_caller: bool = False) -> R:
+        # It blocks the caller's thread.
+        return self._own.standing().thread.call(work, ends_with_caller=ends_with_caller)
 
 
 # Libraries that put greenlets in place of threads: who they are, the module that knows, what it is asked, and how they
@@ -181,12 +323,12 @@ class LoopThread:
 class Inbox(Generic[*Fields]):
     """What callers of any thread hand to the loop, in their order; many items cost one post.
 
-    ``take`` is called on the loop with the fields of each item.
+    ``take`` is called on the loop, and takes all items out.
     """
 
     __slots__ = ("_items", "_posted", "_take", "_thread")
 
-    def __init__(self, thread: LoopThread, take: Callable[[*Fields], None]) -> None:
+    def __init__(self, thread: LoopThread, take: Callable[[deque[tuple[*Fields]]], None]) -> None:
         self._thread = thread
         self._take = take
         self._items: deque[tuple[*Fields]] = deque()
@@ -210,6 +352,4 @@ class Inbox(Generic[*Fields]):
 
     def _take_all(self) -> None:
         self._posted = False
-        items, take = self._items, self._take
-        while items:
-            take(*items.popleft())
+        self._take(self._items)
