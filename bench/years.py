@@ -6,6 +6,7 @@ hundred it gives back for a day. Or a worker is there, for which the clock stops
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import numpy as np
@@ -88,7 +89,7 @@ def _take_all(consumer: delayd.Consumer, again: int = 0) -> int:
         for row in range(0, len(batch) if again else 0, again or 1):
             batch[row].nack(AFTER, wait=False)
         consumer.flush()
-        # What was given back has left already, and its acknowledgement changes nothing.
-        batch.ack(wait=False)
-    consumer.flush()
+        # The acknowledgement names those that were given back, too, and changes nothing of them.
+        with suppress(delayd.StaleHandle):
+            batch.ack()
     return taken
