@@ -85,7 +85,7 @@ class Embedded:
         self._services: list[Service] = []
         self._failure: BaseException | None = None
         self._closed = False
-        self._thread = LoopThread("delayd-embedded")
+        self._thread = LoopThread("delayd-embedded", machine.loop())
         try:
             self._thread.call(self._start(settings))
         except BaseException:

@@ -424,14 +424,6 @@ class Core:
         )
         peer.answer(frame.request_id, head)
 
-    @property
-    def words(self) -> int:
-        """How many messages have come, and were given to consumers, and had something said of them; but for leases that
-        a client extends by itself.
-        """
-        counted = {**self._pulls.counters, **self.retries.counters, "extended": 0}
-        return sum(counted.values()) + self.counters["messages"]
-
     # Checkpoints and the stop.
 
     def _pull_marks(self) -> tuple[int, int, int]:

@@ -165,16 +165,6 @@ class RealtimeServer:
         """The next instant, by the monotonic clock, at which a message may be offered again by itself."""
         return None if self._core is None else self._core.next_offer_ms()
 
-    @property
-    def words(self) -> int:
-        """How many messages have come, and were given to consumers, and had something said of them."""
-        return 0 if self._core is None else self._core.words
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the delay servers have taken all that is to come again later."""
-        return self._core is None or not self._core.retries.origins()
-
     def _on_timer(self) -> None:
         assert self._core is not None
         self._wake_set_ms = None

@@ -189,9 +189,9 @@ def need_real_threads() -> None:
 class LoopThread:
     """A running loop; made by the first use of a blocking client in a process, ended by its close."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         need_real_threads()
-        self.loop = uvloop.new_event_loop()
+        self.loop = uvloop.new_event_loop() if loop is None else loop
         self._inbox: deque[Work] = deque()
         self._woken = False
         self._closed = False

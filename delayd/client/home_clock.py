@@ -8,67 +8,13 @@ Invariant: how long a call waits is always counted by this machine's clock, so n
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from delayd.client.instants import ServerClock, monotonic_s, monotonic_us, wall_ms
 from delayd.client.limits import need_address
 
-if TYPE_CHECKING:
-    from delayd.client.pulling.acks import Handles
-
-
-class Watcher(Protocol):
-    """Is told what the callers of one consumer do; from any thread."""
-
-    def lease_s(self) -> float:
-        """`HomeClock.lease_s`, for calls of this consumer."""
-
-    def came_back(self) -> None:
-        """This thread or task asks for its next message: it is done with what it got before."""
-
-    def waits(self) -> None:
-        """A caller waits for a message from now on."""
-
-    def leaves(self) -> None:
-        """That caller has given up."""
-
-    def handed_out(self, handles: Handles) -> None:
-        """This thread or task has these messages."""
-
-    def let_go(self, handles: Handles) -> None:
-        """Something was said of these, or no caller has got them."""
-
-    def close(self) -> None:
-        """The consumer is closed."""
-
-
-class Watched(Protocol):
-    """A consumer, for its watcher; called on the consumer's loop."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it belongs to."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing that callers said is still on its way, and the server knows who waits."""
-
-    def hurry(self) -> None:
-        """Send what they said now, though more of it may come soon."""
-
-    @property
-    def keeps_leases(self) -> bool:
-        """Whether it extends the leases of messages that its callers have."""
-
-    def keep(self, ahead_s: float) -> None:
-        """Extend these leases so that they last while the clock is moved by so much, as far as the consumer may."""
-
-    @property
-    def has_next(self) -> bool:
-        """Whether a message is here that a caller who waits, or iterates, will take without asking for it."""
+C = TypeVar("C")
 
 
 class HomeClock(Protocol):
@@ -86,8 +32,10 @@ class HomeClock(Protocol):
     def server_clock(self, name: str) -> ServerClock:
         """What a client knows of the clock of one of the home's servers."""
 
-    def watcher(self, watched: Watched) -> Watcher | None:
-        """Who is told what callers do; None where nobody asks."""
+    def core_of(self, kind: type[C]) -> Callable[..., C]:
+        """What makes the core of a consumer: ``kind``, or one below it, by which a clock that is moved follows what
+        callers have in hand.
+        """
 
 
 class MachineClock:
@@ -109,14 +57,12 @@ class MachineClock:
         """See HomeClock."""
         return ServerClock(name)
 
-    def watcher(self, watched: Watched) -> None:
+    def core_of(self, kind: type[C]) -> Callable[..., C]:
         """See HomeClock."""
+        return kind
 
 
 MACHINE_CLOCK: HomeClock = MachineClock()
-
-handles_messages: ContextVar[bool] = ContextVar("handles_messages", default=False)
-"""Set in the threads of workers: a clock that is moved may wait for them, so they never wait for the clock."""
 
 _moved: dict[str, HomeClock] = {}
 

@@ -215,11 +215,6 @@ class DelayServer:
             self._core.stood_still(moved_ms)
             self._wake()
 
-    @property
-    def words(self) -> int:
-        """How many messages it has taken."""
-        return 0 if self._core is None else self._core.intake.next_sequence
-
     def next_stop_ms(self) -> int | None:
         """The next instant at which a message may be due, while nothing is due now; None while nothing is known."""
         return None if self._core is None else self._core.next_stop_ms()

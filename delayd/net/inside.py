@@ -74,14 +74,6 @@ def abort(host: str) -> None:
         listener.abort()
 
 
-def traffic(host: str) -> tuple[int, int]:
-    """Bytes that were written at all connections with the servers of a host that are open, and those not yet taken."""
-    with _lock:
-        ends = [end for (of, _), listener in _listeners.items() if of == host for end in listener.ends]
-    written = [end.written for end in ends]
-    return sum(one for one, _ in written), sum(left for _, left in written)
-
-
 class Listener:
     """Where a server of this process accepts connections."""
 
@@ -93,11 +85,6 @@ class Listener:
         self._ends: WeakSet[End] = WeakSet()
         with _lock:
             _listeners[host, self.port] = self
-
-    @property
-    def ends(self) -> list[End]:
-        """The server's ends of its connections; on its loop."""
-        return list(self._ends)
 
     def close(self) -> None:
         """Accept no further connection."""
@@ -151,15 +138,6 @@ class End(asyncio.Transport):
         self._protocol = protocol
         protocol.connection_made(self)
         self._wake()
-
-    @property
-    def written(self) -> tuple[int, int]:
-        """Bytes that both ends have written, and how many of them were not taken yet."""
-        other = self._other
-        if other is None or self._closing or other._closing:
-            return 0, 0
-        total = self._written + other._written
-        return total, total - self._taken - other._taken
 
     # Writing.
 

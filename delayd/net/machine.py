@@ -6,8 +6,11 @@ Invariant: a server asks its machine for these and nobody else, so that one mach
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Protocol
+
+import uvloop
 
 from delayd.clock import ClockEvidence, JudgedClock, SystemClock
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
@@ -49,6 +52,9 @@ class OwnExecutor(Executor, Protocol):
 class Machine(Protocol):
     """What a server asks for, once each while it starts."""
 
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """A loop for servers that share one thread of a program."""
+
     def disk(self) -> OwnDisk:
         """The disk with the server's folder."""
 
@@ -73,6 +79,10 @@ class Machine(Protocol):
 
 class RealMachine:
     """The machine that this process runs on."""
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """See Machine."""
+        return uvloop.new_event_loop()
 
     def disk(self) -> OwnDisk:
         """See Machine."""

@@ -2,9 +2,9 @@
 
 A map.
 
-    broker              servers in memory for the tests of a program that uses delayd (docs/testing.md)
+    broker              servers in memory for the tests of a program that uses delayd (docs/testing.md), and what they
+                        run on
     broker_clock        their clock, which the test moves
-    broker_machine      the disk, threads and time that they run on
     plugin              the fixtures of pytest
     conformance         what the public clients promise, as tests that run against any home (docs/testing.md)
 

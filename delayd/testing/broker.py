@@ -5,28 +5,36 @@ The servers are the real ones, on a disk in memory: what a test sees of them is 
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from delayd.client.admin.letters import Letter
 from delayd.client.home_clock import set_clock
 from delayd.client.limits import check_subject
 from delayd.client.sending.pending import PendingMessage
+from delayd.clock import ClockEvidence, JudgedClock
 from delayd.embedded import Embedded
-from delayd.errors import AlreadyClosed
-from delayd.net import inside
+from delayd.errors import AlreadyClosed, BadRequest
+from delayd.executor import Done, Post, Priority, Waiting, run
+from delayd.net.machine import Config
 from delayd.reading.find import Finder, FoundRow, Search
 from delayd.reading.matching import Wanted
 from delayd.retry_subject import is_reserved
-from delayd.testing.broker_clock import BrokerClock
-from delayd.testing.broker_machine import BrokerMachine
-
-if TYPE_CHECKING:
-    from delayd.delay.server import DelayServer
-    from realtime.server import RealtimeServer
+from delayd.secret import SECRET_BYTES, Secret
+from delayd.state import StateCopy
+from delayd.testing.broker_clock import BrokerClock, ServersLoop
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.state import MemoryState
 
 PATH = "/in-memory"  # On the disk in memory.
 SEGMENT_BYTES = 4 << 20  # A log that a test writes is short.
+PLACE = 1  # No directory is copied or moved here.
+
+R = TypeVar("R")
 
 
 class InMemoryBroker(Embedded):
@@ -50,7 +58,7 @@ class InMemoryBroker(Embedded):
 
     def __init__(self, *, start: datetime | None = None, tick: bool = False, **settings: Any) -> None:
         self.clock = BrokerClock(start, tick=tick)
-        machine = self._in_memory = BrokerMachine(self.clock.time)
+        machine = self._in_memory = BrokerMachine(self.clock)
         super().__init__(PATH, {"segment_bytes": SEGMENT_BYTES, **settings}, machine)
         self._forget_clock = set_clock(self._host, self.clock)
         self.clock.begin(self._thread, self)
@@ -100,37 +108,113 @@ class InMemoryBroker(Embedded):
     # For the clock, on the servers' loop.
 
     def look(self, moved_ms: int) -> None:
-        """See Stepped of delayd.testing.broker_clock."""
+        """Do what is due by now: the clock has been moved by so much."""
         for service in self._services:
             service.look(moved_ms)  # type: ignore[attr-defined]
 
     def next_stop_ms(self) -> int | None:
-        """See Stepped."""
-        delay, realtime = self._both
-        due_ms, offer_ms = delay.next_stop_ms(), realtime.next_stop_ms()
-        if offer_ms is None:
-            return due_ms
-        # The realtime server counts by the monotonic clock.
-        offer_ms += self.clock.time.now_ms - self.clock.time.lease_ms
-        return offer_ms if due_ms is None else min(due_ms, offer_ms)
-
-    def work(self) -> tuple[int, int]:
-        """See Stepped."""
-        written, unread = inside.traffic(self._host)
-        executors = self._in_memory.executors
-        done = sum(executor.jobs_done for executor in executors)
-        left = sum(not executor.is_idle for executor in executors)
-        _, realtime = self._both
-        return written + done, left + unread + (not realtime.is_settled)
-
-    def words(self) -> int:
-        """See Stepped."""
-        delay, realtime = self._both
-        return delay.words + realtime.words
-
-    @property
-    def _both(self) -> tuple[DelayServer, RealtimeServer]:
+        """The next instant at which something may happen by itself; None when nothing is known of one."""
         if not self._services:
             raise AlreadyClosed(f"{self!r} was closed while its clock moved")
         _, realtime, delay = self._services
-        return delay, realtime  # type: ignore[return-value]
+        due_ms, offer_ms = delay.next_stop_ms(), realtime.next_stop_ms()  # type: ignore[attr-defined]
+        if offer_ms is not None:
+            # The realtime server counts by the monotonic clock.
+            offer_ms += self.clock.time.now_ms - self.clock.time.lease_ms
+        return min((stop_ms for stop_ms in (due_ms, offer_ms) if stop_ms is not None), default=None)
+
+    @property
+    def writes(self) -> int:
+        """How often the servers have written: a send, a hand-out or a word about a message is always written."""
+        return self._in_memory.disk().writes
+
+
+class BrokerMachine:
+    """A `Machine` of delayd.net.machine: all of it runs on the loop of the servers, so nothing needs a lock."""
+
+    def __init__(self, clock: BrokerClock) -> None:
+        self._clock = clock
+        self._disk = BrokerDisk()
+        self._secret = Secret(os.urandom(SECRET_BYTES), "memory")
+
+    def loop(self) -> ServersLoop:
+        """See Machine."""
+        return self._clock.loop
+
+    def disk(self) -> BrokerDisk:
+        """See Machine."""
+        return self._disk
+
+    def state(self, path: str) -> BrokerState:
+        """See Machine."""
+        return BrokerState()
+
+    def clock(self, previous: ClockEvidence | None = None) -> JudgedClock:
+        """See Machine."""
+        return JudgedClock(self._clock.time.sources(), previous)
+
+    def executor(self, name: str, post: Post) -> LoopExecutor:
+        """See Machine."""
+        return LoopExecutor(post)
+
+    def secret(self, config: Config) -> Secret:
+        """See Machine."""
+        return self._secret
+
+    def place(self, folder: str) -> int:
+        """See Machine."""
+        return PLACE
+
+    def rest(self) -> None:
+        """See Machine."""
+
+
+class BrokerDisk(MemoryDisk):
+    """A memory disk without faults, which keeps no list of what was done."""
+
+    def count(self, operation: str) -> None:
+        """Nothing is replayed."""
+
+
+class BrokerState(MemoryState):
+    """A state that nobody can remove or copy."""
+
+    def look(self) -> None:
+        """There is no file."""
+
+    def begin_copy(self) -> StateCopy:
+        """BadRequest: a backup copies files."""
+        raise BadRequest("messages in memory can't be backed up; open a directory with delayd.open")
+
+
+class LoopExecutor:
+    """Runs jobs on the running loop, one a turn, the most urgent first."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._waiting = Waiting()
+
+    def submit(
+        self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
+    ) -> None:
+        """Queue ``work`` for the loop."""
+        self._waiting.jobs[priority].append(partial(_finish, work, done))
+        self._loop.call_soon(self._run_one)
+
+    def give_way(self) -> None:
+        """Run the waiting jobs that are more urgent than the one under way."""
+        while self._waiting.run_one(self._post):
+            pass
+
+    def close(self) -> None:
+        """Drop the queued jobs."""
+        self._waiting.drop()
+
+    def _run_one(self) -> None:
+        # The job of this call may have run inside another one.
+        self._waiting.run_one(self._post)
+
+
+def _finish(work: Callable[[], R], done: Callable[[Done[R]], None]) -> Callable[[], None]:
+    return partial(done, run(work, BaseException))

@@ -1,8 +1,11 @@
 """Broker clock: the clock of an `InMemoryBroker`, which the test moves.
 
-Between two instants the clock waits until everything is quiet: the servers have nothing left to do, and what consumers
-that wait were given has been worked off. So a handler sees the instant at which its message was due, and what it says
-or sends counts from there.
+Time jumps when everything blocks, as that of trio's `MockClock` does: the servers' loop has nothing left to do, what
+callers of consumers said is durable, and no caller has in hand what it got since the clock began to move. So a handler
+sees the instant at which its message was due, and what it says or sends counts from there.
+
+A handler may sleep, run threads and call other services, so no loop can tell whether it is at work. The core of its
+consumer can (`FollowedCore`): a caller is at work from a hand-out until it waits for the next one.
 
 Invariant: the clock never goes back, and never past an instant at which somebody waits for what is due then.
 """
@@ -11,26 +14,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import selectors
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from delayd.client.blocking import LoopThread
-from delayd.client.home_clock import Watched, handles_messages
 from delayd.client.instants import ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
+from delayd.client.pulling.consumer_core import ConsumerCore
+from delayd.client.pulling.message import Pulled
+from delayd.client.pulling.options import ConsumerSettings
+from delayd.client.pulling.stock import Batch
+from delayd.clock import ClockSources
 from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
-from delayd.testing.broker_machine import MovedTime
 from delayd.wire.frame import Head
+from delayd.worker.threads import Threads
 
 if TYPE_CHECKING:
     from delayd.client.pulling.acks import Handles
+    from delayd.testing.broker import InMemoryBroker
 
-TURNS = 16  # So many turns of the servers' loop without work mean that nothing is left.
+TURNS = 16  # Tasks that were made just before a move get so many turns of their loop to begin.
 LOOK_S = 0.0005  # How often handlers at work are looked at.
 FOLLOW_S = 0.005  # How often frozen time is looked at.
 PATIENCE_S = 5.0  # Handlers that do nothing for so long are not waited for.
@@ -41,24 +54,99 @@ FREEZER = "freezegun.api"
 LATEST_MS = INSTANT_MS_MAX - 3 * 365 * 86_400_000
 
 _MS = timedelta(milliseconds=1)
+_NS_PER_MS = 1_000_000
+
+C = TypeVar("C")
+Ts = TypeVarTuple("Ts")
+Who = threading.Thread | asyncio.Task[Any]
 
 log = logging.getLogger(__name__)
 
 
-class Stepped(Protocol):
-    """The servers, for their clock; called on their loop."""
+class MovedTime:
+    """The time of one broker: it stands still, or ticks on as this machine's does, and goes on when it is moved.
 
-    def look(self, moved_ms: int) -> None:
-        """Do what is due by now: the clock has been moved by so much."""
+    Only due instants stand still: waits and leases are counted by this machine's monotonic clock, and by the moves.
+    """
 
-    def next_stop_ms(self) -> int | None:
-        """The next instant at which something may happen by itself; None when nothing is known of one."""
+    def __init__(self, start_ms: int, *, tick: bool) -> None:
+        self._start_ms = start_ms
+        self._tick = tick
+        self._moved_ms = 0
+        self._began_ms = self._monotonic_ms()
 
-    def work(self) -> tuple[int, int]:
-        """How much work was done so far, and whether some is left: 0, or more."""
+    @property
+    def now_ms(self) -> int:
+        """The wall clock, in ms since the epoch."""
+        ticked_ms = self._monotonic_ms() - self._began_ms if self._tick else 0
+        return self._start_ms + self._moved_ms + ticked_ms
 
-    def words(self) -> int:
-        """How much of it was about messages: servers and idle connections do something, too."""
+    @property
+    def lease_ms(self) -> int:
+        """The monotonic clock."""
+        return self._monotonic_ms() + self._moved_ms
+
+    def move(self, ms: int) -> None:
+        """Let so much time pass."""
+        self._moved_ms += ms
+
+    def sources(self) -> ClockSources:
+        """These clocks, for a server."""
+        return ClockSources(
+            wall_ms=lambda: self.now_ms,
+            boottime_ms=lambda: self.now_ms,
+            monotonic_ms=lambda: self.lease_ms,
+            boot_id=lambda: "in-memory",
+        )
+
+    def _monotonic_ms(self) -> int:
+        # By `clock_gettime`, which a test that freezes time does not freeze: waits must end.
+        return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // _NS_PER_MS
+
+
+class ServersLoop(asyncio.SelectorEventLoop):
+    """The loop of the servers. It knows when it has nothing left to do."""
+
+    def __init__(self) -> None:
+        self._idle = _IdleSelector()
+        super().__init__(self._idle)
+
+    def time(self) -> float:
+        """Go on where a test freezes `time.monotonic`."""
+        return monotonic_s()
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Spare the system call that wakes a loop, where the loop itself calls: connections between servers do."""
+        if asyncio._get_running_loop() is self:
+            return self.call_soon(callback, *args, context=context)
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+    async def idle(self) -> None:
+        """Wait until nothing is ready: no callback, no timer, no event, and nothing that another thread has posted."""
+        nothing_left = self.create_future()
+        self._idle.waiting.append(nothing_left)
+        await nothing_left
+
+
+class _IdleSelector(selectors.DefaultSelector):
+    """A loop lets its selector wait only when all that was ready has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if not self.waiting or (timeout is not None and timeout <= 0):
+            return super().select(timeout)
+        events = super().select(0)
+        if not events:
+            for each in self.waiting:
+                if not each.done():
+                    each.set_result(None)
+            self.waiting.clear()
+        return events
 
 
 class BrokerClock:
@@ -75,9 +163,10 @@ class BrokerClock:
     def __init__(self, start: datetime | None, *, tick: bool) -> None:
         start_ms = (_frozen_ms() or wall_ms()) if start is None else instant_ms(start, "start")
         self.time = MovedTime(_within(start_ms), tick=tick)
+        self.followed: set[FollowedCore[Any]] = set()  # Of consumers that are open.
+        self.loop = ServersLoop()
         self._thread: LoopThread | None = None
-        self._servers: Stepped | None = None
-        self._watchers: set[_Watcher] = set()
+        self._servers: InMemoryBroker
         self._moving = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
 
@@ -98,24 +187,29 @@ class BrokerClock:
                 `advance_async` there.
             TimeoutError: messages go round at one instant without an end.
         """
-        self._call(partial(self._go_by, _length_ms(by)))
+        self._call(self._go_by, _length_ms(by))
 
     def move_to(self, instant: datetime) -> None:
         """The same, until an instant; BadArgument when the clock is past it."""
-        self._call(partial(self._go_to, self._ahead(instant)))
+        self._call(self._go_to, self._ahead(instant))
 
     async def advance_async(self, by: timedelta) -> None:
         """`advance`, for tests that run on an event loop."""
-        await self._await(partial(self._go_by, _length_ms(by)))
+        await self._await(self._go_by, _length_ms(by))
 
     async def move_to_async(self, instant: datetime) -> None:
         """`move_to`, for tests that run on an event loop."""
-        await self._await(partial(self._go_to, self._ahead(instant)))
+        await self._await(self._go_to, self._ahead(instant))
 
     # For the broker.
 
-    def begin(self, thread: LoopThread, servers: Stepped) -> None:
-        """Move these servers' time from now on."""
+    @property
+    def is_moving(self) -> bool:
+        """Whether the clock is on its way."""
+        return self._moving.locked()
+
+    def begin(self, thread: LoopThread, servers: InMemoryBroker) -> None:
+        """Move these servers' time from now on; they run on ``loop``, in a thread."""
         self._thread, self._servers = thread, servers
 
         async def follow() -> None:
@@ -155,74 +249,90 @@ class BrokerClock:
         """See HomeClock."""
         return _SharedClock(name, self.time)
 
-    def watcher(self, watched: Watched) -> _Watcher:
+    def core_of(self, kind: type[C]) -> Callable[..., C]:
         """See HomeClock."""
-        made = _Watcher(watched, self)
-        self._watchers.add(made)
-        return made
+        return partial(FollowedCore, self)  # type: ignore[return-value]
 
     # On the servers' loop.
 
     async def _go_by(self, ms: int) -> None:
         async with self._moving:
-            await self._step_to(_within(self.time.now_ms + ms))
+            await self._step_to(self.time.now_ms + ms)
 
     async def _go_to(self, target_ms: int) -> None:
         async with self._moving:
-            await self._step_to(_within(target_ms))
+            await self._step_to(target_ms)
 
     async def _step_to(self, target_ms: int) -> None:
-        servers = self._servers
-        assert servers is not None, "the broker has begun"
-        for watcher in list(self._watchers):
-            watcher.begin()
-        await self._quiet(servers)
+        _within(target_ms)
+        for core in list(self.followed):
+            core.begin()
+        await self._quiet()
         while (now_ms := self.time.now_ms) < target_ms:
             stop_ms = target_ms
-            if keepers := [watcher for watcher in list(self._watchers) if watcher.keeps_leases]:
-                stop_ms = min(stop_ms, now_ms + KEEP_MS)
-                for watcher in keepers:
-                    watcher.keep((stop_ms - now_ms) / 1_000)
-                await self._quiet(servers)
-            if any(watcher.is_active for watcher in list(self._watchers)):
-                next_ms = servers.next_stop_ms()
+            if any(core.is_active for core in list(self.followed)):
+                next_ms = self._servers.next_stop_ms()
                 if next_ms is not None and next_ms > now_ms:
                     stop_ms = min(stop_ms, next_ms)
-            moved_ms = stop_ms - now_ms
+            moved_ms = await self._keep_leases(stop_ms - now_ms)
             self.time.move(moved_ms)
-            servers.look(moved_ms)
-            await self._quiet(servers)
+            self._servers.look(moved_ms)
+            await self._quiet()
 
-    async def _quiet(self, servers: Stepped) -> None:
-        """Wait until nothing is left to do at this instant."""
-        loop = asyncio.get_running_loop()
-        began = since = loop.time()
-        before, words = servers.work(), servers.words()
+    async def _keep_leases(self, ahead_ms: int) -> int:
+        """Have consumers extend the leases that they keep; returns by how much the clock may move now."""
+        kept_ms = min(ahead_ms, KEEP_MS)
+        keepers = [core for core in list(self.followed) if core.keeps_leases]
+        kept = [await self._ask(core, partial(core.keep_for, kept_ms / 1_000)) for core in keepers]
+        return kept_ms if any(kept) else ahead_ms
+
+    async def _quiet(self) -> None:
+        """Wait until everything blocks at this instant.
+
+        An example: a handler sends a message that is due at once, and acknowledges its own. The servers have nothing to
+        do while it works; its consumer says that it is at work (1st round). When it waits again the servers have
+        written, so another consumer may have got that message after it was asked (2nd round). In the 3rd round nobody
+        is at work and nothing is written meanwhile.
+        """
+        began = since = monotonic_s()
+        last = self._servers.writes
         while True:
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-            is_at_work = await self._are_at_work()
-            after, now = servers.work(), loop.time()
-            if words != (said := servers.words()):
-                words, since = said, now
-            if after[0] == before[0] and not (after[1] or is_at_work):
+            await self.loop.idle()
+            before = self._servers.writes
+            at_work = [await self._ask(core, core.is_at_work) for core in list(self.followed)]
+            await self.loop.idle()
+            after, now = self._servers.writes, monotonic_s()
+            if after == before and not any(at_work):
                 return
-            if now - since > PATIENCE_S:
-                log.warning("clock_goes_on at=%s reason='handlers were not done in time'", self.now.isoformat())
-                for watcher in list(self._watchers):
-                    watcher.begin()
-                return
-            if after[0] != before[0]:
+            if after != last:
+                last, since = after, now
                 if now - began > STUCK_S:
                     raise TimeoutError(f"messages go round at {self.now.isoformat()} for ever: what sends them?")
+            elif now - since > PATIENCE_S:
+                log.warning("clock_goes_on at=%s reason='handlers were not done in time'", self.now.isoformat())
+                for core in list(self.followed):
+                    core.begin()
+                return
             else:
                 await asyncio.sleep(LOOK_S)
-            before = after
 
-    async def _are_at_work(self) -> bool:
-        """Whether a consumer has something to work off; asked on the loop of each, behind what it has to do."""
-        at_work = [await watcher.ask() for watcher in list(self._watchers)]
-        return any(at_work)
+    async def _ask(self, core: FollowedCore[Any], what: Callable[[], Coroutine[object, object, bool]]) -> bool:
+        """Ask a consumer on its own loop, behind what that has to do.
+
+        A loop that does not run serves nobody, and one that a handler blocks is not waited for again and again.
+        """
+        if not core.loop.is_running() or not (core.asked is None or core.asked.done()):
+            return False
+        question = what()
+        try:
+            core.asked = asyncio.run_coroutine_threadsafe(question, core.loop)
+        except RuntimeError:
+            question.close()
+            self.followed.discard(core)  # Its loop has ended.
+            return False
+        answer = asyncio.wrap_future(core.asked)
+        await asyncio.wait([answer], timeout=PATIENCE_S)
+        return answer.done() and not answer.cancelled() and answer.result()
 
     async def _follow(self) -> None:
         """Follow a frozen time that a test moves."""
@@ -254,37 +364,30 @@ class BrokerClock:
         # The clock may be there already and its servers still at work on what is due.
         if frozen_ms <= self.time.now_ms and not self._moving.locked():
             return
-        if self._moving.locked() and (handles_messages.get() or self._waits_for_caller()):
-            return  # The clock is on its way there, and waits for this caller.
-        self._call(partial(self._go_to, frozen_ms))
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether the clock is on its way."""
-        return self._moving.locked()
-
-    def forget(self, watcher: _Watcher) -> None:
-        """A consumer was closed."""
-        self._watchers.discard(watcher)
+        if self._moving.locked() and self._waits_for_caller():
+            return  # The clock is on its way there.
+        self._call(self._go_to, frozen_ms)
 
     def _waits_for_caller(self) -> bool:
         who = threading.current_thread()
-        return any(watcher.has_caller(who) for watcher in list(self._watchers))
+        return _is_a_workers() or any(core.has_caller(who) for core in list(self.followed))
 
-    def _call(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
+    def _call(self, go: Callable[[int], Coroutine[Any, Any, None]], ms: int) -> None:
         if _is_on_a_loop():
             raise WrongLoop("this loop could not serve its consumers meanwhile; await clock.advance_async(...) here")
-        if self._thread is None:
-            raise AlreadyClosed("this broker was closed")
-        self._thread.call(make())
+        self._standing().call(go(ms))
 
-    async def _await(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
-        if self._thread is None:
-            raise AlreadyClosed("this broker was closed")
+    async def _await(self, go: Callable[[int], Coroutine[Any, Any, None]], ms: int) -> None:
+        thread = self._standing()
         # Consumers that were begun just before are to wait when the clock begins to move.
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_run(make()), self._thread.loop))
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go(ms), thread.loop))
+
+    def _standing(self) -> LoopThread:
+        if self._thread is None:
+            raise AlreadyClosed("this broker was closed")
+        return self._thread
 
 
 class _SharedClock(ServerClock):
@@ -304,149 +407,156 @@ class _SharedClock(ServerClock):
 
 
 class _Caller:
-    """A thread or task that a consumer gave messages to, until it comes back for the next one."""
+    """A thread or task that asked a consumer for messages."""
 
-    def __init__(self, who: threading.Thread | asyncio.Task[Any]) -> None:
-        self.who = who
-        self.in_hand: set[tuple[int, ...]] = set()
+    def __init__(self) -> None:
+        self.waits = False  # It asked and got nothing yet.
+        self.in_hand: set[tuple[int, ...]] = set()  # Not settled; when it waits, with other threads and tasks.
         self.settled_s = 0.0  # When the last of these was settled.
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nobody goes on with what it got."""
-        return self.who.done() if isinstance(self.who, asyncio.Task) else not self.who.is_alive()
-
-    def is_at_work(self) -> bool:
-        """Whether it may still do something because of what it got."""
+    def is_at_work(self, who: Who) -> bool:
+        """Whether something may still be done because of what it got."""
+        if not self.waits and (who.done() if isinstance(who, asyncio.Task) else not who.is_alive()):
+            return False
         return bool(self.in_hand) or monotonic_s() - self.settled_s < AFTERWARDS_S
 
 
-class _Watcher:
-    """Follows what the callers of one consumer have in hand; see Watcher of delayd.client.home_clock.
+class FollowedCore(ConsumerCore[Batch]):
+    """The core of a consumer of a home in memory: it follows what callers have in hand, for the clock of that home.
 
     Only what they get while the clock moves counts: nobody knows what a caller does with what it had before. A caller
-    is at work until it asks for its next message, ends, or has done nothing for a while after its last word. Messages
-    that it has not settled when it comes back may be with other threads and tasks, as those of a worker are.
+    is at work until it waits for its next message, ends, or has done nothing for a while after its last word. Messages
+    that it has not settled when it waits again may be with other threads and tasks, as those of a worker are.
     """
 
-    def __init__(self, watched: Watched, clock: BrokerClock) -> None:
-        self.is_active = False  # A caller has waited for messages since the clock began to move.
-        self._watched = watched
+    def __init__(
+        self,
+        clock: BrokerClock,
+        address: str,
+        settings: ConsumerSettings,
+        make: Callable[[Pulled], Batch],
+        thread: LoopThread | None = None,
+    ) -> None:
+        super().__init__(address, settings, make, thread)
+        self.asked: Future[bool] | None = None  # What the clock asked last, on this consumer's loop.
+        self._is_tracked = True
+        self._callers: dict[Who, _Caller] = {}
         self._clock = clock
-        self._waiting = 0
-        self._callers: dict[object, _Caller] = {}
-        self._elsewhere: set[tuple[int, ...]] = set()  # Not settled, of callers that came back.
-        self._asked: asyncio.Future[bool] | None = None  # Its loop has not answered yet.
+        clock.followed.add(self)
+
+    # For the clock.
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a caller waits for messages, or has got some since the clock began to move."""
+        return bool(self._callers)
+
+    def has_caller(self, who: threading.Thread) -> bool:
+        """Whether a thread waits for messages, or is at work on some."""
+        caller = self._callers.get(who)
+        return caller is not None and (caller.waits or caller.is_at_work(who))
+
+    def begin(self) -> None:
+        """Follow what callers get from now on."""
+        for who, caller in list(self._callers.items()):
+            caller.in_hand.clear()
+            if not caller.waits:
+                self._callers.pop(who, None)
 
     @property
     def keeps_leases(self) -> bool:
-        """Whether the consumer extends leases."""
-        return self._watched.keeps_leases and self._watched.loop.is_running()
+        """Whether it extends leases."""
+        return self._keeper is not None
 
-    def keep(self, ahead_s: float) -> None:
-        """Let the consumer extend them, soon: the next `ask` comes behind that."""
+    async def keep_for(self, ahead_s: float) -> bool:
+        """Extend leases so that they last while the clock is moved by so much; returns whether there are any."""
+        kept = self._keeper is not None and self._keeper.keep(ahead_s)
+        await self._source.flush()
+        return kept
+
+    async def is_at_work(self) -> bool:
+        """Wait until what callers said is durable; returns whether a caller is at work, or gets something now."""
+        await self._source.flush()
+        waiting, at_work = 0, False
+        for who, caller in list(self._callers.items()):
+            waiting += caller.waits
+            if caller.is_at_work(who):
+                at_work = True
+            elif not caller.waits:
+                self._callers.pop(who, None)
+        # A caller that waits is on its way here or from here, but for those that wait for a PULL or for room.
+        waits = len(self._waiters) + (0 if self._in_flight is None else self._in_flight.waiting)
+        asks = self._waiters and self._source.under_way and not self._source.is_asking
+        return bool(at_work or waiting > waits or asks)
+
+    # What callers do.
+
+    def more(self, most: int | None, until: float) -> Coroutine[Any, Any, bool]:
+        """See ConsumerCore; the caller waits from this call on."""
+        return self._wait(partial(super().more, most, until))
+
+    def more_to_iterate(self) -> Coroutine[Any, Any, bool]:
+        """See ConsumerCore."""
+        return self._wait(super().more_to_iterate)
+
+    async def close(self) -> None:
+        """See ConsumerCore."""
         try:
-            self._watched.loop.call_soon_threadsafe(self._watched.keep, ahead_s)
-        except RuntimeError:
-            self.close()  # Its loop has ended.
+            await super().close()
+        finally:
+            self._clock.followed.discard(self)
 
-    def begin(self) -> None:
-        """The clock begins to move."""
-        self._callers.clear()
-        self._elsewhere.clear()
-        self.is_active = self._waiting > 0
+    def _wait(self, more: Callable[[], Coroutine[Any, Any, bool]]) -> Coroutine[Any, Any, bool]:
+        caller = self._callers.setdefault(_who(), _Caller())
+        caller.waits, caller.settled_s = True, 0.0
 
-    def has_caller(self, who: threading.Thread) -> bool:
-        """Whether a thread has got messages and has not come back."""
-        return who in self._callers
+        async def waited() -> bool:
+            found = False
+            try:
+                found = await more()
+            finally:
+                caller.waits = found
+            return found
 
-    def lease_s(self) -> float:
-        """See Watcher."""
-        # While the clock moves it waits for callers of this consumer to take what they waited for.
-        if self.is_active and self._clock.is_moving:
-            return self._clock.time.lease_ms / 1_000
-        return self._clock.lease_s()
+        return waited()
 
-    def came_back(self) -> None:
-        """See Watcher."""
-        if self._callers and (caller := self._callers.pop(_who(), None)) is not None:
-            self._elsewhere.update(caller.in_hand)
-
-    def waits(self) -> None:
-        """See Watcher."""
-        self._waiting += 1
-        self.is_active = True
-
-    def leaves(self) -> None:
-        """See Watcher."""
-        self._waiting = max(self._waiting - 1, 0)
-        if not self._waiting and not self._callers:
-            self.is_active = False  # Its next call waits until the clock is there.
-
-    def handed_out(self, handles: Handles) -> None:
-        """See Watcher."""
+    def _handed_out(self, handles: Handles, lease_ends: float) -> bool:
+        if not super()._handed_out(handles, lease_ends):
+            return False
+        who = _who()
         if self._clock.is_moving:
-            who = _who()
-            caller = self._callers.get(who)
-            if caller is None:
-                caller = self._callers[who] = _Caller(who)
+            caller = self._callers.setdefault(who, _Caller())
             caller.in_hand.update(_keys(handles))
-        self.leaves()
+            caller.waits = False
+        else:
+            self._callers.pop(who, None)
+        return True
 
-    def let_go(self, handles: Handles) -> None:
-        """See Watcher."""
-        if not self._callers and not self._elsewhere:
+    def _let_go(self, handles: Handles) -> None:
+        super()._let_go(handles)
+        if not self._callers:
             return
         keys = _keys(handles)
-        self._elsewhere.difference_update(keys)
         for caller in list(self._callers.values()):
-            if caller.in_hand and not caller.in_hand.isdisjoint(keys):
+            if not caller.in_hand.isdisjoint(keys):
                 caller.in_hand.difference_update(keys)
-                caller.settled_s = monotonic_s()
-
-    def close(self) -> None:
-        """See Watcher."""
-        self._clock.forget(self)
-
-    @property
-    def _is_at_work(self) -> bool:
-        for who, caller in list(self._callers.items()):
-            if caller.has_ended or not caller.is_at_work():
-                self._callers.pop(who, None)
-        return bool(self._callers or self._elsewhere)
-
-    async def ask(self) -> bool:
-        """Whether something is at work here, as the consumer's own loop sees it.
-
-        A loop that does not run serves nobody, and one that a handler blocks is not waited for again and again.
-        """
-        if not self._watched.loop.is_running() or not (self._asked is None or self._asked.done()):
-            return False
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        loop = answer.get_loop()
-
-        def tell() -> None:
-            watched = self._watched
-            in_hand = self._is_at_work
-            at_work = in_hand or not watched.is_settled or (self.is_active and watched.has_next)
-            if at_work:
-                watched.hurry()
-            # Requests leave at the end of the turn in which they were made: the servers have them before this answer.
-            watched.loop.call_soon(loop.call_soon_threadsafe, _set, answer, at_work)
-
-        try:
-            # Twice around, so that what the first turn has begun is seen.
-            self._watched.loop.call_soon_threadsafe(lambda: self._watched.loop.call_soon(tell))
-        except RuntimeError:
-            self.close()  # Its loop has ended.
-            return False
-        self._asked = answer
-        await asyncio.wait([answer], timeout=PATIENCE_S)
-        return answer.done() and answer.result()
+                caller.settled_s = 0.0 if caller.waits else monotonic_s()
 
 
-async def _run(coroutine: Coroutine[object, object, None]) -> None:
-    await coroutine
+def _who() -> Who:
+    """The task that calls, or the thread where it is no task."""
+    try:
+        return asyncio.current_task() or threading.current_thread()
+    except RuntimeError:
+        return threading.current_thread()
+
+
+def _is_a_workers() -> bool:
+    """Whether this is a thread of a worker: the clock waits for its handler."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not Threads._serve.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_on_a_loop() -> bool:
@@ -455,19 +565,6 @@ def _is_on_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _who() -> threading.Thread | asyncio.Task[Any]:
-    """The task that calls, or the thread where it is no task."""
-    try:
-        return asyncio.current_task() or threading.current_thread()
-    except RuntimeError:
-        return threading.current_thread()
-
-
-def _set(answer: asyncio.Future[bool], value: bool) -> None:
-    if not answer.done():
-        answer.set_result(value)
 
 
 def _keys(handles: Handles) -> list[tuple[int, ...]]:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 
 from delayd.client.blocking import need_real_threads
-from delayd.client.home_clock import handles_messages
 from delayd.worker.job import Job
 
 
@@ -28,7 +27,6 @@ class Threads:
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        self._context.run(handles_messages.set, True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._done: deque[Job] = deque()
         self._woken = False

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from asyncio import _get_running_loop
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Self
 
 from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
 from delayd.client.engine import AsyncClient, OwnEngine, OwnLoopEngine
+from delayd.client.home_clock import clock_at
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_bool, need_listed, need_timedelta
 from delayd.client.pulling.acks import Handles
@@ -83,7 +84,7 @@ class AsyncConsumer(Consumes, AsyncClient[ConsumerCore["AsyncMessageBatch"]]):
 
     def _begin(self, meta: str) -> None:
         make = partial(AsyncMessageBatch, consumer=self)
-        self._own = OwnLoopEngine("consumer", lambda: ConsumerCore(meta, self._here(), make))
+        self._own = OwnLoopEngine("consumer", lambda: clock_at(meta).core_of(ConsumerCore)(meta, self._here(), make))
         self._own.standing()  # The consumer belongs to the loop in which it is made.
 
     def __aiter__(self) -> Self:
@@ -360,7 +361,8 @@ class Consumer(Consumes, BlockingClient[ConsumerCore["MessageBatch"]]):
         make = partial(MessageBatch, consumer=self)
 
         def made() -> OnThread[ConsumerCore[MessageBatch]]:
-            return OnThread("delayd-consumer", lambda thread: ConsumerCore(meta, self._here(), make, thread))
+            core_of: Callable[..., ConsumerCore[MessageBatch]] = clock_at(meta).core_of(ConsumerCore)
+            return OnThread("delayd-consumer", lambda thread: core_of(meta, self._here(), make, thread))
 
         self._own = OwnEngine("consumer", made)
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -82,8 +82,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
             self.settle_soon = lambda handles, word: said.put((handles, word))
         self._left: Handles = []  # What `close` is to give back.
         self._meta = MetaView(address)
-        self._watcher = self._meta.clock.watcher(self)
-        self._lease_now = self._meta.clock.lease_s if self._watcher is None else self._watcher.lease_s
+        self._lease_now = self._meta.clock.lease_s
         lease_s = settings.lease / _SECOND
         self._stock: Stock[Batch] = Stock(make)
         self._pace = Pace(lease_s)
@@ -112,48 +111,18 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         most = settings.max_in_flight
         self._in_flight = None if most is None else InFlight(most, self._lease_now)
         # Somebody follows which messages handlers have.
-        self._is_tracked = self._keeper is not None or self._in_flight is not None or self._watcher is not None
-        self._hurrying: asyncio.Task[None] | None = None
+        self._is_tracked = self._keeper is not None or self._in_flight is not None
 
     def check(self) -> None:
         """Raise AlreadyClosed after the close; from any thread."""
         if self.closed:
             raise AlreadyClosed("this consumer was closed")
 
-    @property
-    def is_settled(self) -> bool:
-        """See Watched."""
-        # What a caller waits for was asked for when the question is on its way.
-        asks = not self._waiters or not self._source.under_way or self._source.is_asking
-        return asks and not self._giving_back and self._source.is_settled
-
-    def hurry(self) -> None:
-        """See Watched."""
-        if self._hurrying is None or self._hurrying.done():
-            self._hurrying = self._loop.create_task(self._source.flush())
-
-    @property
-    def keeps_leases(self) -> bool:
-        """See Watched."""
-        return self._keeper is not None
-
-    def keep(self, ahead_s: float) -> None:
-        """See Watched."""
-        if self._keeper is not None:
-            self._keeper.keep(ahead_s)
-
-    @property
-    def has_next(self) -> bool:
-        """See Watched."""
-        return (self._iterates or bool(self._waiters)) and self._stock.count > 0
-
     def take_next(self, given: list[tuple[Batch, int]]) -> bool:
         """Add the next message to ``given``; False when none is here. From any thread.
 
         A caller that can't hand the message on must put it back.
         """
-        if self._watcher is not None:
-            self._watcher.came_back()
         if self._in_flight is not None and not self._in_flight.room:
             return False
         now = self._lease_now()
@@ -179,8 +148,6 @@ class ConsumerCore(OnLoop, Generic[Batch]):
 
     def take(self, most: int | None, given: list[Pulled]) -> bool:
         """As `take_next`, for up to ``most`` messages; None: as many as the pace allows."""
-        if self._watcher is not None:
-            self._watcher.came_back()
         now = self._lease_now()
         self._pace.came_back(now)
         if self._in_flight is not None and not self._in_flight.room:
@@ -211,13 +178,35 @@ class ConsumerCore(OnLoop, Generic[Batch]):
 
         If a caller is cancelled here, messages that arrive go to the next call.
         """
-        found = await self._watched(self._more(most, until))
+        found = await self._more(most, until)
         self.outage = None if found else self._why_nobody_is_asked()
         return found
 
     async def more_to_iterate(self) -> bool:
         """Wait until a message is in stock, however long servers are away; False after the close."""
-        return await self._watched(self._more_to_iterate())
+        self._iterates = True
+        while not self.closed:
+            try:
+                if self._in_flight is not None and not await self._in_flight.wait(None):
+                    break
+                while not self._stock.count and not self.closed:
+                    self._raise_failed_pull()
+                    if not self._source.under_way:
+                        self._ask(self._wanted(self._least()), POLL_MS)
+                    await self._wait_for_pull(None)
+            except AlreadyClosed:
+                break
+            except (RequestFailed, RetryLater) as error:
+                if not self._away:
+                    names = (self._settings.subject, self._settings.group)
+                    log.warning(
+                        "consumer_waits subject=%s group=%s code=%s reason=%r", *names, error.code, error.message
+                    )
+                self._away = True
+                await asyncio.sleep(self._backoff.next_ms() / 1000)
+                continue
+            return not self.closed
+        return False
 
     def _why_nobody_is_asked(self) -> DelaydError | None:
         """Why no server has served a pull that is under way; None when one has it in its time, or has answered it."""
@@ -229,18 +218,6 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         return self._source.trouble or ServerUnavailable(
             f"no realtime server of {self._settings.subject} was reached in the time of this pull"
         )
-
-    async def _watched(self, more: Coroutine[object, object, bool]) -> bool:
-        if self._watcher is None:
-            return await more
-        found = False
-        self._watcher.waits()
-        try:
-            found = await more
-        finally:
-            if not found:
-                self._watcher.leaves()
-        return found
 
     async def _more(self, most: int | None, until: float) -> bool:
         self.check()
@@ -269,31 +246,6 @@ class ConsumerCore(OnLoop, Generic[Batch]):
                     return False
             self.check()
         return True
-
-    async def _more_to_iterate(self) -> bool:
-        self._iterates = True
-        while not self.closed:
-            try:
-                if self._in_flight is not None and not await self._in_flight.wait(None):
-                    break
-                while not self._stock.count and not self.closed:
-                    self._raise_failed_pull()
-                    if not self._source.under_way:
-                        self._ask(self._wanted(self._least()), POLL_MS)
-                    await self._wait_for_pull(None)
-            except AlreadyClosed:
-                break
-            except (RequestFailed, RetryLater) as error:
-                if not self._away:
-                    names = (self._settings.subject, self._settings.group)
-                    log.warning(
-                        "consumer_waits subject=%s group=%s code=%s reason=%r", *names, error.code, error.message
-                    )
-                self._away = True
-                await asyncio.sleep(self._backoff.next_ms() / 1000)
-                continue
-            return not self.closed
-        return False
 
     def _ask(self, most: int, wait_ms: int) -> None:
         self._asked = most
@@ -341,8 +293,6 @@ class ConsumerCore(OnLoop, Generic[Batch]):
             return False
         if self._keeper is not None:
             self._keeper.handed_out(handles)
-        if self._watcher is not None:
-            self._watcher.handed_out(handles)
         return True
 
     def _let_go(self, handles: Handles) -> None:
@@ -351,8 +301,6 @@ class ConsumerCore(OnLoop, Generic[Batch]):
             self._keeper.settled(handles)
         if self._in_flight is not None:
             self._in_flight.let_go(handles)
-        if self._watcher is not None:
-            self._watcher.let_go(handles)
 
     def _keep(self, handles: Handles, lease_s: float) -> None:
         """Extend leases; a server that is away, or has taken messages back, tells their handler when it settles."""
@@ -401,8 +349,6 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         finally:
             await self._source.close()
             await self._meta.close()
-            if self._watcher is not None:
-                self._watcher.close()
         self._failures.raise_first()
 
     async def flush_at_end(self) -> None:

@@ -81,6 +81,11 @@ class InFlight:
         if self._waiting:
             self._loop.call_soon_threadsafe(self._freed.set)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls of `wait` have no room yet."""
+        return 0 if self._freed.is_set() else self._waiting
+
     async def wait(self, until: float | None) -> bool:
         """Wait until a message may be handed out; False when none may be before the instant ``until`` on `monotonic_s`,
         or at the close.

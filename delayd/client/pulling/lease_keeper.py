@@ -75,28 +75,26 @@ class LeaseKeeper:
                     else:
                         self._since.pop(one, None)
 
-    def keep(self, ahead_s: float) -> None:
-        """Extend the leases now, so that they last beyond a time that passes at once: a test moves the clock."""
+    def keep(self, ahead_s: float = 0.0) -> bool:
+        """Extend the leases now, from ``ahead_s`` on, as far as they may be; returns whether there are any."""
         self._read()
         now_s = self._now_s()
+        over = [one for one, since in self._since.items() if since <= now_s - self._most_s]
+        for one in over:
+            del self._since[one]
+        if over:
+            limited.warning("lease_let_go", "lease_let_go subject=%s group=%s messages=%d", *self._names, len(over))
         by_lease: dict[float, Handles] = {}
         for one, since in self._since.items():
             lease_s = min(ahead_s, since + self._most_s - now_s) + self._lease_s
             by_lease.setdefault(lease_s, []).append([*one])
         for lease_s, handles in by_lease.items():
             self._extend(handles, lease_s)
+        return bool(by_lease)
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._tick)
-        self._read()
-        too_old = self._now_s() - self._most_s
-        over = [key for key, since in self._since.items() if since <= too_old]
-        for key in over:
-            del self._since[key]
-        if over:
-            limited.warning("lease_let_go", "lease_let_go subject=%s group=%s messages=%d", *self._names, len(over))
-        if self._since:
-            self._extend([[*one] for one in self._since], self._lease_s)
+        self.keep()
 
 
 def _ones(handle: list[int]) -> Iterator[tuple[int, ...]]:

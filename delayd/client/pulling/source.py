@@ -110,12 +110,8 @@ class Source(Protocol):
     async def give_back(self, handles: Handles) -> None:
         """Give back messages that no handler was given."""
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether what was settled is durable or failed."""
-
     async def flush(self) -> None:
-        """Wait until it is."""
+        """Wait until what was settled is durable or failed."""
 
     async def disconnect(self) -> None:
         """End the connections; the next request makes others."""
@@ -314,11 +310,6 @@ class Settler(ABC, Generic[R]):
         """See Source."""
         by_lanes = await self._by_lanes_met(handles, NACK)
         await _all([lanes.returns.give_and_wait(of_lane) for lanes, _, of_lane in by_lanes])
-
-    @property
-    def is_settled(self) -> bool:
-        """See Source."""
-        return not self._settling and all(server.lanes.are_idle for server in self._servers.values())
 
     async def flush(self) -> None:
         """See Source."""

@@ -32,7 +32,7 @@ def _pulled(consumer: delayd.Consumer) -> list[bytes]:
 
 
 def _until_one_waits(broker: InMemoryBroker) -> None:
-    wait_until(lambda: any(watcher._waiting for watcher in list(broker.clock._watchers)), "a consumer waits")
+    wait_until(lambda: any(core.is_active for core in list(broker.clock.followed)), "a consumer waits")
 
 
 def test_a_message_comes_at_its_millisecond(delayd_broker: InMemoryBroker) -> None:
@@ -202,7 +202,7 @@ def test_a_thread_that_waits_is_waited_for(delayd_broker: InMemoryBroker) -> Non
             producer.send("a", b"last" if day == 3 else b"", delay=day * DAY)
         thread = threading.Thread(target=consume)
         thread.start()
-        wait_until(lambda: any(watcher.is_active or watcher._waiting for watcher in clock._watchers))
+        wait_until(lambda: any(core.is_active for core in list(clock.followed)))
         clock.advance(10 * DAY)
         thread.join()
     assert seen == [1, 2, 3]
@@ -274,7 +274,7 @@ def test_questions_of_others_are_no_work_of_a_handler(
         threads = [threading.Thread(target=work) for work in (ask, take)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: any(watcher._waiting for watcher in delayd_broker.clock._watchers), "the consumer waits")
+        wait_until(lambda: any(core.is_active for core in list(delayd_broker.clock.followed)), "the consumer waits")
         try:
             delayd_broker.clock.advance(DAY)
         finally:
@@ -333,8 +333,10 @@ def test_messages_that_go_round_at_one_instant_are_told(
     asyncio.run(scenario())
 
 
-def test_frozen_time_is_the_brokers_time() -> None:
-    with freeze_time("2027-03-01 12:00:00", tz_offset=0, real_asyncio=True) as frozen, InMemoryBroker() as broker:
+@pytest.mark.parametrize("real_asyncio", [False, True])
+def test_frozen_time_is_the_brokers_time(real_asyncio: bool) -> None:
+    frozen_time = freeze_time("2027-03-01 12:00:00", tz_offset=0, real_asyncio=real_asyncio)
+    with frozen_time as frozen, InMemoryBroker() as broker:
         assert broker.clock.now == datetime(2027, 3, 1, 12, tzinfo=UTC)
         with broker.producer() as producer, broker.consumer("a", "g") as consumer:
             producer.send("a", b"42", delay=DAY)
@@ -344,6 +346,14 @@ def test_frozen_time_is_the_brokers_time() -> None:
             (message,) = consumer.pull(wait=AT_ONCE)
             assert message.deliver_at == datetime(2027, 3, 2, 12, tzinfo=UTC)
             message.ack()
+
+
+def test_timers_of_the_servers_go_on_in_frozen_time_and_do_not_jump_with_it() -> None:
+    with freeze_time("2027-03-01", ignore=["tests.waiting"]) as frozen, InMemoryBroker() as broker:
+        begun = broker.clock.loop.time()
+        wait_until(lambda: broker.clock.loop.time() > begun)
+        frozen.tick(DAY)
+        assert broker.clock.loop.time() - begun < 3_600
 
 
 def test_a_broker_that_nobody_calls_follows_frozen_time() -> None:
@@ -636,3 +646,59 @@ def test_a_home_that_is_closed_ends_its_loops_and_workers() -> None:
     with pytest.raises(delayd.errors.AlreadyClosed):
         consumer.pull(wait=timedelta(0))
     consumer.close()
+
+
+def test_a_workers_function_that_sends_in_frozen_time_does_not_wait_for_the_clock_that_waits_for_it() -> None:
+    seen: list[float] = []
+    with freeze_time("2026-01-01", real_asyncio=True) as frozen, InMemoryBroker() as broker:
+        begun, worker = broker.clock.now, broker.worker()
+        with broker.producer() as producer, broker.consumer("b", "g") as other:
+
+            @worker.on("a", group="g")
+            def send_again(body: bytes) -> None:
+                seen.append((broker.clock.now - begun) / DAY)
+                producer.send("a", b"x", delay=DAY)
+
+            serving = threading.Thread(target=lambda: asyncio.run(worker.serve()))
+            serving.start()
+            _until_one_waits(broker)
+            producer.send("a", b"x", delay=DAY)
+            frozen.tick(3 * DAY + timedelta(hours=1))
+            assert _pulled(other) == []
+            assert seen == [1, 2, 3]
+            worker.stop()
+            serving.join()
+
+
+def test_what_was_said_before_the_clock_is_moved_is_heard_before_it_moves(delayd_broker: InMemoryBroker) -> None:
+    with (
+        delayd_broker.producer() as producer,
+        delayd_broker.consumer("a", "g") as consumer,
+        delayd_broker.consumer("a", "g") as other,
+    ):
+        for _ in range(5):
+            producer.send("a", b"", delay=AT_ONCE)
+            (message,) = consumer.pull()
+            message.ack(wait=False)
+            delayd_broker.clock.advance(DAY)
+            assert not len(other.pull(wait=AT_ONCE))
+
+
+def test_a_caller_that_waits_for_room_is_not_at_work(
+    delayd_broker: InMemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with (
+            delayd_broker.async_producer() as producer,
+            delayd_broker.async_consumer("a", "g", max_in_flight=1, lease=timedelta(hours=1)) as consumer,
+        ):
+            await producer.send("a", b"", delay=AT_ONCE)
+            (message,) = await consumer.pull()
+            pulling = asyncio.create_task(consumer.pull(wait=timedelta(minutes=1)))
+            await delayd_broker.clock.advance_async(timedelta(minutes=1))
+            await message.ack()
+            pulling.cancel()
+            await asyncio.wait([pulling])
+
+    asyncio.run(scenario())
+    assert "clock_goes_on" not in caplog.text
