@@ -32,7 +32,7 @@ from delayd.secret import Secret
 
 from .exits import NOT_BALANCED, OK
 from .hours import HourRange, Hours, all_damage_named, hour_of_name
-from .listing import Cell, Column, Kind, progress, show
+from .listing import Cell, Column, Kind, columns, progress, show
 from .options import Command, confirm, data_option, format_option, offer_instants, secret_of, secret_option, yes_option
 from .programs import Programs
 from .times import duration, duration_text, instant, instant_text
@@ -47,23 +47,15 @@ _QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for
 _FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch", "conservation")
 _SELDOM = (*CLASSES[1:], *_FAULTS, "late")
 HOUR_COLUMNS = (
-    Column("hour"),
+    *columns("hour"),
     *(Column(name, Kind.NUMBER) for name in ("scheduled", *CLASSES)),
     *(Column(name, Kind.NUMBER) for name in _FAULTS),
-    Column("late", Kind.NUMBER),
+    *columns("late:number"),
     *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "tallied", "past_due")),
     *(Column(name, Kind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
-    Column("delay_log_id", detail=True),
+    *columns("delay_log_id:detail"),
 )
-FINDING_COLUMNS = (
-    Column("hour"),
-    Column("finding"),
-    Column("sequence", Kind.NAME),
-    Column("subject"),
-    Column("deliver_at_ms", Kind.INSTANT, spare=True),
-    Column("detail"),
-    Column("delay_log_id", detail=True),
-)
+FINDING_COLUMNS = columns("hour finding sequence:name subject deliver_at_ms:instant,spare detail delay_log_id:detail")
 
 _TERMS = (
     data_option,
@@ -110,12 +102,10 @@ _TERMS = (
     format_option,
 )
 GROUP_COLUMNS = (
-    Column("subject"),
-    Column("group"),
+    *columns("subject group"),
     *(Column(name, Kind.NUMBER) for name in ("pulled", "redelivered", "acknowledged", "given_back", "sent_back")),
     *(Column(name, Kind.NUMBER) for name in ("lapsed", "outstanding", "gaps")),
-    Column("group_id", Kind.NAME, detail=True),
-    Column("realtime_log_id", detail=True),
+    *columns("group_id:name,detail realtime_log_id:detail"),
 )
 
 

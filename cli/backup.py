@@ -39,7 +39,7 @@ from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import NOT_BALANCED, OK, TRY_LATER
-from .listing import Cell, Column, Kind, progress, show, size_text
+from .listing import Cell, columns, progress, show, size_text
 from .options import (
     Command,
     DataFolder,
@@ -51,17 +51,9 @@ from .options import (
 )
 from .times import instant_text
 
-COLUMNS = (
-    Column("role"),
-    Column("log_id"),
-    Column("instant_ms", Kind.INSTANT),
-    Column("next_sequence", Kind.NUMBER),
-    Column("replay_offset", Kind.NUMBER),
-    Column("log_end", Kind.NUMBER, spare=True),
-    Column("hours", Kind.NUMBER, spare=True),
-    Column("first_hour", spare=True),
-    Column("last_hour", spare=True),
-    Column("size_bytes", Kind.SIZE),
+COLUMNS = columns(
+    "role log_id instant_ms:instant next_sequence:number replay_offset:number log_end:number,spare "
+    "hours:number,spare first_hour:spare last_hour:spare size_bytes:size"
 )
 role_option = click.option(
     "--role", "roles", multiple=True, type=click.Choice(ROLES), help="Only this server; may be repeated."

@@ -7,11 +7,11 @@ import click
 from delayd.reading.export import FORMATS, export_directory
 
 from .hours import HourRange, Hours
-from .listing import Column, Kind, progress, show
+from .listing import columns, progress, show
 from .options import Command, data_option, offer_instants, subject_option
 from .times import instant
 
-COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
+COLUMNS = columns("table rows:number")
 
 
 @click.command(cls=Command)

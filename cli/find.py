@@ -22,7 +22,7 @@ from delayd.reading.groups import Memory
 from delayd.reading.matching import Pattern, Wanted
 
 from .hours import LeftOut
-from .listing import Cell, Column, JsonText, Kind, printable, progress, show
+from .listing import Cell, Column, JsonText, columns, printable, progress, show
 from .options import (
     Command,
     data_option,
@@ -35,16 +35,9 @@ from .options import (
 )
 from .times import check_order
 
-COLUMNS = (
-    Column("sequence", Kind.NAME),
-    Column("subject"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("accepted_at_ms", Kind.INSTANT, spare=True),
-    Column("key", spare=True),
-    Column("tags", spare=True),
-    Column("body_bytes", Kind.SIZE, spare=True),
-    Column("state"),
-    Column("delay_log_id", detail=True),
+COLUMNS = columns(
+    "sequence:name subject deliver_at_ms:instant accepted_at_ms:instant,spare key:spare tags:spare "
+    "body_bytes:size,spare state delay_log_id:detail"
 )
 ALONE_TASKS = 2  # So much is searched in this process: to start others would take longer.
 TASKS_AHEAD = 2  # For each process: one that it searches, and one that waits.

@@ -28,7 +28,7 @@ from delayd.reading.stored_quota import server_runs, stored_quota
 
 from . import ask
 from .hours import Listing, Window
-from .listing import Cell, Column, Kind, progress
+from .listing import Cell, columns, progress
 from .subjects import limits_sentence
 from .times import instant_text
 
@@ -38,13 +38,9 @@ BAR_CHARACTERS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 SECOND_MS = 1_000
 PNG_INCHES = (10.0, 4.0)
-COLUMNS = (
-    Column("period"),
-    Column("messages", Kind.NUMBER),
-    Column("stored_bytes", Kind.SIZE),
-    Column("fullest_second_messages", Kind.NUMBER, spare=True),
-    Column("fullest_second_ms", Kind.INSTANT, spare=True),
-    Column("above", spare=True),
+COLUMNS = columns(
+    "period messages:number stored_bytes:size fullest_second_messages:number,spare "
+    "fullest_second_ms:instant,spare above:spare"
 )
 
 

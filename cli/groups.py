@@ -35,7 +35,7 @@ from . import ask
 from .bulk import Walk, Wording, in_bulk, moment, told_unread, walk_all
 from .exits import NOT_BALANCED, OK
 from .find import shown_body
-from .listing import Cell, Column, Kind
+from .listing import Cell, Column, columns
 from .listing import show as show_rows
 from .operate import Operator, decision_options, operator_options
 from .options import (
@@ -57,44 +57,23 @@ COSTS = (
 )
 AGAIN = "messages that it had acknowledged come to it again"
 NEVER = "it never gets the messages in between"
-PROGRESS = (
-    Column("waiting", Kind.NUMBER),
-    Column("outstanding", Kind.NUMBER),
-    Column("redelivering", Kind.NUMBER),
-    Column("quarantined", Kind.NUMBER),
-)
+PROGRESS = columns("waiting:number outstanding:number redelivering:number quarantined:number")
 COLUMNS = (
-    Column("subject"),
-    Column("group"),
+    *columns("subject group"),
     *PROGRESS,
-    Column("leaving", Kind.NUMBER, spare=True),
-    Column("oldest_ago_ms", Kind.DURATION),
-    Column("next", Kind.NUMBER, spare=True),
-    Column("end", Kind.NUMBER, spare=True),
-    Column("state", spare=True),
+    *columns("leaving:number,spare oldest_ago_ms:duration next:number,spare end:number,spare state:spare"),
 )
 SERVER = Column("realtime_log_id")
 OF_ONE = (
-    Column("realtime_address"),
+    *columns("realtime_address"),
     *PROGRESS,
-    Column("leaving", Kind.NUMBER),
-    Column("oldest_unacked", Kind.NUMBER),
-    Column("oldest_ago_ms", Kind.DURATION),
-    Column("next", Kind.NUMBER),
-    Column("end", Kind.NUMBER),
-    Column("state"),
+    *columns("leaving:number oldest_unacked:number oldest_ago_ms:duration next:number end:number state"),
     SERVER,
 )
 
-RETRIES = (
-    Column("sequence", Kind.NAME),
-    Column("comes_at_ms", Kind.INSTANT),
-    Column("attempts", Kind.NUMBER),
-    Column("error"),
-    Column("origin_sequence", Kind.NAME, spare=True),
-    Column("delay_log_id", detail=True),
-    Column("receipt", detail=True),
-    Column("body"),
+RETRIES = columns(
+    "sequence:name comes_at_ms:instant attempts:number error origin_sequence:name,spare delay_log_id:detail "
+    "receipt:detail body"
 )
 
 T = TypeVar("T")
@@ -384,17 +363,10 @@ def _state(info: GroupInfo) -> str:
     return "; ".join(name for is_so, name in states if is_so)
 
 
-DEAD_GROUPS = (Column("subject"), Column("group"), Column("dead", Kind.NUMBER))
-LETTERS = (
-    Column("sequence", Kind.NAME),
-    Column("dead_at_ms", Kind.INSTANT),
-    Column("attempts", Kind.NUMBER),
-    Column("reason"),
-    Column("error"),
-    Column("origin_sequence", Kind.NAME, spare=True),
-    Column("delay_log_id", detail=True),
-    Column("receipt", detail=True),
-    Column("body"),
+DEAD_GROUPS = columns("subject group dead:number")
+LETTERS = columns(
+    "sequence:name dead_at_ms:instant attempts:number reason error origin_sequence:name,spare delay_log_id:detail "
+    "receipt:detail body"
 )
 
 dead_from_option = click.option(

@@ -63,6 +63,19 @@ class Column(NamedTuple):
         return name.replace("_", " ")
 
 
+def columns(spec: str) -> tuple[Column, ...]:
+    """Columns as words, such as ``subject late_ms:duration,spare``: a name, and behind a colon its kind unless that
+    is text, and whether it is a detail or spare.
+    """
+    made: list[Column] = []
+    for word in spec.split():
+        name, _, text = word.partition(":")
+        tags = text.split(",") if text else []
+        kind = next((Kind(tag) for tag in tags if tag not in ("detail", "spare")), Kind.TEXT)
+        made.append(Column(name, kind, "detail" in tags, "spare" in tags))
+    return tuple(made)
+
+
 class _Layout(NamedTuple):
     """How a piece of a table is written: which columns, how wide each, and how far apart."""
 

@@ -43,37 +43,15 @@ from delayd.state_file import LMDB_MAGIC
 
 from .exits import NOT_BALANCED, OK
 from .hours import in_chunks
-from .listing import Cell, Column, Kind, printable, progress, show, size_text
+from .listing import Cell, columns, printable, progress, show, size_text
 from .options import DATA_VARIABLE, DataFolder, Group, format_option, limit_option
 
-GROUP_COLUMNS = (
-    Column("offset", Kind.NAME),
-    Column("kind"),
-    Column("batches", Kind.NUMBER),
-    Column("rows", Kind.NUMBER),
-    Column("size_bytes", Kind.SIZE),
-    Column("base_sequence", Kind.NAME),
-    Column("appended_at_ms", Kind.INSTANT),
-    Column("epoch", Kind.NAME),
-    Column("durable_offset", Kind.NAME),
+GROUP_COLUMNS = columns(
+    "offset:name kind batches:number rows:number size_bytes:size base_sequence:name appended_at_ms:instant "
+    "epoch:name durable_offset:name"
 )
-BATCH_COLUMNS = (
-    Column("offset", Kind.NAME),
-    Column("kind"),
-    Column("rows", Kind.NUMBER),
-    Column("size_bytes", Kind.SIZE),
-    Column("columns"),
-    Column("facts"),
-)
-MESSAGE_COLUMNS = (
-    Column("offset", Kind.NAME),
-    Column("row", Kind.NAME, spare=True),
-    Column("kind", spare=True),
-    Column("sequence", Kind.NAME),
-    Column("subject"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("content"),
-)
+BATCH_COLUMNS = columns("offset:name kind rows:number size_bytes:size columns facts")
+MESSAGE_COLUMNS = columns("offset:name row:name,spare kind:spare sequence:name subject deliver_at_ms:instant content")
 
 
 def group_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell, ...]]:
@@ -225,13 +203,9 @@ def _fact(name: str, value: object) -> str:
     return f"{name}={hour_name(value) if isinstance(value, int) and name == 'hour' else value}"
 
 
-CONSUME_COLUMNS = (
-    Column("consume_sequence", Kind.NAME),
-    Column("batch_offset", Kind.NAME),
-    Column("row", Kind.NAME),
-)
-CHECKPOINT_COLUMNS = (Column("name"), Column("value"))
-STATE_COLUMNS = (Column("key"), Column("size_bytes", Kind.SIZE), Column("value"))
+CONSUME_COLUMNS = columns("consume_sequence:name batch_offset:name row:name")
+CHECKPOINT_COLUMNS = columns("name value")
+STATE_COLUMNS = columns("key size_bytes:size value")
 
 
 class FileForm(Enum):
@@ -350,16 +324,7 @@ def _value_text(name: str, value: object) -> str:
     return str(value)
 
 
-COLUMNS = (
-    Column("path"),
-    Column("kind"),
-    Column("state"),
-    Column("groups", Kind.NUMBER, spare=True),
-    Column("batches", Kind.NUMBER, spare=True),
-    Column("rows", Kind.NUMBER),
-    Column("size_bytes", Kind.SIZE),
-    Column("detail"),
-)
+COLUMNS = columns("path kind state groups:number,spare batches:number,spare rows:number size_bytes:size detail")
 _OTHERS = {
     FileForm.CONSUME: (CONSUME_COLUMNS, consume_rows),
     FileForm.CHECKPOINT: (CHECKPOINT_COLUMNS, checkpoint_rows),

@@ -39,7 +39,7 @@ from delayd.wire.waits import read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
-from .listing import Cell, Column, Kind, progress, show
+from .listing import Cell, columns, progress, show
 from .operate import Operator, all_pages, of_each
 from .options import (
     DataFolder,
@@ -53,20 +53,9 @@ from .options import (
     yes_option,
 )
 
-COLUMNS = (
-    Column("role"),
-    Column("log_id"),
-    Column("id"),
-    Column("messages", Kind.NUMBER),
-    Column("since_ms", Kind.INSTANT),
-    Column("hour", detail=True),
-    Column("subject", detail=True),
-    Column("path", detail=True),
-    Column("position", Kind.NUMBER, detail=True),
-    Column("reason"),
-    Column("decision"),
-    Column("costs"),
-    Column("command"),
+COLUMNS = columns(
+    "role log_id id messages:number since_ms:instant hour:detail subject:detail path:detail "
+    "position:number,detail reason decision costs command"
 )
 NOT_RUNNING = "start the server now; one that waits for this goes on by itself"
 WITH_MESSAGES = "it is given up with the message log"

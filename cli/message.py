@@ -31,7 +31,7 @@ from delayd.wire.ending import AnswerRows, CancelAnswer, MessageState, Reschedul
 from .bulk import ASKS_FROM, Wording, in_bulk, moment, told_unread
 from .exits import OK, TRY_LATER, USAGE
 from .find import shown_body
-from .listing import Cell, Column, Kind, show
+from .listing import Cell, Column, columns, show
 from .options import (
     Command,
     DataFolder,
@@ -48,16 +48,9 @@ from .options import (
 from .times import check_order, duration, duration_text, instant
 from .times import shift as shift_type
 
-STATE_COLUMNS = (
-    Column("sequence", Kind.NAME),
-    Column("state"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("decided_at_ms", Kind.INSTANT),
-    Column("attempt", Kind.NUMBER, spare=True),
-    Column("target_log_id", spare=True),
-    Column("target_offset", Kind.NAME, spare=True),
-    Column("other", Kind.NAME, spare=True),
-    Column("log_id", spare=True),
+STATE_COLUMNS = columns(
+    "sequence:name state deliver_at_ms:instant decided_at_ms:instant attempt:number,spare target_log_id:spare "
+    "target_offset:name,spare other:name,spare log_id:spare"
 )
 KEY = Column("key")
 MS = timedelta(milliseconds=1)
@@ -188,19 +181,8 @@ def _lines(file: TextIO | None) -> list[str]:
     return [line.removesuffix("\n") for line in file or () if line.strip()]
 
 
-MOVED_COLUMNS = (
-    Column("sequence", Kind.NAME),
-    Column("answer"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("receipt", spare=True),
-)
-FILE_COLUMNS = (
-    Column("sequence", Kind.NAME),
-    Column("state"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("decided_at_ms", Kind.INSTANT),
-    Column("log_id", spare=True),
-)
+MOVED_COLUMNS = columns("sequence:name answer deliver_at_ms:instant receipt:spare")
+FILE_COLUMNS = columns("sequence:name state deliver_at_ms:instant decided_at_ms:instant log_id:spare")
 
 where_option = click.option(
     "--where", is_flag=True, help="All pending messages of SUBJECT that are due from --from on and before --to."
@@ -494,13 +476,7 @@ def _outcome_of(found: Trace) -> tuple[MessageState, int | None]:
 _STATES = {state_text(state): state for state in MessageState} | {"claimed": MessageState.DISPATCHED}
 
 
-PENDING_COLUMNS = (
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("key"),
-    Column("tags"),
-    Column("size", Kind.SIZE),
-    Column("receipt", Kind.NAME),
-)
+PENDING_COLUMNS = columns("deliver_at_ms:instant key tags size:size receipt:name")
 BODY = Column("body")
 
 

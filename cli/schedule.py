@@ -17,7 +17,7 @@ from .find import find
 from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, quota_of, rows_of, told
 from .forecast import COLUMNS as FORECAST_COLUMNS
 from .hours import Listing, Window, in_chunks
-from .listing import Cell, Column, Kind, printable, progress, show
+from .listing import Cell, Column, columns, printable, progress, show
 from .options import (
     Group,
     data_option,
@@ -30,24 +30,12 @@ from .options import (
 )
 from .times import instant
 
-HOUR_COLUMNS = (
-    Column("hour"),
-    Column("messages", Kind.NUMBER),
-    Column("pending", Kind.NUMBER),
-    Column("dispatched", Kind.NUMBER, spare=True),
-    Column("other_outcomes", Kind.NUMBER, spare=True),
-    Column("stored_bytes", Kind.SIZE, spare=True),
-    Column("state"),
-    Column("delay_log_id", detail=True),
+HOUR_COLUMNS = columns(
+    "hour messages:number pending:number dispatched:number,spare other_outcomes:number,spare "
+    "stored_bytes:size,spare state delay_log_id:detail"
 )
-MESSAGE_COLUMNS = (
-    Column("sequence", Kind.NAME),
-    Column("subject"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("accepted_at_ms", Kind.INSTANT, spare=True),
-    Column("body_bytes", Kind.SIZE),
-    Column("state"),
-    Column("delay_log_id", detail=True),
+MESSAGE_COLUMNS = columns(
+    "sequence:name subject deliver_at_ms:instant accepted_at_ms:instant,spare body_bytes:size state delay_log_id:detail"
 )
 
 LIGHT = "░"  # In a bar: messages that are done.
@@ -262,21 +250,10 @@ def _state(hour: Hour, row: int) -> str:
     return outcome_word(hour.outcomes.parts[hour.outcomes.part_of[index]])
 
 
-OUTCOME_COLUMNS = (
-    Column("sequence", Kind.NAME),
-    Column("subject"),
-    Column("deliver_at_ms", Kind.INSTANT),
-    Column("outcome"),
-    Column("reason", spare=True),
-    Column("late_ms", Kind.DURATION),
-    Column("claimed_at_ms", Kind.INSTANT, detail=True),
-    Column("appended_at_ms", Kind.INSTANT, spare=True),
-    Column("attempt", Kind.NUMBER, spare=True),
-    Column("epoch", Kind.NAME, detail=True),
-    Column("batch_id", Kind.NAME, detail=True),
-    Column("target_log_id", spare=True),
-    Column("target_offset", Kind.NAME, detail=True),
-    Column("delay_log_id", detail=True),
+OUTCOME_COLUMNS = columns(
+    "sequence:name subject deliver_at_ms:instant outcome reason:spare late_ms:duration "
+    "claimed_at_ms:instant,detail appended_at_ms:instant,spare attempt:number,spare epoch:name,detail "
+    "batch_id:name,detail target_log_id:spare target_offset:name,detail delay_log_id:detail"
 )
 
 

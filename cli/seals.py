@@ -16,38 +16,18 @@ from delayd.reading.side_lines import Compared, compare_sides, parse_lines, read
 
 from .exits import NOT_BALANCED, OK
 from .hours import HourRange, Hours, all_damage_named
-from .listing import Cell, Column, Kind, progress, show
+from .listing import Cell, columns, progress, show
 from .options import Command, data_option, format_option, limit_option, offer_instants
 from .times import instant
 
-COLUMNS = (
-    Column("hour"),
-    Column("number", Kind.NAME),
-    Column("state"),
-    Column("rows", Kind.NUMBER),
-    Column("dispatched", Kind.NUMBER),
-    Column("cancelled", Kind.NUMBER, detail=True),
-    Column("dead", Kind.NUMBER),
-    Column("expired", Kind.NUMBER, detail=True),
-    Column("in_doubt", Kind.NUMBER, detail=True),
-    Column("body_bytes", Kind.SIZE),
-    Column("due_min_ms", Kind.INSTANT, detail=True),
-    Column("due_max_ms", Kind.INSTANT, detail=True),
-    Column("schedule_sha256", detail=True),
-    Column("outcomes_sha256", detail=True),
-    Column("previous_sha256", detail=True),
-    Column("sha256", detail=True),
-    Column("differs"),
-    Column("delay_log_id", detail=True),
+COLUMNS = columns(
+    "hour number:name state rows:number dispatched:number cancelled:number,detail dead:number "
+    "expired:number,detail in_doubt:number,detail body_bytes:size due_min_ms:instant,detail "
+    "due_max_ms:instant,detail schedule_sha256:detail outcomes_sha256:detail previous_sha256:detail sha256:detail "
+    "differs delay_log_id:detail"
 )
 
-SIDES_COLUMNS = (
-    Column("hour"),
-    Column("state"),
-    Column("target"),
-    Column("differs"),
-    Column("delay_log_id", detail=True),
-)
+SIDES_COLUMNS = columns("hour state target differs delay_log_id:detail")
 NOTHING = "nothing to compare: it takes the lines of a delay server and of a realtime server, and a sealed hour"
 _STATES = {True: "agree", False: "DIFFER", None: "left open"}
 

@@ -29,7 +29,7 @@ from delayd.wire.targets import TargetInfo, read_targets
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .listing import Cell, Column, Kind, progress, show
+from .listing import Cell, columns, progress, show
 from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently
 from .options import (
     Command,
@@ -42,23 +42,8 @@ from .options import (
     secret_option,
 )
 
-SERVERS = (
-    Column("role"),
-    Column("log_id"),
-    Column("address"),
-    Column("alive"),
-    Column("state"),
-    Column("seen_ago_ms", Kind.DURATION),
-    Column("epoch", Kind.NAME),
-    Column("pid", Kind.NAME),
-)
-CLOCKS = (
-    Column("role"),
-    Column("log_id"),
-    Column("address"),
-    Column("ahead_ms", Kind.DURATION),
-    Column("believed"),
-)
+SERVERS = columns("role log_id address alive state seen_ago_ms:duration epoch:name pid:name")
+CLOCKS = columns("role log_id address ahead_ms:duration believed")
 SERVES, FENCED, HELD, AWAY, SILENT = "serves", "fenced", "held", "away", "silent"
 CORDONED = "cordoned"  # It serves, and gets no new messages.
 # What a delay server says of a realtime server, the weightier first.

@@ -20,18 +20,12 @@ from delayd.wire.slots import (
 )
 
 from . import ask
-from .listing import Cell, Column, Kind, show
+from .listing import Cell, columns, show
 from .operate import Operator, decision_options
 from .options import Group, LogId, format_option, meta_option
 from .servers import slot_owners, states_of
 
-COLUMNS = (
-    Column("delay_log_id"),
-    Column("address", spare=True),
-    Column("state"),
-    Column("count", Kind.NUMBER),
-    Column("slots"),
-)
+COLUMNS = columns("delay_log_id address:spare state count:number slots")
 
 
 class Slots(click.ParamType[SlotSet]):

@@ -32,19 +32,11 @@ from delayd.wire.waits import COMMAND_MAX, read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
-from .listing import Cell, Column, Kind, printable, show, size_text
+from .listing import Cell, columns, printable, show, size_text
 from .options import Command, meta_option
 from .times import duration_text
 
-COLUMNS = (
-    Column("role"),
-    Column("log_id"),
-    Column("address", spare=True),
-    Column("serves"),
-    Column("up_ms", Kind.DURATION),
-    Column("clock"),
-    Column("backlog"),
-)
+COLUMNS = columns("role log_id address:spare serves up_ms:duration clock backlog")
 CLOCK_MS_MAX = 1_000  # A clock that differs by more from this machine's is shown; the way there and back is in it.
 NEEDED = {"delay": WaitKind.NO_DELAY_SERVER, "realtime": WaitKind.NO_REALTIME_SERVER}
 AWAY = {"delay": WaitKind.DELAY_AWAY, "realtime": WaitKind.REALTIME_AWAY}

@@ -22,37 +22,21 @@ from delayd.wire.requests import RequestType
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .listing import Cell, Column, Kind, show
+from .listing import Cell, columns, show
 from .operate import Operator, all_pages, of_each, operator_options
 from .options import Group, format_option, limit_option, meta_option, offer_subjects
 from .servers import states_of
 
 LIMIT = click.IntRange(0, INT_MAX)
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
-COLUMNS = (
-    Column("subject"),
-    Column("realtime_log_id", spare=True),
-    Column("address", spare=True),
-    Column("state"),
-    Column("messages", Kind.NUMBER),
-    Column("first", Kind.NUMBER, spare=True),
-    Column("end", Kind.NUMBER, spare=True),
-    Column("quarantined", Kind.NUMBER),
-    Column("groups", Kind.NUMBER),
-    Column("oldest_ago_ms", Kind.DURATION),
+COLUMNS = columns(
+    "subject realtime_log_id:spare address:spare state messages:number first:number,spare end:number,spare "
+    "quarantined:number groups:number oldest_ago_ms:duration"
 )
 
-QUOTAS = (
-    Column("subject"),
-    Column("delay_log_id", spare=True),
-    Column("state"),
-    Column("per_second", Kind.NUMBER),
-    Column("highest", Kind.NUMBER),
-    Column("highest_at_ms", Kind.INSTANT, spare=True),
-    Column("pending", Kind.NUMBER),
-    Column("pending_now", Kind.NUMBER),
-    Column("pending_bytes", Kind.NUMBER),
-    Column("bytes_now", Kind.NUMBER),
+QUOTAS = columns(
+    "subject delay_log_id:spare state per_second:number highest:number highest_at_ms:instant,spare pending:number "
+    "pending_now:number pending_bytes:number bytes_now:number"
 )
 
 

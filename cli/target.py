@@ -9,20 +9,13 @@ from delayd.wire.targets import TargetInfo
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .listing import Cell, Column, Kind, show
+from .listing import Cell, columns, show
 from .operate import Operator, decision_options
 from .options import Group, LogId, format_option, meta_option
 from .servers import targets_of
 
-COLUMNS = (
-    Column("delay_log_id"),
-    Column("target_log_id"),
-    Column("address", spare=True),
-    Column("state"),
-    Column("subjects", Kind.NUMBER),
-    Column("waiting", Kind.NUMBER),
-    Column("undecided", Kind.NUMBER),
-    Column("alarm"),
+COLUMNS = columns(
+    "delay_log_id target_log_id address:spare state subjects:number waiting:number undecided:number alarm"
 )
 COSTS = {
     RequestType.TARGET_LOST: (

@@ -24,33 +24,18 @@ from delayd.wire.listings import GroupInfo
 
 from . import ask
 from .groups import tell_missing
-from .listing import Cell, Column, Kind, Table, width_of
+from .listing import Cell, Column, Table, columns, width_of
 from .options import Command, meta_option
 from .status import Seen, ask_all
 from .times import duration
 
-SERVER_COLUMNS = (
-    Column("server"),
-    Column("log_id", spare=True),
-    Column("in_per_s", Kind.NUMBER),
-    Column("out_per_s", Kind.NUMBER),
-    Column("not_filed", Kind.NUMBER, spare=True),
-    Column("loaded", Kind.NUMBER),
-    Column("waiting", Kind.NUMBER),
-    Column("late_p50_ms", Kind.DURATION, spare=True),
-    Column("late_p99_ms", Kind.DURATION),
-    Column("late_max_ms", Kind.DURATION, spare=True),
+SERVER_COLUMNS = columns(
+    "server log_id:spare in_per_s:number out_per_s:number not_filed:number,spare loaded:number waiting:number "
+    "late_p50_ms:duration,spare late_p99_ms:duration late_max_ms:duration,spare"
 )
 LATE = ("late_ms_p50", "late_ms_p99", "late_ms_max")  # A delay server that handed over nothing tells none of them.
 NO_LATE = (None, None, None)
-GROUP_COLUMNS = (
-    Column("subject"),
-    Column("group"),
-    Column("lag", Kind.NUMBER),
-    Column("outstanding", Kind.NUMBER, spare=True),
-    Column("out_per_s", Kind.NUMBER),
-    Column("realtime_log_id", spare=True),
-)
+GROUP_COLUMNS = columns("subject group lag:number outstanding:number,spare out_per_s:number realtime_log_id:spare")
 GROUPS_MAX = 100  # Those with the largest lag; more fit no screen.
 EVERY_MIN = timedelta(milliseconds=200)
 HOME, CLEAR = "\x1b[H", "\x1b[2J"
@@ -174,11 +159,11 @@ def _rate(count: int, seconds: float | None) -> int | None:
 
 def _text(screen: Screen, width: int | None) -> str:
     out = io.StringIO()
-    for columns, rows in ((SERVER_COLUMNS, screen.servers), (GROUP_COLUMNS, screen.groups)):
+    for shown, rows in ((SERVER_COLUMNS, screen.servers), (GROUP_COLUMNS, screen.groups)):
         if rows:
             out.write("\n" if out.tell() else "")
             # The columns that a narrow screen has no room for are not named each time that it is drawn.
-            Table(columns, out, width).write(rows)
+            Table(shown, out, width).write(rows)
     return out.getvalue()
 
 

@@ -8,18 +8,11 @@ import click
 from delayd.disk import RealDisk
 from delayd.reading.trace import trace as follow
 
-from .listing import Cell, Column, Kind, show
+from .listing import Cell, columns, show
 from .options import Command, LogId, data_option, format_option, offer_subjects
 from .times import instant_text
 
-COLUMNS = (
-    Column("step"),
-    Column("at_ms", Kind.INSTANT),
-    Column("detail"),
-    Column("byte", Kind.NAME, spare=True),
-    Column("file", spare=True),
-    Column("log_id", detail=True),
-)
+COLUMNS = columns("step at_ms:instant detail byte:name,spare file:spare log_id:detail")
 
 
 @click.command(cls=Command)
