@@ -31,11 +31,11 @@ from delayd.reading.summary import CLASSES, HourSummary
 from delayd.secret import Secret
 
 from .exits import NOT_BALANCED, OK
-from .hours import HourRange, Hours, all_damage_named, hour_of_name
+from .hours import EVERY_HOUR, HourRange, Hours, all_damage_named, hour_of_name, hours_options
 from .listing import Cell, Column, Kind, columns, progress, show
-from .options import Command, confirm, data_option, format_option, offer_instants, secret_of, secret_option, yes_option
+from .options import Command, confirm, data_option, format_option, secret_of, secret_option, yes_option
 from .programs import Programs
-from .times import duration, duration_text, instant, instant_text
+from .times import duration, duration_text, instant_text
 
 FINDINGS_DEFAULT = 10  # Or they would push the verdict off the screen; they are counted in any case.
 
@@ -59,21 +59,7 @@ FINDING_COLUMNS = columns("hour finding sequence:name subject deliver_at_ms:inst
 
 _TERMS = (
     data_option,
-    click.option(
-        "--from",
-        "from_ms",
-        type=instant,
-        metavar="INSTANT",
-        shell_complete=offer_instants,
-        help="From the hour that holds this, in UTC.",
-    ),
-    click.option(
-        "--to",
-        "to_ms",
-        type=instant,
-        metavar="INSTANT",
-        help="Up to the hour that holds this; an hour that begins exactly then is left out.",
-    ),
+    hours_options,
     click.option(
         "--late-limit",
         type=duration,
@@ -162,8 +148,7 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
 @yes_option
 def audit(
     data: str,
-    from_ms: int | None,
-    to_ms: int | None,
+    hours: HourRange,
     late_limit: timedelta,
     grace: timedelta,
     findings_limit: int,
@@ -194,10 +179,9 @@ def audit(
     $ delayd audit --data /var/lib/delayd --format json | jq .total
     $ delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"
     """
-    hours = HourRange.of(from_ms, to_ms)
     words = None
     if accepted_hour is not None:
-        if from_ms is not None or to_ms is not None:
+        if hours != EVERY_HOUR:
             raise BadArgument("--accept names the hour; leave --from and --to out")
         hours = HourRange(accepted_hour, accepted_hour + 1)
         words = words_of(accepted_hour, by, reason, secret_file, data)
@@ -213,7 +197,7 @@ def audit(
             findings_limit=findings_limit,
             progress=Hours(advance),
             # Whoever asks for some hours waits for no more than these.
-            consumption=groups or hours == HourRange(None, None),
+            consumption=groups or hours == EVERY_HOUR,
         )
     code = show_report(report, form, judged(report, secret_file, data), groups=groups)
     if report.total.unproven and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
@@ -237,8 +221,7 @@ def audit(
 def spark_audit(
     programs: Programs,
     data: str,
-    from_ms: int | None,
-    to_ms: int | None,
+    hours: HourRange,
     late_limit: timedelta,
     grace: timedelta,
     findings_limit: int,
@@ -258,7 +241,7 @@ def spark_audit(
     """
     report = programs.spark_audit(
         data,
-        hours=HourRange.of(from_ms, to_ms),
+        hours=hours,
         late_ms_limit=late_limit // _MS,
         lost_grace_ms=grace // _MS,
         findings_limit=findings_limit,

@@ -14,7 +14,8 @@ from delayd.errors import DelaydError
 
 from .exits import NOT_BALANCED, OK, TRY_LATER
 from .listing import progress
-from .options import confirm
+from .options import bundle, confirm, from_option, to_option
+from .times import check_order
 
 ASKS_FROM = 1_001  # So many messages and more are not ended or moved without a question.
 
@@ -33,9 +34,20 @@ class Wording(NamedTuple):
     goes_on: bool = False  # Whether it goes on by a word that it tells when it was interrupted.
 
 
-def moment(at_ms: int | None) -> datetime | None:
-    """An end of a window, as walks take it."""
-    return None if at_ms is None else utc(at_ms)
+class Due(NamedTuple):
+    """A window of instants, as walks take it; None sets no bound."""
+
+    since: datetime | None
+    before: datetime | None
+
+    @classmethod
+    def of(cls, from_ms: int | None, to_ms: int | None) -> Due:
+        """Take the options of a command."""
+        check_order(from_ms, to_ms)
+        return cls(None if from_ms is None else utc(from_ms), None if to_ms is None else utc(to_ms))
+
+
+due_options = bundle("due", Due.of, from_option, to_option)
 
 
 def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: bool) -> int:

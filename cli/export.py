@@ -6,10 +6,9 @@ import click
 
 from delayd.reading.export import FORMATS, export_directory
 
-from .hours import HourRange, Hours
+from .hours import HourRange, Hours, hours_options
 from .listing import columns, progress, show
-from .options import Command, data_option, offer_instants, subject_option
-from .times import instant
+from .options import Command, data_option, subject_option
 
 COLUMNS = columns("table rows:number")
 
@@ -25,23 +24,9 @@ COLUMNS = columns("table rows:number")
     show_default=True,
     help="Parquet needs pyarrow: pip install 'delayd[spark]'.",
 )
-@click.option(
-    "--from",
-    "from_ms",
-    type=instant,
-    metavar="INSTANT",
-    shell_complete=offer_instants,
-    help="From the hour that holds this, in UTC.",
-)
-@click.option(
-    "--to",
-    "to_ms",
-    type=instant,
-    metavar="INSTANT",
-    help="Up to the hour that holds this; an hour that begins exactly then is left out.",
-)
+@hours_options
 @subject_option
-def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | None, subject: str | None) -> None:
+def export(data: str, out: str, form: str, hours: HourRange, subject: str | None) -> None:
     """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
 
     The servers may run or not; a copy of their files will do, too. Bodies are not written.
@@ -55,7 +40,7 @@ def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | Non
             out,
             now_ms=time.time_ns() // 1_000_000,
             form=form,
-            hours=HourRange.of(from_ms, to_ms),
+            hours=hours,
             subject=subject,
             progress=Hours(advance),
         )

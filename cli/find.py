@@ -22,14 +22,14 @@ from delayd.reading.groups import Memory
 from delayd.reading.matching import Pattern, Wanted
 
 from .hours import LeftOut
-from .listing import Cell, Column, JsonText, columns, printable, progress, show
+from .listing import Cell, Column, JsonText, columns, printable, progress
 from .options import (
     Command,
+    Shown,
     data_option,
-    format_option,
     from_option,
-    limit_option,
     offer_subjects,
+    shown_options,
     subject_option,
     to_option,
 )
@@ -80,8 +80,7 @@ _MEMORY = Memory()  # One for each process, which searches one piece at a time.
     help="How bodies are shown.",
 )
 @click.option("--no-body", is_flag=True, help="Show no bodies.")
-@limit_option
-@format_option
+@shown_options
 def find(
     name: str | None,
     data: str,
@@ -97,8 +96,7 @@ def find(
     only_count: bool,
     body_form: str,
     no_body: bool,
-    limit: int,
-    form: str,
+    shown: Shown,
 ) -> int:
     """Find pending messages by subject, time, key, tag, or what their bodies and headers say.
 
@@ -129,9 +127,12 @@ def find(
         click.echo(sum(found.row_count for found in _found(finder, left_out)))
     else:
         columns = COLUMNS if no_body else (*COLUMNS, Column("body"))
-        shown = None if no_body else body_form
-        lines = (_line(row, shown, form) for found in _found(finder, left_out) for row in found.rows)
-        show(columns, lines, form, limit)
+        lines = (
+            _line(row, None if no_body else body_form, shown.form)
+            for found in _found(finder, left_out)
+            for row in found.rows
+        )
+        shown.show(columns, lines)
     return left_out.end()
 
 

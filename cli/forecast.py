@@ -27,7 +27,7 @@ from delayd.reading.scheduled import NONE, Schedule
 from delayd.reading.stored_quota import server_runs, stored_quota
 
 from . import ask
-from .hours import Listing, Window
+from .hours import Listing
 from .listing import Cell, columns, progress
 from .subjects import limits_sentence
 from .times import instant_text
@@ -81,11 +81,11 @@ class Limits:
 class Forecast:
     """The hours ahead of one data directory."""
 
-    def __init__(self, listing: Listing, window: Window) -> None:
+    def __init__(self, listing: Listing) -> None:
         self.hours: dict[int, Ahead] = {}
         self.unread_messages_max = 0  # No second of an hour that was not read has more messages than this.
         self._listing = listing
-        self._window = window
+        self._window = listing.window
 
     def look(self) -> None:
         """Count all hours, and read those that may hold the fullest second."""

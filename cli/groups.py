@@ -32,7 +32,7 @@ from delayd.wire.listings import GroupInfo
 from delayd.wire.positions import AtInstant, AtSequence, End, Position
 
 from . import ask
-from .bulk import Walk, Wording, in_bulk, moment, told_unread, walk_all
+from .bulk import Due, Walk, Wording, in_bulk, told_unread, walk_all
 from .exits import NOT_BALANCED, OK
 from .find import shown_body
 from .listing import Cell, Column, columns
@@ -40,15 +40,17 @@ from .listing import show as show_rows
 from .operate import Operator, decision_options, operator_options
 from .options import (
     Group,
+    Shown,
+    bundle,
     format_option,
-    limit_option,
     meta_option,
     offer_groups,
     offer_subjects,
+    shown_options,
     subject_option,
     yes_option,
 )
-from .times import check_order, instant
+from .times import instant
 
 PENDING = "were dead letters, or were to come to it again"
 COSTS = (
@@ -157,9 +159,8 @@ def show(subject: str, group: str, meta: str, form: str) -> None:
 @subject_argument
 @group_argument
 @meta_option
-@limit_option
-@format_option
-def retries(subject: str, group: str, meta: str, limit: int, form: str) -> int:
+@shown_options
+def retries(subject: str, group: str, meta: str, shown: Shown) -> int:
     """Show the messages that a group gave back and that wait to come to it again, the next one first.
 
     They are asked of the running delay servers, hour by hour of the instant at which they come. `delayd cancel` and
@@ -172,7 +173,7 @@ def retries(subject: str, group: str, meta: str, limit: int, form: str) -> int:
     """
     with Admin(meta) as admin:
         pages = admin.retries(subject, group)
-        show_rows(RETRIES, (_retry(letter, form) for page in pages for letter in page), form, limit)
+        shown.show(RETRIES, (_retry(letter, shown.form) for page in pages for letter in page))
         return told_unread(pages.unread)
 
 
@@ -369,11 +370,13 @@ LETTERS = columns(
     "receipt:detail body"
 )
 
-dead_from_option = click.option(
-    "--from", "from_ms", type=instant, metavar="INSTANT", help="Dead since this or later, such as -2h or ISO 8601."
-)
-dead_to_option = click.option(
-    "--to", "to_ms", type=instant, metavar="INSTANT", help="Dead before this, such as -30d or ISO 8601."
+dead_options = bundle(
+    "died",
+    Due.of,
+    click.option(
+        "--from", "from_ms", type=instant, metavar="INSTANT", help="Dead since this or later, such as -2h or ISO 8601."
+    ),
+    click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Dead before this, such as -30d or ISO 8601."),
 )
 
 
@@ -407,20 +410,16 @@ def list_dead(meta: str, subject: str | None, form: str) -> None:
 @subject_argument
 @group_argument
 @meta_option
-@dead_from_option
-@dead_to_option
+@dead_options
 @click.option("--reason", metavar="TEXT", help="Only those whose reason has this text.")
-@limit_option
-@format_option
+@shown_options
 def show_letters(
     subject: str,
     group: str,
     meta: str,
-    from_ms: int | None,
-    to_ms: int | None,
+    died: Due,
     reason: str | None,
-    limit: int,
-    form: str,
+    shown: Shown,
 ) -> int:
     """Show the dead letters of a group: since when, why, what went wrong last, and the body.
 
@@ -430,11 +429,10 @@ def show_letters(
 
     $ delayd dead show orders.cancel billing --from -24h
     """
-    check_order(from_ms, to_ms)
     with Admin(meta) as admin:
-        pages = admin.dead_letters(subject, group, since=moment(from_ms), before=moment(to_ms))
+        pages = admin.dead_letters(subject, group, since=died.since, before=died.before)
         letters = (letter for page in pages for letter in page if reason is None or reason in letter.reason)
-        show_rows(LETTERS, (_letter_row(letter, form) for letter in letters), form, limit)
+        shown.show(LETTERS, (_letter_row(letter, shown.form) for letter in letters))
         return told_unread(pages.unread)
 
 
@@ -442,13 +440,10 @@ def show_letters(
 @subject_argument
 @group_argument
 @meta_option
-@dead_from_option
-@dead_to_option
+@dead_options
 @click.option("--dry-run", is_flag=True, help="Only say how many there are.")
 @yes_option
-def redrive(
-    subject: str, group: str, meta: str, from_ms: int | None, to_ms: int | None, dry_run: bool, yes: bool
-) -> int:
+def redrive(subject: str, group: str, meta: str, died: Due, dry_run: bool, yes: bool) -> int:
     """Send dead letters to their group again, as the first attempt.
 
     Letters that die while it runs are left.
@@ -456,9 +451,8 @@ def redrive(
     $ delayd dead redrive orders.cancel billing --dry-run
     $ delayd dead redrive mail g --yes
     """
-    check_order(from_ms, to_ms)
     with Admin(meta) as admin:
-        walk = partial(admin.redrive, subject, group, since=moment(from_ms), before=moment(to_ms))
+        walk = partial(admin.redrive, subject, group, since=died.since, before=died.before)
         wording = Wording("sent again", f"come to the group {group} again.")
         return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
 
@@ -467,24 +461,22 @@ def redrive(
 @subject_argument
 @group_argument
 @meta_option
-@dead_from_option
-@dead_to_option
+@dead_options
 @click.option("--dry-run", is_flag=True, help="Only say how many there are.")
 @yes_option
-def purge(subject: str, group: str, meta: str, from_ms: int | None, to_ms: int | None, dry_run: bool, yes: bool) -> int:
+def purge(subject: str, group: str, meta: str, died: Due, dry_run: bool, yes: bool) -> int:
     """End dead letters for good: nobody gets them any more.
 
     A group that has ended left none, so there is nothing to purge then, and stderr says so.
 
     $ delayd dead purge orders.cancel billing --to -30d --dry-run
     """
-    check_order(from_ms, to_ms)
     with Admin(meta) as admin:
         listed = admin.groups(subject)
         if not listed.missing and group not in [each.group for each in listed]:
             click.echo(f"delayd: there is no group {group} of {subject}, so it has no dead letters", err=True)
             return OK
-        walk = partial(admin.purge, subject, group, since=moment(from_ms), before=moment(to_ms))
+        walk = partial(admin.purge, subject, group, since=died.since, before=died.before)
         wording = Wording("purged", "are gone for good then.")
         return in_bulk(f"the dead letters of {subject}", walk, wording, dry_run=dry_run, yes=yes)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import click
 import numpy as np
@@ -23,7 +24,8 @@ from delayd.reading.verify import verify_directory
 
 from .exits import NOT_BALANCED, OK
 from .listing import Advance, progress
-from .times import check_order
+from .options import bundle, data_option, from_option, offer_instants, subject_option, to_option
+from .times import check_order, instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,28 @@ class HourRange:
         if not isinstance(hour, int):
             return False
         return (self.first is None or hour >= self.first) and (self.until is None or hour < self.until)
+
+
+EVERY_HOUR = HourRange(None, None)
+hours_options = bundle(
+    "hours",
+    HourRange.of,
+    click.option(
+        "--from",
+        "from_ms",
+        type=instant,
+        metavar="INSTANT",
+        shell_complete=offer_instants,
+        help="From the hour that holds this, in UTC.",
+    ),
+    click.option(
+        "--to",
+        "to_ms",
+        type=instant,
+        metavar="INSTANT",
+        help="Up to the hour that holds this; an hour that begins exactly then is left out.",
+    ),
+)
 
 
 def hour_of_name(text: str) -> int:
@@ -159,6 +183,7 @@ class Listing:
     """Hours read one after the other: one that is damaged is named, and blanks none of the others."""
 
     def __init__(self, data: str, window: Window) -> None:
+        self.window = window
         damage: list[DamagedData] = []
         found = schedules(RealDisk(), data, damage)
         self.servers = [each.directory for each in found]
@@ -170,6 +195,16 @@ class Listing:
         for each in found:
             if each.tail_damage is not None:
                 self.leave_out(each.tail_damage)
+
+    @classmethod
+    def of(cls, data: str, subject: str | None, from_ms: int | None, to_ms: int | None) -> Self:
+        """Take the options of a command."""
+        return cls(data, Window(from_ms, to_ms, subject))
+
+    @classmethod
+    def ahead(cls, data: str, subject: str | None, from_ms: int | None, to_ms: int | None) -> Self:
+        """The same, from now on unless told."""
+        return cls.of(data, subject, instant("now") if from_ms is None else from_ms, to_ms)
 
     def hours(self) -> Iterator[tuple[int, Schedule, Hour | None]]:
         """Number, server and rows of each hour; None in place of rows that can't be read."""
@@ -199,6 +234,11 @@ class Listing:
     def end(self) -> int:
         """Name on stderr what could not be shown; the exit code of the listing."""
         return self._left_out.end()
+
+
+_LISTED = (data_option, subject_option, from_option, to_option)
+listing_options = bundle("listing", Listing.of, *_LISTED)
+ahead_options = bundle("listing", Listing.ahead, *_LISTED)
 
 
 def in_chunks(rows: Int64s, size: int = 1_000) -> Iterator[list[int]]:

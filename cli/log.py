@@ -44,7 +44,7 @@ from delayd.state_file import LMDB_MAGIC
 from .exits import NOT_BALANCED, OK
 from .hours import in_chunks
 from .listing import Cell, columns, printable, progress, show, size_text
-from .options import DATA_VARIABLE, DataFolder, Group, format_option, limit_option
+from .options import DATA_VARIABLE, DataFolder, Group, Shown, format_option, shown_options
 
 GROUP_COLUMNS = columns(
     "offset:name kind batches:number rows:number size_bytes:size base_sequence:name appended_at_ms:instant "
@@ -400,9 +400,8 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
     type=click.Choice(list(_LEVELS)),
     help="One line a group, a batch or a message.  [default: groups]",
 )
-@limit_option
-@format_option
-def dump(path: str, level: str | None, limit: int, form: str) -> None:
+@shown_options
+def dump(path: str, level: str | None, shown: Shown) -> None:
     """List what a file holds, up to where its checksums hold and its bytes are known to be on disk.
 
     FILE is a .log file below message, schedule, dispatch, pull, seal or consume in a server's directory, a checkpoint,
@@ -419,11 +418,11 @@ def dump(path: str, level: str | None, limit: int, form: str) -> None:
         if level is not None:
             raise click.UsageError(f"--level is for logs of groups, and {path} has none; leave it out")
         others, read_other = other
-        show(others, read_other(disk, path), form, limit)
+        shown.show(others, read_other(disk, path))
         return
     columns, read = _LEVELS[level or "groups"]
     torn: list[str] = []
-    show(columns, read(disk, path, torn), form, limit)
+    shown.show(columns, read(disk, path, torn))
     for sentence in torn:
         sys.stdout.flush()
         click.echo(f"delayd: {sentence}", err=True)

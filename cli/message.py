@@ -28,24 +28,23 @@ from delayd.log_id import LogId
 from delayd.reading.trace import Trace, trace
 from delayd.wire.ending import AnswerRows, CancelAnswer, MessageState, RescheduleAnswer
 
-from .bulk import ASKS_FROM, Wording, in_bulk, moment, told_unread
+from .bulk import ASKS_FROM, Due, Wording, due_options, in_bulk, told_unread
 from .exits import OK, TRY_LATER, USAGE
 from .find import shown_body
 from .listing import Cell, Column, columns, show
 from .options import (
     Command,
     DataFolder,
+    Shown,
     bundle,
     confirm,
     format_option,
-    from_option,
-    limit_option,
     meta_option,
     offer_subjects,
-    to_option,
+    shown_options,
     yes_option,
 )
-from .times import check_order, duration, duration_text, instant
+from .times import duration, duration_text, instant
 from .times import shift as shift_type
 
 STATE_COLUMNS = columns(
@@ -241,8 +240,7 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
 @click.argument("subject", shell_complete=offer_subjects)
 @given_options
 @where_option
-@from_option
-@to_option
+@due_options
 @tag_option
 @dry_run_option
 @running_option
@@ -253,8 +251,7 @@ def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str
 def cancel(
     subject: str,
     where: bool,
-    from_ms: int | None,
-    to_ms: int | None,
+    due: Due,
     tag: str | None,
     dry_run: bool,
     data: str | None,
@@ -281,11 +278,11 @@ def cancel(
     $ delayd cancel orders.cancel --receipts receipts.txt --dry-run
     $ delayd cancel orders.cancel --where --from now --to +2h
     """
-    _check(data, where, (from_ms, to_ms, tag), given)
+    _check(data, where, (*due, tag), given)
     cost = "are never delivered then, as far as they are pending."
     with Producer(meta, timeout_ms=timeout / MS) as producer:
         if where:
-            walk = partial(producer.cancel_where, subject, due_from=moment(from_ms), due_before=moment(to_ms), tag=tag)
+            walk = partial(producer.cancel_where, subject, due_from=due.since, due_before=due.before, tag=tag)
             return in_bulk(subject, walk, Wording("cancelled", cost), dry_run=dry_run, yes=yes)
         which = Which(subject, given)
         if dry_run:
@@ -311,8 +308,7 @@ def cancel(
     help="Due then: ISO 8601 with its offset; past-due leaves at once.",
 )
 @where_option
-@from_option
-@to_option
+@due_options
 @tag_option
 @click.option("--resume", metavar="WORD", help="With --where: go on with a run that told this when it was interrupted.")
 @click.option(
@@ -332,8 +328,7 @@ def reschedule(
     delay: timedelta | None,
     at_ms: int | None,
     where: bool,
-    from_ms: int | None,
-    to_ms: int | None,
+    due: Due,
     tag: str | None,
     shift: timedelta | None,
     resume: str | None,
@@ -362,7 +357,7 @@ def reschedule(
     $ delayd reschedule orders.cancel --key order-42 --at 2027-01-01T09:00:00+01:00
     $ delayd reschedule sms.night --where --from now --to +8h --shift 2h
     """
-    _check(data, where, (from_ms, to_ms, tag), given)
+    _check(data, where, (*due, tag), given)
     if where:
         if delay is not None or at_ms is not None or shift is None:
             raise click.UsageError("with --where say by how much messages move: --shift DURATION")
@@ -373,9 +368,8 @@ def reschedule(
             goes_on=True,
         )
         with Producer(meta, timeout_ms=timeout / MS) as producer:
-            since, before = moment(from_ms), moment(to_ms)
             move = partial(producer.reschedule_where, subject, shift=shift, tag=tag, resume=resume)
-            walk = partial(move, due_from=since, due_before=before)
+            walk = partial(move, due_from=due.since, due_before=due.before)
             return in_bulk(subject, walk, wording, dry_run=dry_run, yes=yes)
     if shift is not None or resume is not None:
         raise click.UsageError("--shift and --resume go with --where; say --in DURATION or --at INSTANT")
@@ -393,7 +387,7 @@ def reschedule(
     return _account(moved.answers, RescheduleAnswer, RescheduleAnswer.MOVED)
 
 
-def _check(data: str | None, where: bool, window: tuple[int | None, int | None, str | None], given: Given) -> None:
+def _check(data: str | None, where: bool, window: tuple[object, ...], given: Given) -> None:
     """Refuse options that do not go together."""
     if data is not None:
         raise click.UsageError(
@@ -482,24 +476,20 @@ BODY = Column("body")
 
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
-@from_option
-@to_option
+@due_options
 @click.option("--key", metavar="KEY", help="The message with this key.")
 @click.option("--tag", metavar="TAG", help="Messages with this tag.")
 @click.option("--body", "with_body", is_flag=True, help="Show bodies, too.")
 @meta_option
-@limit_option
-@format_option
+@shown_options
 def pending(
     subject: str,
-    from_ms: int | None,
-    to_ms: int | None,
+    due: Due,
     key: str | None,
     tag: str | None,
     with_body: bool,
     meta: str,
-    limit: int,
-    form: str,
+    shown: Shown,
 ) -> int:
     """List the pending messages of a subject, without the files of a server.
 
@@ -512,13 +502,12 @@ def pending(
     $ delayd pending orders.cancel --tag vip --body
     $ delayd pending orders.cancel --key order-42 --body --format json
     """
-    check_order(from_ms, to_ms)
     with Producer(meta) as producer:
         pages = producer.pending(
-            subject, due_from=moment(from_ms), due_before=moment(to_ms), key=key, tag=tag, contents=with_body
+            subject, due_from=due.since, due_before=due.before, key=key, tag=tag, contents=with_body
         )
-        rows = (_pending_row(message, form) for page in pages for message in page)
-        show((*PENDING_COLUMNS, BODY) if with_body else PENDING_COLUMNS, rows, form, limit)
+        rows = (_pending_row(message, shown.form) for page in pages for message in page)
+        shown.show((*PENDING_COLUMNS, BODY) if with_body else PENDING_COLUMNS, rows)
         if pages.in_flight:
             click.echo(f"delayd: {pages.in_flight:,} messages are being handed over at this moment", err=True)
         return told_unread(pages.unread)

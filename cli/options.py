@@ -7,12 +7,12 @@ Invariant: a command that is run, and not completed, imports nothing for what is
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from importlib import import_module
 from inspect import cleandoc
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -21,7 +21,7 @@ from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument
 from delayd.secret import SECRET_FILE, Secret, read_secret
 
-from .listing import LIMIT_DEFAULT
+from .listing import LIMIT_DEFAULT, Cell, Column, show
 from .times import instant
 
 DATA_VARIABLE = "DELAYD_DATA"
@@ -238,3 +238,17 @@ def bundle(name: str, made: Callable[..., object], *options: Decorator) -> Decor
         return decorated
 
     return decorate
+
+
+class Shown(NamedTuple):
+    """How a listing is shown: as a table, JSON or CSV, and at most so many rows."""
+
+    form: str
+    limit: int
+
+    def show(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None:
+        """Write it to stdout."""
+        show(columns, rows, self.form, self.limit)
+
+
+shown_options = bundle("shown", Shown, limit_option, format_option)

@@ -16,19 +16,14 @@ from delayd.reading.scheduled import NONE, Hour, HourCount, Schedule, damaged
 from .find import find
 from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, quota_of, rows_of, told
 from .forecast import COLUMNS as FORECAST_COLUMNS
-from .hours import Listing, Window, in_chunks
-from .listing import Cell, Column, columns, printable, progress, show
+from .hours import Listing, Window, ahead_options, in_chunks, listing_options
+from .listing import Cell, Column, columns, printable, progress
 from .options import (
     Group,
-    data_option,
-    format_option,
-    from_option,
-    limit_option,
+    Shown,
     meta_option,
-    subject_option,
-    to_option,
+    shown_options,
 )
-from .times import instant
 
 HOUR_COLUMNS = columns(
     "hour messages:number pending:number dispatched:number,spare other_outcomes:number,spare "
@@ -53,13 +48,9 @@ schedule.add_command(find)
 
 
 @schedule.command()
-@data_option
-@subject_option
-@from_option
-@to_option
-@limit_option
-@format_option
-def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> int:
+@listing_options
+@shown_options
+def hours(listing: Listing, shown: Shown) -> int:
     """Count the messages of each hour, in UTC, and how many of them still wait.
 
     A table has a bar for each hour: full for messages that wait, light for the others.
@@ -68,34 +59,24 @@ def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None
 
     $ delayd schedule hours --from now --to +2d
     """
-    window = Window(from_ms, to_ms, subject)
-    listing = Listing(data, window)
-    rows = _hour_rows(listing, window)
-    if form == "table":
-        show((*HOUR_COLUMNS, Column("chart")), _with_bars(list(rows)), form, limit)
+    rows = _hour_rows(listing)
+    if shown.form == "table":
+        shown.show((*HOUR_COLUMNS, Column("chart")), _with_bars(list(rows)))
     else:
-        show(HOUR_COLUMNS, rows, form, limit)
+        shown.show(HOUR_COLUMNS, rows)
     return listing.end()
 
 
 @schedule.command("show")
-@data_option
-@subject_option
-@from_option
-@to_option
+@listing_options
 @click.option("--all", "everything", is_flag=True, help="Messages that are done, too.")
 @click.option("--body", "with_body", is_flag=True, help="Show the beginning of each body.")
-@limit_option
-@format_option
+@shown_options
 def show_messages(
-    data: str,
-    subject: str | None,
-    from_ms: int | None,
-    to_ms: int | None,
+    listing: Listing,
     everything: bool,
     with_body: bool,
-    limit: int,
-    form: str,
+    shown: Shown,
 ) -> int:
     """List pending messages, the next due first.
 
@@ -104,18 +85,13 @@ def show_messages(
     $ delayd schedule show --subject orders.cancel --to +30m --body
     $ delayd schedule show --data /var/lib/delayd --limit 0 --format csv > pending.csv
     """
-    window = Window(from_ms, to_ms, subject)
     columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS
-    listing = Listing(data, window)
-    show(columns, _message_rows(listing, window, everything, with_body), form, limit)
+    shown.show(columns, _message_rows(listing, everything, with_body))
     return listing.end()
 
 
 @schedule.command()
-@data_option
-@subject_option
-@from_option
-@to_option
+@ahead_options
 @click.option(
     "--by", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True, help="Length of a period."
 )
@@ -132,20 +108,15 @@ def show_messages(
     "--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw the chart into a file, too."
 )
 @meta_option
-@limit_option
-@format_option
+@shown_options
 def forecast(
-    data: str,
-    subject: str | None,
-    from_ms: int | None,
-    to_ms: int | None,
+    listing: Listing,
     by: str,
     quota: int | None,
     capacity: int | None,
     png: Path | None,
     meta: str,
-    limit: int,
-    form: str,
+    shown: Shown,
 ) -> int:
     """Foresee how many messages fall due in each period, in UTC, and in which second most of them do.
 
@@ -158,17 +129,15 @@ def forecast(
     $ delayd schedule forecast --subject mails
     $ delayd schedule forecast --by month --quota 5000 --capacity 20000 --png forecast.png
     """
-    window = Window(instant("now") if from_ms is None else from_ms, to_ms, subject)
-    listing = Listing(data, window)
     sentence = ""
-    if subject is not None and quota is None:
-        stored, sentence = quota_of(subject, listing, meta)
+    if listing.window.subject is not None and quota is None:
+        stored, sentence = quota_of(listing.window.subject, listing, meta)
         quota = stored.per_second
-    found, limits = Forecast(listing, window), Limits(quota, capacity)
+    found, limits = Forecast(listing), Limits(quota, capacity)
     found.look()
-    is_table = form == "table"
+    is_table = shown.form == "table"
     columns = (*FORECAST_COLUMNS, Column("chart")) if is_table else FORECAST_COLUMNS
-    show(columns, rows_of(found, by, limits, with_chart=is_table), form, limit)
+    shown.show(columns, rows_of(found, by, limits, with_chart=is_table))
     sys.stdout.flush()
     for line in filter(None, (sentence, told(found, limits))):
         click.echo(f"delayd: {line}", err=True)
@@ -177,24 +146,24 @@ def forecast(
     return listing.end()
 
 
-def _hour_rows(listing: Listing, window: Window) -> Iterator[tuple[Cell, ...]]:
+def _hour_rows(listing: Listing) -> Iterator[tuple[Cell, ...]]:
     with progress("hours", len(listing.wanted)) as done:
         for number, each in listing.wanted:
             done(1)
-            if window.subject is None and not window.cuts(number):
+            if listing.window.subject is None and not listing.window.cuts(number):
                 count = listing.count(number, each)
             else:
-                count = _count(listing, number, each, window)
+                count = _count(listing, number, each)
             if count.messages != 0:
                 yield (hour_name(number), *count[1:-1], count.state.value, f"{each.directory.log_id:016x}")
 
 
-def _count(listing: Listing, number: int, each: Schedule, window: Window) -> HourCount:
+def _count(listing: Listing, number: int, each: Schedule) -> HourCount:
     """Count the wanted messages of an hour; its bytes are shared out by their number."""
     hour = listing.read(number, each)
     if hour is None:
         return damaged(number)
-    messages, pending, dispatched = hour.counts(window.holds(hour.rows))
+    messages, pending, dispatched = hour.counts(listing.window.holds(hour.rows))
     stored_bytes = round(each.counted(number).stored_bytes * messages / max(1, len(hour.rows)))
     others = messages - pending - dispatched
     return HourCount(number, messages, pending, dispatched, others, stored_bytes, hour.state)
@@ -212,12 +181,12 @@ def _with_bars(rows: Sequence[tuple[Cell, ...]]) -> Iterator[tuple[Cell, ...]]:
         yield (*row, chart)
 
 
-def _message_rows(listing: Listing, window: Window, everything: bool, with_body: bool) -> Iterator[tuple[Cell, ...]]:
+def _message_rows(listing: Listing, everything: bool, with_body: bool) -> Iterator[tuple[Cell, ...]]:
     for _, each, hour in listing.hours():
         if hour is None:
             continue
         rows, log_id = hour.rows, f"{each.directory.log_id:016x}"
-        mask = window.holds(rows) if everything else window.holds(rows) & (hour.outcome_of == NONE)
+        mask = listing.window.holds(rows) if everything else listing.window.holds(rows) & (hour.outcome_of == NONE)
         chosen = np.flatnonzero(mask)
         chosen = chosen[np.argsort(rows.due_from_ms()[chosen], kind="stable")]
         for chunk in in_chunks(chosen):
@@ -266,20 +235,14 @@ def dispatch() -> None:
 
 
 @dispatch.command("show")
-@data_option
-@subject_option
-@from_option
-@to_option
+@listing_options
 @click.option(
     "--outcome",
     type=click.Choice([each.name.lower() for each in Outcome]),
     help="Messages with this outcome only.",
 )
-@limit_option
-@format_option
-def show_outcomes(
-    data: str, subject: str | None, from_ms: int | None, to_ms: int | None, outcome: str | None, limit: int, form: str
-) -> int:
+@shown_options
+def show_outcomes(listing: Listing, outcome: str | None, shown: Shown) -> int:
     """List outcomes hour by hour, in the order in which the delay server learned them.
 
     `late` is the time from when a message was due (or accepted, if that was later) to when the realtime server
@@ -291,16 +254,14 @@ def show_outcomes(
     $ delayd dispatch show --data /var/lib/delayd --outcome dead --limit 0
     """
     kind = None if outcome is None else Outcome[outcome.upper()]
-    window = Window(from_ms, to_ms, subject)
-    listing = Listing(data, window)
-    show(OUTCOME_COLUMNS, _outcome_rows(listing, window, kind), form, limit)
+    shown.show(OUTCOME_COLUMNS, _outcome_rows(listing, kind))
     return listing.end()
 
 
-def _outcome_rows(listing: Listing, window: Window, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
+def _outcome_rows(listing: Listing, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
     for _, each, hour in listing.hours():
         if hour is not None:
-            yield from _outcomes_of(hour, window, kind, f"{each.directory.log_id:016x}")
+            yield from _outcomes_of(hour, listing.window, kind, f"{each.directory.log_id:016x}")
 
 
 def _outcomes_of(hour: Hour, window: Window, kind: Outcome | None, log_id: str) -> Iterator[tuple[Cell, ...]]:

@@ -15,10 +15,9 @@ from delayd.reading.seals import SealReport, SealsReport, SealState, verify_seal
 from delayd.reading.side_lines import Compared, compare_sides, parse_lines, read_sides
 
 from .exits import NOT_BALANCED, OK
-from .hours import HourRange, Hours, all_damage_named
-from .listing import Cell, columns, progress, show
-from .options import Command, data_option, format_option, limit_option, offer_instants
-from .times import instant
+from .hours import HourRange, Hours, all_damage_named, hours_options
+from .listing import Cell, columns, progress
+from .options import Command, Shown, data_option, shown_options
 
 COLUMNS = columns(
     "hour number:name state rows:number dispatched:number cancelled:number,detail dead:number "
@@ -34,21 +33,7 @@ _STATES = {True: "agree", False: "DIFFER", None: "left open"}
 
 @click.command(cls=Command)
 @data_option
-@click.option(
-    "--from",
-    "from_ms",
-    type=instant,
-    metavar="INSTANT",
-    shell_complete=offer_instants,
-    help="From the hour that holds this, in UTC.",
-)
-@click.option(
-    "--to",
-    "to_ms",
-    type=instant,
-    metavar="INSTANT",
-    help="Up to the hour that holds this; an hour that begins exactly then is left out.",
-)
+@hours_options
 @click.option(
     "--tallies",
     is_flag=True,
@@ -61,16 +46,13 @@ _STATES = {True: "agree", False: "DIFFER", None: "left open"}
     metavar="FILE",
     help="Compare with the lines that --tallies printed on another machine; may be repeated.",
 )
-@limit_option
-@format_option
+@shown_options
 def seals(
     data: str,
-    from_ms: int | None,
-    to_ms: int | None,
+    hours: HourRange,
     tallies: bool,
     against: tuple[TextIO, ...],
-    limit: int,
-    form: str,
+    shown: Shown,
 ) -> int:
     """Verify the seals of hours, from files.
 
@@ -87,21 +69,20 @@ def seals(
     $ delayd seals --data /var/lib/delayd --tallies > here.tallies
     $ delayd seals --data /var/lib/delayd --against there.tallies
     """
-    hours = HourRange.of(from_ms, to_ms)
     if tallies or against:
-        return _sides(data, hours, against, limit, form)
+        return _sides(data, hours, against, shown)
     with all_damage_named(data), progress("hours", None) as advance:
         report = verify_seals(data, hours=hours, progress=Hours(advance))
     listed = [each for each in report.seals if each.hour in hours or each.state is SealState.BROKEN]
-    if listed or form != "table":
-        show(COLUMNS, (_row(each) for each in listed), form, limit)
-    if form == "table":
+    if listed or shown.form != "table":
+        shown.show(COLUMNS, (_row(each) for each in listed))
+    if shown.form == "table":
         for line in _verdict(report, bool(listed)):
             click.echo(line)
     return NOT_BALANCED if report.broken else OK
 
 
-def _sides(data: str, hours: HourRange, against: Sequence[TextIO], limit: int, form: str) -> int:
+def _sides(data: str, hours: HourRange, against: Sequence[TextIO], shown: Shown) -> int:
     with all_damage_named(data), progress("hours", None) as advance:
         sides = read_sides(RealDisk(), data, hours, Hours(advance))
     if not against:
@@ -111,10 +92,10 @@ def _sides(data: str, hours: HourRange, against: Sequence[TextIO], limit: int, f
     for file in against:
         sides = sides.join(parse_lines(file, file.name))
     found = [each for each in compare_sides(sides) if each.hour in hours]
-    if form != "table" or any(not each.agrees for each in found):
-        show(SIDES_COLUMNS, (_side_row(each) for each in found if form != "table" or not each.agrees), form, limit)
+    if shown.form != "table" or any(not each.agrees for each in found):
+        shown.show(SIDES_COLUMNS, (_side_row(each) for each in found if shown.form != "table" or not each.agrees))
     states = Counter(_STATES[each.agrees] for each in found)
-    if form == "table":
+    if shown.form == "table":
         click.echo(f"both sides: {', '.join(f'{count:,} {state}' for state, count in states.items()) or NOTHING}")
     return NOT_BALANCED if states[_STATES[False]] else OK
 

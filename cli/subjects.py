@@ -24,7 +24,7 @@ from . import ask
 from .exits import OK, TRY_LATER
 from .listing import Cell, columns, show
 from .operate import Operator, all_pages, of_each, operator_options
-from .options import Group, format_option, limit_option, meta_option, offer_subjects
+from .options import Group, Shown, format_option, meta_option, offer_subjects, shown_options
 from .servers import states_of
 
 LIMIT = click.IntRange(0, INT_MAX)
@@ -43,10 +43,9 @@ QUOTAS = columns(
 @click.group(invoke_without_command=True, cls=Group)
 @meta_option
 @click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
-@limit_option
-@format_option
+@shown_options
 @click.pass_context
-def subjects(context: click.Context, meta: str, prefix: str, limit: int, form: str) -> None:
+def subjects(context: click.Context, meta: str, prefix: str, shown: Shown) -> None:
     """List subjects and the servers that serve them; set and show their quotas.
 
     The list has each subject from its first send on. `messages`, `first` and `end` count the messages that were
@@ -61,7 +60,7 @@ def subjects(context: click.Context, meta: str, prefix: str, limit: int, form: s
     $ delayd subjects show
     """
     if context.invoked_subcommand is None:
-        show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
+        shown.show(COLUMNS, ask.run(lambda: _rows(meta, prefix, shown.limit)))
 
 
 @subjects.command("set")
