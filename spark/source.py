@@ -18,9 +18,7 @@ from delayd.hours import hour_from_name
 from delayd.reading.arrow import to_arrow
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.realtime import scan_nothing
-from delayd.reading.result import table_of
-from delayd.reading.sums import SUMS
-from delayd.reading.tables import TABLES, HourTables
+from delayd.reading.tables import SUMS, TABLES, HourTables, table_of
 
 from .audit import tasks_of
 
@@ -53,7 +51,7 @@ class DelaydDataSource(DataSource):
 
     def schema(self) -> str:
         kind = self._kind()
-        types = SUMS[kind][0] if kind in SUMS else {name: type_ for name, (type_, _) in TABLES[kind].columns.items()}
+        types = SUMS[kind][0] if kind in SUMS else TABLES[kind].types
         return ", ".join(f"{name} {'string' if type_ == 'id' else type_}" for name, type_ in types.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -23,14 +23,14 @@ What is more than one hour
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs
 What users open
-    data, result        `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
+    data, cells         `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
     scheduled           hours of one delay server, each message with what became of it
     stored_quota        the quota of a subject, from the state of a server that does not run
 Other ways in
     verify, verify_file   each byte against its checksum
     find, matching      messages by what they say, also behind damage
     trace               one message through all logs
-    tables, sums, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
+    tables, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
 
 Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in
 the message log. The *books* of an hour are its schedule side, its dispatch log and the rows at realtime servers

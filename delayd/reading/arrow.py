@@ -3,17 +3,15 @@
 Importing it needs pyarrow.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import pyarrow as pa
 
 from delayd.hours import HOUR_MS, hour_name
 from delayd.reading.books import AuditReport
+from delayd.reading.cells import Cells, Columns, Types, columns_of
 from delayd.reading.histogram import QUANTILES
 from delayd.reading.summary import COUNTS
-from delayd.reading.sums import CONSUMPTION, columns_of, group_row
-from delayd.reading.tables import Cells
+from delayd.reading.tables import CONSUMPTION, group_row
 
 # Spark has microseconds only.
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -54,7 +52,7 @@ def to_arrow(cells: Cells) -> pa.Array:
     return pa.array(cells.names, pa.string()).take(pa.array(cells.values.astype(np.int64), mask=mask))
 
 
-def table_of(types: Mapping[str, str], cells: Mapping[str, Cells]) -> pa.Table:
+def arrow_table(types: Types, cells: Columns) -> pa.Table:
     """Make an Arrow table of columns; ``types`` names the type of each."""
     schema = pa.schema([(name, TYPES[kind]) for name, kind in types.items()])
     return pa.table([to_arrow(cells[name]).cast(TYPES[kind]) for name, kind in types.items()], schema=schema)
@@ -120,4 +118,4 @@ def groups_table(report: AuditReport) -> pa.Table:
         report: what `audit_directory` returned. The table is empty when it was called with ``consumption=False``.
     """
     columns = columns_of(CONSUMPTION, [group_row(books) for books in report.groups])
-    return table_of(CONSUMPTION, columns)
+    return arrow_table(CONSUMPTION, columns)

@@ -5,20 +5,17 @@ same way (rule P3).
 """
 
 import os
-from collections.abc import Sequence
 from datetime import datetime
-
-import numpy as np
 
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData, NaiveDatetime
 from delayd.hours import HOUR_MS, hour_from_name, hour_name, hour_of_ms
 from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
+from delayd.reading.cells import Table, Value, columns_of
 from delayd.reading.columns import ScheduleRows
-from delayd.reading.result import Table, table_of
 from delayd.reading.schedule import NO_HOURS
-from delayd.reading.scheduled import HourCount, HourState, Schedule, schedules
-from delayd.reading.tables import DISPATCHED, SCHEDULED, Cells, LogTables, TableKind, text
+from delayd.reading.scheduled import HourCount, Schedule, schedules
+from delayd.reading.tables import DISPATCHED, SCHEDULED, LogTables, TableKind, table_of
 from delayd.reading.trace import Trace, trace
 
 HOURS = {
@@ -108,25 +105,13 @@ class Data:
         """
         counted = [(count, each.directory.log_id) for each in self._schedules for count in self._count(each)]
         counted.sort(key=lambda pair: (pair[0].hour, pair[1]))
-        counts = [count for count, _ in counted]
-        begins_ms = np.array([count.hour * HOUR_MS for count in counts], np.int64)
-        states = list(HourState)
-        index = np.array([states.index(count.state) for count in counts], np.int64)
-        return Table(
-            HOURS,
-            {
-                "hour": text([hour_name(count.hour) for count in counts], known=True),
-                "log_id": text([f"{log_id:016x}" for _, log_id in counted], known=True),
-                "begins_at_ms": Cells(begins_ms),
-                "begins_at": Cells(begins_ms, instant=True),
-                "messages": _numbers([count.messages for count in counts]),
-                "pending": _numbers([count.pending for count in counts]),
-                "dispatched": _numbers([count.dispatched for count in counts]),
-                "other_outcomes": _numbers([count.other_outcomes for count in counts]),
-                "stored_bytes": _numbers([count.stored_bytes for count in counts]),
-                "state": Cells(index, None, [state.value for state in states]),
-            },
-        )
+        rows: list[tuple[Value, ...]] = []
+        for count, log_id in counted:
+            begins_ms = count.hour * HOUR_MS
+            rows.append(
+                (hour_name(count.hour), f"{log_id:016x}", begins_ms, begins_ms, *count[1:-1], count.state.value)
+            )
+        return Table(HOURS, columns_of(HOURS, rows))
 
     def schedule(self, hour: Hour) -> Table:
         """The messages of an hour, by rising sequence, each with what became of it.
@@ -219,25 +204,17 @@ def open_data(path: str | os.PathLike[str]) -> Data:
 
 def trace_table(found: list[Trace]) -> Table:
     """The steps of traces as a table."""
-    rows: list[tuple[int, str, int | None, str | None, int | None, str]] = []
+    rows: list[tuple[Value, ...]] = []
     for each in found:
-        rows += [(each.log_id, step.what, step.at_ms, step.path, step.position, step.detail) for step in each.steps]
+        log_id = f"{each.log_id:016x}"
+        rows += [
+            (log_id, step.what, step.at_ms, step.at_ms, step.path, step.position, step.detail) for step in each.steps
+        ]
         if each.waits_for:
-            rows.append((each.log_id, NEXT, each.deliver_at_ms, None, None, f"waits for {each.waits_for}"))
-        rows += [(each.log_id, NOT_SEEN, None, None, None, sentence) for sentence in each.unseen]
-    at_ms = _numbers([row[2] for row in rows])
-    return Table(
-        STEPS,
-        {
-            "log_id": text([f"{row[0]:016x}" for row in rows], known=True),
-            "step": text([row[1] for row in rows], known=True),
-            "at_ms": at_ms,
-            "at": Cells(at_ms.values, at_ms.known, instant=True),
-            "path": text([row[3] for row in rows]),
-            "position": _numbers([row[4] for row in rows]),
-            "detail": text([row[5] for row in rows], known=True),
-        },
-    )
+            due_ms = each.deliver_at_ms
+            rows.append((log_id, NEXT, due_ms, due_ms, None, None, f"waits for {each.waits_for}"))
+        rows += [(log_id, NOT_SEEN, None, None, None, None, sentence) for sentence in each.unseen]
+    return Table(STEPS, columns_of(STEPS, rows))
 
 
 def _tables(hour: int, log_id: int, rows: ScheduleRows, outcomes: OutcomeRows) -> LogTables:
@@ -254,9 +231,3 @@ def _number(hour: Hour) -> int:
     if type(hour) is not int or not 0 <= hour < 1 << 32:
         raise BadArgument(f"{hour!r} is no hour; give YYYYMMDDHH, an aware datetime, or hours since the epoch")
     return hour
-
-
-def _numbers(values: Sequence[int | None]) -> Cells:
-    """A column of numbers, some of which may be unknown."""
-    known = np.array([value is not None for value in values], np.bool_)
-    return Cells(np.array([value or 0 for value in values], np.int64), None if known.all() else known)

@@ -13,18 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
 from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import Progress, plan_faults, seal_books
+from delayd.reading.cells import Columns, Value, columns_of, count_rows
 from delayd.reading.findings import Finding
-from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
-from delayd.reading.sums import SUMS, columns_of
-from delayd.reading.tables import TABLES, Cells, HourTables, TableKind, text
+from delayd.reading.tables import SUMS, TABLES, HourTables, TableKind
 
 FORMATS = ("parquet", "csv")
 LOGS = ("accepted", "decision", "schedule", "dispatch", "message")
@@ -33,9 +31,6 @@ GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow 
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
 CSV_ID_PREFIX = "id:"  # With this prefix no engine reads an id as a number, as DuckDB does with 0x.
-
-Columns = Mapping[str, Cells]
-Value = str | int | bool | None
 
 
 class _Writer(Protocol):
@@ -128,26 +123,23 @@ def _write_tables(
     tails: Sequence[MessageTail] | None,
     progress: Progress | None,
 ) -> dict[str, int]:
-    types = {name: {column: kind for column, (kind, _) in TABLES[name].columns.items()} for name in LOGS}
     counts = dict.fromkeys(paths, 0)
     with ExitStack() as opened:
-        writers = {name: opened.enter_context(_writing(paths[name], form, types[name])) for name in LOGS}
+        writers = {name: opened.enter_context(_writing(paths[name], form, TABLES[name].types)) for name in LOGS}
         for done, books in enumerate(plan_hours(disk, plan, tails), 1):
             tables = HourTables(books)
             for name in LOGS:
                 columns = _columns(tables, name, TABLES[name], subject)
-                counts[name] += _count(columns)
+                counts[name] += count_rows(columns)
                 with _named_errors(paths[name]):
                     writers[name].write(columns)
             if progress is not None:
                 progress(done, plan.hour_count)
     faults = plan_faults(disk, plan, seal_books(disk, plan))
-    sums = {name: (dict(kinds), make(plan, subject)) for name, (kinds, make) in SUMS.items()}
-    facts_of_plan = {**_facts(plan), **_totals(plan, faults, whole=subject is None), **sums}
-    for name, (kinds, columns) in facts_of_plan.items():
+    for name, (kinds, columns) in _facts(plan, faults, subject).items():
         with _writing(paths[name], form, kinds) as facts, _named_errors(paths[name]):
             facts.write(columns)
-        counts[name] = _count(columns)
+        counts[name] = count_rows(columns)
     return counts
 
 
@@ -159,78 +151,50 @@ def _columns(tables: HourTables, name: str, table: TableKind[HourTables], subjec
     return {column: cells.take(chosen) for column, cells in columns.items()}
 
 
-def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
-    """The facts that an audit of the tables needs besides them: when servers were up, where targets begin, the
-    terms.
+def _facts(
+    plan: AuditPlan, faults: Sequence[Finding], subject: str | None
+) -> dict[str, tuple[Mapping[str, str], Columns]]:
+    """The facts that an audit of the tables needs besides them: when servers were up, where targets begin, the terms,
+    and the totals of delay servers and hours (rule S5); of a part of the messages no hour's total is known.
     """
-    spans: list[tuple[str, str | None, int, int]] = []
-    for origin in plan.origins:
-        log_id, known = f"{origin.snapshot.directory.log_id:016x}", origin.terms.spans
-        spans.append((log_id, None, known.common.since_ms, known.common.until_ms))
-        spans += [(log_id, subject, span.since_ms, span.until_ms) for subject, span in known.of_subject.items()]
+
+    def rows(one: AuditedOrigin, *each: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
+        return ((f"{one.log_id:016x}", *values) for values in each)
+
+    spans, servers, skipped, hours = (list[tuple[Value, ...]]() for _ in range(4))
+    for one in plan.origins:
+        known, word = one.terms.spans, one.snapshot.word
+        spans += rows(one, (None, known.common.since_ms, known.common.until_ms))
+        spans += rows(one, *((name, span.since_ms, span.until_ms) for name, span in known.of_subject.items()))
+        servers += rows(one, (one.first_sequence, word.next_sequence))
+        skipped += rows(one, *word.skipped)
+        counts = ((hour_name(hour), one.snapshot.counted(hour), one.dropped.get(hour, 0)) for hour in one.hours)
+        hours += rows(one, *(counts if subject is None else ()))
     terms = plan.origins[0].terms
-    return {
-        "span": (
-            {"log_id": "id", "subject": "string", "since_ms": "long", "until_ms": "long"},
-            {
-                "log_id": text([span[0] for span in spans]),
-                "subject": text([span[1] for span in spans]),
-                "since_ms": _numbers([span[2] for span in spans]),
-                "until_ms": _numbers([span[3] for span in spans]),
-            },
-        ),
-        "target": (
-            {"log_id": "id", "start_offset": "long"},
-            {
-                "log_id": text([f"{target.log_id:016x}" for target in plan.index.targets]),
-                "start_offset": _numbers([target.start for target in plan.index.targets]),
-            },
-        ),
-        "terms": (
-            {"now_ms": "long", "grace_ms": "long", "late_ms_limit": "long"},
-            {
-                "now_ms": _numbers([terms.now_ms]),
-                "grace_ms": _numbers([terms.lost_grace_ms]),
-                "late_ms_limit": _numbers([terms.late_ms_limit]),
-            },
-        ),
-    }
-
-
-def _totals(plan: AuditPlan, faults: Sequence[Finding], *, whole: bool) -> dict[str, tuple[dict[str, str], Columns]]:
-    """The totals of delay servers and hours (rule S5); if only a part of the messages is exported, no hour's total is
-    known.
-    """
-    servers = [(f"{one.log_id:016x}", one.first_sequence, one.snapshot.word.next_sequence) for one in plan.origins]
-    skipped = [(f"{one.log_id:016x}", *range_) for one in plan.origins for range_ in one.snapshot.word.skipped]
-    hours = [
-        (f"{one.log_id:016x}", hour_name(hour), one.snapshot.counted(hour), one.dropped.get(hour, 0))
-        for one in (plan.origins if whole else ())
-        for hour in one.hours
-    ]
     told = [(f"{fault.log_id:016x}", hour_name(fault.hour), fault.detail) for fault in faults]
     return {
+        "span": _fact(spans, log_id="id", subject="string", since_ms="long", until_ms="long"),
+        "target": _fact(
+            [(f"{target.log_id:016x}", target.start) for target in plan.index.targets], log_id="id", start_offset="long"
+        ),
+        "terms": _fact(
+            [(terms.now_ms, terms.lost_grace_ms, terms.late_ms_limit)],
+            **dict.fromkeys(("now_ms", "grace_ms", "late_ms_limit"), "long"),
+        ),
         "server": _fact(servers, log_id="id", first_sequence="long", next_sequence="long"),
         "skipped": _fact(skipped, log_id="id", first_sequence="long", count="long"),
         "hour": _fact(hours, log_id="id", hour="string", counted="long", dropped="long"),
         "fault": _fact(told, log_id="id", hour="string", detail="string"),
+        **{name: (kinds, make(plan, subject)) for name, (kinds, make) in SUMS.items()},
     }
 
 
-def _fact(rows: Sequence[tuple[str | int, ...]], **types: str) -> tuple[dict[str, str], Columns]:
+def _fact(rows: Sequence[tuple[Value, ...]], **types: str) -> tuple[Mapping[str, str], Columns]:
     return types, columns_of(types, rows)
 
 
-def _numbers(values: Sequence[int]) -> Cells:
-    return Cells(np.array(values, np.int64))
-
-
-def _count(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
-
-
 def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
-    for first in range(0, _count(columns), rows_max):
+    for first in range(0, count_rows(columns), rows_max):
         yield {name: cells.take(slice(first, first + rows_max)) for name, cells in columns.items()}
 
 

@@ -1,14 +1,13 @@
-"""Tables: the logs of an hour as columns, for other engines: Spark, Parquet, CSV.
+"""Tables: the logs of an hour, and what realtime servers sum up, as columns for other engines: Spark, Parquet, CSV.
 
-Invariant: a table's columns are made one by one, so only columns that are asked for are decoded. Instants are int64
-milliseconds, and timestamps in UTC beside them; ids of directories are sixteen hexadecimal digits; unknown values are
-null.
+Invariant: a table's columns are made one by one, so only columns that are asked for are decoded. Each instant is there
+twice, as int64 milliseconds and as a timestamp in UTC. Ids of directories are sixteen hexadecimal digits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,60 +16,36 @@ from delayd.content import NOT_STATED
 from delayd.hours import hour_name
 from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason, reason_name
+from delayd.reading.cells import Cells, Columns, Mask, Table, Types, Value, columns_of, join
 from delayd.reading.classes import STATES, Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
+from delayd.reading.consumption import GroupBooks
 from delayd.reading.filed import FiledByLog
 from delayd.reading.join import Fields, Join, JoinedFields
-from delayd.reading.plan import HourBooks
+from delayd.reading.plan import AuditPlan, HourBooks
 from delayd.reading.realtime import TargetRows
 
 INSTANT_SUFFIX = "_at_ms"
 OUTCOMES = ("", *(outcome.name for outcome in Outcome))
 REASONS = tuple(reason_name(reason).upper() if reason else "" for reason in range(256))
+GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps")
+CONSUMPTION: Types = {
+    "log_id": "id",
+    "subject": "string",
+    "consumers": "string",
+    "group_id": "id",
+    **dict.fromkeys(GROUP_FIGURES, "long"),
+}
+TALLY: Types = {
+    "hour": "string",
+    "log_id": "id",
+    "origin": "id",
+    "begin_offset": "long",
+    "end_offset": "long",
+    **dict.fromkeys(("messages", "batches", "differing", "tally_first", "tally_second"), "long"),
+}
 
-NO_TEXT = np.empty(0, np.str_)
-
-Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A column: int64 or bool values, or indexes into ``names`` of a column of text; ``known`` None: none is null.
-
-    The values of an ``instant`` are milliseconds, shown as an instant in UTC.
-    """
-
-    values: NDArray[np.generic]
-    known: Mask | None = None
-    names: Sequence[str] | None = None
-    instant: bool = False
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: NDArray[np.generic] | slice) -> "Cells":
-        """Some of its rows."""
-        return Cells(self.values[rows], None if self.known is None else self.known[rows], self.names, self.instant)
-
-    def to_numpy(self) -> NDArray[Any]:
-        """Its values as an array; masked where values are unknown."""
-        values: NDArray[Any] = self.values
-        if self.names is not None:
-            values = np.array(self.names, np.str_)[self.values.astype(np.int64)] if len(self.values) else NO_TEXT
-        elif self.instant:
-            values = self.values.astype("datetime64[ms]")
-        return values if self.known is None else np.ma.MaskedArray(values, ~self.known)
-
-    def to_list(self) -> list[str | int | bool | None]:
-        """Its values as Python has them."""
-        listed: list[str | int | bool | None] = self.values.tolist()
-        if self.names is not None:
-            listed = [self.names[int(index)] for index in self.values]
-        elif self.instant:
-            listed = np.datetime_as_string(self.values.astype("datetime64[ms]"), timezone="UTC").tolist()
-        if self.known is not None:
-            listed = [value if known else None for value, known in zip(listed, self.known.tolist(), strict=True)]
-        return listed
+Parts = NDArray[np.void] | JoinedFields
 
 
 class LogTables:
@@ -152,41 +127,36 @@ class HourTables(LogTables):
 
     def of_subject(self, kind: str, subject: str) -> Mask:
         """Which rows of a table are of a subject; the subject of an outcome is that of its scheduled row."""
-        number = [index for index, name in enumerate(self.schedule.subjects) if name == subject]
-        scheduled = np.isin(self.schedule.subject, number)
-        if kind == "dispatch":
-            return np.isin(self.outcomes.sequences, self.schedule.sequence[scheduled])
-        if kind == "decision":
-            return np.isin(self.accepted.ended["sequence"], self.schedule.sequence[scheduled])
+
+        def numbers(names: Sequence[str]) -> list[int]:
+            return [number for number, name in enumerate(names) if name == subject]
+
         if kind == "accepted":
-            rows = self.accepted.rows
-            return np.isin(rows.subject, [index for index, name in enumerate(rows.subjects) if name == subject])
+            return np.isin(self.accepted.rows.subject, numbers(self.accepted.rows.subjects))
         if kind == "message":
-            number = [index for index, name in enumerate(self.realtime.subjects) if name == subject]
-            return np.isin(self.stored["subject"], number)
+            return np.isin(self.stored["subject"], numbers(self.realtime.subjects))
+        scheduled: Mask = np.isin(self.schedule.subject, numbers(self.schedule.subjects))
+        if kind in ("dispatch", "decision"):
+            ended = self.outcomes.sequences if kind == "dispatch" else self.accepted.ended["sequence"]
+            return np.isin(ended, self.schedule.sequence[scheduled])
         return scheduled
 
 
 Tables = TypeVar("Tables", bound=LogTables)
-Column = Callable[[HourTables], Cells]
-LogColumn = Callable[[LogTables], Cells]
+Column = tuple[str, Callable[[Tables], Cells]]  # Its type, and how it is made.
 
 
 @dataclass(frozen=True, slots=True)
 class TableKind(Generic[Tables]):
-    """One kind of table: how many rows an hour has, and for each column its type and how it is made.
-
-    Types are "string", "long", "boolean" and "timestamp", as Spark calls them, and "id", a string. Each instant is
-    there twice: as a number of milliseconds, ``…_at_ms``, and as a timestamp in UTC, ``…_at``.
-    """
+    """One kind of table: how many rows an hour has, and its own columns; each has the hour, too."""
 
     count: Callable[[Tables], int]
-    own: Mapping[str, tuple[str, Callable[[Tables], Cells]]]
+    own: Mapping[str, Column[Tables]]
 
     @property
-    def columns(self) -> dict[str, tuple[str, Callable[[Tables], Cells]]]:
+    def columns(self) -> dict[str, Column[Tables]]:
         """All columns, in order."""
-        columns: dict[str, tuple[str, Callable[[Tables], Cells]]] = {
+        columns: dict[str, Column[Tables]] = {
             "hour": ("string", lambda tables: _same(hour_name(tables.hour), self.count(tables)))
         }
         for name, (kind, make) in self.own.items():
@@ -195,25 +165,47 @@ class TableKind(Generic[Tables]):
                 columns[name.removesuffix("_ms")] = "timestamp", _as_instant(make)
         return columns
 
-
-def join(parts: Sequence[Cells]) -> Cells:
-    """The cells of several tables' column, one table behind the other; at least one."""
-    if len(parts) == 1:
-        return parts[0]
-    values, names = [part.values for part in parts], [*(name for part in parts for name in part.names or ())]
-    if parts[0].names is not None:
-        firsts = np.cumsum([0, *(len(part.names or ()) for part in parts)]).tolist()
-        values = [part.values.astype(np.int64) + first for part, first in zip(parts, firsts, strict=False)]
-    known = [np.ones(len(part), np.bool_) if part.known is None else part.known for part in parts]
-    is_known = None if all(part.known is None for part in parts) else np.concatenate(known)
-    return Cells(np.concatenate(values), is_known, names if parts[0].names is not None else None, parts[0].instant)
+    @property
+    def types(self) -> dict[str, str]:
+        """The type of each column."""
+        return {name: kind for name, (kind, _) in self.columns.items()}
 
 
-def text(values: Sequence[str | None], *, known: bool = False) -> Cells:
-    """A column of text from a few values; with ``known`` none of them is None."""
-    names = [value or "" for value in values]
-    mask = None if known else np.array([value is not None for value in values], np.bool_)
-    return Cells(np.arange(len(names)), mask, names)
+def table_of(kind: TableKind[Tables], parts: Sequence[Tables], names: Sequence[str] | None = None) -> Table:
+    """Make a table from the logs of hours, one behind the other; ``names`` are the columns, None for all."""
+    columns = kind.columns
+    chosen = {name: columns[name] for name in names or columns}
+    types = {name: type_ for name, (type_, _) in chosen.items()}
+    return Table(types, {name: join([make(part) for part in parts]) for name, (_, make) in chosen.items()})
+
+
+def group_row(books: GroupBooks) -> tuple[Value, ...]:
+    """A group as a row of CONSUMPTION; names that its log does not keep any more are null."""
+    names = f"{books.log_id:016x}", books.subject or None, books.group or None, f"{books.group_id:08x}"
+    return (*names, *(int(getattr(books, name)) for name in GROUP_FIGURES))
+
+
+def consumption(plan: AuditPlan, subject: str | None = None) -> Columns:
+    """The groups of all realtime servers of a plan, or those of one subject."""
+    groups = (books for each in plan.consumption for books in each.groups)
+    return columns_of(CONSUMPTION, [group_row(books) for books in groups if subject in (None, books.subject)])
+
+
+def tallies(plan: AuditPlan, subject: str | None = None) -> Columns:
+    """The tallies of all realtime servers of a plan in all hours, deleted ones too; none if one subject is asked
+    for.
+    """
+    return columns_of(TALLY, [] if subject is not None else list(_tally_rows(plan)))
+
+
+def _tally_rows(plan: AuditPlan) -> Iterator[tuple[Value, ...]]:
+    for held in plan.helds:
+        entries = held.entries[held.entries["rows"] > 0]
+        signed = {name: entries[name].view(np.int64).tolist() for name in ("first", "second")}
+        for entry, first, second in zip(entries, signed["first"], signed["second"], strict=True):
+            names = hour_name(int(entry["hour"])), f"{held.log_id:016x}", f"{int(entry['origin_log_id']):016x}"
+            counts = (int(entry[name]) for name in ("begin", "end", "rows", "batches", "differing"))
+            yield (*names, *counts, first, second)
 
 
 def _as_instant(make: Callable[[Tables], Cells]) -> Callable[[Tables], Cells]:
@@ -249,23 +241,15 @@ def _ids(values: NDArray[np.generic], known: Mask | None = None) -> Cells:
     return Cells(index.astype(np.int64), known, [f"{value:016x}" for value in distinct.tolist()])
 
 
-def _outcomes(parts: NDArray[np.void] | JoinedFields) -> Cells:
+def _outcomes(parts: Parts) -> Cells:
     outcome = parts["outcome"]
     return Cells(outcome.astype(np.int64), outcome != 0, OUTCOMES)
 
 
-def _reasons(parts: NDArray[np.void] | JoinedFields) -> Cells:
+def _reasons(parts: Parts) -> Cells:
     """Why a message was cancelled; null for all others."""
     reason = parts["reason"]
     return Cells(reason.astype(np.int64), reason != 0, REASONS)
-
-
-def _own_id(tables: LogTables, count: int) -> Cells:
-    return _same(f"{tables.log_id:016x}", count)
-
-
-def _place(count: int) -> Cells:
-    return Cells(np.arange(count))
 
 
 def _late_ms(tables: LogTables) -> Cells:
@@ -274,40 +258,28 @@ def _late_ms(tables: LogTables) -> Cells:
     return _longs(late_ms, parts["outcome"] == Outcome.DISPATCHED)
 
 
-def _claims(parts: NDArray[np.void] | JoinedFields) -> Cells:
+def _claims(parts: Parts) -> Cells:
     """When rows were taken to be handed over, also those that had expired by then; null for all others."""
     return _longs(parts["claimed_at_ms"], _handed_over(parts) | (parts["outcome"] == Outcome.EXPIRED))
 
 
-def _appends(parts: NDArray[np.void] | JoinedFields) -> Cells:
+def _appends(parts: Parts) -> Cells:
     """When the target appended rows, or the delay server that drained rows went to accepted them."""
     return _longs(parts["target_appended_at_ms"], _handed_over(parts) | (_drained(parts) & (parts["batch_id"] != 0)))
 
 
-def _target_of(parts: NDArray[np.void] | JoinedFields) -> Cells:
+def _target_of(parts: Parts) -> Cells:
     """The server that got rows: a realtime server, or, of drained rows, a delay server."""
     return _ids(parts["target_log_id"], _handed_over(parts) | _drained(parts))
 
 
-def _told(name: str) -> LogColumn:
-    return lambda tables: _longs(tables.told[name], _handed_over(tables.told))
-
-
-def _stored(name: str) -> Column:
-    return lambda tables: _longs(tables.stored[name])
-
-
-def _stored_flag(name: str) -> Column:
-    return lambda tables: Cells(tables.stored[name].astype(np.bool_))
-
-
-def _handed_over(parts: NDArray[np.void] | JoinedFields) -> Mask:
+def _handed_over(parts: Parts) -> Mask:
     """Rows that were handed over to a realtime server; drained rows went to a delay server."""
     handed_over: Mask = (parts["target_log_id"] != 0) | (parts["outcome"] == Outcome.DISPATCHED)
     return handed_over & ~_drained(parts)
 
 
-def _drained(parts: NDArray[np.void] | JoinedFields) -> Mask:
+def _drained(parts: Parts) -> Mask:
     drained: Mask = (parts["outcome"] == Outcome.CANCELLED) & (parts["reason"] == Reason.DRAINED)
     return drained
 
@@ -317,82 +289,97 @@ def _target_ids(tables: HourTables) -> Cells:
     return _ids(ids[tables.stored["target"]])
 
 
-SCHEDULE: dict[str, tuple[str, LogColumn]] = {
-    "log_id": ("id", lambda tables: _own_id(tables, len(tables.schedule))),
-    "sequence": ("long", lambda tables: _longs(tables.schedule.sequence)),
-    "subject": ("string", lambda tables: _names(tables.schedule.subjects, tables.schedule.subject)),
-    "deliver_at_ms": ("long", lambda tables: _longs(tables.schedule.deliver_at_ms)),
-    "appended_at_ms": (
-        "long",
-        lambda tables: _longs(tables.schedule.appended_at_ms, tables.schedule.appended_at_ms > 0),
-    ),
-    "expires_at_ms": ("long", lambda tables: _or_null(tables.schedule.expires_at_ms())),
-    "body_bytes": ("long", lambda tables: _longs(tables.schedule.body_bytes)),
-    "content_hash": ("long", lambda tables: _hashes(tables.schedule.hashes())),
+def _own_id(count: Callable[[Tables], int]) -> Column[Tables]:
+    return "id", lambda tables: _same(f"{tables.log_id:016x}", count(tables))
+
+
+def _rows(rows: Callable[[Tables], ScheduleRows]) -> dict[str, Column[Tables]]:
+    """What a log says of messages that were accepted."""
+
+    def column(make: Callable[[ScheduleRows], Cells]) -> Callable[[Tables], Cells]:
+        return lambda tables: make(rows(tables))
+
+    return {
+        "log_id": _own_id(lambda tables: len(rows(tables))),
+        "sequence": ("long", column(lambda rows: _longs(rows.sequence))),
+        "subject": ("string", column(lambda rows: _names(rows.subjects, rows.subject))),
+        "deliver_at_ms": ("long", column(lambda rows: _longs(rows.deliver_at_ms))),
+        "appended_at_ms": ("long", column(lambda rows: _longs(rows.appended_at_ms, rows.appended_at_ms > 0))),
+        "expires_at_ms": ("long", column(lambda rows: _or_null(rows.expires_at_ms()))),
+        "body_bytes": ("long", column(lambda rows: _longs(rows.body_bytes))),
+        "content_hash": ("long", column(lambda rows: _hashes(rows.hashes()))),
+    }
+
+
+def _became(
+    parts: Callable[[LogTables], Parts], others: Callable[[LogTables], UInt64s]
+) -> dict[str, Column[LogTables]]:
+    """What became of messages, by the part of the dispatch log of each."""
+    return {
+        "outcome": ("string", lambda tables: _outcomes(parts(tables))),
+        "reason": ("string", lambda tables: _reasons(parts(tables))),
+        "other_sequence": ("long", lambda tables: _longs(others(tables), others(tables) != 0)),
+        "target": ("id", lambda tables: _target_of(parts(tables))),
+        "claimed_at_ms": ("long", lambda tables: _claims(parts(tables))),
+        "target_appended_at_ms": ("long", lambda tables: _appends(parts(tables))),
+    }
+
+
+def _told(name: str) -> Column[LogTables]:
+    return "long", lambda tables: _longs(tables.told[name], _handed_over(tables.told))
+
+
+def _stored(name: str) -> Column[HourTables]:
+    return "long", lambda tables: _longs(tables.stored[name])
+
+
+def _stored_flag(name: str) -> Column[HourTables]:
+    return "boolean", lambda tables: Cells(tables.stored[name].astype(np.bool_))
+
+
+SCHEDULE: dict[str, Column[LogTables]] = {
+    **_rows(lambda tables: tables.schedule),
     "left_out": ("boolean", lambda tables: Cells(np.isin(tables.schedule.sequence, tables.schedule.left_out))),
     "filed": ("boolean", lambda tables: Cells(are_filed(tables.schedule.location))),
 }
-ACCEPTED: dict[str, tuple[str, Column]] = {
-    "log_id": ("id", lambda tables: _own_id(tables, len(tables.accepted.rows))),
-    "sequence": ("long", lambda tables: _longs(tables.accepted.rows.sequence)),
-    "subject": ("string", lambda tables: _names(tables.accepted.rows.subjects, tables.accepted.rows.subject)),
-    "deliver_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.deliver_at_ms)),
-    "appended_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.appended_at_ms)),
-    "expires_at_ms": ("long", lambda tables: _or_null(tables.accepted.rows.expires_at_ms())),
-    "body_bytes": ("long", lambda tables: _longs(tables.accepted.rows.body_bytes)),
-    "content_hash": ("long", lambda tables: _hashes(tables.accepted.rows.hashes())),
-}
-DECISION: dict[str, tuple[str, Column]] = {
-    "log_id": ("id", lambda tables: _own_id(tables, len(tables.accepted.ended))),
+ACCEPTED: dict[str, Column[HourTables]] = _rows(lambda tables: tables.accepted.rows)
+DECISION: dict[str, Column[HourTables]] = {
+    "log_id": _own_id(lambda tables: len(tables.accepted.ended)),
     "sequence": ("long", lambda tables: _longs(tables.accepted.ended["sequence"])),
     "reason": ("string", lambda tables: _reasons(tables.accepted.ended)),
     "decided_at_ms": ("long", lambda tables: _longs(tables.accepted.ended["decided_at_ms"])),
 }
-DISPATCH: dict[str, tuple[str, LogColumn]] = {
-    "log_id": ("id", lambda tables: _own_id(tables, len(tables.told))),
-    "place": ("long", lambda tables: _place(len(tables.told))),
+DISPATCH: dict[str, Column[LogTables]] = {
+    "log_id": _own_id(lambda tables: len(tables.told)),
+    "place": ("long", lambda tables: Cells(np.arange(len(tables.told)))),
     "sequence": ("long", lambda tables: _longs(tables.outcomes.sequences)),
     "subject": ("string", lambda tables: tables.subjects_of(tables.outcomes.sequences)),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.outcomes.deliver_at_ms)),
-    "outcome": ("string", lambda tables: _outcomes(tables.told)),
-    "reason": ("string", lambda tables: _reasons(tables.told)),
-    "other_sequence": ("long", lambda tables: _longs(tables.others, tables.others != 0)),
-    "target": ("id", lambda tables: _target_of(tables.told)),
-    "claimed_at_ms": ("long", lambda tables: _claims(tables.told)),
-    "target_appended_at_ms": ("long", lambda tables: _appends(tables.told)),
-    "target_offset": ("long", _told("target_offset")),
-    "epoch": ("long", _told("epoch")),
-    "batch_id": ("long", _told("batch_id")),
+    **_became(lambda tables: tables.told, lambda tables: tables.others),
+    "target_offset": _told("target_offset"),
+    "epoch": _told("epoch"),
+    "batch_id": _told("batch_id"),
     "attempt": ("long", lambda tables: _longs(tables.told["attempt"])),
     "content_hash": ("long", lambda tables: _hashes(tables.outcomes.content_hash)),
 }
-MESSAGE: dict[str, tuple[str, Column]] = {
+MESSAGE: dict[str, Column[HourTables]] = {
     "log_id": ("id", _target_ids),
-    "origin": ("id", lambda tables: _own_id(tables, len(tables.stored))),
-    "place": ("long", lambda tables: _place(len(tables.stored))),
+    "origin": _own_id(lambda tables: len(tables.stored)),
+    "place": ("long", lambda tables: Cells(np.arange(len(tables.stored)))),
     "sequence": ("long", lambda tables: _longs(tables.realtime.sequence)),
     "subject": ("string", lambda tables: _names(tables.realtime.subjects, tables.stored["subject"])),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.realtime.deliver_at_ms)),
-    "claimed_at_ms": ("long", _stored("claimed_at_ms")),
-    "appended_at_ms": ("long", _stored("appended_at_ms")),
-    "offset": ("long", _stored("offset")),
-    "epoch": ("long", _stored("epoch")),
-    "batch_id": ("long", _stored("batch_id")),
-    "decided": ("boolean", _stored_flag("decided")),
-    "newer": ("boolean", _stored_flag("newer")),
+    **{name: _stored(name) for name in ("claimed_at_ms", "appended_at_ms", "offset", "epoch", "batch_id")},
+    "decided": _stored_flag("decided"),
+    "newer": _stored_flag("newer"),
     "content_hash": ("long", lambda tables: _hashes(tables.realtime.hashes())),
 }
 # What became of scheduled messages.
-BECAME: dict[str, tuple[str, LogColumn]] = {
-    "outcome": ("string", lambda tables: _outcomes(tables.decided)),
-    "reason": ("string", lambda tables: _reasons(tables.decided)),
-    "other_sequence": ("long", lambda tables: _longs(tables.decided_others, tables.decided_others != 0)),
-    "target": ("id", lambda tables: _target_of(tables.decided)),
-    "claimed_at_ms": ("long", lambda tables: _claims(tables.decided)),
-    "target_appended_at_ms": ("long", lambda tables: _appends(tables.decided)),
+BECAME: dict[str, Column[LogTables]] = {
+    **_became(lambda tables: tables.decided, lambda tables: tables.decided_others),
     "late_ms": ("long", _late_ms),
 }
-LIFECYCLE: dict[str, tuple[str, Column]] = {
+LIFECYCLE: dict[str, Column[HourTables]] = {
     **SCHEDULE,
     "state": ("string", lambda tables: Cells(tables.states, None, STATES)),
     **BECAME,
@@ -408,3 +395,8 @@ TABLES: dict[str, TableKind[HourTables]] = {
 # The tables that the logs of a delay server give without those of its targets.
 SCHEDULED: TableKind[LogTables] = TableKind(lambda tables: len(tables.schedule), {**SCHEDULE, **BECAME})
 DISPATCHED: TableKind[LogTables] = TableKind(lambda tables: len(tables.told), DISPATCH)
+# Tables with a row for each sum, which a plan holds already.
+SUMS: Mapping[str, tuple[Types, Callable[[AuditPlan, str | None], Columns]]] = {
+    "consumption": (CONSUMPTION, consumption),
+    "tally": (TALLY, tallies),
+}

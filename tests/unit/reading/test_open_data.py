@@ -15,8 +15,7 @@ import delayd
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, Reason
 from delayd.reading import scheduled
-from delayd.reading.result import Table
-from delayd.reading.tables import Cells, join, text
+from delayd.reading.cells import Cells, Table, columns_of, join
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 
 LATER = HOUR + 2
@@ -120,7 +119,7 @@ def test_without_an_optional_package_the_error_says_what_to_install(
 ) -> None:
     table = delayd.open_data(books.root).hours()
     find = importlib.util.find_spec
-    monkeypatch.setattr("delayd.reading.result.find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr("delayd.reading.cells.find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(delayd.BadSetting, match=rf"needs {package}: pip install 'delayd\[spark\]'"):
         getattr(table, method)()
     assert table["pending"].tolist() == [4, 2]
@@ -228,7 +227,8 @@ def test_sealed_hours_and_hours_ahead_are_counted_without_their_files(
 
 
 def test_columns_of_several_servers_are_joined() -> None:
-    joined = join([text(["a", None]), text(["b"], known=True)])
+    of = {"name": "string"}
+    joined = join([columns_of(of, [("a",), (None,)])["name"], columns_of(of, [("b",)])["name"]])
     assert joined.to_list() == ["a", None, "b"] and joined.to_numpy().tolist() == ["a", None, "b"]
     numbers = join([Cells(np.array([1])), Cells(np.array([2, 3]), np.array([True, False]))])
     assert numbers.to_list() == [1, 2, None]
