@@ -25,9 +25,8 @@ from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.findings import Finding
-from delayd.reading.histogram import QUANTILES
 from delayd.reading.seals import SealState
-from delayd.reading.summary import CLASSES, HourSummary
+from delayd.reading.summary import CLASSES, QUANTILES, HourSummary
 from delayd.secret import Secret
 
 from .exits import NOT_BALANCED, OK

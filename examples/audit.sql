@@ -150,6 +150,7 @@ select
     s.log_id, s.hour, s.sequence,
     s.appended_at_ms as s_at_ms, a.appended_at_ms as a_at_ms,
     coalesce(s.expires_at_ms, 0) as s_expires_ms, coalesce(a.expires_at_ms, 0) as a_expires_ms,
+    coalesce(s.labels_hash, 0) as s_labels, coalesce(a.labels_hash, 0) as a_labels,
     s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes, coalesce(s.content_hash, 0) as s_content,
     a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes, coalesce(a.content_hash, 0) as a_content
 from schedule s
@@ -253,7 +254,9 @@ select log_id, hour, sequence, 'MISMATCH', 'body, as accepted' from filed_as whe
 union all
 select log_id, hour, sequence, 'MISMATCH', 'content, as accepted' from filed_as where s_content <> a_content
 union all
-select log_id, hour, sequence, 'MISMATCH', 'expiry, as accepted' from filed_as where s_expires_ms <> a_expires_ms;
+select log_id, hour, sequence, 'MISMATCH', 'expiry, as accepted' from filed_as where s_expires_ms <> a_expires_ms
+union all
+select log_id, hour, sequence, 'MISMATCH', 'labels, as accepted' from filed_as where s_labels <> a_labels;
 
 create temp table hours as
 with figures as (

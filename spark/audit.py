@@ -23,10 +23,9 @@ from delayd.reading.arrow import TIMESTAMP
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
-from delayd.reading.histogram import NO_COUNTS
 from delayd.reading.plan import AuditPlan, plan_audit, until_still
 from delayd.reading.realtime import PIECE_BYTES, Chunk, Piece, Scan, scan_piece, split_piece
-from delayd.reading.summary import COUNTS, HourSummary
+from delayd.reading.summary import COUNTS, NO_COUNTS, HourSummary
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
 MOVED = "log_moved"  # The error code of a task whose files went away: the audit starts again.

@@ -34,7 +34,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.net.trust",
         "delayd.reading.books",
         "delayd.reading.export",
-        "delayd.reading.histogram",
         "delayd.reading.plan",
         "delayd.reading.summary",
         "delayd.secret",

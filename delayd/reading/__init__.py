@@ -13,12 +13,12 @@ The three logs of an hour
     realtime, target_columns   what the realtime servers hold, and the columns that it is kept in
 The audit of an hour
     plan, pieces        what to read, in which order, in which parts
-    join, classes       which rows belong together, and what became of each, in one word
-    audit, findings, summary, histogram   the verdict on one hour: messages that break the books, and figures
+    join, audit         which rows belong together, what became of each, and messages that break the books
+    findings, summary   the verdict on one hour: sentences, and figures
     acceptances         findings of an hour that an operator has looked into and accepts
 What is more than one hour
     books               the audit of each hour, put together
-    follow, follow_target, filed, conservation   whether logs, table of hours and checkpoint agree (S5)
+    follow, follow_target, conservation   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs

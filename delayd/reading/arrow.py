@@ -9,8 +9,7 @@ import pyarrow as pa
 from delayd.hours import HOUR_MS, hour_name
 from delayd.reading.books import AuditReport
 from delayd.reading.cells import Cells, Columns, Types, columns_of
-from delayd.reading.histogram import QUANTILES
-from delayd.reading.summary import COUNTS
+from delayd.reading.summary import COUNTS, QUANTILES
 from delayd.reading.tables import CONSUMPTION, group_row
 
 # Spark has microseconds only.

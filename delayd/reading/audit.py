@@ -1,10 +1,12 @@
-"""Audit: compares, for one hour, the scheduled messages with what became of them, by the dispatch log and the targets'
-logs.
+"""Audit: compares, for one hour, the scheduled messages with what became of them: the schedule side with the dispatch
+log, the targets' logs and the message log.
 
 Invariant: pure. Arrays in, figures and findings out, so that a command, Spark and tests give the same answer. Each
-scheduled row is counted in exactly one class, and the classes add up to ``scheduled``.
+scheduled row is in exactly one class, and the classes add up to ``scheduled``. Tables name a row's class by the same
+masks, so a figure and a row never contradict each other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,16 +15,17 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.content import NOT_STATED
+from delayd.hours import hour_start_ms
+from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.reading.classes import Classes
+from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.log.schedule import Skipped
 from delayd.reading.columns import ScheduleRows, UInt64s
-from delayd.reading.filed import FiledByLog, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
-from delayd.reading.histogram import count_ms
 from delayd.reading.join import Fields, Join, JoinedFields
 from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
-from delayd.reading.summary import HourSummary
+from delayd.reading.summary import HourSummary, count_ms
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
@@ -40,6 +43,14 @@ AGREE_ROWS = 65_536
 UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # What must have been asked for: by a reason, or by an expiry.
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
+DECIDED = {
+    Outcome.CANCELLED: "CANCELLED",
+    Outcome.DEAD: "DEAD",
+    Outcome.EXPIRED: "EXPIRED",
+    Outcome.IN_DOUBT: "IN_DOUBT",
+}
+STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *DECIDED.values())
+"""The names of the classes; DELIVERED and UNPROVEN together are what the audit counts as dispatched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,29 @@ class AuditTerms:
     spans: Spans
     late_ms_limit: int = LATE_MS_LIMIT
     lost_grace_ms: int = LOST_GRACE_MS
+
+
+class FiledByLog(NamedTuple):
+    """The facts about an hour's schedule log that the message log and the checkpoint have (rule S5).
+
+    Sequences follow each other in the message log, so it has each sequence between the first that it keeps and the next
+    one to be given. A filed row that it does not have in that hour was never accepted.
+
+    ``rows`` are those of the hour below the replay offset, ``first`` the lowest sequence that the message log keeps (0:
+    none), ``next_sequence`` the one that the checkpoint gives next; ``counted`` rows are in the schedule log by the
+    checkpoint, ``dropped`` were given up by an operator. For an hour that is read in parts, ``before`` says how many
+    rows of the schedule log were in the parts before this one; None: more parts follow. ``ended`` are the rows of the
+    hour that decisions in the message log have ended.
+    """
+
+    rows: ScheduleRows
+    first: int
+    next_sequence: int
+    counted: int
+    dropped: int = 0
+    skipped: Sequence[Skipped] = ()
+    before: int | None = 0
+    ended: EndedRows = NO_ENDED
 
 
 def audit_hour(
@@ -86,8 +120,8 @@ def audit_hour(
     """
     fields = fields or (Fields(dispatch.parts), Fields(realtime.batches))
     agreed = agree(dispatch, realtime) if agreed is None else agreed
-    books = _Books(hour, _Sides(schedule, dispatch, realtime, *fields, agreed), terms, accepted)
-    books.find()
+    books = _Books(hour, (schedule, dispatch, realtime), fields, terms, agreed=agreed)
+    books.find(accepted)
     table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
     if len(books.found) > 1:
         table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
@@ -124,29 +158,95 @@ def _picked(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
     return values if mask.all() else values[mask]
 
 
-class _Sides(NamedTuple):
-    """The three logs of an hour: what was filed, what became of it, and what the targets hold."""
+class Classes:
+    """Masks over the scheduled rows of an hour. If a row has several outcomes, or is at targets several times, the
+    first one counts.
+    """
 
-    schedule: ScheduleRows
-    dispatch: OutcomeRows
-    realtime: TargetRows
-    parts: Fields  # Of ``dispatch``.
-    batches: Fields  # Of ``realtime``.
-    agreed: bool
+    def __init__(
+        self,
+        schedule: ScheduleRows,
+        dispatch: OutcomeRows,
+        realtime: TargetRows,
+        terms: AuditTerms,
+        parts: Fields | None = None,
+    ) -> None:
+        """``parts`` are the fields of ``dispatch.parts``, where the caller has them already."""
+        self.due_from_ms = schedule.due_from_ms()
+        self.outcomes = Join(schedule.sequence, dispatch.sequences)
+        self.stored = Join(schedule.sequence, realtime.sequence)
+        self.has_outcome: Mask = self.outcomes.times > 0
+        self.at_target: Mask = self.stored.times > 0
+        self.part = JoinedFields(parts or Fields(dispatch.parts), dispatch.part_of, self.outcomes.first_rows)
+        self.outcome = self.part["outcome"]
+        self.dispatched: Mask = self.outcome == Outcome.DISPATCHED
+        self.target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
+        self.unproven, self.not_there = self._split_missing(realtime)
+        self.without_word: Mask = ~self.has_outcome & ~self.at_target
+        self.overdue: Mask = self.without_word
+        self.pending: Mask = self.without_word
+        self.waiting: Mask = self.without_word
+        # In most hours each row has an outcome, and there is nothing to split.
+        if self.without_word.any():
+            self._split_without_word(schedule, terms)
+        self.undecided: Mask = ~self.has_outcome & ~self.pending & ~self.waiting & ~self.overdue
+        self.missing: Mask = self.not_there | self.overdue
+        self.proved: Mask = self.dispatched & ~self.not_there
+
+    def states(self) -> NDArray[np.int64]:
+        """For each row the index of its class in `STATES`."""
+        masks = {"PENDING": self.pending, "WAITING": self.waiting, "LOST": self.missing}
+        masks |= {"DELIVERED": self.proved & ~self.unproven, "UNPROVEN": self.unproven}
+        masks |= {word: self.outcome == outcome for outcome, word in DECIDED.items()}
+        states = np.zeros(len(self.outcome), np.int64)
+        for word, mask in masks.items():
+            states[mask] = STATES.index(word)
+        return states
+
+    def _split_without_word(self, schedule: ScheduleRows, terms: AuditTerms) -> None:
+        """Split the rows of which no log says anything, by when they were due."""
+        since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
+        grace_ms = terms.lost_grace_ms
+        self.overdue = self.without_word & (np.maximum(self.due_from_ms, since_ms) + grace_ms < until_ms)
+        self.pending = self.without_word & (self.due_from_ms > terms.now_ms)
+        self.waiting = self.without_word & ~self.overdue & (self.due_from_ms + grace_ms < terms.now_ms)
+
+    def _split_missing(self, realtime: TargetRows) -> tuple[Mask, Mask]:
+        """Split rows that are called DISPATCHED and that no target holds: those that can't be proved, and those that
+        are lost.
+
+        A row can't be proved when the target's retention removed it, or when the target's log is not here. If the
+        target's log is here and should have it, it is lost.
+        """
+        missing: Mask = self.dispatched & ~self.at_target
+        if not missing.any():
+            return missing, missing
+        starts = np.zeros(len(missing), np.uint64)
+        for target_id, target in zip(self.target_ids, realtime.targets, strict=False):
+            starts[self.part["target_log_id"] == target_id] = target.start
+        here = np.isin(self.part["target_log_id"], self.target_ids)
+        unproven: Mask = missing & (~here | (self.part["target_offset"] < starts))
+        return unproven, missing & ~unproven
 
 
 class _Books:
-    def __init__(self, hour: int, sides: _Sides, terms: AuditTerms, accepted: FiledByLog | None) -> None:
+    def __init__(
+        self,
+        hour: int,
+        logs: tuple[ScheduleRows, OutcomeRows, TargetRows],
+        fields: tuple[Fields, Fields],
+        terms: AuditTerms,
+        *,
+        agreed: bool,
+    ) -> None:
+        """``fields`` are those of the outcomes' parts and of the targets' batches."""
         self.found: list[NDArray[np.void]] = []
-        self._hour = hour
-        self._schedule, self._dispatch, self._realtime, self._parts, self._batches, self._agreed = sides
-        self._terms = terms
-        self._accepted = accepted
-        classes = self._classes = Classes(self._schedule, self._dispatch, self._realtime, terms, self._parts)
-        self._due_from_ms, self._part, self._outcome = classes.due_from_ms, classes.part, classes.outcome
+        self._hour, self._terms, self._agreed = hour, terms, agreed
+        self._schedule, self._dispatch, self._realtime = logs
+        self._parts, self._batches = fields
+        classes = self._classes = Classes(*logs, terms, self._parts)
         self._outcomes, self._stored = classes.outcomes, classes.stored
-        self._has_outcome, self._at_target = classes.has_outcome, classes.at_target
-        self._dispatched, self._lost, self._overdue = classes.dispatched, classes.not_there, classes.overdue
+        self._part, self._outcome = classes.part, classes.outcome
         # Taken from the first row at a target.
         self._batch = JoinedFields(self._batches, self._realtime.batch_of, self._stored.first_rows)
 
@@ -154,12 +254,12 @@ class _Books:
     def _batch_target(self) -> UInt64s:
         """The target that holds each row, 0 where none does."""
         ids = self._classes.target_ids
-        return np.where(self._at_target, ids[self._batch["target"]], np.uint64(0)).astype(np.uint64)
+        return np.where(self._classes.at_target, ids[self._batch["target"]], np.uint64(0)).astype(np.uint64)
 
-    def find(self) -> None:
-        if self._accepted is not None:
-            self._find_not_filed(self._accepted)
-            self._find_not_decided(self._accepted)
+    def find(self, accepted: FiledByLog | None) -> None:
+        if accepted is not None:
+            self._find_not_filed(accepted)
+            self._find_not_decided(accepted)
         self._find_lost()
         self._find_duplicates()
         self._find_early()
@@ -176,7 +276,7 @@ class _Books:
         same = (table["sequence"][1:] == table["sequence"][:-1]) & (table["kind"][1:] == table["kind"][:-1])
         first[1:] = ~same
         rows_of_kind = np.bincount(table["kind"][first], minlength=len(FindingKind) + 1).tolist()
-        lateness_ms = _picked(self._appended_ms() - self._due_from_ms, proved)
+        lateness_ms = _picked(self._appended_ms() - classes.due_from_ms, proved)
         past_due = _picked(self._schedule.appended_at_ms > self._schedule.deliver_at_ms, proved)
         on_time = np.maximum(_picked(lateness_ms, ~past_due), 0)
         return HourSummary(
@@ -208,19 +308,53 @@ class _Books:
 
     def _find_not_filed(self, accepted: FiledByLog) -> None:
         """Accepted messages must be filed once, as they were accepted, and as many as the checkpoint counts."""
-        schedule, nameless = self._schedule, len(self._schedule.subjects) + len(self._realtime.subjects)
-        rows = not_filed(schedule, accepted)
-        missing = accepted.rows.take(rows)
-        subject = missing.subject + np.uint32(nameless + 1)
-        self._add(FindingKind.LOST, Reason.NOT_FILED, missing.sequence, missing.deliver_at_ms, subject, 0, 0)
-        for noted in differences(self._hour, schedule, accepted):
-            self._note(*noted)
-        if accepted.before is None:
-            return
-        filed = accepted.before + schedule.filed_count()
-        if filed != accepted.counted:
-            one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
-            self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, filed)
+        schedule, rows, kind = self._schedule, accepted.rows, FindingKind.MISMATCH
+        nameless = len(schedule.subjects) + len(self._realtime.subjects)
+        join = Join(schedule.sequence, rows.sequence)
+        missing = np.flatnonzero(~join.known)
+        # No more rows are missing than an operator gave up.
+        if len(missing) > accepted.dropped:
+            gone = rows.take(missing)
+            subject = gone.subject + np.uint32(nameless + 1)
+            self._add(FindingKind.LOST, Reason.NOT_FILED, gone.sequence, gone.deliver_at_ms, subject, 0, 0)
+        filed = are_filed(schedule.location)
+        due_from_ms, hour = self._classes.due_from_ms, self._hour
+        elsewhere = (due_from_ms < hour_start_ms(hour)) | (due_from_ms >= hour_start_ms(hour + 1))
+        self._note(kind, Reason.OTHER_HOUR, filed & elsewhere, 0)
+        never = schedule.sequence >= np.uint64(accepted.next_sequence)
+        for first, count in accepted.skipped:
+            never |= (schedule.sequence >= np.uint64(first)) & (schedule.sequence < np.uint64(first + count))
+        never &= filed
+        self._note(FindingKind.ORPHAN, Reason.NEVER_GIVEN, never, 0)
+        if accepted.first:
+            elsewhere = filed & (join.times == 0) & ~never & (schedule.sequence >= np.uint64(accepted.first))
+            self._note(kind, Reason.FILED_ELSEWHERE, elsewhere, 0)
+        if len(rows):
+            self._find_other_than_accepted(rows, join, filed & (join.times > 0))
+        if accepted.before is not None:
+            count = accepted.before + int(filed.sum())
+            if count != accepted.counted:
+                one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
+                self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, count)
+
+    def _find_other_than_accepted(self, accepted: ScheduleRows, join: Join, both: Mask) -> None:
+        """Compare filed rows with those of the message log; ``both`` marks the rows that both have."""
+        filed, said = self._schedule, join.of_first
+        differs = self._differ_from_first
+        differs(Reason.ACCEPTED_DUE, said(accepted.deliver_at_ms), filed.deliver_at_ms, both)
+        # A schedule log leaves the accept instant out of a row that was not past due when it was accepted.
+        judged = both & (filed.appended_at_ms > 0) | both & said(accepted.appended_at_ms > accepted.deliver_at_ms)
+        differs(Reason.ACCEPTED_AT, said(accepted.appended_at_ms), filed.appended_at_ms, judged)
+        own, theirs = same_subjects(filed.subjects, accepted.subjects)
+        if len(own) > 1 or not np.array_equal(own, theirs):
+            other = both & (own[filed.subject] != theirs[said(accepted.subject)])
+            self._note(FindingKind.MISMATCH, Reason.ACCEPTED_SUBJECT, other, 0)
+        differs(Reason.ACCEPTED_BODY, said(accepted.body_bytes), filed.body_bytes, both)
+        differs(Reason.ACCEPTED_CONTENT, said(accepted.hashes()), filed.hashes(), both)
+        if filed.expiring or accepted.expiring:
+            differs(Reason.ACCEPTED_EXPIRY, said(accepted.expires_at_ms()), filed.expires_at_ms(), both)
+        if filed.labelled or accepted.labelled:
+            differs(Reason.ACCEPTED_LABELS, said(accepted.label_hashes()), filed.label_hashes(), both)
 
     def _find_not_decided(self, accepted: FiledByLog) -> None:
         """A decision stands behind its message in the message log: where that log has the message, it has both."""
@@ -238,11 +372,11 @@ class _Books:
         self._note(kind, Reason.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
 
     def _find_lost(self) -> None:
-        if self._overdue.any():
-            waited_ms = self._terms.now_ms - self._due_from_ms
-            self._note(FindingKind.LOST, Reason.NO_OUTCOME, self._overdue, waited_ms)
-        if self._lost.any():
-            self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, self._lost, self._part["target_log_id"])
+        classes = self._classes
+        waited_ms = self._terms.now_ms - classes.due_from_ms
+        self._note(FindingKind.LOST, Reason.NO_OUTCOME, classes.overdue, waited_ms)
+        if classes.not_there.any():
+            self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, classes.not_there, self._part["target_log_id"])
 
     def _find_duplicates(self) -> None:
         kind = FindingKind.DUPLICATE
@@ -284,7 +418,7 @@ class _Books:
         nameless = len(self._schedule.subjects) + len(self._realtime.subjects)
         sequences, due = self._dispatch.sequences[unknown], self._dispatch.deliver_at_ms[unknown]
         self._add(kind, Reason.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
-        missing = self._at_target & ~self._has_outcome
+        missing = self._classes.at_target & ~self._classes.has_outcome
         if missing.any():
             decided = missing & (self._batch["decided"] == 1)
             self._note(kind, Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
@@ -296,7 +430,7 @@ class _Books:
         attempt = self._parts["attempt"]
         if (attempt[:-1] != 1).any():
             own = self._part["attempt"]
-            self._note(kind, Reason.OTHER_ATTEMPT, self._dispatched & (own != 1), own)
+            self._note(kind, Reason.OTHER_ATTEMPT, self._classes.dispatched & (own != 1), own)
         if np.isin(self._parts["outcome"], UNASKED).any():
             asked = (self._outcome == Outcome.CANCELLED) & (self._part["reason"] != 0)
             is_expired = self._outcome == Outcome.EXPIRED
@@ -305,18 +439,20 @@ class _Books:
                 asked |= is_expired & (expires > 0) & (self._part["claimed_at_ms"] >= expires)
             self._note(kind, Reason.NOBODY_DECIDES, np.isin(self._outcome, UNASKED) & ~asked, self._outcome)
         own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
-        if (len(own) > 1 or not np.array_equal(own, theirs)) and self._at_target.any():
-            differs = self._at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
+        if (len(own) > 1 or not np.array_equal(own, theirs)) and self._classes.at_target.any():
+            differs = self._classes.at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
             self._note(kind, Reason.OTHER_SUBJECT, differs, 0)
-        due = self._schedule.deliver_at_ms
-        for join, said in (
-            (self._outcomes, self._dispatch.deliver_at_ms),
-            (self._stored, self._realtime.deliver_at_ms),
+        due, hashes = self._schedule.deliver_at_ms, self._schedule.hashes()
+        for join, dues, contents, must_state in (
+            (self._outcomes, self._dispatch.deliver_at_ms, self._dispatch.content_hash, self._classes.dispatched),
+            (self._stored, self._realtime.deliver_at_ms, self._realtime.hashes(), self._classes.at_target),
         ):
-            if len(said):
-                said = join.of_first(said)
-                self._note(kind, Reason.OTHER_DUE, (join.times > 0) & (said != due), due, said)
-        self._find_other_content()
+            if len(dues):
+                has = join.times > 0
+                self._differ_from_first(Reason.OTHER_DUE, due, join.of_first(dues), has)
+                # A message that was not handed over may have been decided without anybody reading its content.
+                said = join.of_first(contents)
+                self._differ_from_first(Reason.OTHER_CONTENT, hashes, said, has & (must_state | (said != NOT_STATED)))
         if len(self._schedule.left_out):
             left_out = np.zeros(len(due), np.bool_)
             left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
@@ -331,47 +467,40 @@ class _Books:
         # is no contradiction.
         cancelled = once & (self._outcome == Outcome.CANCELLED)
         self._note(kind, Reason.CANCELLED_AT_TARGET, cancelled, part["claimed_at_ms"], batch["offset"])
-        other = once & ~self._dispatched & ~cancelled & (self._outcome != Outcome.IN_DOUBT)
+        other = once & ~self._classes.dispatched & ~cancelled & (self._outcome != Outcome.IN_DOUBT)
         self._note(kind, Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
-        both = once & self._dispatched
+        both = once & self._classes.dispatched
         same_target = part["target_log_id"] == batch_target
         self._note(kind, Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
         both &= same_target
-        differs = both & (part["target_offset"] != batch["offset"])
-        self._note(kind, Reason.OTHER_OFFSET, differs, part["target_offset"], batch["offset"])
-        differs = both & (part["claimed_at_ms"] != batch["claimed_at_ms"])
-        self._note(kind, Reason.OTHER_CLAIM, differs, part["claimed_at_ms"], batch["claimed_at_ms"])
-        differs = both & (part["target_appended_at_ms"] != batch["appended_at_ms"])
-        self._note(kind, Reason.OTHER_APPEND, differs, part["target_appended_at_ms"], batch["appended_at_ms"])
+        for reason, own, theirs in (
+            (Reason.OTHER_OFFSET, "target_offset", "offset"),
+            (Reason.OTHER_CLAIM, "claimed_at_ms", "claimed_at_ms"),
+            (Reason.OTHER_APPEND, "target_appended_at_ms", "appended_at_ms"),
+        ):
+            self._differ_from_first(reason, part[own], batch[theirs], both)
         differs = both & ((part["epoch"] != batch["epoch"]) | (part["batch_id"] != batch["batch_id"]))
         self._note(kind, Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
-
-    def _find_other_content(self) -> None:
-        """Compare subject, headers and body, by the hashes that the three logs state (rule S6)."""
-        filed = self._schedule.hashes()
-        for join, hashes, must_state in (
-            (self._outcomes, self._dispatch.content_hash, self._dispatched),
-            (self._stored, self._realtime.hashes(), self._at_target),
-        ):
-            if len(hashes):
-                said = join.of_first(hashes)
-                # A message that was not handed over may have been decided without anybody reading its content.
-                judged = (join.times > 0) & (must_state | (said != NOT_STATED))
-                self._note(FindingKind.MISMATCH, Reason.OTHER_CONTENT, judged & (said != filed), filed, said)
 
     def _appended_ms(self) -> Int64s:
         """When each row came to its target, by the target's own log if that still has it."""
         said: Int64s = self._part["target_appended_at_ms"]
         if self._agreed and self._outcomes.same:
             return said
-        return np.where(self._at_target, self._batch["appended_at_ms"], said).astype(np.int64)
+        return np.where(self._classes.at_target, self._batch["appended_at_ms"], said).astype(np.int64)
 
     def _late_ms(self) -> Int64s:
         """How much later than due each dispatched row was claimed or appended, whichever is later; 0 for others."""
         proved = self._classes.proved
         last = np.maximum(self._appended_ms(), self._part["claimed_at_ms"])
-        late_ms: Int64s = np.where(proved, last - self._due_from_ms, 0)
+        late_ms: Int64s = np.where(proved, last - self._classes.due_from_ms, 0)
         return late_ms
+
+    def _differ_from_first(self, reason: Reason, value: Numbers, other: Numbers, judged: Mask) -> None:
+        """Note the rows of which two logs differ; ``judged`` marks those that both have."""
+        differs = np.not_equal(value, other)
+        if differs.any():
+            self._note(FindingKind.MISMATCH, reason, differs & judged, value, other)
 
     def _note(
         self, kind: FindingKind, reason: Reason, which: NDArray[np.generic], value: Numbers, other: Numbers = 0
@@ -401,3 +530,10 @@ class _Books:
         rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
         rows["value"], rows["other"] = value, other
         self.found.append(rows)
+
+
+def same_subjects(first: Sequence[str], second: Sequence[str]) -> tuple[Int64s, Int64s]:
+    """Numbers for two lists of subjects: equal where the names are."""
+    numbers: dict[str, int] = {}
+    both = [[numbers.setdefault(name, len(numbers)) for name in names] or [0] for names in (first, second)]
+    return np.array(both[0], np.int64), np.array(both[1], np.int64)

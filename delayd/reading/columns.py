@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s, padded
-from delayd.content import PIECE_WORDS, Region, Regions, hash_items, region_of, subject_states
+from delayd.batch import KEPT, Batch, ColumnId, Int64s, padded
+from delayd.content import PIECE_WORDS, Region, Regions, hash_items, mixed, region_of, subject_states
 from delayd.encode import PADS
+from delayd.errors import BatchMalformed
 from delayd.hours import hours_of
 from delayd.location import ROW_BITS, SCHEDULE_BIT, are_filed
 from delayd.sequences import find
@@ -31,17 +32,32 @@ NO_UINT32S = np.empty(0, np.uint32)
 NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S, NO_UINT64S)
 SUBJECT_COLUMN, BODY_BYTES_COLUMN, HASH_COLUMN = 3, 4, 6
 HASH_WORDS = PIECE_WORDS // 2  # Batches of this many words are hashed together: half a MiB.
+# What is said of a message beside its content; its expiry is compared by itself.
+LABEL_COLUMNS = tuple(column for column in KEPT if column != ColumnId.EXPIRES_AT_MS)
+_LABELS = frozenset({ColumnId.KEY_END, ColumnId.TAGS_END, *LABEL_COLUMNS})
+NO_LABEL = 1  # The hash of empty items.
 ROWS_EXPECTED_MAX = 1 << 24  # A guess must not reserve more than 900 MB before any row is there.
 
 
-class Expiring(NamedTuple):
-    """Rows that expire, and when; few rows do, so these are no columns of all rows."""
+class Sparse(NamedTuple):
+    """Values that few rows have, so they are no column of all rows; may name other rows, too."""
 
     sequence: UInt64s = NO_UINT64S
-    expires_at_ms: Int64s = NO_INT64S
+    value: NDArray[Any] = NO_INT64S
+
+    def __bool__(self) -> bool:
+        return len(self.sequence) > 0
+
+    def of(self, sequences: UInt64s) -> NDArray[Any]:
+        """The value of each row, 0 for those without one."""
+        found = np.zeros(len(sequences), self.value.dtype)
+        order = np.argsort(self.sequence, kind="stable")
+        known, places = find(self.sequence[order], sequences)
+        found[known] = self.value[order[places]]
+        return found
 
 
-NONE_EXPIRE = Expiring()
+NONE_EXPIRE, NONE_LABELLED = Sparse(), Sparse(NO_UINT64S, NO_UINT64S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,8 @@ class ScheduleRows:
     subjects: list[str]
     content_hash: UInt64s | None = None
     left_out: UInt64s = field(default_factory=lambda: NO_UINT64S)  # Sequences of rows whose bodies are not in the file.
-    expiring: Expiring = NONE_EXPIRE  # May name other rows, too.
+    expiring: Sparse = NONE_EXPIRE  # When rows expire.
+    labelled: Sparse = NONE_LABELLED  # What `label_hashes` says of rows that have any label.
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -80,15 +97,16 @@ class ScheduleRows:
             self.hashes()[rows],
             self.left_out,
             self.expiring,
+            self.labelled,
         )
 
     def expires_at_ms(self) -> Int64s:
         """When each row expires; 0 for never."""
-        found = np.zeros(len(self.sequence), np.int64)
-        order = np.argsort(self.expiring.sequence, kind="stable")
-        known, places = find(self.expiring.sequence[order], self.sequence)
-        found[known] = self.expiring.expires_at_ms[order[places]]
-        return found
+        return self.expiring.of(self.sequence)
+
+    def label_hashes(self) -> UInt64s:
+        """A hash over the labels of each row: key, tags, ordering key, origin and flags; 0 where a row has none."""
+        return self.labelled.of(self.sequence)
 
     def filed_count(self) -> int:
         """How many of them are in a schedule log; the others are only in the message log."""
@@ -182,8 +200,10 @@ class RowCollector:
         # Rows of batches of one row, for which an array each would cost too much.
         self._singles: list[tuple[int, ...]] = []
         self._left_out: list[UInt64s] = [NO_UINT64S]
-        self._expiring: list[Expiring] = [NONE_EXPIRE]
+        self._expiring, self._labelled = [NONE_EXPIRE], [NONE_LABELLED]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
+        # Of those with labels: sequence, tags, key, and the values of LABEL_COLUMNS.
+        self._labels: list[tuple[int, bytes, bytes, tuple[int, ...]]] = []
         # Copies for the rows from `_hashed` on: many batches are hashed together. Most rows have no headers.
         self._headers, self._bodies = Regions(), Regions()
         self._any_headers = False
@@ -196,6 +216,10 @@ class RowCollector:
         if ColumnId.EXPIRES_AT_MS in batch.offsets:
             self._add_expiring(batch, np.arange(first_sequence, first_sequence + count, dtype=np.uint64))
         if count == 1:
+            if not _LABELS.isdisjoint(batch.layout.columns):
+                kept = tuple(int(batch.column(each)[0]) if each in batch else 0 for each in LABEL_COLUMNS)
+                items = _item_of_one(batch, ColumnId.TAGS_END), _item_of_one(batch, ColumnId.KEY_END)
+                self._labels.append((first_sequence, *items, kept))
             body_begin = batch.region_start(ColumnId.BODY_END)
             (due,) = I64.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS])
             (body_end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.BODY_END])
@@ -205,11 +229,14 @@ class RowCollector:
             self._singles.append(
                 (first_sequence, due, appended_at_ms, ids.item(number), body_end - body_begin, location)
             )
-            self._items.append((_headers_of_one(batch), bytes(batch.heap[body_begin : padded(body_end)])))
+            self._items.append(
+                (_item_of_one(batch, ColumnId.HEADERS_END), bytes(batch.heap[body_begin : padded(body_end)]))
+            )
             if len(self._singles) == SINGLES_MAX:
                 self._close_singles()
             return
         self._close_singles()
+        self._add_labels(batch, np.arange(first_sequence, first_sequence + count, dtype=np.uint64))
         headers = region_of(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else None
         bodies = region_of(batch, ColumnId.BODY_END)
         sequence, due, appended, subject, body_bytes, locations, _ = self._rows.more(count)
@@ -230,6 +257,7 @@ class RowCollector:
             self._left_out.append(own[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
         if ColumnId.EXPIRES_AT_MS in batch.offsets:
             self._add_expiring(batch, own)
+        self._add_labels(batch, own)
         rows = slice(None) if self._part is None else rows_of_part(own, self._part)
         own = own[rows]
         sequence, due, appended, subject, body_bytes, locations, hashes = self._rows.more(len(own))
@@ -256,6 +284,7 @@ class RowCollector:
             room[:] = column
         self._left_out.append(rows.left_out)
         self._expiring.append(rows.expiring)
+        self._labelled.append(rows.labelled)
         self._hashed = self._rows.count
 
     def rows(self) -> ScheduleRows:
@@ -264,13 +293,38 @@ class RowCollector:
         self._hash()
         sequence, due, appended, subject, body_bytes, location, hashes = self._rows.columns()
         names, left_out = self.subjects.names, np.concatenate(self._left_out)
-        expiring = Expiring(*(np.concatenate(columns) for columns in zip(*self._expiring, strict=True)))
-        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out, expiring)
+        sparse = (Sparse(*map(np.concatenate, zip(*each, strict=True))) for each in (self._expiring, self._labelled))
+        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out, *sparse)
 
     def _add_expiring(self, batch: Batch, sequence: UInt64s) -> None:
         instants = batch.int64s(ColumnId.EXPIRES_AT_MS)
         rows = np.flatnonzero(instants)
-        self._expiring.append(Expiring(sequence[rows], instants[rows]))
+        self._expiring.append(Sparse(sequence[rows], instants[rows]))
+
+    def _add_labels(self, batch: Batch, sequence: UInt64s) -> None:
+        if _LABELS.isdisjoint(batch.layout.columns):
+            return
+        none = Region(NO_UINT64S, np.zeros(batch.count, np.int64))
+        try:
+            tags, keys = (
+                region_of(batch, column) if column in batch else none
+                for column in (ColumnId.TAGS_END, ColumnId.KEY_END)
+            )
+            self._hash_labels(
+                sequence, tags, keys, [(each, batch.column(each)) for each in LABEL_COLUMNS if each in batch]
+            )
+        except ValueError:
+            raise BatchMalformed("its keys or tags do not lie in its heap") from None
+
+    def _hash_labels(
+        self, sequence: UInt64s, tags: Region, keys: Region, kept: Sequence[tuple[ColumnId, NDArray[Any]]]
+    ) -> None:
+        hashes = hash_items(0, tags, keys)
+        for column, values in kept:
+            rows = np.flatnonzero(values)
+            hashes[rows] = mixed(hashes[rows] + np.uint64(column)) + values[rows].astype(np.uint64)
+        rows = np.flatnonzero(hashes != NO_LABEL)
+        self._labelled.append(Sparse(sequence[rows], hashes[rows]))
 
     def _add_regions(self, headers: Region | None, bodies: Region) -> None:
         """Copy the parts of the next rows that are to be hashed, because the batch's memory is used again."""
@@ -297,25 +351,32 @@ class RowCollector:
         self._hash()
         for room, column in zip(self._rows.more(len(self._singles)), zip(*self._singles, strict=True), strict=False):
             room[:] = np.array(column, room.dtype)
-        headers = None
-        if any(item for item, _ in self._items):
-            lengths = np.fromiter((len(item) for item, _ in self._items), np.int64, len(self._items))
-            padded_items = b"".join([item + PADS[-len(item) & 7] for item, _ in self._items])
-            headers = Region(np.frombuffer(padded_items, np.uint64), lengths)
+        headers = _region([item for item, _ in self._items]) if any(item for item, _ in self._items) else None
         words = np.frombuffer(b"".join([body for _, body in self._items]), np.uint64)
         lengths = self._rows.columns()[BODY_BYTES_COLUMN][self._hashed :].astype(np.int64)
         self._add_regions(headers, Region(words, lengths))
         self._singles, self._items = [], []
         self._hash()
+        if self._labels:
+            sequences, tags, keys, kept = zip(*self._labels, strict=True)
+            columns = np.array(kept, np.uint64).T
+            labels = list(zip(LABEL_COLUMNS, columns, strict=True))
+            self._hash_labels(np.array(sequences, np.uint64), _region(tags), _region(keys), labels)
+            self._labels = []
 
 
-def _headers_of_one(batch: Batch) -> bytes:
-    """The headers of the one row of a batch."""
-    if ColumnId.HEADERS_END not in batch:
+def _item_of_one(batch: Batch, column: ColumnId) -> bytes:
+    """The item of the one row of a batch in a region."""
+    if column not in batch:
         return b""
-    begin = batch.region_start(ColumnId.HEADERS_END)
-    (end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.HEADERS_END])
+    begin = batch.region_start(column)
+    (end,) = U32.unpack_from(batch.buffer, batch.offsets[column])
     return bytes(batch.heap[begin:end])
+
+
+def _region(items: Sequence[bytes]) -> Region:
+    words = np.frombuffer(b"".join([item + PADS[-len(item) & 7] for item in items]), np.uint64)
+    return Region(words, np.fromiter(map(len, items), np.int64, len(items)))
 
 
 class SequenceSampler:

@@ -63,6 +63,7 @@ class Reason(IntEnum):
     ACCEPTED_AT = 62
     CANCELLED_AT_TARGET = 63
     ACCEPTED_EXPIRY = 64
+    ACCEPTED_LABELS = 67
     NOT_DECIDED = 65
     OTHER_REASON = 66
     COUNTED = 70
@@ -95,6 +96,8 @@ SENTENCES = {
     Reason.ACCEPTED_CONTENT: "accepted with the content hash {value:016x}, filed with {other:016x}",
     Reason.ACCEPTED_AT: "accepted at {value}, filed as accepted at {other}; 0: not past due",
     Reason.ACCEPTED_EXPIRY: "accepted to expire at {value}, filed to expire at {other}; 0: never",
+    Reason.ACCEPTED_LABELS: "accepted with other labels (key, tags, ordering key, origin, flags), hash {value:016x}, "
+    "than it is filed with, hash {other:016x}; 0: none",
     Reason.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
     Reason.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
     Reason.OTHER_SUBJECT: "the target's log holds it under another subject",

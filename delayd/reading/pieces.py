@@ -5,15 +5,15 @@ the pieces together are the findings of the hour.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from delayd.batch import Int64s
 from delayd.log.dispatch import OutcomeRows
+from delayd.reading.audit import FiledByLog
 from delayd.reading.columns import NO_UINT64S, ScheduleRows, UInt64s
-from delayd.reading.filed import FiledByLog
+from delayd.reading.dispatch import named_of, take_outcomes
 from delayd.reading.join import Fields, Sorter
 from delayd.reading.realtime import TargetRows
 
@@ -64,19 +64,8 @@ def cut(
         said = accepted._replace(rows=rows, ended=ended, before=before if last else None)
         before = None if before is None else before + piece.filed_count()
         yield Piece(
-            ScheduleRows(
-                sequence=piece.sequence,
-                deliver_at_ms=piece.deliver_at_ms,
-                appended_at_ms=piece.appended_at_ms,
-                subject=piece.subject,
-                body_bytes=piece.body_bytes,
-                location=piece.location,
-                subjects=piece.subjects,
-                content_hash=piece.content_hash,
-                left_out=left_out[bare],
-                expiring=piece.expiring,
-            ),
-            own := _outcomes_of(outcomes, decided),
+            replace(piece, left_out=left_out[bare]),
+            own := take_outcomes(outcomes, decided),
             held := _stored_of(realtime, stored),
             said,
             parts if own.parts is outcomes.parts else Fields(own.parts),
@@ -111,22 +100,8 @@ def _places(sequences: UInt64s, bounds: UInt64s) -> list[int]:
     return [0, *np.searchsorted(sequences, bounds).tolist(), len(sequences)]
 
 
-def _outcomes_of(outcomes: OutcomeRows, rows: slice) -> OutcomeRows:
-    parts, part_of = _own(outcomes.parts, outcomes.part_of[rows])
-    return OutcomeRows(
-        outcomes.sequences[rows], outcomes.deliver_at_ms[rows], parts, part_of, outcomes.content_hash[rows]
-    )
-
-
 def _stored_of(stored: TargetRows, rows: slice) -> TargetRows:
-    batches, batch_of = _own(stored.batches, stored.batch_of[rows])
+    batches, batch_of = named_of(stored.batches, stored.batch_of[rows])
     hashes = NO_UINT64S if stored.content_hash is None else stored.content_hash[rows]
     columns = stored.sequence[rows], stored.deliver_at_ms[rows], batch_of
     return TargetRows(*columns, batches, stored.targets, stored.subjects, hashes)
-
-
-def _own(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], Int64s]:
-    """A table and an index into it; of a table with more rows than the index, only a copy of the rows that it names."""
-    if len(table) <= len(index):
-        return table, index
-    return table.take(index), np.arange(len(index))

@@ -21,12 +21,11 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.acceptances import StoredAcceptance, read_acceptances
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
-from delayd.reading.filed import FiledByLog
 from delayd.reading.groups import LogMoved, TornTail
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed

@@ -342,7 +342,7 @@ def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
     sequence, (due, hashes), columns = sorter.sort(rows.sequence, shared, own)
     appended, location, subject, body_bytes = columns
     sorted_ = sequence, due, appended, subject, body_bytes, location
-    return ScheduleRows(*sorted_, rows.subjects, hashes, rows.left_out, rows.expiring)
+    return ScheduleRows(*sorted_, rows.subjects, hashes, rows.left_out, rows.expiring, rows.labelled)
 
 
 def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:

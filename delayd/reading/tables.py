@@ -16,11 +16,10 @@ from delayd.content import NOT_STATED
 from delayd.hours import hour_name
 from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason, reason_name
+from delayd.reading.audit import STATES, Classes, FiledByLog
 from delayd.reading.cells import Cells, Columns, Mask, Table, Types, Value, columns_of, join
-from delayd.reading.classes import STATES, Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.consumption import GroupBooks
-from delayd.reading.filed import FiledByLog
 from delayd.reading.join import Fields, Join, JoinedFields
 from delayd.reading.plan import AuditPlan, HourBooks
 from delayd.reading.realtime import TargetRows
@@ -308,6 +307,7 @@ def _rows(rows: Callable[[Tables], ScheduleRows]) -> dict[str, Column[Tables]]:
         "expires_at_ms": ("long", column(lambda rows: _or_null(rows.expires_at_ms()))),
         "body_bytes": ("long", column(lambda rows: _longs(rows.body_bytes))),
         "content_hash": ("long", column(lambda rows: _hashes(rows.hashes()))),
+        "labels_hash": ("long", column(lambda rows: _hashes(rows.label_hashes()))),
     }
 
 

@@ -27,6 +27,7 @@ class Row:
     accepted_at_ms: int = 0
     left_out: int = 0
     content_hash: int = 0
+    key: bytes = b""
 
     def hashed(self) -> Row:
         """The same with the hash that its content has."""
@@ -39,6 +40,7 @@ class Row:
             accepted_at_ms=self.accepted_at_ms,
             left_out=self.left_out,
             content_hash=content_hash(self.subject, self.headers, self.body),
+            key=self.key,
         )
 
 
@@ -54,7 +56,8 @@ def rows_of(batch: Batch) -> list[Row]:
     bodies = _items(batch, ColumnId.BODY_END, heap)
     due, hashes = batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), batch.content_hashes().tolist()
     names_of = [names[number] for number in numbers]
-    columns = (due, sequences, names_of, headers, bodies, accepted, left_out, hashes)
+    keys = _items(batch, ColumnId.KEY_END, heap) if ColumnId.KEY_END in batch else [b""] * count
+    columns = (due, sequences, names_of, headers, bodies, accepted, left_out, hashes, keys)
     return [Row(*fields) for fields in zip(*columns, strict=True)]
 
 
@@ -62,11 +65,16 @@ def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
     """A batch of the kind of another one, of these rows, with its kind part or another."""
     names = list(dict.fromkeys(row.subject for row in rows))
     table = encode_subject_table(names)
-    headers_end, headers = lay_out([row.headers for row in rows], len(table))
-    begin = len(table) + len(headers) + (-len(headers) & 7)
-    headers += bytes(-len(headers) & 7)
-    has_headers = any(row.headers for row in rows)
-    ends, bodies = lay_out([row.body for row in rows], begin if has_headers else len(table))
+    regions: list[tuple[ColumnId, Columns]] = []
+    for column, items in (
+        (ColumnId.KEY_END, [row.key for row in rows]),
+        (ColumnId.HEADERS_END, [row.headers for row in rows]),
+    ):
+        if any(items):
+            item_ends, region = lay_out(items, len(table))
+            regions.append((column, item_ends.astype(np.uint32)))
+            table += region + bytes(-len(region) & 7)
+    ends, bodies = lay_out([row.body for row in rows], len(table))
     columns: list[tuple[ColumnId, Columns]] = [
         (ColumnId.DELIVER_AT_MS, np.array([row.due_ms for row in rows], np.int64))
     ]
@@ -74,8 +82,7 @@ def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
         columns.append((ColumnId.SEQUENCE, np.array([row.sequence for row in rows], np.uint64)))
     if len(names) > 1:
         columns.append((ColumnId.SUBJECT, np.array([names.index(row.subject) for row in rows], np.uint32)))
-    if has_headers:
-        columns.append((ColumnId.HEADERS_END, headers_end.astype(np.uint32)))
+    columns += regions
     columns.append((ColumnId.BODY_END, ends.astype(np.uint32)))
     if any(row.accepted_at_ms for row in rows):
         columns.append((ColumnId.ACCEPTED_AT_MS, np.array([row.accepted_at_ms for row in rows], np.int64)))
@@ -83,7 +90,7 @@ def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
         columns.append((ColumnId.BODY_LEFT_OUT, np.array([row.left_out for row in rows], np.uint32)))
     if ColumnId.CONTENT_HASH in like:
         columns.append((ColumnId.CONTENT_HASH, np.array([row.content_hash for row in rows], np.uint64)))
-    heap = [table, *([headers] if has_headers else []), bodies, bytes(-len(bodies) & 7)]
+    heap = [table, bodies, bytes(-len(bodies) & 7)]
     if part is None:
         part = like.producer if like.kind is BatchKind.PRODUCER else None
         part = like.schedule if like.kind is BatchKind.SCHEDULE else part or like.dispatch

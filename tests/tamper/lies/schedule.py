@@ -34,6 +34,7 @@ def schedule_lies() -> Told:
         "has headers": (lambda row: replace(row, headers=b"\x81\xa1k\xa1v").hashed(), "MISMATCH"),
         "has another hash": (lambda row: replace(row, content_hash=row.content_hash ^ 1), "MISMATCH"),
         "has no hash": (lambda row: replace(row, content_hash=0), "MISMATCH"),
+        "has a key": (lambda row: replace(row, key=b"order-1"), "MISMATCH"),
         "has another sequence": (lambda row: replace(row, sequence=1_000_000), "LOST ORPHAN"),
     }
     for name, (edit, names) in edits.items():
