@@ -24,6 +24,7 @@ from tests.model.rules import RULES as OF_HANDOFF
 from tests.simulation.planted import PLANTED as IN_SIMULATION
 from tests.unit.delay.keys.planted import PLANTED as OF_SLOTS
 from tests.worlds.bugs import PLANTED as IN_LIVES
+from tests.worlds.bugs import PLANTED_IN_ANSWERS as IN_ANSWERS
 from tests.worlds.bugs import PLANTED_IN_CANCELS as IN_CANCELS
 from tests.worlds.patches import Patch
 
@@ -181,7 +182,7 @@ def planted() -> list[Planted]:
 
 _REGISTRIES = (
     ("simulation", IN_SIMULATION),
-    ("property", IN_LIVES | IN_CANCELS),
+    ("property", IN_LIVES | IN_CANCELS | IN_ANSWERS),
     ("groups", IN_WALKS),
     ("crash", IN_CRASH),
     ("crash", {name: IN_CANCELS[name] for name in IN_KEYED_DEATHS}),

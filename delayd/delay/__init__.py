@@ -22,6 +22,7 @@ It passes through the folders
     handoff             it is handed over to the realtime server of its subject, the *target* (H1 to H7)
     books               its outcome is recorded, and its hour is sealed and deleted (S1 to S4)
     quotas              it counts for the quota of its subject (docs/quotas.md)
+    ledger              whether it has ended, and whether a target may have it: the others ask here (C1, P7)
     ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
     reply               the one way out of a request: what it holds is given back, then it is answered
     stopping            the last steps of a stop

@@ -23,10 +23,8 @@ from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.lost_values import LostValues
 from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, MendingCalls, SetAside, Unloaded
 from delayd.delay.damage.seal_mending import SealMending
-from delayd.delay.ending.claims import Holders
 from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
-from delayd.delay.ending.owed import Owed, joined_bytes
 from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.pending import full_hours
@@ -43,6 +41,9 @@ from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
 from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
 from delayd.delay.keys.keyed import sent_rows
 from delayd.delay.keys.owned_slots import AskSlots
+from delayd.delay.ledger.files import HourReader
+from delayd.delay.ledger.ledger import Ledger
+from delayd.delay.ledger.owed import joined_bytes
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.quotas.quotas import Books as QuotaBooks
@@ -54,9 +55,7 @@ from delayd.delay.standing import Standing
 from delayd.delay.state_values import encode_dropped
 from delayd.delay.stopping import Stopping
 from delayd.delay.table import message_rows
-from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.delay.timers.hours import Hours
-from delayd.delay.timers.ledger import Ledger
 from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
@@ -151,28 +150,26 @@ class DelayCore:
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
         filed = FiledHours(found.hours, found.beside)
-        files = (found.decided, found.quarantined, filed, found.pending)
-        earlier = EarlierOutcomes(*files, lambda sequences: self.dispatcher.settle(sequences))
-        self._hours = Hours(
+        hours = self._hours = Hours(
             found.hours,
             found.beside,
             found.pending,
             found.wheel,
             found.subjects,
-            earlier,
-            Ledger(earlier),
             set(found.quarantined),
+            found.loaded_hours(clock.stamp_ms()),
         )
+        ledger = self.ledger = Ledger(hours, found.decided, self._outcomes, HourReader(site), self.quarantine)
         self._wheel = found.wheel
         self._loading = Loading(
             site,
-            self._hours,
-            found.loaded_hours(clock.stamp_ms()),
+            hours,
+            ledger.ended_in,
             config.load_ahead_ms,
             lambda: self._checkpointer.replay.offset,
             self._loaded,
         )
-        self._held = HeldRows(clock, self._sources, self._outcomes, self.quarantine, self._loading.put_back)
+        self._held = HeldRows(clock, self._sources, self._outcomes, self.quarantine, hours.put_back)
         refusers = Refusers(state, threads.worker)
         sender_terms = SenderTerms(
             life=life,
@@ -183,13 +180,13 @@ class DelayCore:
             outcomes=self._outcomes,
             ends=ends,
             fence=self.fence,
-            put_back=self._loading.put_back,
+            put_back=hours.put_back,
             hold=self._held.hold,
         )
         link_terms = LinkTerms(
             sender_terms,
             around.dial,
-            self._hours.earlier,
+            ledger,
             refusers,
             lambda: self.intake.next_sequence,
             lambda sequence: self.intake.has_given(sequence),
@@ -206,10 +203,9 @@ class DelayCore:
                 found.targets_lost.keys(),
                 EarlierLives(found.next_sequence, _earlier_until_ms(clock, found.appended_at_ms)),
             ),
-            Routing(
-                self._hours.ledger, lambda target: Link(target, link_terms), self.intake.control, around.ask_routes
-            ),
+            Routing(ledger, lambda target: Link(target, link_terms), self.intake.control, around.ask_routes),
         )
+        ledger.handoff, ledger.held = self.dispatcher, self._held
         self.moves = RouteMoves(state, self.dispatcher, threads.worker)
         books = TargetBooks(words, ends, refusers)
         self.targets = Targets(site, books, self.dispatcher, self._outcomes, self.quarantine, self.intake)
@@ -238,20 +234,19 @@ class DelayCore:
         )
         self._mending = Mending(
             keeping,
-            self._hours,
+            ledger,
             self._outcomes,
             self._sources,
             SetAside(self.quarantine, found.quarantined, found.quarantined_ends, found.dropped, found.given_up),
             MendingCalls(
-                in_memory=lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
+                in_memory=lambda: [*self._wheel.parts(), *ledger.outside()],
                 next_sequence=lambda: self.intake.next_sequence,
-                loaded_until=lambda: self._loaded_until,
                 may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopping.begun),
                 ended=self._mended,
                 restored=self._outcomes_restored,
             ),
         )
-        self._owed = Owed(self._outcomes, lambda sequences: self.quotas.ended([sequences]))
+        ledger.mended = lambda: self._mending.running
         self.quotas = Quotas(
             site,
             QuotaBooks(
@@ -260,34 +255,22 @@ class DelayCore:
                 outcomes=self._outcomes,
                 checkpointer=self._checkpointer,
                 intake=self.intake,
-                ended=self._owed.parts,
+                ended=ledger.owed.parts,
                 peers=lambda: self.endings.owned_slots.claims.peers,
             ),
             config.horizon_days * DAY_MS,
         )
-        self._rebuild = Rebuild(site, self._keys, LogsOfHours(filed, lambda: self._outcomes.ends, self._owed.all))
-        self._outcomes.on_ended = self.quotas.ended
+        self._rebuild = Rebuild(site, self._keys, LogsOfHours(filed, lambda: self._outcomes.ends, ledger.owed.all))
+        self._outcomes.on_ended = ledger.owed.on_ended = self.quotas.ended
         self.endings = Endings(
             site,
             EndingBooks(
                 fence=self.fence,
                 intake=self.intake,
-                hours=self._hours,
-                filed=filed,
-                dispatcher=self.dispatcher,
+                ledger=ledger,
                 sources=self._sources,
                 keys=self._keys,
-                owed=self._owed,
                 producers=self.producers,
-            ),
-            Holders(
-                hours=self._hours,
-                loading=self._loading,
-                dispatcher=self.dispatcher,
-                held=self._held,
-                outcomes=self._outcomes,
-                quarantine=self.quarantine,
-                mending=lambda: self._mending.running,
             ),
             around.ask_slots,
         )
@@ -296,8 +279,7 @@ class DelayCore:
         self.retiring = Retiring(
             self.intake,
             self.endings,
-            self._owed,
-            self._hours,
+            ledger,
             self.dispatcher,
             self.quarantine,
             clock.now_ms,
@@ -309,14 +291,13 @@ class DelayCore:
             fence=self.fence,
             intake=self.intake,
             producers=self.producers,
-            hours=self._hours,
             checkpointer=self._checkpointer,
             dispatcher=self.dispatcher,
             held=self._held,
             quarantine=self.quarantine,
             quotas=self.quotas,
             endings=self.endings,
-            owed=self._owed,
+            ledger=ledger,
             outcomes=self._outcomes,
         )
         for hour, error in found.quarantined.items():
@@ -374,7 +355,7 @@ class DelayCore:
             },
         )
         if len(found.owed):
-            self._owed.take(found.owed)
+            ledger.owed.take(found.owed)
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
             *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
@@ -577,7 +558,7 @@ class DelayCore:
 
     def reserve(self, free_bytes: int) -> None:
         """Take a reading of free space (rule L8)."""
-        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loaded_until + 1))
+        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._hours.loaded_until + 1))
         if not self.intake.reserve.closed:
             self.intake.commit()
 
@@ -593,7 +574,7 @@ class DelayCore:
             self.dispatcher.lowest_message_log_offset(),
             self._held.lowest_message_log_offset(),
             self.quotas.lowest_message_log_offset(),
-            decided_from_ms=self._owed.earliest_ms(),
+            decided_from_ms=self.ledger.owed.earliest_ms(),
         )
 
     # Calls between the parts.
@@ -648,7 +629,7 @@ class DelayCore:
         """Take back a dispatch log that is whole again: from here on answers and hellos follow what it says (rules H4,
         H7, S1).
         """
-        self._hours.earlier.learn(hour, outcomes.sequences)
+        self.ledger.learn(hour, outcomes.sequences)
         found: dict[int, int] = {}
         note_ends(found, outcomes, accepted_targets(self._state))
         for target, offset in found.items():
@@ -690,17 +671,13 @@ class DelayCore:
 
     def _forget_ended(self) -> None:
         """Forget which rows have ended, of hours of which nothing is delivered any more."""
-        set_aside = {*self._hours.withheld, *self._loading.next_hours}
-        if self._mending.running is not None:
-            set_aside.add(self._mending.running)
         links = self.dispatcher.links.values()
-        answers_may_come = not all(link.sender.window.earlier_settled for link in links)
-        self._hours.ledger.forget(self._loaded_until, self._wheel.hours(), set_aside, answers_may_come=answers_may_come)
+        self.ledger.forget(answers_may_come=not all(link.sender.window.earlier_settled for link in links))
 
     def _put_off(self) -> set[int]:
         """Hours to load later: those being mended, and those of which the commit under way has claimed rows."""
         mending = self._mending.running
-        return self.endings.noted_hours() | (set() if mending is None else {mending})
+        return self.ledger.ending_hours() | (set() if mending is None else {mending})
 
     def _loaded(self, hours: Sequence[LoadedHour]) -> None:
         """Go on after hours were loaded, or those of their rows that can be read."""
@@ -715,11 +692,6 @@ class DelayCore:
         self._tick()
         self.dispatcher.step()
         self._stopping.step()
-
-    @property
-    def _loaded_until(self) -> int:
-        """The last loaded hour."""
-        return self._loading.until
 
     @property
     def _holds_up_checkpoints(self) -> bool:
@@ -739,12 +711,12 @@ class DelayCore:
             partial(self._checkpointed, intake.durable_sequence, books.keep_from),
             books,
             forgotten,
-            partial(joined_bytes, self._owed.parts()),
+            partial(joined_bytes, self.ledger.owed.parts()),
         )
 
     def _books(self) -> Books:
         parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
-        said = settled(self._clock, *parts, self._loaded_until, self._owed.lowest_ms())
+        said = settled(self._clock, *parts, self._hours.loaded_until, self.ledger.owed.lowest_ms())
         return Books(self.intake.skipped, encode_dropped(self._mending.dropped), self._segments.keep_from, *said)
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
@@ -764,7 +736,7 @@ class DelayCore:
         # A load that is under way already holds numbers of its subjects, but its rows are in none of these places yet.
         if subjects.wants_sweep(len(self.dispatcher.targets)) and not self._loading.running:
             pending = self._hours.pending
-            rows = chain(self._wheel.parts(), pending.views(0), self.dispatcher.parts(), self._held.parts())
+            rows = chain(self._wheel.parts(), pending.views(0), self.ledger.outside())
             gone = subjects.sweep(rows)
             self.dispatcher.forget_targets()
             log.info("subjects_forgotten subjects=%d kept=%d", gone, subjects.known)

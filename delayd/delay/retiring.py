@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from delayd.delay.ending.endings import Endings
-from delayd.delay.ending.owed import Owed
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.timers.hours import Hours
 from delayd.errors import BadArgument, DelaydError, ServerInUse
 from delayd.hours import hour_name, hour_of_ms
 from delayd.wire.drain import DrainOrder, DrainProgress
@@ -32,8 +31,7 @@ class Retiring:
 
     intake: Intake
     endings: Endings
-    owed: Owed
-    hours: Hours
+    ledger: Ledger
     dispatcher: Dispatcher
     quarantine: Quarantine
     now_ms: Callable[[], int]
@@ -82,7 +80,7 @@ class Retiring:
             return f"{undecided} batches are undecided at realtime servers; see `delayd target list`"
         if self.endings.owned_slots.owned.any():
             return "it owns slots of keys; drain it, which moves them"
-        if len(self.owed) or not self.intake.idle:
+        if len(self.ledger.owed) or not self.intake.idle:
             return "outcomes of its messages are being written"
         if len(self.quarantine):
             return "something of it is quarantined; see `delayd mend list`"
@@ -92,10 +90,10 @@ class Retiring:
 
     def _unsealed(self) -> int | None:
         """The first hour that has ended, has messages and is not sealed."""
-        rows = self.hours.filed.rows
+        filed = self.ledger.hours.filed
         this_hour = hour_of_ms(self.now_ms())
-        ended = sorted(hour for hour in rows["hour"].tolist() if hour < this_hour)
-        return next((hour for hour in ended if not self.hours.filed.get(hour).sealed), None)
+        ended = sorted(hour for hour in filed.rows["hour"].tolist() if hour < this_hour)
+        return next((hour for hour in ended if not filed.get(hour).sealed), None)
 
 
 def _in_use(what: str) -> ServerInUse:

@@ -13,8 +13,8 @@ from functools import partial
 from delayd.batch import Buffer
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Surroundings, Threads
-from delayd.delay.ending.owed import Leaving
 from delayd.delay.handoff.wire import OnAnswer, Wire
+from delayd.delay.ledger.owed import Leaving
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id

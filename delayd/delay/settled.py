@@ -47,7 +47,7 @@ def settled(
         instants.append(owed_ms)
     waits = {
         "messages have no realtime server yet: meta names none for their subjects": _lowest_ms(dispatcher.unrouted()),
-        "messages can't be read; see `delayd mend list`": _lowest_ms(held.parts()),
+        "messages can't be read; see `delayd mend list`": _lowest_ms(held.waiting()),
         "hours are quarantined; see `delayd mend list`": min(
             (hour_start_ms(entry.hour) for entry in quarantine if entry.hour is not None), default=None
         ),

@@ -9,16 +9,15 @@ from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.damage.held import HeldRows
 from delayd.delay.ending.endings import Endings
-from delayd.delay.ending.owed import Owed
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.handoff import lateness
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import Phase
 from delayd.delay.intake import Intake
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.quotas.quotas import Quotas
-from delayd.delay.timers.hours import Hours
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import SEALED
@@ -37,14 +36,13 @@ class Standing:
     fence: Fence
     intake: Intake
     producers: Producers
-    hours: Hours
     checkpointer: Checkpointer
     dispatcher: Dispatcher
     held: HeldRows
     quarantine: Quarantine
     quotas: Quotas
     endings: Endings
-    owed: Owed
+    ledger: Ledger
     outcomes: OutcomeLog
 
     def counters(self) -> dict[str, int]:
@@ -56,9 +54,9 @@ class Standing:
             "replay_offset": self.checkpointer.replay.offset,
             "pending": self._pending(),
             "free_bytes": self.intake.reserve.free_bytes,
-            "pending_rows": len(self.hours.pending),
-            "loaded_rows": len(self.hours.wheel),
-            "scheduled_rows": int(self.hours.filed.rows["rows"].sum()),
+            "pending_rows": len(self.ledger.hours.pending),
+            "loaded_rows": len(self.ledger.hours.wheel),
+            "scheduled_rows": int(self.ledger.hours.filed.rows["rows"].sum()),
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
             "leaving_rows": self.endings.drain.rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
@@ -69,12 +67,12 @@ class Standing:
             "quarantined": len(self.quarantine),
             "dead_rows": sum(link.sender.dead_rows for link in links),
             "expired_rows": sum(link.sender.expired_rows for link in links),
-            "subjects": self.hours.subjects.known,
-            "subjects_bytes": self.hours.subjects.held_bytes,
+            "subjects": self.ledger.hours.subjects.known,
+            "subjects_bytes": self.ledger.hours.subjects.held_bytes,
             "producers": len(self.producers),
             "producers_bytes": self.producers.held_bytes,
             "queued_bytes": self.intake.queued_bytes,
-            "owed_rows": len(self.owed),
+            "owed_rows": len(self.ledger.owed),
             **self.endings.held(),
             **lateness.figures(link.sender.lateness for link in links),
         }
@@ -83,10 +81,10 @@ class Standing:
         """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
         not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
         """
-        rows = self.hours.filed.rows
+        rows = self.ledger.hours.filed.rows
         filed = int(rows["rows"][(rows["flags"] & SEALED) == 0].sum())
         ended = sum(end.rows for end in self.outcomes.ends.values())
-        return max(0, filed + len(self.hours.pending) - ended)
+        return max(0, filed + len(self.ledger.hours.pending) - ended)
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""

@@ -24,7 +24,7 @@ PLANTED: Bugs = {
             "_move",
             changed(
                 MessageRequests._move,
-                "self._claims.claim(wanted.take(chosen), claimable.take(chosen))",
+                "self._ledger.claim(wanted.take(chosen), claimable.take(chosen))",
                 "pass",
             ),
         )
@@ -35,7 +35,7 @@ PLANTED: Bugs = {
             "_decide_one",
             changed(
                 MessageRequests._decide_one,
-                "self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))",
+                "self._ledger.claim(request.wanted.take(chosen), claimable.take(chosen))",
                 "pass",
             ),
         )

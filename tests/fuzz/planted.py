@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from delayd.delay.ending import message_requests
-from delayd.delay.ending.claims import Claims
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.taken_names import TakenNames
-from delayd.delay.ending.wanted import wanted_of
+from delayd.delay.ledger.ledger import Ledger
+from delayd.delay.ledger.wanted import wanted_of
 from realtime.pulls import Pulls
 from tests.worlds.patches import Bugs, Patch
 
 
-def _believe_made_up_receipts(self, wanted, nowhere, looked_up, places=None):  # type: ignore[no-untyped-def]
-    told, claimable = _states(self, wanted, nowhere, looked_up, places)
-    told["state"][told["state"] == 0] = 1
-    return told, claimable
+def _believe_made_up_receipts(self, look, locations=None):  # type: ignore[no-untyped-def]
+    told = _states(self, look, locations)
+    told.answers["state"][told.answers["state"] == 0] = 1
+    return told
 
 
 def _tell_another_instant(self, request, states):  # type: ignore[no-untyped-def]
-    states["decided_at_ms"] += request.looks + (request.looked_up is not None)
+    states["decided_at_ms"] += request.looks + (request.look.found is not None)
     return _told(self, request, states)
 
 
-_states = MessageRequests.states
+_states = Ledger.states
 _told = MessageRequests._told
 
 PLANTED: Bugs = {
@@ -33,8 +33,8 @@ PLANTED: Bugs = {
         Patch(MessageRequests, "_moves_since", lambda self, request: 0)
     ],
     "C1: an answer tells another instant of the decision": [Patch(MessageRequests, "_told", _tell_another_instant)],
-    "C1: a receipt that somebody made up is believed": [Patch(MessageRequests, "states", _believe_made_up_receipts)],
-    "C1: what is cancelled is not claimed": [Patch(Claims, "claim", lambda self, wanted, places: None)],
+    "C1: a receipt that somebody made up is believed": [Patch(Ledger, "states", _believe_made_up_receipts)],
+    "C1: what is cancelled is not claimed": [Patch(Ledger, "claim", lambda self, wanted, claimable: None)],
     "C1: two receipts that lead to one row are taken as they were asked": [
         Patch(message_requests, "wanted_newest", lambda asked, told: wanted_of(asked))
     ],

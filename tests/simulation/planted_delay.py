@@ -29,10 +29,10 @@ from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.window import Window
 from delayd.delay.intake import Intake
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import AcceptedBatch, Allowance, Producers, Waiter
 from delayd.delay.requests import Requests
 from delayd.delay.rows import Rows
-from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.delay.timers.loading import Loading
 from delayd.errors import DamagedData, DelaydError, SyncFailed
 from delayd.hours import HOUR_MS
@@ -112,11 +112,11 @@ def _know_of_no_flush(self: OutcomeLog) -> set[int]:
     return set()
 
 
-def _settle_nothing(self: EarlierOutcomes) -> None:
+def _settle_nothing(self: Ledger) -> None:
     """What it decided leaves again."""
 
 
-def _learn_nothing(self: EarlierOutcomes, hour: int, sequences: NDArray[np.uint64]) -> None:
+def _learn_nothing(self: Ledger, hour: int, sequences: NDArray[np.uint64]) -> None:
     """Nothing of it was known before."""
 
 
@@ -286,7 +286,7 @@ IN_DELAY: Bugs = {
     "L5: what a start reads wrongly once counts as torn": [
         Patch(Segment, "recover", changed(Segment.recover, "end >= size or end == again", "True"))
     ],
-    "S1: what a restored dispatch log says is recorded again": [Patch(EarlierOutcomes, "learn", _learn_nothing)],
+    "S1: what a restored dispatch log says is recorded again": [Patch(Ledger, "learn", _learn_nothing)],
     "L5: a dispatch log that is gone holds nothing": [
         Patch(delay_outcomes, "reopen_dispatch_log", _reopen_nothing),
         Patch(delay_dispatch_logs, "reopen_dispatch_log", _reopen_nothing),
@@ -306,7 +306,7 @@ IN_DELAY: Bugs = {
         Patch(Loading, "_attach", changed(Loading._attach, "self._replay_offset() != replay_offset", "False")),
         Patch(Loading, "_attach_run", changed(Loading._attach_run, "self._replay_offset() != replay_offset", "False")),
     ],
-    "P7: rows that a window's answer names stay in the wheel": [Patch(EarlierOutcomes, "settle", _settle_nothing)],
+    "P7: rows that a window's answer names stay in the wheel": [Patch(Ledger, "drop_named", _settle_nothing)],
     "P7: rows that are loaded already are loaded again when their file is whole": [
         Patch(Mending, "_read_done", changed(Mending._read_done, '~among(rows["sequence"], unloaded.loaded)', "True"))
     ],

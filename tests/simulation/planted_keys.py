@@ -5,10 +5,10 @@ from __future__ import annotations
 from delayd.delay import core as delay_core
 from delayd.delay import recovery as delay_recovery
 from delayd.delay.ending import keyed_sends
-from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.taken_names import TakenNames, Watch
 from delayd.delay.keys.entries import Asked, Found
 from delayd.delay.keys.keyed import KeyedRows
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.recovery import Recovered
 from delayd.log.ended import NO_ENDED, EndedRows
 from tests.worlds.bugs import PLANTED_IN_CANCELS
@@ -57,9 +57,9 @@ IN_KEYS: Bugs = {
     "I1: a start forgets the verdicts of a batch": [Patch(delay_recovery, "decided_about", _tell_nothing)],
     "S2: rows of sealed hours are not looked up": [
         Patch(
-            MessageRequests,
+            Ledger,
             "_hour_places",
-            changed(MessageRequests._hour_places, "file.sealed", "False"),
+            changed(Ledger._hour_places, "file.sealed", "False"),
         )
     ],
 }

@@ -9,23 +9,21 @@ from numpy.typing import NDArray
 
 from delayd.delay import recovery
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.claims import Claims, Places
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import MessageRequests
-from delayd.delay.ending.wanted import Wanted
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.window import SentBatch
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.intake import Decided, OpenGroup
+from delayd.delay.ledger.ledger import Ledger, RowPlaces
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows
-from delayd.delay.timers.claimed import Claimed
-from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log.ended import NO_ENDED, EndedRows
 from tests.worlds import port_bugs
-from tests.worlds.patches import Bugs, Patch
+from tests.worlds.patches import Bugs, Patch, changed
 
 
 def _decide_when_acknowledged(self: Sender, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
@@ -76,23 +74,11 @@ def _answer_when_decided(self: MessageRequests, group: OpenGroup, ended: EndedRo
     return decided
 
 
-def _claim_nothing(self: Claims, wanted: Wanted, places: Places) -> None:
+def _claim_nothing(self: Ledger, wanted: Wanted, claimable: RowPlaces) -> None:
     pass
-
-
-def _all_far(self: Claims, wanted: Wanted) -> NDArray[np.bool_]:
-    return np.ones(len(wanted), np.bool_)
 
 
 def _replace_without_a_claim(self: KeyedSends, *arguments: object) -> None:
-    pass
-
-
-def _hold_nothing_back(self: Claimed, rows: Rows) -> Rows:
-    return rows
-
-
-def _leave_nothing_out(self: EarlierOutcomes, hour: int, sequences: NDArray[np.uint64]) -> None:
     pass
 
 
@@ -100,8 +86,8 @@ def _owe_nothing(*arguments: object) -> EndedRows:
     return NO_ENDED
 
 
-def _undo_nothing(self: Claims) -> None:
-    self.settle()
+def _undo_nothing(self: Ledger) -> None:
+    self.settle(NO_ENDED)
 
 
 def _nothing_has_left(self: Dispatcher, rows: Rows) -> NDArray[np.bool_]:
@@ -129,13 +115,32 @@ PLANTED: Bugs = {
 # These show only in lives in which somebody cancels messages, or sends with keys.
 PLANTED_IN_CANCELS: Bugs = {
     "C1: a cancel is answered before its decision is durable": [Patch(MessageRequests, "close", _answer_when_decided)],
-    "C1: rows are not claimed": [Patch(Claims, "claim", _claim_nothing)],
-    "C1: rows of a loaded hour are claimed for its load": [Patch(Claims, "_far", _all_far)],
+    "C1: rows are not claimed": [Patch(Ledger, "claim", _claim_nothing)],
+    "C1: rows of a loaded hour are claimed for its load": [
+        Patch(Ledger, "places", changed(Ledger.places, "self.hours.are_far(wanted.hours)", "wanted.hours > 0"))
+    ],
     "C1: rows that are replaced by key are not claimed": [Patch(KeyedSends, "_claim", _replace_without_a_claim)],
-    "C1: a claimed row that falls due is handed out": [Patch(Claimed, "without", _hold_nothing_back)],
-    "C1: an hour is loaded with its claimed rows": [Patch(EarlierOutcomes, "claim", _leave_nothing_out)],
+    "C1: a claimed row that falls due is handed out": [
+        Patch(Ledger, "may_leave", changed(Ledger.may_leave, "self._marked or self._open", "False"))
+    ],
+    "C1: rows of a durable decision are not noted": [
+        Patch(
+            Ledger,
+            "settle",
+            changed(Ledger.settle, "self._note(hour, pile.in_one())", "self._note(hour, NO_SEQUENCES)"),
+        )
+    ],
     "C1: a row that an earlier life may have sent is claimed": [Patch(Dispatcher, "may_have_left", _nothing_has_left)],
-    "C1: a decision that the disk refused leaves its claims": [Patch(Claims, "undo", _undo_nothing)],
+    "C1: a decision that the disk refused leaves its claims": [Patch(Ledger, "undo", _undo_nothing)],
     "C2: a checkpoint passes a decision and does not name its rows": [port_bugs.forgotten(b"ended")],
     "P1: a start does not read the decisions": [Patch(recovery, "_owe", _owe_nothing)],
+}
+# Each makes an answer about a message untrue, whatever becomes of the deliveries.
+PLANTED_IN_ANSWERS: Bugs = {
+    "C1: a row that a target has counts as waiting": [
+        Patch(Ledger, "_look_outside", changed(Ledger._look_outside, "RowPlace.IN_FLIGHT", "RowPlace.OUT"))
+    ],
+    "H5: a row that an earlier life may have sent counts as waiting": [
+        Patch(Ledger, "_place", changed(Ledger._place, "self.handoff.may_have_left(rows)", "rows['hour'] == 0"))
+    ],
 }

@@ -15,13 +15,14 @@ import numpy as np
 
 from delayd.batch import ProducerPart, parse
 from delayd.errors import DelaydError
-from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.hours import INSTANT_MS_MAX, hour_of_ms, hour_start_ms
 from delayd.log.dispatch import Reason
 from delayd.log.ended import EndedRows, decode_ended
 from delayd.reading.seals import verify_seals
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.finding import Piece, Place, Window
 from delayd.wire.slots import SLOTS, SlotOwners
 from tests.worlds import files
 from tests.worlds.delay_adapter import (
@@ -218,6 +219,16 @@ class World:
 
         self.server.reschedule(asked, wanted_at_ms, heard)
         return told
+
+    def list_pending(self, heard: Callable[[list[int]], None]) -> None:
+        """Call back with the sequences of the first pending messages, unless they can't be listed now."""
+        window = Window(b"", 0, INSTANT_MS_MAX, Place(0, 0), 0, 1_000)
+
+        def told(what: Piece | DelaydError) -> None:
+            if not isinstance(what, DelaydError):
+                heard(what.rows["sequence"].tolist())
+
+        self.core.endings.find(window, told)
 
     def states(self, asked: Asked) -> list[MessageState]:
         """What the server says became of messages."""

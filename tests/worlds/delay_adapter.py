@@ -206,14 +206,14 @@ class DelayAdapter:
 
     def whenever_rows_end(self, heard: Callable[[EndedRows], None]) -> None:
         """Hear of all rows that decisions end, those of earlier lives first."""
-        heard(self.core._owed.all())
-        take = self.core._owed.take
+        heard(self.core.ledger.owed.all())
+        take = self.core.ledger.owed.take
 
         def take_and_tell(rows: EndedRows) -> None:
             heard(rows)
             take(rows)
 
-        self.core._owed.take = take_and_tell  # type: ignore[method-assign]
+        self.core.ledger.owed.take = take_and_tell  # type: ignore[method-assign]
 
     def frames(self, *, with_status: bool = False) -> Requests:
         """What serves frames of a connection: `received` and `disconnected`."""
@@ -335,7 +335,7 @@ class DelayAdapter:
     @property
     def loaded_until(self) -> int:
         """The last hour whose rows are in memory."""
-        return self.core._loaded_until
+        return self.core._hours.loaded_until
 
     @property
     def writes_no_outcomes(self) -> bool:

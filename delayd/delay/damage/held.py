@@ -7,7 +7,7 @@ together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class HeldRows:
         self._due_ms = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts()))
+        return sum(map(len, self.waiting()))
 
     def hold(self, rows: Rows, error: DamagedData) -> None:
         """Take rows of one stored batch that can't be read, at least one row."""
@@ -95,9 +95,9 @@ class HeldRows:
         self._quarantine.lift(Kind.ROWS, entry.name)
         return True, f"{count} messages are given up: they have the outcome DEAD"
 
-    def parts(self) -> Iterator[Rows]:
-        """All rows that are held."""
-        return (rows for parts in self._held.values() for rows in parts)
+    def waiting(self) -> list[Rows]:
+        """View all rows that are held, in several arrays."""
+        return [rows for parts in self._held.values() for rows in parts]
 
     def take_out(self, sequences: NDArray[np.uint64], arrays: Collection[int]) -> list[Rows]:
         """Take rows: they have ended; returns them, in several arrays. ``sequences`` rise, and ``arrays`` are the ids
@@ -117,7 +117,7 @@ class HeldRows:
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a held row refers to (rule P6)."""
-        return lowest_offset(list(self.parts()))
+        return lowest_offset(self.waiting())
 
     def _retry(self, name: str) -> str:
         """Put rows back up to the first batch that can't be read; return why it can't."""

@@ -39,10 +39,10 @@ from delayd.delay.filing.hour_table import (
 )
 from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.filing.sources import Sources
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.quarantine import Entry, Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
 from delayd.delay.rows import Rows, due_at_ms, without
 from delayd.delay.state_values import DROPPED_KEY, encode_dropped
-from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour, load_hour
 from delayd.errors import DamagedData, DataError, DiskFull
 from delayd.executor import Done
@@ -112,7 +112,6 @@ class MendingCalls:
 
     in_memory: Callable[[], list[Rows]]  # Views the rows that are loaded and not decided.
     next_sequence: Callable[[], int]
-    loaded_until: Callable[[], int]
     may_begin: Callable[[], bool]
     ended: Callable[[bool], None]  # Called behind each try, with whether the hour is whole now.
     restored: Callable[[int, OutcomeRows], None]  # Called with the outcomes of a dispatch log that is whole again.
@@ -124,12 +123,13 @@ class Mending:
     def __init__(
         self,
         site: Site,
-        hours: Hours,
+        ledger: Ledger,
         outcomes: OutcomeLog,
         sources: Sources,
         aside: SetAside,
         calls: MendingCalls,
     ) -> None:
+        hours = ledger.hours
         self.dropped = aside.dropped
         self.running: int | None = None  # The hour that is being tried.
         self._disk = site.disk
@@ -146,8 +146,7 @@ class Mending:
         self._wheel = hours.wheel
         self._subjects = hours.subjects
         self._pending = hours.pending
-        self._earlier = hours.earlier
-        self._ledger = hours.ledger
+        self._ledger, self._places = ledger, hours
         self._withheld = hours.withheld
         self._quarantine = aside.quarantine
         self._damaged = aside.damaged
@@ -447,7 +446,7 @@ class Mending:
         else:
             self._hours.remove([hour])
         self._beside.remove([hour])
-        self._sources.joined(hour, joined.offset, loaded=hour <= self._calls.loaded_until())
+        self._sources.joined(hour, joined.offset, loaded=hour <= self._places.loaded_until)
         if joined.lost_rows:
             self.dropped = self._dropped_with(hour, joined.lost_rows)
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), joined.lost_rows)
@@ -462,7 +461,7 @@ class Mending:
         if hour not in self._unloaded:
             self._end(True, "it is whole again")
             return
-        decided = self._earlier.of(hour)
+        decided = self._ledger.ended_in(range(hour, hour + 1)).get(hour, NO_SEQUENCES)
         end = self._outcomes.ends.get(hour, OutcomeEnd())
         work = partial(self._read, hour, self._hours.get(hour), decided, end)
         self._worker.submit(work, self._read_done)
@@ -517,7 +516,7 @@ class Mending:
         if self._is_given_up(hour):
             rows = self._doubt(hour, rows, unloaded)
             self._outcomes.when_durable(partial(self._finish_word, hour))
-        if hour > self._calls.loaded_until():
+        if hour > self._places.loaded_until:
             # Callers end rows long before their hour, so an hour that is far has a dispatch log, too. Its load is to
             # come, and takes all rows without an outcome.
             self._end(True, "it is whole again")
@@ -538,7 +537,7 @@ class Mending:
             part = NewPart(piece["sequence"].copy(), due_at_ms(piece), Outcome.IN_DOUBT, self._clock.now_ms())
             self._outcomes.record(hour, part, _nothing)
         # Answers of targets don't decide on these rows again.
-        self._earlier.learn(hour, lost["sequence"])
+        self._ledger.learn(hour, lost["sequence"])
         self._given_up[hour] = True
         return rows
 

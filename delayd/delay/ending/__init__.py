@@ -1,17 +1,11 @@
 """Ending: rows that end because somebody asked for it, before they are due (docs/keys.md; rules C1, C2, P1).
 
-A map, from a request to the outcome of its rows.
+A map, from a request to the outcome of its rows; what became of a row is asked of the ledger.
 
-    wanted              the rows of a request, as they are compared with rows in memory
-    lookup              what schedule logs and dispatch logs say of rows that are nowhere in memory
-    hour_outcomes       where in an hour's dispatch log the outcome of each row stands
     finder, contents    lists the pending rows of a subject and a window; what these rows hold
-    outside             finds rows among those that wait for their targets
-    claims              where a row is in memory, and how it is claimed there
     leads               where receipts of moved messages have led
     moving              copies of messages that are to be moved to other instants
     drain               rows that go to another delay server, until that server has taken them
-    owed                decisions that are durable, and whose outcomes are not durable yet
     pending_keys        how many rows with keys of some slots are pending
     message_requests    requests from their arrival to their answers
     taken_names         which row has taken a name, as of now

@@ -23,12 +23,12 @@ from delayd.batch import Batch, ColumnId, ProducerPart
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.message_requests import Leaver, MessageRequests
 from delayd.delay.ending.moving import Copied, Leave, ToMove, copy_rows
-from delayd.delay.ending.owed import Leaving, Owed
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.filing.sources import Sources
+from delayd.delay.ledger.ledger import Ledger
+from delayd.delay.ledger.owed import Leaving
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.timers.hours import Hours
 from delayd.errors import BadArgument, BadRequest, DamagedData, DataError, DelaydError, NotReady, SlowDown
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import INSTANT_MS_MAX
@@ -82,26 +82,25 @@ class Drain:
     def __init__(
         self,
         site: Site,
-        hours: Hours,
+        ledger: Ledger,
         sources: Sources,
         finder: Finder,
         requests: MessageRequests,
-        owed: Owed,
     ) -> None:
         self.on_new: Callable[[int], None] = lambda to: None
         # Calls back when everything that is durable now is filed, too.
         self.when_filed: Callable[[Callable[[], None]], None] = lambda done: None
         self.draw: Callable[[], int] = lambda: 0  # A random number of 64 bits.
         self._site = site
-        self._hours = hours
+        self._hours = ledger.hours
         self._sources = sources
         self._finder = finder
         self._requests = requests
-        self._owed = owed
+        self._owed = ledger.owed
         self._made: dict[int, bytes] = {}  # Batches of the commit that is under way, by number.
         self._batches: dict[int, _Batch] = {}  # By number, in the order of the decisions.
         self._making = False
-        owed.on_leaving = self._leaves
+        ledger.owed.on_leaving = self._leaves
 
     @property
     def rows(self) -> int:

@@ -9,24 +9,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from delayd.batch import Batch, Int64s
-from delayd.delay.ending.claims import Claims, Holders
 from delayd.delay.ending.drain import Drain, OnProgress
 from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.keyed_requests import KeyedRequests
 from delayd.delay.ending.keyed_sends import Deciding, KeyedSends
-from delayd.delay.ending.message_requests import Answer, MessageRequests, RowFiles, Wish
-from delayd.delay.ending.owed import Owed
+from delayd.delay.ending.message_requests import Answer, MessageRequests, Wish
 from delayd.delay.ending.pending_keys import PendingKeys
 from delayd.delay.ending.taken_names import TakenNames
-from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.sources import Sources
-from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
 from delayd.delay.keys.index import KeyIndex
 from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import Producers
-from delayd.delay.timers.hours import Hours
 from delayd.errors import DelaydError
 from delayd.fence import Fence
 from delayd.site import Site
@@ -41,31 +37,26 @@ class Books:
 
     fence: Fence
     intake: Intake
-    hours: Hours
-    filed: FiledHours
-    dispatcher: Dispatcher
+    ledger: Ledger
     sources: Sources
     keys: KeyIndex
-    owed: Owed
     producers: Producers
 
 
 class Endings:
     """The requests about messages, and the decider of keyed sends; belongs to the loop."""
 
-    def __init__(self, site: Site, books: Books, holders: Holders, ask_slots: AskSlots) -> None:
+    def __init__(self, site: Site, books: Books, ask_slots: AskSlots) -> None:
         self._fence = books.fence
-        intake, worker = books.intake, site.worker
-        claims = self._claims = Claims(holders)
-        row_files = RowFiles(books.filed, holders.outcomes, books.sources)
-        self.requests = MessageRequests(site, claims, books.owed, intake, row_files, books.producers)
+        intake, worker, ledger = books.intake, site.worker, books.ledger
+        self.requests = MessageRequests(worker, ledger, intake, books.sources, books.producers)
         self.taken_names = TakenNames(books.keys)
         self._pending_keys = PendingKeys(books.keys, self.requests, worker, lambda slots: self.keyed_sends.takes(slots))
         self.owned_slots = OwnedSlots(site, ask_slots, self._pending_keys.count)
         self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
-        self.keyed_sends = KeyedSends(site, self.taken_names, self.owned_slots, claims, self.requests, intake)
-        self._finder = Finder(site, books.hours, claims, books.sources, lambda: intake.durable_sequence)
-        self.drain = Drain(site, books.hours, books.sources, self._finder, self.requests, books.owed)
+        self.keyed_sends = KeyedSends(site, self.taken_names, self.owned_slots, ledger, intake)
+        self._finder = Finder(site, ledger, books.sources, lambda: intake.durable_sequence)
+        self.drain = Drain(site, ledger, books.sources, self._finder, self.requests)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
 
@@ -161,7 +152,3 @@ class Endings:
             "key_look_ups": len(self.taken_names),
             "find_pieces": len(self._finder),
         }
-
-    def noted_hours(self) -> set[int]:
-        """Hours of which the commit that is under way has claimed rows for their load."""
-        return self._claims.noted_hours()

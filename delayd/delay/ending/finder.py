@@ -24,20 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.delay.ending.claims import Claims, Place
 from delayd.delay.ending.contents import CACHE_BYTES, LOCATED, Contents, LocatedRows, read_contents, runs_of_batches
-from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.filing.sources import Sources
+from delayd.delay.ledger.ledger import Ledger
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
-from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DelaydError, Shortage, SlowDown
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.location import ROW_MASK, SCHEDULE_BIT, Locations, pack_locations
+from delayd.sequences import NO_INDICES
 from delayd.site import Site
 from delayd.tags import may_have_tags, rows_with_tags
 from delayd.wire.finding import FOUND, Content, FoundRows, Piece, Window
@@ -145,16 +145,14 @@ class Finder:
     def __init__(
         self,
         site: Site,
-        hours: Hours,
-        claims: Claims,
+        ledger: Ledger,
         sources: Sources,
         until: Callable[[], int],
     ) -> None:
         """``until`` tells the sequence below which all rows are durable."""
         self._site = site
         self._sources = sources
-        self._hours = hours
-        self._claims = claims
+        self._ledger, self._hours = ledger, ledger.hours
         self._until = until
         self._under_way = 0
         self._remembered: _Remembered | None = None  # For the worker thread alone.
@@ -188,9 +186,9 @@ class Finder:
         filed = np.union1d(self._hours.filed.rows["hour"], self._hours.beside.rows["hour"]).astype(np.uint32)
         filed = filed[(filed >= first) & (filed <= last)]
         hours = filed[:HOURS_MAX]
-        files = [file for hour in hours.tolist() if not self._claims.is_loaded(hour) for file in self._files(hour)]
+        files = [file for hour in hours.tolist() if not self._hours.is_loaded(hour) for file in self._files(hour)]
         in_wheel = list(wheel.parts(first, last))
-        others = [*self._hours.pending.views(0), *self._claims.outside()]
+        others = [*self._hours.pending.views(0), *self._ledger.outside()]
         reader = self._sources.reader() if window.tag or window.origin else None
         more = len(filed) > len(hours)
         return _Snapshot(chosen, hours, more, files, in_wheel, others, wheel.hours_dropped, reader)
@@ -322,23 +320,12 @@ class Finder:
         rows, wanted = ordered.rows, ordered.wanted
         if not len(rows):
             return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-        found = np.zeros(len(rows), np.uint8)
-        left = np.arange(len(rows))
-        subject = snapshot.chosen.subject
+        subject, stood = snapshot.chosen.subject, NO_INDICES
         if subject is not None and snapshot.hours_dropped == self._hours.wheel.hours_dropped:
             stood = np.flatnonzero(rows["in_wheel"].take(ordered.order))
-            stood = stood.compress(self._claims.stand_still(wanted.take(stood)))
-            if len(stood):
-                found[stood] = self._claims.look_at_standing(wanted.take(stood), subject)
-                left = np.setdiff1d(left, stood, assume_unique=True)
-        if len(left):
-            found[left] = self._claims.look(wanted.take(left))
-        far = ~np.isin(
-            wanted.hours, [hour for hour in np.unique(wanted.hours).tolist() if self._claims.is_loaded(hour)]
-        )
-        is_pending = np.isin(found, (Place.WHEEL, Place.COLUMNS, Place.OUT)) | (far & (found == Place.NOWHERE))
+        is_pending, is_in_flight = self._ledger.are_pending(wanted, stood, subject or 0)
         pending, in_flight = np.empty(len(rows), np.bool_), np.empty(len(rows), np.bool_)
-        pending[ordered.order], in_flight[ordered.order] = is_pending, found == Place.IN_FLIGHT
+        pending[ordered.order], in_flight[ordered.order] = is_pending, is_in_flight
         return pending, in_flight
 
 

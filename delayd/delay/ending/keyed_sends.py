@@ -37,15 +37,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.delay.ending.claims import Claims, Place, Places
-from delayd.delay.ending.lookup import LookedUp
-from delayd.delay.ending.message_requests import NOT_CLAIMABLE, MessageRequests
+from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.taken_names import TakenNames, Watch
-from delayd.delay.ending.wanted import Wanted
 from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
 from delayd.delay.keys.index import View
 from delayd.delay.keys.owned_slots import OwnedSlots, Slots
+from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look, RowPlace, RowPlaces
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
@@ -66,13 +65,9 @@ FLIGHT_MS = (
 LOOK_AGAIN_MS = 250  # A row may come back from its target without an outcome, and then nobody says so.
 ASIDE_ROWS_MAX = 65_536  # Names of batches that are set aside; more are decided at once, as if they had waited.
 NO_WANTED = Wanted(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint32))
+NOT_LOOKED = Look(NO_WANTED, np.zeros(0, np.uint8), np.zeros(0, np.bool_))
 
 Bools = NDArray[np.bool_]
-NO_ROWS: Bools = np.zeros(0, np.bool_)
-NO_PLACES: Places = np.zeros(0, np.uint8)
-_UNASKED = 0xFF  # Stands instead of a `Place` for a row that no round has looked for.
-# A row leaves these places by an outcome only; one that no checkpoint had filed leaves its place to a file, too.
-_LEAVES_WHEN_DECIDED = (Place.WHEEL, Place.OUT, Place.ENDED)
 
 
 class _Names(NamedTuple):
@@ -90,11 +85,8 @@ class _Round:
 
     watch: Watch
     left: int  # Batches that are not decided about yet.
-    wanted: Wanted
-    unknown: Bools  # Which of them were looked up in files.
-    places: Places  # Where they were in memory then.
+    look: Look
     slots: SlotSet  # Those of the batches.
-    looked_up: LookedUp | None = None
 
 
 class _LookedUp(NamedTuple):
@@ -121,8 +113,7 @@ class KeyedSends:
         site: Site,
         taken: TakenNames,
         owned: OwnedSlots,
-        claims: Claims,
-        requests: MessageRequests,
+        ledger: Ledger,
         intake: Intake,
     ) -> None:
         self._owned = owned
@@ -135,8 +126,7 @@ class KeyedSends:
         self._waits_until: dict[tuple[int, int], int] = {}
         self._look_again_ms: int | None = None
         self._taken = taken
-        self._claims = claims
-        self._requests = requests
+        self._ledger = ledger
         self._intake = intake
         self._arrived: deque[Batch] = deque()
         self._under_way: _Round | None = None
@@ -171,7 +161,7 @@ class KeyedSends:
             return
         met = _wanted(np.concatenate([each.met for each in self._aside]))
         overdue = self._intake.closed or min(each.until_ms for each in self._aside) <= now_ms
-        if overdue or bool((self._claims.look(met) != Place.IN_FLIGHT).any()):
+        if overdue or bool((self._ledger.places(met) != RowPlace.IN_FLIGHT).any()):
             self._take_up()
         else:
             self._look_again_ms = now_ms + LOOK_AGAIN_MS
@@ -187,7 +177,7 @@ class KeyedSends:
         self._aside_hashes.clear()
         self._awaited.clear()
         self._look_again_ms = None
-        self._claims.tell_outcomes(None)
+        self._ledger.tell_outcomes(None)
         self._waits_until.update({each.batch.producer[:2]: each.until_ms for each in aside})
         self._arrived.extendleft(each.batch for each in reversed(aside))
         self._look()
@@ -195,7 +185,7 @@ class KeyedSends:
     def _set_aside(self, round_: _Round, batches: Sequence[Batch], names: Sequence[_Names]) -> list[bool]:
         """Set batches aside that must wait for rows in flight; for each batch, whether it goes on."""
         now_ms = self._clock.monotonic_ms()
-        flying = round_.wanted.sequences.compress(round_.places == Place.IN_FLIGHT)
+        flying = round_.look.wanted.sequences.compress(round_.look.places == RowPlace.IN_FLIGHT)
         if not len(flying) and not self._aside and not self._waits_until:
             return [True] * len(batches)
         goes_on: list[bool] = []
@@ -213,7 +203,7 @@ class KeyedSends:
         self._aside.append(aside)
         self._aside_hashes.update(aside.hashes)
         self._awaited.update(aside.met["sequence"].tolist())
-        self._claims.tell_outcomes(self._recorded)
+        self._ledger.tell_outcomes(self._recorded)
         if self._look_again_ms is None:
             self._look_again_ms = now_ms + LOOK_AGAIN_MS
 
@@ -228,7 +218,7 @@ class KeyedSends:
             batches.append(self._arrived.popleft())
             rows += batches[-1].count
         watch, view = self._taken.begin()
-        self._under_way = _Round(watch, len(batches), NO_WANTED, NO_ROWS, NO_PLACES, NO_SLOTS)
+        self._under_way = _Round(watch, len(batches), NOT_LOOKED, NO_SLOTS)
         work = partial(_find, view, batches, self._worker.give_way)
         self._worker.submit(work, partial(self._found, batches), Priority.DUE)
 
@@ -252,8 +242,8 @@ class KeyedSends:
             self._end_round(round_)
             return
         round_.slots = slot_set(np.concatenate([each.slots for each in served]))
-        round_.wanted = _wanted(np.concatenate([each.found for each in served]))
-        self._requests.when_sorted(partial(self._look_up_rows, round_, batches, served))
+        wanted = _wanted(np.concatenate([each.found for each in served]))
+        self._ledger.when_sorted(self._worker, partial(self._look_up_rows, round_, wanted, batches, served))
 
     def _end_round(self, round_: _Round) -> None:
         """No batch of a round goes on."""
@@ -261,21 +251,17 @@ class KeyedSends:
         self._taken.end(round_.watch)
         self._look()
 
-    def _look_up_rows(self, round_: _Round, batches: Sequence[Batch], names: Sequence[_Names]) -> None:
-        unknown = round_.unknown
-        if len(round_.wanted):
-            round_.places, round_.unknown = _, unknown = self._requests.look(round_.wanted)
+    def _look_up_rows(self, round_: _Round, wanted: Wanted, batches: Sequence[Batch], names: Sequence[_Names]) -> None:
+        if len(wanted):
+            round_.look = self._ledger.look(wanted)
         goes_on = self._set_aside(round_, batches, names)
         batches, looked_up = list(compress(batches, goes_on)), [_LookedUp(each, round_) for each in names]
         looked_up = list(compress(looked_up, goes_on))
         round_.left = len(batches)
         if not batches:
             self._end_round(round_)
-        elif unknown.any():
-            work = self._requests.look_up(round_.wanted, unknown)
-            self._worker.submit(work, partial(self._rows_found, batches, looked_up), Priority.DUE)
         else:
-            self._queue(batches, looked_up)
+            self._ledger.read(round_.look, partial(self._rows_found, batches, looked_up))
 
     def _admitted(self, batches: Sequence[Batch], names: Sequence[_Names]) -> tuple[Sequence[Batch], Sequence[_Names]]:
         """The batches whose keys this server owns; the others wait until meta has said who owns them (rule I4)."""
@@ -306,15 +292,21 @@ class KeyedSends:
         closing = self._taken.closing
         return closing is not None and bool(slots.take(slots_of_names(closing.names.packed())).any())
 
-    def _rows_found(self, batches: Sequence[Batch], looked_up: Sequence[_LookedUp], done: Done[LookedUp]) -> None:
+    def _rows_found(self, batches: Sequence[Batch], looked_up: Sequence[_LookedUp], error: DelaydError | None) -> None:
         """Queue the batches of a round, but for those that meet a row of which the files can't be read now."""
         round_ = self._under_way
         assert round_ is not None, "a round is under way until its batches are queued"
-        round_.looked_up = found = done.result()
-        if found.unread.any():
-            states, _ = self._requests.states(round_.wanted, round_.unknown, found)
-            unsure = found.unread & (states["state"] == MessageState.IN_FLIGHT)
-            batches, looked_up = self._without(round_.wanted.sequences.compress(unsure), batches, looked_up)
+        look = round_.look
+        if error is not None:
+            for batch in batches:
+                self._refuse(
+                    batch, SlowDown(f"the files with earlier messages of these keys can't be read now: {error}")
+                )
+            self._end(looked_up)
+            batches, looked_up = [], []
+        elif look.found is not None and look.found.unread.any():
+            unsure = look.found.unread & (self._ledger.states(look).answers["state"] == MessageState.IN_FLIGHT)
+            batches, looked_up = self._without(look.wanted.sequences.compress(unsure), batches, looked_up)
         self._queue(batches, looked_up)
 
     def _without(
@@ -392,18 +384,15 @@ class KeyedSends:
         held = np.flatnonzero(holders["sequence"] != 0)
         at = np.searchsorted(wanted.sequences, holders["sequence"][held])
         pending, in_flight = np.zeros((2, len(starts)), np.bool_)
-        claimable: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        claimable: RowPlaces = np.zeros(0, np.uint8)
         if len(wanted):
-            places = self._claims.look(wanted)
-            places_then, known = _known(wanted, looked_up)
-            states, claimable = self._requests.states(wanted, places_then == Place.NOWHERE, known, places)
+            look = Look.of_several(wanted, {id(each.round): each.round.look for each in looked_up}.values())
+            states = self._ledger.states(look)
+            claimable = states.claimable
             pending[held] = (claimable != NOT_CLAIMABLE).take(at)
-            # A row that its target has taken is decided, though its outcome may not have been in its file when that was
-            # asked. It stands nowhere any more once the outcome is durable. And a row that is cancelled with this
-            # commit has left its key already, though nobody may be told so yet.
-            decided = (places == Place.ENDED) | (places == Place.NOWHERE) & np.isin(places_then, _LEAVES_WHEN_DECIDED)
-            unsure = (states["state"] == MessageState.IN_FLIGHT) & ~self._requests.is_cancelled_now(wanted)
-            in_flight[held] = (unsure & ~decided).take(at)
+            # A row that its target has taken has left its key, and so has one that is cancelled with this commit,
+            # though nobody may be told so yet.
+            in_flight[held] = ((states.answers["state"] == MessageState.IN_FLIGHT) & ~states.ended).take(at)
         # By row, in this order: how its name stands, and which row it meets.
         n = len(order)
         place = np.arange(n)
@@ -436,16 +425,17 @@ class KeyedSends:
         takes[order] = took
         return ended, takes
 
-    def _claim(self, wanted: Wanted, claimable: NDArray[np.uint8], none: EndedRows, replaced: EndedRows) -> None:
+    def _claim(self, wanted: Wanted, claimable: RowPlaces, none: EndedRows, replaced: EndedRows) -> None:
         """Claim the rows that end: earlier ones where they are, and those of the commit before they come."""
         old = np.isin(wanted.sequences, replaced["sequence"]) if len(wanted) else np.zeros(0, np.bool_)
         chosen = np.flatnonzero(old)
         if len(chosen):
-            self._claims.claim(wanted.take(chosen), claimable.take(chosen))
+            self._ledger.claim(wanted.take(chosen), claimable.take(chosen))
         own = replaced.compress(~np.isin(replaced["sequence"], wanted.sequences))
         new = np.concatenate((none, own))
         if len(new):
-            self._claims.claim_new(_wanted(new))
+            rows = _wanted(new)
+            self._ledger.claim(rows, np.zeros(len(rows), np.uint8))
 
 
 class _CommitRows(NamedTuple):
@@ -576,25 +566,6 @@ def _wanted(rows: Rows | EndedRows) -> Wanted:
     rows = rows.compress(rows["sequence"] != 0)
     sequences, firsts = np.unique(rows["sequence"], return_index=True)
     return Wanted(sequences, rows["deliver_at_ms"].take(firsts), rows["hour"].take(firsts))
-
-
-def _known(wanted: Wanted, looked_up: Sequence[_LookedUp]) -> tuple[Places, LookedUp | None]:
-    """What rounds have looked up of wanted rows: where each was in memory then, and what the files say."""
-    places: Places = np.full(len(wanted), _UNASKED, np.uint8)
-    known: LookedUp | None = None
-    for round_ in {id(each.round): each.round for each in looked_up}.values():
-        at = np.searchsorted(wanted.sequences, round_.wanted.sequences)
-        at[at == len(wanted)] = 0
-        found = wanted.sequences.take(at) == round_.wanted.sequences
-        places[at.compress(found)] = round_.places.compress(found)
-        if round_.looked_up is None:
-            continue
-        if known is None:
-            known = LookedUp._make(np.zeros(len(wanted), column.dtype) for column in round_.looked_up)
-        mine = np.flatnonzero(found & round_.unknown)
-        for column, of_round in zip(known, round_.looked_up, strict=True):
-            column[at.take(mine)] = of_round.take(mine)
-    return places, known
 
 
 def _ended(rows: Rows, reasons: NDArray[np.int64], others: Rows) -> EndedRows:

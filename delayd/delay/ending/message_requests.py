@@ -19,36 +19,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX, Batch, ColumnId, Int64s, ProducerPart
-from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.claims import Claims, Place, Places
 from delayd.delay.ending.leads import Leads
-from delayd.delay.ending.lookup import STATE_OF_REASON, HourPlace, LookedUp, Lookup
 from delayd.delay.ending.moving import COPY_ROWS, Copied, Leave, ToMove, copy_rows
-from delayd.delay.ending.outside import Run, sort_rows
-from delayd.delay.ending.owed import Owed
 from delayd.delay.ending.taken_names import Named
-from delayd.delay.ending.wanted import OfSubject, Wanted, wanted_newest, wanted_of
-from delayd.delay.filing.hour_table import FiledHours, OutcomeEnd
 from delayd.delay.filing.sources import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
+from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look, RowPlaces
+from delayd.delay.ledger.wanted import OfSubject, Wanted, wanted_newest, wanted_of
 from delayd.delay.producers import Producers
 from delayd.delay.reply import Reply
 from delayd.delay.rows import filing_hours
 from delayd.errors import BadArgument, BadRequest, DelaydError, SlowDown, Stopping
-from delayd.executor import Done, Priority
+from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS
 from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, decode_ended, tried_rows
 from delayd.sequences import Indices, Pile
-from delayd.site import Site
 from delayd.wire.ending import (
     ANSWER,
     AnswerRows,
@@ -88,8 +81,6 @@ COPIES_MAX = 8  # Copies of rows under way: 5 MB each.
 MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.
 MOVED_BYTES_MAX = 12 << 20
 
-NOT_CLAIMABLE = 0xFF  # Stands instead of a `Place`.
-
 _COLUMN_OF = {"sequences": "sequence", "deliver_at_ms": "deliver_at_ms", "accepted_at_ms": "accepted_at_ms"}
 
 Answer = Callable[[AnswerRows | DelaydError], None]
@@ -111,10 +102,7 @@ class _Request:
     told: NDArray[np.bool_]  # Which rows of the request this server has followed: what stands in `asked` is true.
     wanted: Wanted = field(init=False)
     order: Indices = field(init=False)  # For each row of the request, its place in ``wanted``.
-    # Which wanted rows were nowhere when they were looked up. Of another row, an outcome may have been written since.
-    nowhere: NDArray[np.bool_] = field(init=False)
-    looked_up: LookedUp | None = None
-    places: Places | None = None  # Where the rows are, as long as nothing else has happened since.
+    look: Look = field(init=False)
     steps: int = 0  # Moves that were followed.
     looks: int = 0  # Times that rows were looked for anew.
     waits: int = 0  # Commits that had a row which took a name of the request.
@@ -186,7 +174,7 @@ class _Commit:
         self.next_sequence = group.next_sequence  # Of the next row that is moved.
         self.rows: EndedRows = NO_ENDED  # All of them by rising sequence, once the commit is closed.
         self.parts: list[EndedRows] = []
-        self.ended, self.moved_now = Pile(), Pile()
+        self.moved_now = Pile()
         self.answers: list[tuple[_Request, AnswerRows]] = []
         self.moved: list[Batch] = []
         self.moves: list[_Moved] = []
@@ -201,7 +189,6 @@ class _Commit:
     def add(self, ended: EndedRows) -> None:
         """Take rows that end with it; they rise in sequence."""
         self.parts.append(ended)
-        self.ended.add(ended["sequence"].copy())
 
     def add_moved(self, batch: Batch) -> None:
         """Take the batch of rows that are moved by it; rows that leave this server have none."""
@@ -219,36 +206,17 @@ class _Moved(NamedTuple):
     base_sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowFiles:
-    """Where rows are looked up that are not in memory, and read that are moved."""
-
-    filed: FiledHours
-    outcomes: OutcomeLog
-    sources: Sources
-
-
 class MessageRequests:
     """All requests about rows by receipt; belongs to the loop."""
 
     def __init__(
-        self,
-        site: Site,
-        claims: Claims,
-        owed: Owed,
-        intake: Intake,
-        files: RowFiles,
-        producers: Producers,
+        self, worker: Executor, ledger: Ledger, intake: Intake, sources: Sources, producers: Producers
     ) -> None:
         self._producers = producers  # They remember tries, too.
-        self._claims = claims
-        self._owed = owed
-        self._filed = files.filed
-        self._outcomes = files.outcomes
+        self._ledger = ledger
         self._intake = intake
-        self._sources = files.sources
-        self._worker = site.worker
-        self._lookup = Lookup(site.disk, site.folder, site.log_id, site.worker)
+        self._sources = sources
+        self._worker = worker
         self._queue: deque[_Request] = deque()
         self._overdue: deque[_Request] = deque()  # Requests that come before the keyed sends of the next commit.
         self._rows = 0  # Of all requests that are not answered.
@@ -257,7 +225,6 @@ class MessageRequests:
         self._copies = 0  # Under way, or waiting for their commit.
         self._to_copy: deque[_Request] = deque()
         self._leads = Leads()
-        self._to_sort: list[Callable[[], None]] = []  # What goes on when waiting rows are sorted.
 
     @property
     def waiting(self) -> bool:
@@ -398,7 +365,7 @@ class MessageRequests:
     def _take_room(self, reply: Reply[AnswerRows], rows: int) -> None:
         if self._intake.closed:
             raise _stopping()
-        if self._rows + rows > ROWS_UNDER_WAY_MAX or len(self._owed) > ROWS_OWED_MAX:
+        if self._rows + rows > ROWS_UNDER_WAY_MAX or len(self._ledger.owed) > ROWS_OWED_MAX:
             raise SlowDown("this server has as many requests about messages as it can answer now; ask again later")
         self._rows += rows
         reply.holds(partial(self._give_room_back, rows))
@@ -418,87 +385,29 @@ class MessageRequests:
             request.asked = Asked._make(np.where(newer, *pair) for pair in zip(followed, request.asked, strict=True))
         request.wanted, request.order = wanted_newest(request.asked, request.told)
         request.wanted.of_subject = request.of_subject
-        request.looked_up = None
-        self.when_sorted(partial(self._look_sorted, request))
-
-    def when_sorted(self, go_on: Callable[[], None]) -> None:
-        """Call back when rows that wait for their targets can be looked up: at once, unless many of them came since
-        they were sorted last.
-        """
-        arrays = self._claims.unsorted()
-        if not arrays and not self._to_sort:
-            go_on()
-            return
-        self._to_sort.append(go_on)
-        if len(self._to_sort) == 1:
-            self._worker.submit(partial(sort_rows, arrays), self._sorted, Priority.DUE)
-
-    def _sorted(self, done: Done[list[Run]]) -> None:
-        self._claims.take_sorted(done.result())
-        waiting, self._to_sort = self._to_sort, []
-        for go_on in waiting:
-            go_on()
+        self._ledger.when_sorted(self._worker, partial(self._look_sorted, request))
 
     def _look_sorted(self, request: _Request) -> None:
         with request.reply.goes_on():
-            self._look_now(request)
+            request.look = self._ledger.look(request.wanted)
+            self._ledger.read(request.look, partial(self._read, request))
 
-    def _look_now(self, request: _Request) -> None:
-        wanted = request.wanted
-        places, unknown = self.look(wanted)
-        request.nowhere = unknown & (places == Place.NOWHERE)
-        if unknown.any():
-            asked = self._hour_places(wanted, np.flatnonzero(unknown))
-            request.looked_up = self._lookup.at_hand(wanted, asked)
-            if request.looked_up is None:
-                work = partial(self._lookup.look_up, wanted, asked)
-                self._worker.submit(work, partial(self._looked_up, request), Priority.DUE)
-                return
-        request.places = places
-        self._ready(request)
-        request.places = None
-
-    def look(self, wanted: Wanted) -> tuple[Places, NDArray[np.bool_]]:
-        """Where rows are in memory, and which of them files must be asked about."""
-        places = self._claims.look(wanted)
-        # What has ended is told by its dispatch log; a row that is nowhere may be filed, too.
-        unknown = (places == Place.NOWHERE) | (places == Place.ENDED)
-        unknown[self._owed.find(wanted)[0]] = False
-        return places, unknown
-
-    def look_up(self, wanted: Wanted, unknown: NDArray[np.bool_]) -> Callable[[], LookedUp]:
-        """The work for the worker thread that asks the files."""
-        return partial(self._lookup.look_up, wanted, self._hour_places(wanted, np.flatnonzero(unknown)))
-
-    def _hour_places(self, wanted: Wanted, rows: Indices) -> list[HourPlace]:
-        rows = rows.take(np.argsort(wanted.hours.take(rows), kind="stable"))
-        hours = wanted.hours.take(rows)
-        cuts = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(rows)]
-        places: list[HourPlace] = []
-        for low, high in pairwise(cuts):
-            hour = int(hours[low])
-            file = self._filed.get(hour)
-            filed = None if self._claims.is_loaded(hour) else self._filed.files(hour)
-            end: int | None = self._outcomes.ends.get(hour, OutcomeEnd()).length
-            if not end and file.rows and file.sealed and not file.removed:
-                end = None  # A start does not open it: all of it was durable when the hour was sealed.
-            if end != 0 or filed is not None:
-                places.append(HourPlace(hour, rows[low:high], filed, end))
-        return places
-
-    def _looked_up(self, request: _Request, done: Done[LookedUp]) -> None:
+    def _read(self, request: _Request, error: DelaydError | None) -> None:
         with request.reply.goes_on():
-            request.looked_up = done.result()
+            if error is not None:
+                raise error
             self._ready(request)
 
     def _ready(self, request: _Request) -> None:
         self._check_subject(request)
-        if self._renew(request) or self._follow(request):
+        if self._renew(request):
+            return
+        states = self._ledger.states(request.look)
+        if self._follow(request, states.answers):
             return
         if request.wish is Wish.GET:
-            states, _ = self._states(request)
-            if not self._lost(request, states):
-                self._answer(request, states)
+            if not self._lost(request, states.moved):
+                self._answer(request, states.answers)
             return
         if request.move is not None and request.move.copied is None:
             self._to_copy.append(request)
@@ -515,7 +424,7 @@ class MessageRequests:
         self._intake.decide()
 
     def _of_subject(self, subject: bytes) -> OfSubject | None:
-        return OfSubject(subject, self._claims.subjects) if subject else None
+        return OfSubject(subject, self._ledger.hours.subjects) if subject else None
 
     def _check_subject(self, request: _Request) -> None:
         """Raise BadArgument when a request names a message of another subject: no row of it was claimed."""
@@ -528,15 +437,9 @@ class MessageRequests:
                 subject=subject,
             )
 
-    def _lost(self, request: _Request, states: AnswerRows) -> bool:
+    def _lost(self, request: _Request, moved: NDArray[np.bool_]) -> bool:
         """Look anew for rows that have gone from memory to a file, or the other way, since they were looked for."""
-        unsure = states["state"] == MessageState.IN_FLIGHT
-        if request.looks == LOOKS_MAX or not unsure.any():
-            return False
-        unsure &= self._claims.look(request.wanted) == Place.NOWHERE
-        if request.looked_up is not None:
-            unsure &= ~request.looked_up.unread
-        if not unsure.any():
+        if request.looks == LOOKS_MAX or not moved.any():
             return False
         request.looks += 1
         self._look(request)
@@ -600,7 +503,7 @@ class MessageRequests:
         row = self._producers.row_of_try(tries.asker, tries.number)
         return int(decode_ended(row)["other"][0]) if row else 0
 
-    def _follow(self, request: _Request) -> bool:
+    def _follow(self, request: _Request, states: AnswerRows) -> bool:
         """Go on with the rows that took the place of moved ones, if there are any and it was not done too often.
 
         A move by receipt goes no further than to a row that one of its tries has made, and is done there. Say row 5 is
@@ -611,20 +514,8 @@ class MessageRequests:
         """
         if request.steps == STEPS_MAX or _leaves(request):
             return False
-        wanted, looked_up = request.wanted, request.looked_up
-        other, others = np.zeros(len(wanted), np.uint64), np.zeros((2, len(wanted)), np.int64)
-        found, ended = self._owed.find(wanted)
-        is_moved = ended["reason"] == Reason.MOVED
-        found, ended = found.compress(is_moved), ended.compress(is_moved)
-        other[found] = ended["other"]
-        others[0, found], others[1, found] = ended["other_at_ms"], ended["decided_at_ms"]
-        if looked_up is not None:
-            told = np.flatnonzero(looked_up.answers["state"] == MessageState.MOVED)
-            rows = looked_up.answers.take(told)
-            other[told] = rows["other"]
-            others[0, told], others[1, told] = rows["other_at_ms"], rows["decided_at_ms"]
-        rows_of, due_at_ms = other.take(request.order), others[0].take(request.order)
-        leads = rows_of != 0
+        told = states.take(request.order)
+        leads, rows_of, due_at_ms = told["state"] == MessageState.MOVED, told["other"], told["other_at_ms"]
         if request.move is not None:
             leads &= ~request.move.done
         if not leads.any():
@@ -637,7 +528,7 @@ class MessageRequests:
         request.asked = Asked(
             np.where(leads, rows_of, asked.sequences),
             np.where(leads, due_at_ms, asked.deliver_at_ms),
-            np.where(leads, others[1].take(request.order), asked.accepted_at_ms),
+            np.where(leads, told["decided_at_ms"], asked.accepted_at_ms),
         )
         request.told |= leads
         self._leads.note(asked, request.asked, leads)
@@ -669,11 +560,7 @@ class MessageRequests:
         move, wanted = request.move, request.wanted
         assert move is not None, "it moves rows"
         locations = np.zeros(len(wanted), np.uint64)
-        request.places = self._claims.look(wanted, locations)
-        _, claimable = self._states(request)
-        request.places = None
-        if request.looked_up is not None:
-            locations = np.where(claimable == Place.NOWHERE, request.looked_up.locations, locations)
+        claimable = self._ledger.states(request.look, locations).claimable
         # Several receipts may stand for one message: their wishes are done one after the other.
         left = ~move.done
         wanted_at_ms = _of_wanted(move.wanted_at_ms.compress(left), len(wanted), request.order.compress(left))
@@ -724,11 +611,6 @@ class MessageRequests:
         self._commit = _Commit(group)
         # One that goes on with a row which took its key meanwhile comes back into this queue, and is decided, too.
         self._overdue = self._decide_all(self._commit, self._overdue)
-
-    def is_cancelled_now(self, wanted: Wanted) -> NDArray[np.bool_]:
-        """Which rows the commit that is being closed has cancelled so far."""
-        assert self._commit is not None, "a commit is being closed"
-        return self._commit.ended.has(wanted.sequences)
 
     def close(self, group: OpenGroup, by_sends: EndedRows = NO_ENDED) -> Decided:
         """Decide what is left; ``by_sends``: the rows that keyed sends of the commit have ended."""
@@ -789,33 +671,33 @@ class MessageRequests:
             # It wants to move a row whose key another one takes now, and has waited long enough: it is to ask again.
             commit.answers.append((request, _in_flight(request.wanted)))
             return
-        if self._renew(request) or self._follow(request):
+        if self._renew(request):
             self._give_up_copy(request)
             return
-        if commit.parts:
-            request.places = None  # Its rows may just have been claimed.
-        states, claimable = self._states(request)
+        states, claimable, _, moved = self._ledger.states(request.look)
+        if self._follow(request, states):
+            self._give_up_copy(request)
+            return
         self._check_subject(request)
         # Rows that an earlier request of this commit has claimed are answered when they are durable.
-        again = commit.ended.has(request.wanted.sequences)
+        again = self._ledger.are_ending(request.wanted)
         states["state"][again] = MessageState.CANCELLED
         states["decided_at_ms"][again] = commit.decided_at_ms
-        claimable[again] = NOT_CLAIMABLE
-        if self._lost(request, states):
+        if self._lost(request, moved):
             self._give_up_copy(request)
         elif request.move is not None:
             self._move(request, claimable, states, commit)
         else:
             chosen = np.flatnonzero(claimable != NOT_CLAIMABLE)
             if len(chosen):
-                self._claims.claim(request.wanted.take(chosen), claimable.take(chosen))
+                self._ledger.claim(request.wanted.take(chosen), claimable.take(chosen))
                 commit.add(_ended(request.wanted.take(chosen), Reason.CANCELLED, commit.decided_at_ms))
                 _note_tries(request, chosen, commit)
                 states["state"][chosen] = MessageState.CANCELLED
                 states["decided_at_ms"][chosen] = commit.decided_at_ms
             commit.answers.append((request, states))
 
-    def _move(self, request: _Request, claimable: Places, states: AnswerRows, commit: _Commit) -> None:
+    def _move(self, request: _Request, claimable: RowPlaces, states: AnswerRows, commit: _Commit) -> None:
         """Claim the rows that were copied, and end them as moved; or copy rows first, or answer that none is to be
         moved.
         """
@@ -836,7 +718,7 @@ class MessageRequests:
         assert batch is not None, "rows were copied"
         rising = np.argsort(rows)
         chosen = rows.take(rising)
-        self._claims.claim(wanted.take(chosen), claimable.take(chosen))
+        self._ledger.claim(wanted.take(chosen), claimable.take(chosen))
         commit.moves.append(_Moved(request, rows, commit.next_sequence))
         leave = move.leave
         reason = Reason.MOVED if leave is None else Reason.DRAINED
@@ -856,13 +738,12 @@ class MessageRequests:
         """The decisions are durable: they take effect before anything else of the commit does."""
         commit, self._commit = self._commit, None
         if commit is not None:
-            self._claims.settle()
             for request, _, _ in commit.moves:
                 move = request.move
                 if move is not None and move.leave is not None and move.copied is not None:
                     assert move.copied.batch is not None, "rows were copied"
                     move.leave.goes(move.copied.batch)
-            self._owed.take(commit.rows)
+            self._ledger.settle(commit.rows)
             for each in tried_rows(commit.rows, np.concatenate([NO_TRIED, *commit.tried])):
                 self._producers.tried(*each)
             self._durable.append(commit)
@@ -913,7 +794,7 @@ class MessageRequests:
         waiting = [*self._queue, *self._overdue]
         self._queue, self._overdue = deque(), deque()
         if commit is not None:
-            self._claims.undo()
+            self._ledger.undo()
         decided: list[_Request] = []
         if commit is not None:
             decided = [request for request, _ in commit.answers] + [moved.request for moved in commit.moves]
@@ -927,62 +808,6 @@ class MessageRequests:
         move = request.move
         assert move is not None, "it moves rows"
         return self._told(request, _in_flight(request.wanted)) if (move.done & ~move.stay).any() else None
-
-    # What becomes of each row.
-
-    def _states(self, request: _Request) -> tuple[AnswerRows, Places]:
-        # A request that is decided in the turn of the loop in which it came is looked for once.
-        return self.states(request.wanted, request.nowhere, request.looked_up, request.places)
-
-    def states(
-        self,
-        wanted: Wanted,
-        nowhere: NDArray[np.bool_],
-        looked_up: LookedUp | None,
-        places: Places | None = None,
-    ) -> tuple[AnswerRows, Places]:
-        """What is known of each wanted row; and its place where it can be claimed there, else NOT_CLAIMABLE.
-
-        ``nowhere``: rows that were nowhere in memory when the files were asked about them.
-        ``places`` is where the rows are, if that is known.
-        """
-        if places is None:
-            places = self._claims.look(wanted)
-        states = np.zeros(len(wanted), ANSWER)
-        states["deliver_at_ms"] = wanted.deliver_at_ms
-        state = np.full(len(wanted), MessageState.IN_FLIGHT, np.uint8)
-        claimable = np.full(len(wanted), NOT_CLAIMABLE, np.uint8)
-        here = (places == Place.WHEEL) | (places == Place.COLUMNS) | (places == Place.OUT)
-        if looked_up is not None:
-            # A row that was nowhere all the time never was, unless its file is being looked after.
-            gone = nowhere & (places == Place.NOWHERE) & ~looked_up.unread
-            filed = gone & looked_up.filed & self._not_loaded(wanted, looked_up.filed)
-            state[gone & ~looked_up.filed] = MessageState.UNKNOWN
-            here |= filed
-            known = np.flatnonzero(looked_up.answers["state"] != MessageState.UNKNOWN)
-            states[known] = looked_up.answers.take(known)
-            state[known] = looked_up.answers["state"].take(known)
-            here[known] = False
-        state[here] = MessageState.PENDING
-        claimable[here] = places[here]
-        found, ended = self._owed.find(wanted)
-        _tell(states, state, found, ended)
-        claimable[found] = NOT_CLAIMABLE
-        if bool((state == MessageState.IN_FLIGHT).any()):
-            # A row whose outcome became durable during the look-up has ended all the same.
-            found, ended = self._owed.find_lately(wanted)
-            unsure = state.take(found) == MessageState.IN_FLIGHT
-            _tell(states, state, found.compress(unsure), ended.compress(unsure))
-        states["state"] = state
-        return states, claimable
-
-    def _not_loaded(self, wanted: Wanted, filed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which of the filed rows are of hours that are not loaded, still."""
-        found = np.zeros(len(wanted), np.bool_)
-        hours = wanted.hours.compress(filed)
-        far = np.array([hour for hour in np.unique(hours).tolist() if not self._claims.is_loaded(hour)], np.uint32)
-        found[filed] = np.isin(hours, far)
-        return found
 
     def _answer(self, request: _Request, states: AnswerRows) -> None:
         request.reply.end(self._told(request, states))
@@ -1071,19 +896,6 @@ def _nothing() -> None:
 def _leaves(request: _Request) -> bool:
     """Whether the rows of a request go to another delay server."""
     return request.move is not None and request.move.leave is not None
-
-
-def _tell(states: AnswerRows, state: NDArray[np.uint8], found: Indices, ended: EndedRows) -> None:
-    """Tell what some wanted rows were ended as. Rows that are on their way to another delay server are IN_FLIGHT: where
-    they are is known when that server has taken them.
-    """
-    for reason, told in STATE_OF_REASON.items():
-        state[found.compress(ended["reason"] == reason)] = told
-    leaves = ended["reason"] == Reason.DRAINED
-    state[found.compress(leaves)] = MessageState.IN_FLIGHT
-    stays = found.compress(~leaves)
-    states["other"][stays], states["other_at_ms"][stays] = ended["other"][~leaves], ended["other_at_ms"][~leaves]
-    states["decided_at_ms"][stays] = ended["decided_at_ms"][~leaves]
 
 
 def _of_wanted(column: Int64s, count: int, order: Indices) -> Int64s:

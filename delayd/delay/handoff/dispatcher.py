@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,9 @@ from delayd.clock import Clock
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
 from delayd.delay.handoff.waiting import lowest_offset, split_off
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.subjects import Subjects
-from delayd.delay.timers.ledger import Ledger
 from delayd.delay.timers.wheel import Wheel
 from delayd.log.control import TargetNote, encode_known
 
@@ -245,11 +245,10 @@ class Dispatcher:
         if link is not None and link.address != (host, port):
             link.move((host, port))
 
-    def settle(self, sequences: NDArray[np.uint64]) -> None:
-        """Rows got an outcome in another way: they are not sent, wherever they wait now or come from later."""
-        self._ledger.settle(sequences)
+    def drop(self, ended: NDArray[np.uint64]) -> None:
+        """Drop rows that targets have named, wherever they wait; ``ended`` are all of them, sorted."""
         for link in self._order:
-            link.sender.settle(self._ledger.settled)
+            link.sender.settle(ended)
 
     def may_have_left(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows an earlier life of this server may have sent, to a target that has not answered since (rule
@@ -286,11 +285,17 @@ class Dispatcher:
         offsets.append(lowest_offset(list(self.unrouted())))
         return min((offset for offset in offsets if offset is not None), default=None)
 
+    def waiting(self) -> list[Rows]:
+        """View the due rows that are at no target, in several arrays."""
+        return [*(rows for link in self._order for rows in link.sender.waiting_parts()), *self.unrouted()]
+
+    def in_flight(self) -> Iterator[Rows]:
+        """View the rows that were handed over and are not decided, in several arrays."""
+        return (rows for link in self._order for rows in link.sender.window.rows())
+
     def parts(self) -> Iterator[Rows]:
         """View all rows that have left the wheel and are not decided, in several arrays."""
-        for link in self._order:
-            yield from link.sender.parts()
-        yield from self.unrouted()
+        return chain(self.waiting(), self.in_flight())
 
     def take_changes(self) -> tuple[dict[bytes, int], set[bytes]]:
         """Take what the next checkpoint is to hold: notes that are new, and subjects whose note is not needed."""

@@ -18,6 +18,7 @@ from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.watched_wire import WatchedWire
 from delayd.delay.handoff.wire import Wire
+from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows
 from delayd.errors import (
     BadArgument,
@@ -73,21 +74,6 @@ class Dial(Protocol):
     ) -> None: ...
 
 
-class Earlier(Protocol):
-    """The outcomes of rows that an earlier epoch handed over."""
-
-    def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
-        """Which of an hour's rows have no outcome; all rows of an hour that is sealed or deleted count as having
-        one.
-        """
-
-    def decided(self, hour: int, sequences: Sequences) -> None:
-        """Note that these rows have an outcome now."""
-
-    def settle(self) -> None:
-        """The answer has ended: the rows that it decided are not dispatched any more."""
-
-
 class Phase(Enum):
     """States of a link."""
 
@@ -104,7 +90,7 @@ class LinkTerms:
 
     sender: SenderTerms
     dial: Dial
-    earlier: Earlier
+    ledger: Ledger
     refusers: Refusers
     next_sequence: Callable[[], int]
     has_given: Callable[[int], bool]  # Whether a message of this server may have a sequence.
@@ -129,7 +115,7 @@ class Link:
         self._dial = terms.dial
         self._clock = shared.clock
         self._outcomes = shared.outcomes
-        self._earlier = terms.earlier
+        self._ledger = terms.ledger
         self._ends = shared.ends
         self._silence_ms_max = shared.config.target_silence_ms_max
         self._fence = shared.fence
@@ -419,7 +405,7 @@ class Link:
         self.phase = Phase.RECORDING
         for held in window:
             self._arrived(*held)
-        self._earlier.settle()
+        self._ledger.drop_named()
         self._answer = []
         self.sender.take_back()
         self._outcomes.when_durable(partial(self._ready, session))
@@ -437,11 +423,11 @@ class Link:
         if self.sender.window.earlier_settled or (epoch, batch_id) in self._settled:
             return
         self._settled.add((epoch, batch_id))
-        new = self._earlier.without_outcome(hour, sequences)
+        new = self._ledger.without_outcome(hour, sequences)
         if new.any():
             self._ends.name(self.target, offset)
             sequences = sequences.compress(new)
-            self._earlier.decided(hour, sequences)
+            self._ledger.name(hour, sequences)
             part = NewPart(
                 sequences,
                 deliver_at_ms.compress(new),

@@ -168,7 +168,7 @@ class Sender:
 
     def parts(self) -> list[Rows]:
         """View all rows that are here, in several arrays."""
-        return [*self.waiting.parts(), *self.window.rows(), *(refused.rows for refused in self._refused)]
+        return [*self.waiting_parts(), *self.window.rows()]
 
     def acknowledge(self, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
         """Record that the target holds a batch; it is decided when that is durable."""

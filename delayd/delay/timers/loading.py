@@ -24,6 +24,7 @@ from delayd.delay.timers.wheel import PreparedRows
 from delayd.errors import Shortage
 from delayd.executor import Done, Priority
 from delayd.hours import hour_name, hour_of_ms
+from delayd.sequences import NO_SEQUENCES, Sequences
 from delayd.site import Site
 
 RUN_HOURS = 4_096  # Looked at together, when they have passed.
@@ -38,23 +39,20 @@ class Loading:
         self,
         site: Site,
         hours: Hours,
-        loaded: range,
+        ended_in: Callable[[range], dict[int, Sequences]],
         load_ahead_ms: int,
         replay_offset: Callable[[], int],
         attached: Callable[[Sequence[LoadedHour]], None],
     ) -> None:
-        self.until = loaded.stop - 1  # The last loaded hour; all from ``loaded.start`` to it are loaded.
         self.running = False
-        self.next_hours = range(0)  # What is being loaded, or is to be loaded, though that may wait for something.
-        self._from = loaded.start
+        self._hours = hours
+        self._ended_in = ended_in  # Tells the rows of some hours that have ended, sorted: they are left out.
         self._site = site
         self._filed = hours.filed
         self._pending = hours.pending
         self._wheel = hours.wheel
         self._subjects = hours.subjects
-        self._earlier = hours.earlier
         self._beside = hours.beside
-        self._withheld = hours.withheld
         self._load_ahead_ms = load_ahead_ms
         self._replay_offset = replay_offset
         self._attached = attached  # Called with the hours that have files, when they are loaded, in full or in part.
@@ -63,38 +61,29 @@ class Loading:
     @property
     def next_hour(self) -> int | None:
         """An hour that is not loaded, so that none between it and the loaded ones has rows; None when none has any."""
-        filed, kept = self._filed.next_after(self.until), self._pending.first_kept_hour
+        filed, kept = self._filed.next_after(self._hours.loaded_until), self._pending.first_kept_hour
         hours = [hour for hour in (filed, kept) if hour is not None]
-        return max(min(hours), self.until + 1) if hours else None
+        return max(min(hours), self._hours.loaded_until + 1) if hours else None
 
     def take(self, rows: Rows) -> None:
         """Take rows that have just become durable: those of loaded hours enter the wheel, the others are kept."""
-        span = hour_span(rows)
-        if span[1] > self.until or self._withheld:
-            near = rows["hour"] <= np.uint32(self.until)
-            if self._withheld:
-                near &= ~np.isin(rows["hour"], list(self._withheld))
-            self._pending.keep(rows.take(np.flatnonzero(~near)))
-            rows = rows.take(np.flatnonzero(near))
-            span = hour_span(rows) if len(rows) else (self._from, self._from)
+        span, loaded = hour_span(rows), self._hours.loaded
+        if span[1] >= loaded.stop or self._hours.withheld:
+            far = self._hours.are_far(rows["hour"])
+            self._pending.keep(rows.take(np.flatnonzero(far)))
+            rows = rows.take(np.flatnonzero(~far))
+            span = hour_span(rows) if len(rows) else (loaded.start, loaded.start)
         self._pending.count(rows, span)
-        if span[0] < self._from:
+        if span[0] < loaded.start:
             # The clock was set back to before the start. Rows that these hours held then were loaded at the start, so
             # only these new rows are missing from the wheel.
-            self.put_back(rows)
+            self._hours.put_back(rows)
         else:
             self._wheel.insert(rows, span)
 
-    def put_back(self, rows: Rows) -> None:
-        """Put rows into the wheel whose hours may have left it."""
-        for hour in np.unique(rows["hour"]).tolist():
-            if not self._wheel.has_hour(hour):
-                self._wheel.add_hour(hour)
-        self._wheel.insert(rows)
-
     def reopen(self) -> None:
         """The log was set back: hours up to the last loaded one, which were empty and left the wheel, may get rows."""
-        self._from = self.until + 1
+        self._hours.loaded = range(self._hours.loaded.stop, self._hours.loaded.stop)
 
     def drop_empty(self, before: int) -> None:
         """Drop the hours before this one that are empty."""
@@ -110,29 +99,37 @@ class Loading:
         """
         if self.running:
             return
-        first, stop = self.until + 1, hour_of_ms(filing_ms + self._load_ahead_ms) + 1
-        self.next_hours = range(first, min(stop, first + 1))
+        first, stop = self._hours.loaded_until + 1, hour_of_ms(filing_ms + self._load_ahead_ms) + 1
+        self._hours.loading = range(first, min(stop, first + 1))
         if first >= stop:
             return
         later = {hour for hour in put_off() if hour >= first}
         if first in later:
             return
-        if first in self._withheld:
-            self.until, self.next_hours = first, range(first + 1, min(stop, first + 2))
+        if first in self._hours.withheld:
+            self._load_until(first)
+            self._hours.loading = range(first + 1, min(stop, first + 2))
             return
-        stop = min(stop, passed, first + RUN_HOURS, *later, *(hour for hour in self._withheld if hour > first))
+        stop = min(stop, passed, first + RUN_HOURS, *later, *(hour for hour in self._hours.withheld if hour > first))
         self.running = True
         self._read(range(first, max(stop, first + 1)))
 
     def _read(self, hours: range) -> None:
-        self.next_hours = hours
+        self._hours.loading = hours
         filed = sorted({*self._filed.within(hours), *self._beside.within(hours)})
-        files = {hour: self._files(hour) for hour in filed}
+        ended = self._ended_in(hours)
+        files = {
+            hour: FilesOfHour(self._filed.get(hour), ended.get(hour, NO_SEQUENCES), self._beside.get(hour))
+            for hour in filed
+        }
         work = partial(load_run, self._site, hours, files, self._pending.views(0))
         self._site.worker.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
 
-    def _files(self, hour: int) -> FilesOfHour:
-        return FilesOfHour(self._filed.get(hour), self._earlier.of(hour), self._beside.get(hour))
+    def _load_until(self, hour: int) -> None:
+        self._hours.loaded = range(self._hours.loaded.start, hour + 1)
+
+    def _ended_of(self, hour: int) -> Sequences:
+        return self._ended_in(range(hour, hour + 1)).get(hour, NO_SEQUENCES)
 
     def _number(self, replay_offset: int, done: Done[LoadedRun]) -> None:
         """Give their subjects the numbers of this server."""
@@ -144,30 +141,30 @@ class Loading:
                 log.warning("load_put_off reason=%r", str(error))
             self._short, self.running = error, False
             return
-        self._short, self.next_hours = None, run.hours
+        self._short, self._hours.loading = None, run.hours
         if self._replay_offset() != replay_offset:
             self._read(run.hours)
             return
         numbers = [self._subjects.numbers(loaded.names) for loaded in run.loaded]
         views, kept = self._pending.views(0), self._pending.kept
         if len(run.hours) > 1:
-            order = partial(order_run, run, numbers, views, self._earlier.within(run.hours))
+            order = partial(order_run, run, numbers, views, self._ended_in(run.hours))
             self._site.worker.submit(order, partial(self._attach_run, replay_offset, run), Priority.DUE)
             return
         (loaded,) = run.loaded
-        work = partial(order_hour, loaded, numbers[0], views, self._earlier.of(loaded.hour))
+        work = partial(order_hour, loaded, numbers[0], views, self._ended_of(loaded.hour))
         self._site.worker.submit(work, partial(self._attach, replay_offset, loaded, kept), Priority.DUE)
 
     def _attach(self, replay_offset: int, loaded: LoadedHour, kept: int, done: Done[list[PreparedRows]]) -> None:
         """Put the rows into the wheel, with the rows that arrived while they were being ordered."""
         prepared, hour = done.result(), loaded.hour
         if self._replay_offset() != replay_offset:
-            self._read(self.next_hours)
+            self._read(self._hours.loading)
             return
         self._wheel.add_hour(hour)
         for rows in prepared:
             self._wheel.add_hour(hour, rows)
-        self._wheel.insert(without(self._pending.of_hour(hour, kept), self._earlier.of(hour)))
+        self._wheel.insert(without(self._pending.of_hour(hour, kept), self._ended_of(hour)))
         log.info("hour_loaded hour=%s rows=%d", hour_name(hour), self._wheel.len_of(hour))
         self._end(hour, [loaded])
 
@@ -184,6 +181,6 @@ class Loading:
 
     def _end(self, until: int, loaded: Sequence[LoadedHour]) -> None:
         self.running = False
-        self.until = until
-        self.next_hours = range(0)
+        self._load_until(until)
+        self._hours.loading = range(0)
         self._attached(loaded)

@@ -9,13 +9,10 @@ from delayd import sequences as sequences_module
 from delayd.batch import ProducerPart, parse
 from delayd.delay import intake, producers
 from delayd.delay.filing.checkpoint import Told
-from delayd.delay.filing.hour_table import HourTable
-from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff import dispatcher
 from delayd.delay.handoff.dispatcher import _split
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import new_rows
-from delayd.delay.timers.earlier import EarlierOutcomes
 from delayd.executor import Priority
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.schedule import schedule_path
@@ -23,6 +20,7 @@ from delayd.sequences import Sequences
 from delayd.testing.clock import START_MS
 from tests.counts import calls
 from tests.unit.delay.handoff import ready_world
+from tests.unit.delay.ledger.bare import bare_ledger
 from tests.worlds.delay import FOLDER, World, encode_wanted, wanted
 
 HOUR = 500_000
@@ -85,19 +83,17 @@ def test_rule_B2_the_batches_of_an_answer_are_put_together_a_few_times_each(
         return merged(parts)
 
     monkeypatch.setattr(sequences_module, "_merged", counting)
-    settled: list[Sequences] = []
-    decided = {HOUR: np.arange(0, 10, dtype=np.uint64)}
-    known = EarlierOutcomes(decided, {}, HourTable(), PendingRows(), settled.append)
+    known, handoff = bare_ledger({HOUR: np.arange(0, 10, dtype=np.uint64)})
     order = np.random.default_rng(1).permutation(batches)
     for number in order.tolist():
         sequences = np.arange(10 + 8 * number, 18 + 8 * number, dtype=np.uint64)
         assert known.without_outcome(HOUR, sequences).all()
-        known.decided(HOUR, sequences)
+        known.name(HOUR, sequences)
         assert not known.without_outcome(HOUR, sequences).any()
     assert sum(moved) <= 8 * batches * (batches.bit_length() + 1)
-    known.settle()
-    assert sum(map(len, settled)) == 8 * batches
-    assert np.array_equal(known.of(HOUR), np.arange(10 + 8 * batches, dtype=np.uint64))
+    known.drop_named()
+    assert sum(map(len, handoff.dropped)) == 8 * batches
+    assert np.array_equal(known.ended_in(range(HOUR, HOUR + 1))[HOUR], np.arange(10 + 8 * batches, dtype=np.uint64))
 
 
 def test_rule_B2_what_an_answer_decides_is_dropped_a_frame_at_a_time() -> None:
@@ -110,7 +106,7 @@ def test_rule_B2_what_an_answer_decides_is_dropped_a_frame_at_a_time() -> None:
             rows["hour"], rows["sequence"], rows["length"] = HOUR, [2 * number, 2 * number + 1], 64
             link.sender.waiting.add(rows)
         decided = np.arange(1_000, dtype=np.uint64)
-        counts.append(calls(partial(world.core.dispatcher.settle, decided)))
+        counts.append(calls(partial(world.core.dispatcher.drop, decided)))
     assert counts[0] == counts[1]
 
 

@@ -52,7 +52,7 @@ def test_rule_L5_an_hour_whose_dispatch_log_is_damaged_is_quarantined_and_all_el
     path = dispatch_path(FOLDER, HOUR)
     size = remains.disk.open(path).size()
     world = World(remains)
-    (damage,) = world.core._hours.earlier.quarantined.values()
+    (damage,) = world.core._mending._damaged.values()
     assert damage.path == path and 64 <= damage.position < size
     assert world.core.counters()["quarantined_hours"] == 1
     before = {body for target in world.outside.targets.values() for kept in target.log for body in kept.bodies}

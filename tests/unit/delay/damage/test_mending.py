@@ -39,7 +39,7 @@ def back(world: World) -> None:
 def load_far(world: World) -> None:
     world.clock.advance(FAR_MS - 10_000)
     world.pass_ms(2_000)
-    assert world.core._loaded_until >= FAR
+    assert world.core._hours.loaded_until >= FAR
 
 
 def test_rule_P7_a_row_that_was_on_its_way_during_a_checkpoint_enters_the_wheel_once() -> None:

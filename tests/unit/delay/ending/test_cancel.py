@@ -318,7 +318,7 @@ def test_decisions_whose_outcomes_become_durable_in_another_order_are_each_forgo
     assert cancel(world, world.receipts("far")) == [CANCELLED] * 80
     assert cancel(world, world.receipts("near")) == [CANCELLED] * 2
     world.pass_ms(1_000)
-    assert len(world.core._owed) == 0
+    assert len(world.core.ledger.owed) == 0
     world.check_books()
 
 

@@ -163,7 +163,7 @@ def test_whenever_both_servers_die_each_row_is_deliverable_at_one_of_them(
             next(journey)
         elif world.core.endings.drain.rows or not told or world.core.counters()["leaving_rows"]:
             world.pass_ms(100)
-        elif steps > 200 or not world.core._owed.all().size:
+        elif steps > 200 or not world.core.ledger.owed.all().size:
             break
         else:
             world.pass_ms(50)
@@ -317,4 +317,4 @@ def test_a_walk_that_only_counts_changes_nothing() -> None:
     before = len(world.disk.operations)
     assert piece(world, 0).found == 5
     assert len(world.disk.operations) == before
-    assert np.all(world.core._owed.all()["sequence"] == 0)
+    assert np.all(world.core.ledger.owed.all()["sequence"] == 0)

@@ -12,9 +12,9 @@ import pytest
 from delayd.batch import ProducerPart, parse
 from delayd.client.sending.pending import page_of
 from delayd.delay.ending import contents, finder
-from delayd.delay.ending.claims import Claims
-from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.delay.ledger.ledger import Ledger
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.stored import Stored
 from delayd.errors import CallerError, SlowDown
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
@@ -172,7 +172,7 @@ def test_the_loop_is_not_held_by_all_that_waits(monkeypatch: pytest.MonkeyPatch)
     looked: list[int] = []
 
     def spied(look: Any) -> Any:
-        def spy(own: Claims, found: Wanted, *others: Any) -> Any:
+        def spy(own: Ledger, found: Wanted, *others: Any) -> Any:
             looked.append(len(found))
             return look(own, found, *others)
 
@@ -182,8 +182,8 @@ def test_the_loop_is_not_held_by_all_that_waits(monkeypatch: pytest.MonkeyPatch)
     for due_ms in (10_000, 20_000, 50 * HOUR_MS):
         world.send(wanted(35, due_ms, f"m{due_ms}"))
     world.settle()
-    for name in ("look", "look_at_standing"):
-        monkeypatch.setattr(Claims, name, spied(getattr(Claims, name)))
+    for name in ("places", "_places_standing"):
+        monkeypatch.setattr(Ledger, name, spied(getattr(Ledger, name)))
     worker = world.threads.worker
     assert isinstance(worker, StepExecutor)
     told: list[Piece] = []

@@ -10,11 +10,10 @@ import pytest
 
 from delayd.batch import ROWS_MAX, BatchKind, ColumnId
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.owed import HOURS_AT_ONCE, PARTS_AT_ONCE, Owed, in_one
-from delayd.delay.ending.wanted import Wanted, wanted_of
+from delayd.delay.ledger.owed import HOURS_AT_ONCE, PARTS_AT_ONCE, Owed, in_one
+from delayd.delay.ledger.wanted import Wanted, wanted_of
 from delayd.delay.quarantine import Kind
 from delayd.delay.rows import Rows, new_rows
-from delayd.delay.timers.claimed import Claimed
 from delayd.encode import encode
 from delayd.errors import BadRequest, BatchMalformed, DamagedData
 from delayd.hours import HOUR_MS
@@ -80,21 +79,6 @@ def test_rule_E1_a_body_that_asks_for_no_rows_is_refused_by_name(body: bytes, er
         read_asked(body)
     with pytest.raises(BadRequest):
         decode_answers(bytes(63))
-
-
-def test_claims_are_undone_and_earlier_ones_stay() -> None:
-    claimed = Claimed()
-    claimed.add(HOUR, array(1, 5))
-    claimed.settle()
-    claimed.add(HOUR, array(2, 3))
-    assert claimed.without(rows_of(1, 2, 4))["sequence"].tolist() == [4]
-    undone = claimed.undo()
-    assert undone is not None and undone["sequence"].tolist() == [2]
-    assert claimed.without(rows_of(1, 2, 3, 4, 5))["sequence"].tolist() == [2, 3, 4]
-    assert claimed.without(rows_of(1, hour=HOUR + 1))["sequence"].tolist() == [1]
-    assert claimed.has(HOUR, array(1, 2)).tolist() == [True, False]
-    claimed.forget_but([HOUR + 1])
-    assert not claimed.some and not claimed.has(HOUR, array(1, 2, 3)).any()
 
 
 class Recorder(OutcomeLog):

@@ -7,9 +7,9 @@ import pytest
 
 from delayd.batch import Int64s
 from delayd.delay.ending import message_requests
-from delayd.delay.ending.claims import Claims, Places
 from delayd.delay.ending.message_requests import Wish
-from delayd.delay.ending.wanted import Wanted
+from delayd.delay.ledger.ledger import Ledger, RowPlaces
+from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError, DiskReserve
 from delayd.location import Locations
 from delayd.testing.clock import START_MS
@@ -29,13 +29,13 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(message_requests, "PIECE_ROWS", 64)
     monkeypatch.setattr(message_requests, "HOUR_ROWS", 8)
     found: list[int] = []
-    look = Claims.look
+    look = Ledger.places
 
-    def counting(self: Claims, asked: Wanted, locations: Locations | None = None) -> Places:
+    def counting(self: Ledger, asked: Wanted, locations: Locations | None = None) -> RowPlaces:
         found.append(len(asked))
         return look(self, asked, locations)
 
-    monkeypatch.setattr(Claims, "look", counting)
+    monkeypatch.setattr(Ledger, "places", counting)
     return found
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from delayd.delay.ending.lookup import HourPlace, LookedUp, Lookup
 from delayd.delay.ending.message_requests import STEPS_MAX
 from delayd.delay.ending.moving import COPY_ROWS
-from delayd.delay.ending.wanted import Wanted
+from delayd.delay.ledger.files import HourPlace, HourReader, LookedUp
+from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import BadInstant, BadRequest, DiskReserve, PastHorizon
 from delayd.reading.trace import trace
 from delayd.testing.clock import START_MS
@@ -116,13 +116,13 @@ def test_a_receipt_that_was_followed_leads_to_the_newest_row_at_once(monkeypatch
         assert move(world, asked, 50 * HOUR_MS + number) == [MOVED] * 2
         world.pass_ms(50)
     read: list[int] = []
-    look_up = Lookup.look_up
+    look_up = HourReader._look_up
 
-    def counted(self: Lookup, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp:
+    def counted(self: HourReader, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp:
         read.append(len(wanted))
         return look_up(self, wanted, places)
 
-    monkeypatch.setattr(Lookup, "look_up", counted)
+    monkeypatch.setattr(HourReader, "_look_up", counted)
     assert world.states(asked) == [MessageState.PENDING] * 2
     assert len(read) <= 1
     world = world.after_crash()

@@ -206,7 +206,7 @@ def test_a_message_that_has_just_been_cancelled_says_when() -> None:
     receipt = world.receipts("first")
     world.cancel(receipt)
     told: list[AnswerRows] = []
-    while not world.core._owed.all().size and (move := world.next_move()) is not None:
+    while not world.core.ledger.owed.all().size and (move := world.next_move()) is not None:
         move()
     world.core.endings.get(receipt, told.append)  # type: ignore[arg-type]
     world.settle()

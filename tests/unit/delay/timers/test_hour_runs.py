@@ -106,13 +106,14 @@ def test_where_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     of_world = world.core._loading
     read: list[range] = []
     monkeypatch.setattr(of_world, "_read", read.append)
-    first = of_world.until + 1
+    hours = world.core._hours
+    first = hours.loaded_until + 1
 
     def begun(passed: int = LONG, put_off: set[int] | None = None, withheld: set[int] | None = None) -> range | None:
-        of_world.running, of_world.until = False, first - 1
+        of_world.running, hours.loaded = False, range(first, first)
         read.clear()
-        of_world._withheld.clear()
-        of_world._withheld.update(first + hour for hour in withheld or ())
+        hours.withheld.clear()
+        hours.withheld.update(first + hour for hour in withheld or ())
         later = {first + hour for hour in put_off or ()}
         of_world.step((first + LONG) * HOUR_MS, first + passed, lambda: later)
         return range(read[0].start - first, read[0].stop - first) if read else None
@@ -123,9 +124,7 @@ def test_where_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun(put_off={9, 5, -1}) == range(5), "rows of it are being claimed, or it is being mended"
     assert begun(put_off={0, 5}) is None
     assert begun(withheld={4, 8}) == range(4)
-    assert (
-        begun(withheld={0}) is None and of_world.until == first and of_world.next_hours == range(first + 1, first + 2)
-    )
+    assert begun(withheld={0}) is None and hours.loaded_until == first and hours.loading == range(first + 1, first + 2)
     monkeypatch.setattr(loading, "RUN_HOURS", 16)
     assert begun() == range(16)
 
@@ -219,13 +218,13 @@ def test_rule_C1_what_is_cancelled_while_its_run_is_loaded_leaves_or_is_cancelle
     commit, _, worker = world.executors()
     world.core.wake()
     commit.run_all()
-    while not worker.waiting or len(world.core._loading.next_hours) < 2:
+    while not worker.waiting or len(world.core._hours.loading) < 2:
         if not worker.step():
             world.clock.advance(1_000)
             world.core.wake()
     for _ in range(jobs):
         worker.step()
-    assert (world.core._loading.until >= HOUR + FAR[-1]) == (jobs == 2)
+    assert (world.core._hours.loaded_until >= HOUR + FAR[-1]) == (jobs == 2)
     told = world.cancel(world.receipts(f"hour {FAR[1]}", f"hour {FAR[-1]}"))
     world.settle()
     world.pass_ms(5_000)

@@ -1,33 +1,34 @@
-"""Look-up: what schedule logs and dispatch logs say of rows that are nowhere in memory.
+"""Files: what schedule logs and dispatch logs say of rows that are nowhere in memory.
 
-Runs on the worker thread, over bytes that are durable and counted, so what it finds stays true. What it has read of an
-hour is remembered; the loop may use that as long as nothing was written since, and then it waits for no thread.
+They are read on the worker thread, over bytes that are durable and counted, so what is found stays true. What was read
+of an hour is remembered; the loop may use that as long as nothing was written since, and then it waits for no thread.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.delay.ending.hour_outcomes import HourOutcomes
-from delayd.delay.ending.wanted import Wanted
 from delayd.delay.filing.hour_table import HourFiles
 from delayd.delay.filing.schedule_log import scan_hour
+from delayd.delay.ledger.hour_outcomes import HourOutcomes
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.subjects import Subjects
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Executor
+from delayd.executor import Done, Priority
 from delayd.location import Locations, pack_locations
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
 from delayd.sequences import Indices, Sequences
+from delayd.site import Site
 from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)
@@ -84,23 +85,23 @@ class _Filed(NamedTuple):
     names: list[bytes]
 
 
-class Lookup:
-    """Reads the files of hours; used by one thread, the worker, but for `at_hand`.
+class HourReader:
+    """Reads the files of hours.
 
     What is remembered of an hour's rows never changes, and what is known of its outcomes only grows.
     """
 
-    def __init__(self, disk: Disk, folder: str, log_id: int, worker: Executor) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._log_id = log_id
-        self._worker = worker
+    def __init__(self, site: Site) -> None:
+        self._disk = site.disk
+        self._folder = site.folder
+        self._log_id = site.log_id
+        self._worker = site.worker
         self._remembered: OrderedDict[int, _Filed] = OrderedDict()
         self._remembered_bytes = 0
         self._outcomes: OrderedDict[int, HourOutcomes] = OrderedDict()
 
     def at_hand(self, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp | None:
-        """The same as `look_up` says, from what is remembered; None when a file must be read. The loop calls it."""
+        """The same as `look_up` tells, from what is remembered; None when a file must be read. The loop calls it."""
         if len(wanted) > AT_HAND_ROWS_MAX:
             return None
         found = _nothing_found(len(wanted))
@@ -117,8 +118,12 @@ class Lookup:
                 _find_filed(filed, place, own, found)
         return found
 
-    def look_up(self, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp:
-        """What became of wanted rows."""
+    def look_up(self, wanted: Wanted, places: Sequence[HourPlace], told: Callable[[Done[LookedUp]], None]) -> None:
+        """Call back with what became of wanted rows."""
+        self._worker.submit(partial(self._look_up, wanted, places), told, Priority.DUE)
+
+    def _look_up(self, wanted: Wanted, places: Sequence[HourPlace]) -> LookedUp:
+        """On the worker thread."""
         found = _nothing_found(len(wanted))
         for place in places:
             own = wanted.take(place.rows)

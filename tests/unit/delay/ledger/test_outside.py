@@ -7,10 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.ending import outside
-from delayd.delay.ending.outside import Outside, sort_rows
-from delayd.delay.ending.wanted import Wanted
 from delayd.delay.handoff.waiting import WaitingRows
+from delayd.delay.ledger import outside
+from delayd.delay.ledger.outside import Outside, sort_rows
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows, new_rows
 from delayd.hours import HOUR_MS
 from delayd.wire.ending import CancelAnswer, MessageState

@@ -21,7 +21,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay.ending.wanted import Wanted
+from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows
 from delayd.sequences import Indices, Sequences, find_each
 

@@ -14,7 +14,6 @@ A turn of the loop takes up a decision with a sort, and PARTS_AT_ONCE parts of i
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,15 +24,13 @@ from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.ending.wanted import Wanted
+from delayd.delay.ledger.wanted import Wanted
 from delayd.log.dispatch import NewPart, Outcome, Reason
 from delayd.log.ended import ENDED, ENDED_BYTES, NO_ENDED, EndedRows
 from delayd.sequences import NO_INDICES, Indices, Sequences, add_part, find_each
 
 HOURS_AT_ONCE = 8  # Each costs a sync. More of them would hold up outcomes of deliveries, and callers.
 PARTS_AT_ONCE = 1_024  # Some 10 us each. A row that met another one is a part of its own.
-LATELY = 16  # So many decisions are remembered once all of their outcomes are durable.
-LATELY_ROWS_MAX = 4_096  # Larger ones are not.
 _OPAQUE = np.dtype((np.void, ENDED_BYTES))
 MERGED_ROWS_MAX = 131_072  # Arrays are merged up to this length, which takes some milliseconds.
 
@@ -116,18 +113,15 @@ class _Sorted:
 class Owed:
     """Decisions until all of their outcomes are durable; belongs to the loop."""
 
-    def __init__(
-        self, outcomes: OutcomeLog, on_ended: Callable[[NDArray[np.uint64]], None] = lambda sequences: None
-    ) -> None:
-        """``on_ended`` is called with the sequences of rows that a durable decision has ended."""
-        self._on_ended = on_ended
+    def __init__(self, outcomes: OutcomeLog) -> None:
+        # Called with the sequences of rows that a durable decision has ended.
+        self.on_ended: Callable[[list[Sequences]], None] = lambda sequences: None
         self.on_leaving: Callable[[Leaving], None] = lambda leaving: None
         self._outcomes = outcomes
         self._rows = 0
         self._sorted: list[_Sorted] = []
         self._waiting: list[tuple[int, int, _Decision]] = []  # A heap of the nearest hours of decisions.
         self._numbers = count()
-        self._lately: deque[_Sorted] = deque(maxlen=LATELY)
         self._writing: dict[int, int] = {}  # By hour: how many of its parts are being written.
         self._parts = 0  # Of all hours.
 
@@ -141,7 +135,7 @@ class Owed:
 
     def take(self, rows: EndedRows) -> None:
         """Give rows, whose decision is durable, their outcomes; ``rows`` rise in sequence."""
-        self._on_ended(rows["sequence"].copy())
+        self.on_ended([rows["sequence"].copy()])
         leaves = rows["reason"] == Reason.DRAINED
         stays = rows.compress(~leaves) if leaves.any() else rows
         for first in range(0, len(stays), ROWS_MAX):
@@ -172,15 +166,6 @@ class Owed:
             is_owed = part.is_owed.take(at)
             found.append(own.compress(is_owed))
             ended.append(part.rows.take(at.compress(is_owed)))
-        return np.concatenate(found), np.concatenate(ended)
-
-    def find_lately(self, wanted: Wanted) -> tuple[Indices, EndedRows]:
-        """The same for rows that were here a moment ago: whoever looked them up then found no outcome in their file."""
-        found, ended = [NO_INDICES], [NO_ENDED]
-        for part in self._lately:
-            own, at = part.find(wanted)
-            found.append(own)
-            ended.append(part.rows.take(at))
         return np.concatenate(found), np.concatenate(ended)
 
     def parts(self) -> list[EndedRows]:
@@ -247,8 +232,6 @@ class Owed:
     def _forget(self, decision: _Decision) -> None:
         rows = decision.rows
         self._rows -= len(rows)
-        if len(rows) <= LATELY_ROWS_MAX:
-            self._lately.append(_Sorted(rows))
         gone = Wanted(rows["sequence"].copy(), rows["deliver_at_ms"].copy(), rows["hour"].copy())
         kept: list[_Sorted] = []
         for part in self._sorted:
