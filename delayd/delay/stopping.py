@@ -40,7 +40,7 @@ class Stopping:
     def begin(self, stopped: Callable[[], None]) -> None:
         """Make everything durable, write a last checkpoint, and call back."""
         self._intake.close()
-        self._outcomes.flush()
+        self._outcomes.commit()
         self._stopped = stopped
         self.step()
 
@@ -49,7 +49,7 @@ class Stopping:
         if self._stopped is None or self._is_busy() or self._checkpointer.running:
             return
         if not (self._intake.idle and self._outcomes.idle):
-            self._outcomes.flush()
+            self._outcomes.commit()
             self._outcomes.when_durable(self._step_soon)
             return
         if self._checkpointer.replay.offset < self._intake.durable.offset:

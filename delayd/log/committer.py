@@ -140,10 +140,10 @@ class Committer(ABC, Generic[G, W]):
             what = f"the {self._name} can't be written ({error}); check the disk, then restart"
             self.on_failure(ServerStopped(what))
             return
+        self._note(group, written)
         self._busy = self._full = False
         self._under_way = None
         self._untold.append((group, written))
-        self._note(group, written)
         # The thread gets the next group before this one is told, which takes about as long as a write.
         if self._asked:
             self.commit()

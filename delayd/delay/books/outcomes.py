@@ -1,13 +1,14 @@
-"""Outcomes: they are gathered and fsynced into the dispatch logs of their hours.
+"""Outcomes: they are gathered and fsynced into the dispatch logs of their hours, as `delayd.log.committer` explains.
 
-An outcome counts only when it is durable: only then W passes its batch (rule H1), and only then a session begins (rule
-H4).
+A group holds outcomes of several hours; those of an hour whose file finds no space wait for the next group. An outcome
+counts only when it is durable: only then W passes its batch (rule H1), and only then a session begins (rule H4).
 """
 
 import errno
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.executor import Done
 from delayd.hours import hour_name
+from delayd.log.committer import RETRY_MS, Committer
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes, join_columns
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
@@ -33,8 +35,6 @@ from delayd.site import Site
 
 log = logging.getLogger(__name__)
 
-RETRY_MS = 1_000  # After a full disk.
-
 R = TypeVar("R")
 
 
@@ -44,6 +44,15 @@ class Recorded(NamedTuple):
     hour: int
     part: NewPart
     on_durable: Callable[[], object]
+
+
+@dataclass(slots=True)
+class _Flush:
+    """The outcomes that are written together, and who waits for all of them."""
+
+    recorded: list[Recorded]
+    after: list[Callable[[], None]]
+    now_ms: int
 
 
 class Flushed(NamedTuple):
@@ -57,7 +66,7 @@ class Flushed(NamedTuple):
     damaged: dict[int, DamagedData]
 
 
-class OutcomeLog:
+class OutcomeLog(Committer[_Flush, Flushed]):
     """The one writer of the dispatch logs. ``segments`` are open files by hour, at their ends; it owns them.
 
     Invariant: ``ends`` names durable bytes only. Nobody reads a dispatch log further while it is being written.
@@ -72,6 +81,7 @@ class OutcomeLog:
         quarantined: Container[int] = (),
         on_damaged: Callable[[int, DamagedData], None] | None = None,
     ) -> None:
+        super().__init__("dispatch logs", site.worker, site.clock)
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
         # Called with the rows of each flush whose outcomes are durable, in several arrays.
@@ -84,8 +94,6 @@ class OutcomeLog:
         self._folder = site.folder
         self._log_id = site.log_id
         self._epoch = site.epoch
-        self._executor = site.worker
-        self._clock = site.clock
         self._flush_ms = flush_ms
         self._quarantined = quarantined  # Hours whose own file is damaged and is not appended to.
         self._on_damaged = on_damaged  # Called with hours whose file was found damaged.
@@ -95,9 +103,7 @@ class OutcomeLog:
             hour: (segment.path, segment.durable) for hour, segment in segments.items() if hour in quarantined
         }
         self._waiting: list[Recorded] = []
-        self._flushing: list[Recorded] = []
         self._after_waiting: list[Callable[[], None]] = []
-        self._after_flushing: list[Callable[[], None]] = []
         self._handed_over: list[HandedOver] = []
         self._due_ms: int | None = None
         # Hours whose file is being opened anew: outcomes recorded for them wait for that.
@@ -106,7 +112,7 @@ class OutcomeLog:
     @property
     def idle(self) -> bool:
         """Whether every recorded outcome is durable."""
-        return not (self._waiting or self._flushing)
+        return super().idle and not self._waiting
 
     def record(self, hour: int, part: NewPart, on_durable: Callable[[], object]) -> None:
         """Take an outcome; it is written with the next flush."""
@@ -120,36 +126,30 @@ class OutcomeLog:
         """Call back when everything recorded so far is durable."""
         if self._waiting:
             self._after_waiting.append(callback)
-        elif self._flushing:
-            self._after_flushing.append(callback)
+        elif self._under_way is not None:
+            self._under_way.after.append(callback)
         else:
             callback()
 
     def next_wake_ms(self) -> int | None:
         """When `wake` has something to do, in monotonic ms."""
-        return None if self._flushing else self._due_ms
+        return None if self._busy else self._due_ms
 
     def wake(self) -> None:
         """Begin a flush when one is due."""
         if self._due_ms is not None and self._clock.monotonic_ms() >= self._due_ms:
-            self.flush()
+            self.commit()
 
-    def flush(self) -> None:
-        """Begin to write the waiting outcomes; one flush is under way at a time."""
-        if self._flushing or not self._waiting:
-            return
+    def _close(self) -> _Flush | None:
         self._due_ms = None
         held = [recorded for recorded in self._waiting if recorded.hour in self._exchanging]
         if len(held) == len(self._waiting):
-            return
-        self._flushing = [recorded for recorded in self._waiting if recorded.hour not in self._exchanging]
-        self._waiting = held
+            return None
+        flushing = [recorded for recorded in self._waiting if recorded.hour not in self._exchanging]
+        self._waiting, after = held, []
         if not held:
-            self._after_flushing, self._after_waiting = self._after_waiting, []
-        by_hour: defaultdict[int, list[NewPart]] = defaultdict(list)
-        for recorded in self._flushing:
-            by_hour[recorded.hour].append(recorded.part)
-        self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
+            after, self._after_waiting = self._after_waiting, []
+        return _Flush(flushing, after, self._clock.now_ms())
 
     def restored(self, hour: int, end: OutcomeEnd) -> None:
         """Take an hour's dispatch log that is whole again: checkpoints name its end until the hour is deleted."""
@@ -176,15 +176,18 @@ class OutcomeLog:
 
     def unwritten_hours(self) -> set[int]:
         """Hours with recorded outcomes that are not durable yet."""
-        return {recorded.hour for recorded in chain(self._waiting, self._flushing)}
+        return {recorded.hour for recorded in self._unwritten()}
 
     def unwritten(self) -> Iterator[NDArray[np.uint64]]:
         """The sequences of all recorded outcomes that are not durable yet, in several arrays."""
-        return (recorded.part.sequences for recorded in chain(self._waiting, self._flushing))
+        return (recorded.part.sequences for recorded in self._unwritten())
 
     def unwritten_of(self, hour: int) -> list[NDArray[np.uint64]]:
         """The sequences of an hour's recorded outcomes that are not durable yet, in several arrays."""
-        return [each.part.sequences for each in chain(self._waiting, self._flushing) if each.hour == hour]
+        return [each.part.sequences for each in self._unwritten() if each.hour == hour]
+
+    def _unwritten(self) -> Iterator[Recorded]:
+        return chain(self._waiting, () if self._under_way is None else self._under_way.recorded)
 
     def close_hour(self, hour: int, done: Callable[[], None]) -> None:
         """Close the file of an hour that takes no more outcomes."""
@@ -193,7 +196,7 @@ class OutcomeLog:
             ended.result()
             done()
 
-        self._executor.submit(partial(self._close, hour), closed)
+        self._executor.submit(partial(self._close_file, hour), closed)
 
     def exchange(self, hour: int, make: Callable[[], tuple[Segment, R]], done: Callable[[Done[R]], None]) -> None:
         """Let ``make`` open an hour's file anew, with no other open, on the thread that writes; later outcomes go to
@@ -205,7 +208,7 @@ class OutcomeLog:
         """
 
         def work() -> R:
-            self._close(hour)
+            self._close_file(hour)
             segment, result = make()
             self._beside.pop(hour, None)  # Its rows were appended to the hour's own file.
             self._segments[hour] = segment
@@ -214,7 +217,7 @@ class OutcomeLog:
         def heard(ended: Done[R]) -> None:
             self._exchanging.discard(hour)
             done(ended)
-            self.flush()
+            self.commit()
 
         self._exchanging.add(hour)
         self._executor.submit(work, heard)
@@ -238,13 +241,12 @@ class OutcomeLog:
 
     def _nothing_waits(self) -> None:
         """All waiting outcomes are in a file without a flush of their own: call everybody who waited for them."""
-        self._after_flushing += self._after_waiting
-        self._after_waiting = []
-        if self._flushing:
+        after, self._after_waiting = self._after_waiting, []
+        if self._under_way is not None:
+            self._under_way.after += after
             return
         self._due_ms = None
         self._set_blocked(0)
-        after, self._after_flushing = self._after_flushing, []
         for callback in after:
             callback()
 
@@ -266,7 +268,7 @@ class OutcomeLog:
                 continue
             if not write_again([segment]):
                 continue  # There was no space to write it again; the next look tries again.
-            self._close(hour)
+            self._close_file(hour)
             try:
                 self._open(hour, self._clock.now_ms(), damaged)
             except (DiskFull, Shortage):
@@ -284,8 +286,12 @@ class OutcomeLog:
             assert self._on_damaged is not None, "a server hears of its hours"
             self._on_damaged(hour, error)
 
-    def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
+    def _write(self, group: _Flush) -> Flushed:
         """Append and fsync hour by hour."""
+        by_hour: defaultdict[int, list[NewPart]] = defaultdict(list)
+        for recorded in group.recorded:
+            by_hour[recorded.hour].append(recorded.part)
+        now_ms = group.now_ms
         flushed = Flushed({}, set(), {})
         for hour, parts in by_hour.items():
             try:
@@ -305,28 +311,26 @@ class OutcomeLog:
                 self._beside[hour] = segment.path, segment.durable
         return flushed
 
-    def _flushed(self, done: Done[Flushed]) -> None:
-        ends, full, damaged = done.result()
+    def _note(self, group: _Flush, written: Flushed) -> None:
+        ends, full, damaged = written
         for hour, error in damaged.items():
             assert self._on_damaged is not None, "a server hears of its hours"
             self._on_damaged(hour, error)
-        flushed, self._flushing = self._flushing, []
-        after, self._after_flushing = self._after_flushing, []
         self._set_blocked(len(full))
         if full:
-            self._waiting = [recorded for recorded in flushed if recorded.hour in full] + self._waiting
-            self._after_waiting, after = after + self._after_waiting, []
-            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
-        elif self._waiting:
-            self._due_ms = self._clock.monotonic_ms() + self._flush_ms
-        if full:
-            flushed = [recorded for recorded in flushed if recorded.hour not in full]
-        self._note_ends(flushed, ends)
-        self._note_handed_over(flushed)
-        self.on_ended([recorded.part.sequences for recorded in flushed])
-        for recorded in flushed:
+            self._waiting = [recorded for recorded in group.recorded if recorded.hour in full] + self._waiting
+            group.recorded = [recorded for recorded in group.recorded if recorded.hour not in full]
+            self._after_waiting, group.after = group.after + self._after_waiting, []
+        if self._waiting:
+            self._due_ms = self._clock.monotonic_ms() + (RETRY_MS if full else self._flush_ms)
+        self._note_ends(group.recorded, ends)
+
+    def _durable(self, group: _Flush, written: Flushed) -> None:
+        self._note_handed_over(group.recorded)
+        self.on_ended([recorded.part.sequences for recorded in group.recorded])
+        for recorded in group.recorded:
             recorded.on_durable()
-        for callback in after:
+        for callback in group.after:
             callback()
 
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
@@ -358,7 +362,7 @@ class OutcomeLog:
             segment.append(groups)
         except DamagedData:
             # Its descriptor was closed for other files, and somebody has removed or replaced the file since.
-            self._close(hour)
+            self._close_file(hour)
             segment = self._open(hour, now_ms, damaged)
             segment.append(groups)
         return segment
@@ -399,7 +403,7 @@ class OutcomeLog:
         header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
         return create_segment(self._disk, path, header).remember_file()
 
-    def _close(self, hour: int) -> None:
+    def _close_file(self, hour: int) -> None:
         segment = self._segments.pop(hour, None)
         if segment is not None:
             segment.close()

@@ -74,7 +74,7 @@ class HeldRows:
         if drop:
             given_up = self.give_up(entry)
             self._outcomes.when_durable(lambda: done(*given_up))
-            self._outcomes.flush()
+            self._outcomes.commit()
         else:
             done(*self.retry(entry))
 

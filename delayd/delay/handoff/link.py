@@ -409,7 +409,7 @@ class Link:
         self._answer = []
         self.sender.take_back()
         self._outcomes.when_durable(partial(self._ready, session))
-        self._outcomes.flush()
+        self._outcomes.commit()
 
     def _arrived(
         self, facts: list[int], sequences: Sequences, deliver_at_ms: NDArray[np.int64], hashes: NDArray[np.uint64]

@@ -186,7 +186,7 @@ class Targets:
     def _give_up(self, log_id: int, until_ms: int | None, done: OnDone) -> None:
         rows = self._dispatcher.links[log_id].sender.give_up(until_ms)
         self._outcomes.when_durable(partial(self._free, log_id, rows, done))
-        self._outcomes.flush()
+        self._outcomes.commit()
 
     def _free(self, log_id: int, rows: int, done: OnDone) -> None:
         """All rows that the target may hold are in doubt, durably: store that its subjects are free."""

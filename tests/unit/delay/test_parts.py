@@ -156,7 +156,7 @@ def test_outcomes_are_flushed_together_after_a_while_and_heard_of_in_their_order
     outcomes.record(3)
     outcomes.thread.run_all()
     assert outcomes.heard == ["row 1", "row 2", "both"]
-    outcomes.log.flush()
+    outcomes.log.commit()
     outcomes.thread.run_all()
     assert outcomes.heard[-1] == "row 3" and outcomes.log.idle
     outcomes.log.when_durable(outcomes.hear("at once"))
@@ -167,7 +167,7 @@ def test_outcomes_are_flushed_together_after_a_while_and_heard_of_in_their_order
 def test_what_is_recorded_during_a_flush_waits_for_the_next_and_so_does_who_asks_for_it() -> None:
     outcomes = Outcomes()
     outcomes.record(1)
-    outcomes.log.flush()
+    outcomes.log.commit()
     outcomes.log.when_durable(outcomes.hear("first"))
     outcomes.record(2)
     outcomes.log.when_durable(outcomes.hear("second"))
@@ -178,13 +178,13 @@ def test_what_is_recorded_during_a_flush_waits_for_the_next_and_so_does_who_asks
 def test_rule_L8_an_hour_that_does_not_fit_blocks_and_is_written_when_there_is_space() -> None:
     outcomes = Outcomes()
     outcomes.record(1)
-    outcomes.log.flush()
+    outcomes.log.commit()
     outcomes.thread.run_all()
     outcomes.disk.capacity_bytes = outcomes.disk.used_bytes + 10
     outcomes.record(2)
     outcomes.record(3, HOUR + 1)
     outcomes.log.when_durable(outcomes.hear("all"))
-    outcomes.log.flush()
+    outcomes.log.commit()
     outcomes.thread.run_all()
     assert outcomes.heard == ["row 1"] and outcomes.log.blocked
     outcomes.disk.capacity_bytes = CAPACITY_BYTES
@@ -198,7 +198,7 @@ def test_rule_L8_a_file_that_is_found_to_have_what_waits_for_space_blocks_no_lon
     outcomes = Outcomes()
     outcomes.disk.capacity_bytes = outcomes.disk.used_bytes + 10
     outcomes.record(1)
-    outcomes.log.flush()
+    outcomes.log.commit()
     outcomes.thread.run_all()
     outcomes.log.when_durable(outcomes.hear("all"))
     assert (outcomes.log.blocked, outcomes.heard) == (True, [])
@@ -210,7 +210,7 @@ def test_rule_L8_a_file_that_is_found_to_have_what_waits_for_space_blocks_no_lon
 def test_who_asks_behind_what_is_left_out_waits_for_the_flush_under_way() -> None:
     outcomes = Outcomes()
     outcomes.record(1)
-    outcomes.log.flush()
+    outcomes.log.commit()
     outcomes.record(2, HOUR + 1)
     outcomes.log.when_durable(outcomes.hear("all"))
     outcomes.log.leave_out(HOUR + 1, np.array([2], np.uint64))

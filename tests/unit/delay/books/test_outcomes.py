@@ -45,7 +45,7 @@ class Hours:
         for hour in HOURS:
             part = NewPart(np.array([sequence], np.uint64), np.array([0], np.int64), Outcome.CANCELLED)
             self.log.record(hour, part, lambda: None)
-        self.log.flush()
+        self.log.commit()
         self.thread.run_all()
 
     def path(self, hour: int) -> Path:

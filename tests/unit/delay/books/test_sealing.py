@@ -243,7 +243,7 @@ def test_rule_S1_no_hour_is_compared_while_an_outcome_of_it_is_under_way() -> No
         assert world.core._outcomes.unwritten_hours() == {HOUR}
         world.core.sweep()
         assert not worker.waiting
-        world.core._outcomes.flush()
+        world.core._outcomes.commit()
 
 
 def test_rule_S4_the_seal_is_durable_before_the_state_calls_the_hour_sealed() -> None:

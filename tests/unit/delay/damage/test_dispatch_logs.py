@@ -314,7 +314,7 @@ def test_rule_S1_an_answer_that_comes_when_a_dispatch_log_is_restored_is_recorde
             world.core._outcomes.record(
                 hour, NewPart(sequences, np.zeros(3, np.int64), Outcome.DISPATCHED), lambda: None
             )
-            world.core._outcomes.flush()
+            world.core._outcomes.commit()
 
         monkeypatch.setattr(world.core._outcomes, "exchange", exchanging)
     world.pass_ms(31_000)
