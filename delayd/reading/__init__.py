@@ -10,7 +10,7 @@ What there is, and how it is read
 The three logs of an hour
     schedule            the schedule side: schedule log below the checkpoint, message log above it
     dispatch            the dispatch log, and decisions of the message log: outcomes that it does not have yet
-    realtime, target_columns   what the realtime servers hold, and the columns that it is kept in
+    realtime            what the realtime servers hold
 The audit of an hour
     plan, pieces        what to read, in which order, in which parts
     join, audit         which rows belong together, what became of each, and messages that break the books

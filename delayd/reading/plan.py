@@ -117,7 +117,7 @@ class AuditPlan:
             sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
             origins.append(AuditedOrigin(own, sizes, origin.terms, tuple(hours), dropped=origin.dropped))
         # What is known of the index's faults is the driver's to tell.
-        index = replace(self.index, batches=batches, faults=(), kept=None)
+        index = replace(self.index, batches=batches, faults=())
         return AuditPlan(tuple(origins), index, helds=self.helds)
 
 
@@ -212,7 +212,7 @@ def plan_audit(
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
-    indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None, keep_rows=PART_ROWS_MAX)
+    indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None)
     indexer.scan(newer=False, scan=scan)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
     snapshots = [take_snapshot(disk, directory) for directory in delays]

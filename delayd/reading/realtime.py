@@ -3,8 +3,7 @@ hour.
 
 Invariant: the log is scanned once, whole and verified, up to the size that it had before the other logs' sizes were
 taken. Then later batches are scanned, so that an outcome that was recorded meanwhile finds its row. One index row a
-batch is kept, and the columns of the first million rows; other rows of an hour are read again, columns only, each
-verified by its own checksum.
+batch is kept; the rows of an hour are read again, columns only, each batch verified by its own checksum.
 
 A scan is cut into pieces, which anybody may read: each gives its chunks, and `TargetIndexer` takes all chunks in the
 order of the log. What concerns two groups is compared there, so it does not matter where a log was cut.
@@ -24,6 +23,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
+from delayd.content import NOT_STATED
 from delayd.disk import Disk, File, open_named
 from delayd.errors import DamagedData
 from delayd.limits import SUBJECT_BYTES_MAX
@@ -34,12 +34,11 @@ from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, conten
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
-from delayd.reading.columns import NO_INT64S, UInt64s, rows_of_part
+from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.follow_target import GROUP, TargetFollow
 from delayd.reading.groups import LogMoved, Memory, StoredGroup, TornTail, log_size, read_known, segment_bases
 from delayd.reading.indexed import read_by_index
-from delayd.reading.target_columns import NO_COLUMNS, Columns, RowKeeper, columns_of, take_kept
 
 BATCH = np.dtype(
     [
@@ -58,7 +57,6 @@ BATCH = np.dtype(
         ("deliver_at", "<u4"),  # Where the column deliver_at_ms begins; sequence is the next one.
         ("columns_crc32c", "<u4"),
         ("decided", "u1"),  # Whether its origin's last watermark covers it (rule H1).
-        ("row", "<u4"),  # Where its rows begin among those that the scan kept, counted from 1; 0: they were not kept.
         ("newer", "u1"),  # Whether it came after the other logs' sizes were taken; then it can only prove an outcome.
     ]
 )
@@ -108,7 +106,6 @@ class TargetIndex:
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: where its log does not follow (rule S5).
-    kept: Columns | None = None  # The rows of the first batches, if they are to be read once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +156,21 @@ class Chunk(NamedTuple):
     torn: list[TornTail]
 
 
+class Columns(NamedTuple):
+    """Sequences, due instants and content hashes of rows; a hash is 0 where it is not stated."""
+
+    sequence: UInt64s
+    deliver_at_ms: Int64s
+    content_hash: UInt64s
+
+
+NO_COLUMNS = Columns(NO_UINT64S, NO_INT64S, NO_UINT64S)
+
+
 Scan = Callable[[Sequence[Piece]], Iterable[Chunk]]  # Gives the chunks of all pieces, in their order.
 
 
-def scan_piece(disk: Disk, piece: Piece, keeper: RowKeeper | None = None) -> Iterator[Chunk]:
+def scan_piece(disk: Disk, piece: Piece) -> Iterator[Chunk]:
     """Read the groups of a piece.
 
     Raises:
@@ -171,7 +179,7 @@ def scan_piece(disk: Disk, piece: Piece, keeper: RowKeeper | None = None) -> Ite
     """
     place = piece.place
     bases = segment_bases(disk, place)
-    fronts = _Fronts(piece.target, place.folder, keeper)
+    fronts = _Fronts(piece.target, place.folder)
     groups: list[tuple[int, ...]] = []
     greetings: list[tuple[int, Greeting]] = []
     torn: list[TornTail] = []
@@ -235,22 +243,12 @@ class TargetIndexer:
     """Scans the message logs of realtime directories, twice: before and after the other logs' sizes are taken."""
 
     def __init__(
-        self,
-        disk: Disk,
-        directories: Sequence[Directory],
-        torn: list[TornTail],
-        *,
-        by_index: bool = False,
-        keep_rows: int = 0,
+        self, disk: Disk, directories: Sequence[Directory], torn: list[TornTail], *, by_index: bool = False
     ) -> None:
-        """``by_index``: read the index of a segment in its place, where there is one; few of its rows are wanted.
-
-        ``keep_rows``: about how many rows to keep, so that they are not read again.
-        """
+        """``by_index``: read the index of a segment in its place, where there is one; few of its rows are wanted."""
         self._disk = disk
         self._by_index = by_index
         self._torn = torn
-        self._keeper = RowKeeper(keep_rows) if keep_rows and not by_index else None
         self._places = [LogPlace(one.message_folder, FileKind.REALTIME, one.log_id) for one in directories]
         self._starts = [(segment_bases(disk, place) or [0])[0] for place in self._places]
         self._read = list(self._starts)  # Offset up to which each log was scanned.
@@ -282,14 +280,9 @@ class TargetIndexer:
             if stop > self._read[number]:
                 bounds = self._read[number], self._durable[number], stop
                 pieces.append(Piece(number, place, *bounds, self._by_index))
-        for chunk in (scan or self._scan_here)(pieces):
+        here = (chunk for piece in pieces for chunk in scan_piece(self._disk, piece))
+        for chunk in here if scan is None else scan(pieces):
             self._take(chunk, newer)
-
-    def _scan_here(self, pieces: Sequence[Piece]) -> Iterator[Chunk]:
-        for piece in pieces:
-            if self._keeper is not None and not self._keeper.is_full:
-                self._keeper.expect(piece.stop - piece.start)
-            yield from scan_piece(self._disk, piece, self._keeper)
 
     def index(self) -> TargetIndex:
         """Everything that was found so far."""
@@ -310,7 +303,6 @@ class TargetIndexer:
             subjects,
             tuple(self._last_appended_ms),
             tuple(self._all_faults(batches)),
-            None if self._keeper is None else self._keeper.rows(),
         )
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
@@ -412,16 +404,15 @@ def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int
 class _Fronts:
     """The beginnings of batches, copied out of their groups, and decoded all at once."""
 
-    def __init__(self, target: int, folder: str, keeper: RowKeeper | None) -> None:
+    def __init__(self, target: int, folder: str) -> None:
         self._target = target
         self._folder = folder
-        self._keeper = keeper
         self._clear()
 
     @property
     def are_many(self) -> bool:
         """Whether enough was gathered to decode it."""
-        return self._count >= DECODE_BATCHES or (self._keeps is not None and self._keeps.must_decode)
+        return self._count >= DECODE_BATCHES
 
     def add(self, group: CommitGroup, segment_base: int) -> None:
         """Gather the DISPATCH batches of a verified group."""
@@ -448,12 +439,6 @@ class _Fronts:
         if not whole.all():
             self._fail(segment_base, header.offset + int(begins[np.argmin(whole)]))
         self._put(header, segment_base, fronts, (sizes, begins), (words, ((begins + heap_at) >> 3) + 1, ends))
-        if self._keeps is not None:
-            crcs = fronts.view(FRONT)["columns_crc32c"].ravel().tolist()
-            wrong = self._keeps.add(buffer, begins + COLUMNS_AT, begins + heap_at, crcs)
-            if wrong is not None:
-                what = "the checksum of a batch's columns differs"
-                self._fail(segment_base, header.offset + int(begins[wrong]), what, COLUMNS_AT)
 
     def add_indexed(self, group: IndexedGroup, segment_base: int) -> None:
         """Gather the batches of a group from an index that has proved right; all of them are DISPATCH batches."""
@@ -516,8 +501,6 @@ class _Fronts:
                 rows[name] = fronts[name]
             rows["columns_end"], rows["deliver_at"] = fronts["heap_offset"], fronts["first_at"]
             self._check(fronts, rows)
-            if self._keeps is not None:
-                rows["row"] = 1 + self._keeps.decode(rows, COLUMNS_AT)
         self._clear()
         return rows, np.stack((fronts["w_epoch"], fronts["w_id"]), axis=1), names
 
@@ -536,15 +519,12 @@ class _Fronts:
             first = rows[int(np.argmax(wrong))]
             self._fail(int(first["segment_base"]), int(first["offset"]))
 
-    def _fail(self, segment_base: int, offset: int, what: str = NO_BATCH, at: int = 0) -> None:
+    def _fail(self, segment_base: int, offset: int) -> None:
         path = f"{self._folder}/{segment_name(segment_base)}"
-        position = offset - segment_base + FILE_HEADER_BYTES + at
-        raise DamagedData(path, position, what)
+        raise DamagedData(path, offset - segment_base + FILE_HEADER_BYTES, NO_BATCH)
 
     def _clear(self) -> None:
         self._count = 0
-        # Rows are kept either for all batches that are decoded together, or for none.
-        self._keeps = None if self._keeper is None or self._keeper.is_full else self._keeper
         self._fronts: list[UInt64s] = []  # A row of words for each batch.
         self._offsets: list[Int64s] = []
         self._sizes: list[Int64s] = []
@@ -567,44 +547,28 @@ def _names(words: UInt64s, places: Int64s, lengths: Int64s) -> UInt64s:
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: range | None = None) -> TargetRows:
     """The rows of some batches of an index, in its order; with a ``part`` only those with its sequences.
 
-    Rows that the scan kept are in memory; the others are read.
-
     Raises:
         LogMoved: a segment went away meanwhile.
         DamagedData: a batch's columns do not check.
     """
-    pieces: list[tuple[Columns, Int64s]] = []
-    for columns, first, until in _pieces(disk, index, batches):
-        batch_of = np.repeat(np.arange(first, until), batches["count"][first:until])
-        if part is None:
-            pieces.append((columns, batch_of))
-        else:
-            rows = rows_of_part(columns.sequence, part)
-            pieces.append((Columns._make(column[rows] for column in columns), batch_of[rows]))
-    if len(pieces) != 1:
-        pieces = [(NO_COLUMNS, NO_INT64S), *pieces]
-        of_all = zip(*(columns for columns, _ in pieces), strict=True)
-        pieces = [(Columns._make(map(np.concatenate, of_all)), np.concatenate([batch_of for _, batch_of in pieces]))]
-    (((sequence, due, hashes), batch_of),) = pieces
-    return TargetRows(sequence, due, batch_of, batches, index.targets, index.subjects, hashes)
-
-
-def _pieces(disk: Disk, index: TargetIndex, batches: Batches) -> Iterator[tuple[Columns, int, int]]:
-    """The rows of batches, each piece with the range of its batches."""
-    known = 0
-    if index.kept is not None:
-        # The first batches of an index were kept.
-        known = int(np.count_nonzero(batches["row"]))
-        yield take_kept(index.kept, batches[:known]), 0, known
+    pieces = [(NO_COLUMNS, NO_INT64S)]
     memory = Memory()
-    for path, first, until in _by_segment(index, batches[known:]):
+    for path, first, until in _by_segment(index, batches):
         file = _open(disk, path)
         try:
-            for start, stop in _runs(batches[known + first : known + until]):
-                start, stop = known + first + start, known + first + stop
-                yield _read_run(path, file, batches[start:stop], memory), start, stop
+            for start, stop in _runs(batches[first:until]):
+                low, high = first + start, first + stop
+                columns = _read_run(path, file, batches[low:high], memory)
+                batch_of = np.repeat(np.arange(low, high), batches["count"][low:high])
+                if part is not None:
+                    rows = rows_of_part(columns.sequence, part)
+                    columns, batch_of = Columns._make(column[rows] for column in columns), batch_of[rows]
+                pieces.append((columns, batch_of))
         finally:
             file.close()
+    sequence, due, hashes = map(np.concatenate, zip(*(columns for columns, _ in pieces), strict=True))
+    batch_of = np.concatenate([each for _, each in pieces])
+    return TargetRows(sequence, due, batch_of, batches, index.targets, index.subjects, hashes)
 
 
 def _by_segment(index: TargetIndex, batches: Batches) -> Iterator[tuple[str, int, int]]:
@@ -646,7 +610,36 @@ def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> Column
     for start, end, crc in zip((starts + COLUMNS_AT).tolist(), ends.tolist(), known, strict=True):
         if crc32c(view[start:end]) != crc:
             raise DamagedData(path, position + start, "the checksum of a batch's columns differs")
-    return columns_of(np.frombuffer(view, np.uint64), starts, batches)
+    return _columns_of(np.frombuffer(view, np.uint64), starts, batches)
+
+
+def _columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> Columns:
+    """The rows of batches that begin at the bytes ``starts`` of ``words``, which hold their columns."""
+    counts = batches["count"].astype(np.int64)
+    # For each row the word of its due instant; the word of its sequence is as many words further as its batch has rows.
+    first_rows = np.cumsum(counts) - counts
+    places = np.repeat(((starts + batches["deliver_at"]) >> 3) - first_rows, counts)
+    places += np.arange(len(places))
+    due = words.take(places).view(np.int64)
+    places += np.repeat(counts, counts)
+    return Columns(words.take(places), due, _hashes_of(words, starts >> 3, batches, counts))
+
+
+def _hashes_of(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s) -> UInt64s:
+    """The content hashes of batches that begin at the words ``starts``; zeros for a batch that states none.
+
+    No column has a higher number, so the hash column is the last one, and ends where the columns end.
+    """
+    last_entries = words.take(starts + (batches["deliver_at"].astype(np.int64) >> 3) - 1)
+    begins = (batches["columns_end"].astype(np.int64) >> 3) - counts
+    expected = (begins.astype(np.uint64) << np.uint64(35)) | np.uint64(8 << 16 | ColumnId.CONTENT_HASH)
+    places = np.repeat(starts + begins - (np.cumsum(counts) - counts), counts)
+    places += np.arange(len(places))
+    hashes = words.take(places)
+    states_none = last_entries != expected
+    if states_none.any():
+        hashes[np.repeat(states_none, counts)] = NOT_STATED
+    return hashes
 
 
 def _open(disk: Disk, path: str) -> File:

@@ -11,7 +11,7 @@ from delayd.disk import RealDisk
 from delayd.encode import encode, encode_bare, encode_subject_table
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
-from delayd.reading import realtime, target_columns
+from delayd.reading import realtime
 from delayd.reading.directory import Directory, Role
 from delayd.reading.realtime import TargetIndexer, read_target_rows
 from tests.books import DELAY_ID, HOUR, REALTIME_ID, START_MS, Books
@@ -31,9 +31,9 @@ def append(books: Books, batches: list[bytes]) -> None:
     books.target.flush()
 
 
-def scan(books: Books, keep_rows: int = 0) -> TargetIndexer:
+def scan(books: Books) -> TargetIndexer:
     directories = [Directory(books.realtime, Role.REALTIME, REALTIME_ID)]
-    indexer = TargetIndexer(RealDisk(), directories, [], keep_rows=keep_rows)
+    indexer = TargetIndexer(RealDisk(), directories, [])
     indexer.scan(newer=False)
     return indexer
 
@@ -84,43 +84,26 @@ def hand_over(batch_id: int, rows: int, *, hour: int = HOUR, hashed: bool = True
     return encode(BatchKind.DISPATCH, part, rows, columns, [table], 1)
 
 
-@pytest.mark.parametrize("keep_rows", [1, 30, 10_000])
-@pytest.mark.parametrize("pending_bytes", [1, 500, 1 << 20])
-def test_rows_that_a_scan_kept_are_those_that_are_read(
-    books: Books, monkeypatch: pytest.MonkeyPatch, keep_rows: int, pending_bytes: int
-) -> None:
-    monkeypatch.setattr(target_columns, "PENDING_BYTES", pending_bytes)
-    for group in range(4):
-        numbers = range(10 * group + 1, 10 * group + 8)
-        append(books, [hand_over(n, 1 + n % 5, hour=HOUR + n % 2, hashed=n % 3 > 0) for n in numbers])
-    read, kept = scan(books).index(), scan(books, keep_rows).index()
-    assert read.kept is None
-    assert kept.kept is not None
-    assert len(kept.kept.sequence) >= min(keep_rows, int(kept.batches["count"].sum()))
-    if keep_rows == 1 and pending_bytes == 1:
-        assert len(kept.kept.sequence) < int(kept.batches["count"].sum())
-    of_hour = read.batches["hour"] == HOUR
+def test_batches_that_state_no_hash_stand_beside_others(books: Books) -> None:
+    append(books, [hand_over(n, 1 + n % 5, hour=HOUR + n % 2, hashed=n % 3 > 0) for n in range(1, 30)])
+    index = scan(books).index()
+    of_hour = index.batches["hour"] == HOUR
     for chosen in (np.ones(len(of_hour), np.bool_), of_hour, ~of_hour):
-        for part in (None, range(12_000, 23_002)):
-            ours, theirs = (read_target_rows(RealDisk(), index, index.batches[chosen], part) for index in (kept, read))
-            assert len(ours.sequence)
-            assert ours.sequence.tolist() == theirs.sequence.tolist()
-            assert ours.deliver_at_ms.tolist() == theirs.deliver_at_ms.tolist()
-            assert ours.hashes().tolist() == theirs.hashes().tolist()
-            assert ours.batch_of.tolist() == theirs.batch_of.tolist()
+        rows = read_target_rows(RealDisk(), index, index.batches[chosen])
+        numbers = rows.sequence // np.uint64(1_000)
+        assert (rows.deliver_at_ms - START_MS).tolist() == rows.sequence.tolist()
+        stated = np.where(numbers % np.uint64(3) > 0, rows.sequence + np.uint64(7), np.uint64(0))
+        assert rows.hashes().tolist() == stated.tolist() and len(numbers)
 
 
-def test_columns_that_a_scan_keeps_are_proved_by_their_own_checksum(books: Books) -> None:
+def test_columns_are_proved_by_their_own_checksum(books: Books) -> None:
     batch = bytearray(hand_over(2, 3))
     last = int.from_bytes(batch[16:20], "little") - 8
     batch[last] ^= 1  # A content hash, which the group's checksum then covers as it is.
     append(books, [hand_over(1, 3), bytes(batch)])
     index = scan(books).index()
-    with pytest.raises(DamagedData, match="the checksum of a batch's columns differs") as read:
+    with pytest.raises(DamagedData, match="the checksum of a batch's columns differs"):
         read_target_rows(RealDisk(), index, index.batches)
-    with pytest.raises(DamagedData, match="the checksum of a batch's columns differs") as kept:
-        scan(books, 100)
-    assert (kept.value.path, kept.value.position) == (read.value.path, read.value.position)
 
 
 @pytest.mark.parametrize("lie", ["no sequences", "two subjects", "no subject", "long subject"])
