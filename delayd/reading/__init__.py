@@ -12,7 +12,7 @@ The three logs of an hour
     dispatch            the dispatch log, and decisions of the message log: outcomes that it does not have yet
     realtime            what the realtime servers hold
 The audit of an hour
-    plan, pieces        what to read, in which order, in which parts
+    plan                what to read, in which order, in which parts
     join, audit         which rows belong together, what became of each, and messages that break the books
     findings, summary   the verdict on one hour: sentences, and figures
     acceptances         findings of an hour that an operator has looked into and accepts

@@ -6,8 +6,8 @@ scheduled row is in exactly one class, and the classes add up to ``scheduled``. 
 masks, so a figure and a row never contradict each other.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +21,12 @@ from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.log.schedule import Skipped
 from delayd.reading.columns import ScheduleRows, UInt64s
-from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
+from delayd.reading.dispatch import take_outcomes
+from delayd.reading.findings import FINDING, FindingKind, Findings, Reason, join_findings
 from delayd.reading.join import Fields, Join, JoinedFields
 from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
-from delayd.reading.summary import HourSummary, count_ms
+from delayd.reading.summary import HourSummary, count_ms, join_parts
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
@@ -40,6 +41,9 @@ SAID_BY_BOTH = {
     "batch_id": "batch_id",
 }
 AGREE_ROWS = 65_536
+# A column of this many rows is half a MiB; a column of a whole hour would need new memory for each step.
+PIECE_ROWS = 65_536
+ROWS_A_NAME = 8  # Some work for each subject name is done in each piece, so a piece has this many rows for each name.
 UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # What must have been asked for: by a reason, or by an expiry.
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
@@ -90,6 +94,17 @@ class FiledByLog(NamedTuple):
     ended: EndedRows = NO_ENDED
 
 
+class _Piece(NamedTuple):
+    """The rows of each log within a range of sequences, by rising sequence."""
+
+    schedule: ScheduleRows
+    dispatch: OutcomeRows
+    realtime: TargetRows
+    accepted: FiledByLog | None
+    parts: Fields  # The outcomes' parts and the realtime rows' batches, as fields; pieces share them where they can.
+    batches: Fields
+
+
 def audit_hour(
     origin_log_id: int,
     hour: int,
@@ -98,35 +113,32 @@ def audit_hour(
     realtime: TargetRows,
     terms: AuditTerms,
     accepted: FiledByLog | None = None,
-    fields: tuple[Fields, Fields] | None = None,
-    *,
-    agreed: bool | None = None,
 ) -> tuple[Findings, HourSummary]:
-    """Compare the three logs of an hour of one delay server.
+    """Compare the three logs of an hour of one delay server; all rows by rising sequence.
 
     Args:
         origin_log_id: of the delay server.
         hour: hours since the epoch.
-        schedule: its schedule side, by rising sequence.
-        dispatch: its outcomes, in any order.
+        schedule: its schedule side.
+        dispatch: its outcomes.
         realtime: the rows of this hour and origin that the targets hold.
         terms: what to judge by.
         accepted: what the message log and the checkpoint say of the schedule log; None when nobody knows.
-        fields: those of ``dispatch.parts`` and of ``realtime.batches``, where the caller has them already.
-        agreed: what `agree` says of the whole hour, where these rows are a piece of one.
 
     Returns:
         The findings, by sequence, and the figures.
     """
-    fields = fields or (Fields(dispatch.parts), Fields(realtime.batches))
-    agreed = agree(dispatch, realtime) if agreed is None else agreed
-    books = _Books(hour, (schedule, dispatch, realtime), fields, terms, agreed=agreed)
-    books.find(accepted)
-    table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
-    if len(books.found) > 1:
-        table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
-    subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
-    return Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)
+    agreed = agree(dispatch, realtime)
+    found: list[tuple[Findings, HourSummary]] = []
+    for piece in _cut(_Piece(schedule, dispatch, realtime, accepted, Fields(dispatch.parts), Fields(realtime.batches))):
+        books = _Books(hour, piece, terms, agreed=agreed)
+        books.find()
+        table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
+        if len(books.found) > 1:
+            table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
+        subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
+        found.append((Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)))
+    return join_findings([each for each, _ in found]), join_parts([each for _, each in found])
 
 
 def agree(dispatch: OutcomeRows, realtime: TargetRows) -> bool:
@@ -151,6 +163,44 @@ def agree(dispatch: OutcomeRows, realtime: TargetRows) -> bool:
     for name, theirs in SAID_BY_BOTH.items():
         same &= parts[name][used] == batches[theirs][batch_of]
     return bool(same.all())
+
+
+def _cut(whole: _Piece) -> Iterator[_Piece]:
+    """Cut an hour, or a part of one, so small that the arrays of a piece stay in a processor's cache.
+
+    Each row of each log is in exactly one piece, and rows of one sequence are in the same; so the findings of the
+    pieces together are the findings of the hour. Only the last piece has the part's ``accepted.before``.
+    """
+    schedule, dispatch, realtime, accepted = whole[:4]
+    # The rows that operators gave up are compared with a number for the whole hour, so that hour is not cut.
+    if accepted is None or accepted.dropped:
+        yield whole
+        return
+    names = len(schedule.subjects) + len(realtime.subjects) + len(accepted.rows.subjects)
+    rows_max = max(PIECE_ROWS, ROWS_A_NAME * names)
+    if len(schedule) <= rows_max:
+        yield whole
+        return
+    bounds = np.unique(schedule.sequence[rows_max::rows_max])
+    left_out = np.sort(schedule.left_out)
+    of_log = accepted.rows.sequence, accepted.ended["sequence"]
+    columns = schedule.sequence, dispatch.sequences, realtime.sequence, *of_log, left_out
+    places = [[0, *np.searchsorted(column, bounds).tolist(), len(column)] for column in columns]
+    before = accepted.before
+    for number in range(len(bounds) + 1):
+        filed, decided, stored, taken, over, bare = (slice(at[number], at[number + 1]) for at in places)
+        rows = schedule.take(filed)
+        said = accepted._replace(rows=accepted.rows.take(taken), ended=accepted.ended[over])
+        own, held = take_outcomes(dispatch, decided), realtime.take(stored)
+        yield _Piece(
+            replace(rows, left_out=left_out[bare]),
+            own,
+            held,
+            said._replace(before=before if number == len(bounds) else None),
+            whole.parts if own.parts is dispatch.parts else Fields(own.parts),
+            whole.batches if held.batches is realtime.batches else Fields(held.batches),
+        )
+        before = None if before is None else before + rows.filed_count()
 
 
 def _picked(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
@@ -230,21 +280,11 @@ class Classes:
 
 
 class _Books:
-    def __init__(
-        self,
-        hour: int,
-        logs: tuple[ScheduleRows, OutcomeRows, TargetRows],
-        fields: tuple[Fields, Fields],
-        terms: AuditTerms,
-        *,
-        agreed: bool,
-    ) -> None:
-        """``fields`` are those of the outcomes' parts and of the targets' batches."""
+    def __init__(self, hour: int, piece: _Piece, terms: AuditTerms, *, agreed: bool) -> None:
         self.found: list[NDArray[np.void]] = []
         self._hour, self._terms, self._agreed = hour, terms, agreed
-        self._schedule, self._dispatch, self._realtime = logs
-        self._parts, self._batches = fields
-        classes = self._classes = Classes(*logs, terms, self._parts)
+        self._schedule, self._dispatch, self._realtime, self._accepted, self._parts, self._batches = piece
+        classes = self._classes = Classes(*piece[:3], terms, self._parts)
         self._outcomes, self._stored = classes.outcomes, classes.stored
         self._part, self._outcome = classes.part, classes.outcome
         # Taken from the first row at a target.
@@ -256,10 +296,10 @@ class _Books:
         ids = self._classes.target_ids
         return np.where(self._classes.at_target, ids[self._batch["target"]], np.uint64(0)).astype(np.uint64)
 
-    def find(self, accepted: FiledByLog | None) -> None:
-        if accepted is not None:
-            self._find_not_filed(accepted)
-            self._find_not_decided(accepted)
+    def find(self) -> None:
+        if self._accepted is not None:
+            self._find_not_filed(self._accepted)
+            self._find_not_decided(self._accepted)
         self._find_lost()
         self._find_duplicates()
         self._find_early()

@@ -15,7 +15,7 @@ from delayd.hours import hour_name
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.reading.acceptances import AcceptanceState, HourKey, JudgedAcceptance, StoredAcceptance, judge
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, agree, audit_hour
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.conservation import server_faults
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.dispatch import read_outcomes
@@ -23,7 +23,6 @@ from delayd.reading.findings import Finding, FindingKind, Findings, join_finding
 from delayd.reading.groups import TornTail, file_size
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life
-from delayd.reading.pieces import by_sequence, cut, stored_by_sequence
 from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
@@ -237,8 +236,7 @@ def audit_plan(
         check = book.check(hour.hour) if book.has_standing(hour.hour) else None
         # An hour that was sealed after the checkpoint may have rows that came to a target only after the target's log
         # was read.
-        counted = hour.origin.snapshot.hours.get(hour.hour)
-        compared = plan.helds if check is not None and counted is not None and counted.sealed else ()
+        compared = plan.helds if check is not None and hour.origin.snapshot.is_sealed(hour.hour) else ()
         sides = SidesCheck(compared, plan.index, hour.log_id, hour.hour)
         parts = hour.parts()
         found: list[tuple[Findings, HourSummary]] = []
@@ -280,37 +278,22 @@ def _audit_part(
 ) -> tuple[tuple[Findings, HourSummary], int]:
     """Audit an hour or a part of one, and return how many of its rows are filed; nothing else of it stays in memory."""
     sorter = Sorter()
-    schedule, outcomes = part.schedule(sorter), part.outcomes()
-    sealed = outcomes if check is None else _sealed_outcomes(part, outcomes)
-    again = sealed is not outcomes
-    outcomes = by_sequence(outcomes, sorter)
+    schedule, found = part.schedule(sorter), part.outcomes()
+    sealed = found if check is None else _sealed_outcomes(part, found)
+    again = sealed is not found
+    outcomes = sorter.outcomes(found)
     if check is not None:
-        sealed = by_sequence(sealed, sorter) if again else outcomes
+        sealed = sorter.outcomes(sealed) if again else outcomes
         check.add(schedule, sealed)
         sides.add_sent(sealed)
-    del sealed
-    realtime = stored_by_sequence(part.realtime(), sorter)
+    del found, sealed
+    realtime = sorter.stored(part.realtime())
     del sorter
     if check is not None:
         sides.add_held(realtime)
     accepted = part.accepted()._replace(before=before if last else None)
-    agreed = agree(outcomes, realtime)
-    audited = [
-        audit_hour(
-            origin_log_id=part.log_id,
-            hour=part.hour,
-            schedule=piece.schedule,
-            dispatch=piece.outcomes,
-            realtime=piece.realtime,
-            terms=part.terms,
-            accepted=piece.accepted,
-            fields=(piece.parts, piece.batches),
-            agreed=agreed,
-        )
-        for piece in cut(schedule, outcomes, realtime, accepted)
-    ]
-    found = join_findings([each for each, _ in audited]), join_parts([each for _, each in audited])
-    return found, schedule.filed_count()
+    logs = schedule, outcomes, realtime
+    return audit_hour(part.log_id, part.hour, *logs, part.terms, accepted), schedule.filed_count()
 
 
 def _sealed_outcomes(hour: HourBooks, outcomes: OutcomeRows) -> OutcomeRows:

@@ -394,3 +394,10 @@ class SequenceSampler:
 def rows_of_part(sequence: UInt64s, part: range) -> Int64s:
     """The indices of rows whose sequence is in a part of an hour."""
     return np.flatnonzero((sequence >= np.uint64(part.start)) & (sequence <= np.uint64(part.stop - 1)))
+
+
+def named_of(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], Int64s]:
+    """A table and an index into it; of a table with more rows than the index, only a copy of the rows that it names."""
+    if len(table) <= len(index):
+        return table, index
+    return table.take(index), np.arange(len(index))

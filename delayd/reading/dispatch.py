@@ -23,7 +23,7 @@ from delayd.log.dispatch import NO_OUTCOMES, PART, Outcome, OutcomeRows, Reason,
 from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
-from delayd.reading.columns import Growing, rows_of_part
+from delayd.reading.columns import Growing, named_of, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.groups import Group, LogMoved, TornTail, file_size, read_groups, whole_batch
 from delayd.sequences import find
@@ -107,13 +107,6 @@ def take_outcomes(outcomes: OutcomeRows, rows: slice | Int64s) -> OutcomeRows:
     parts, part_of = named_of(outcomes.parts, outcomes.part_of[rows])
     columns = outcomes.sequences[rows], outcomes.deliver_at_ms[rows]
     return OutcomeRows(*columns, parts, part_of, outcomes.content_hash[rows])
-
-
-def named_of(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], Int64s]:
-    """A table and an index into it; of a table with more rows than the index, only a copy of the rows that it names."""
-    if len(table) <= len(index):
-        return table, index
-    return table.take(index), np.arange(len(index))
 
 
 def open_hour(disk: Disk, path: str, kind: FileKind, log_id: int, hour: int) -> Segment | None:

@@ -34,7 +34,7 @@ from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, conten
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
-from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, rows_of_part
+from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, named_of, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.follow_target import GROUP, TargetFollow
 from delayd.reading.groups import LogMoved, Memory, StoredGroup, TornTail, log_size, read_known, segment_bases
@@ -123,6 +123,12 @@ class TargetRows:
     def hashes(self) -> UInt64s:
         """The content hash of each row, 0 where it is not stated."""
         return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
+
+    def take(self, rows: slice) -> "TargetRows":
+        """Some of the rows; of many batches only those that they name."""
+        batches, batch_of = named_of(self.batches, self.batch_of[rows])
+        columns = self.sequence[rows], self.deliver_at_ms[rows], batch_of
+        return TargetRows(*columns, batches, self.targets, self.subjects, self.hashes()[rows])
 
 
 class Greeting(NamedTuple):

@@ -34,7 +34,7 @@ from delayd.reading.groups import (
     skim,
     whole_batch,
 )
-from delayd.reading.join import Sorter
+from delayd.reading.join import Sorter, rises
 from delayd.reading.word import ScheduleSnapshot
 
 SAMPLE_ROWS = 64  # One sequence in this many is sampled, to find where to split an hour.
@@ -335,14 +335,12 @@ def beside_path(folder: str, hour: int) -> str:
 
 def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
     """The rows by rising sequence; ``rows`` are used up."""
-    if (rows.sequence[1:] >= rows.sequence[:-1]).all():
+    if rises(rows.sequence):
         return rows
-    shared = {"deliver_at_ms": rows.deliver_at_ms, "content_hash": rows.hashes()}
-    own = rows.appended_at_ms, rows.location, rows.subject, rows.body_bytes
-    sequence, (due, hashes), columns = sorter.sort(rows.sequence, shared, own)
-    appended, location, subject, body_bytes = columns
-    sorted_ = sequence, due, appended, subject, body_bytes, location
-    return ScheduleRows(*sorted_, rows.subjects, hashes, rows.left_out, rows.expiring, rows.labelled)
+    own = rows.deliver_at_ms, rows.location, rows.hashes(), rows.appended_at_ms, rows.subject, rows.body_bytes
+    sequence, (due, location, hashes, appended, subject, body_bytes) = sorter.sort(rows.sequence, own)
+    columns = sequence, due, appended, subject, body_bytes, location
+    return ScheduleRows(*columns, rows.subjects, hashes, rows.left_out, rows.expiring, rows.labelled)
 
 
 def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:

@@ -23,7 +23,7 @@ from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
-from delayd.reading.pieces import by_sequence
+from delayd.reading.join import Sorter
 from delayd.reading.schedule import NO_HOURS, read_hour
 from delayd.reading.sides import tally_of
 from delayd.reading.word import ScheduleSnapshot, take_snapshot
@@ -254,7 +254,7 @@ class SealCheck:
 
     def add(self, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
         """Take the next rows."""
-        outcomes = by_sequence(outcomes)
+        outcomes = Sorter().outcomes(outcomes)
         self._paired &= np.array_equal(schedule.sequence, outcomes.sequences)
         self._kinds += np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=len(self._kinds))
         self._rows += len(schedule)
