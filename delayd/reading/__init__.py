@@ -18,7 +18,7 @@ The audit of an hour
     acceptances         findings of an hour that an operator has looked into and accepts
 What is more than one hour
     books               the audit of each hour, put together
-    follow, follow_target, conservation   whether logs, table of hours and checkpoint agree (S5)
+    follow, conservation   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs

@@ -36,10 +36,16 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, named_of, rows_of_part
 from delayd.reading.directory import Directory
-from delayd.reading.follow_target import GROUP, TargetFollow
+from delayd.reading.follow import Checked, Follow, Followed, followed
 from delayd.reading.groups import LogMoved, Memory, StoredGroup, TornTail, log_size, read_known, segment_bases
 from delayd.reading.indexed import read_by_index
 
+GROUP = np.dtype(
+    [
+        (name, "<i8" if name == "appended_at_ms" else "u1" if name == "kind" else "<u4" if "crc" in name else "<u8")
+        for name in Followed._fields
+    ]
+)
 BATCH = np.dtype(
     [
         ("target", "<u4"),  # Index into the targets of a `TargetIndex`.
@@ -186,7 +192,7 @@ def scan_piece(disk: Disk, piece: Piece) -> Iterator[Chunk]:
     place = piece.place
     bases = segment_bases(disk, place)
     fronts = _Fronts(piece.target, place.folder)
-    groups: list[tuple[int, ...]] = []
+    groups: list[Followed] = []
     greetings: list[tuple[int, Greeting]] = []
     torn: list[TornTail] = []
 
@@ -202,19 +208,7 @@ def scan_piece(disk: Disk, piece: Piece) -> Iterator[Chunk]:
     # The bytes of each group are copied before the next group uses their memory.
     for group in read(disk, place, (piece.start, piece.durable, piece.stop), torn):
         header = group.header
-        groups.append(
-            (
-                header.offset,
-                group.end,
-                header.epoch,
-                header.base_sequence,
-                header.row_count,
-                header.appended_at_ms,
-                header.previous_crc32c,
-                header.header_crc32c,
-                header.kind,
-            )
-        )
+        groups.append(followed(group))
         base = bases[bisect.bisect_right(bases, header.offset) - 1]
         if isinstance(group, IndexedGroup):
             fronts.add_indexed(group, base)
@@ -265,10 +259,18 @@ class TargetIndexer:
         self._last_appended_ms = [0] * len(self._places)
         # The checkpoints are read before the logs, so everything that they count is there when the logs are scanned.
         published = [read_checkpoint(disk, one.path, one.log_id) or {} for one in directories]
-        self._follows = [TargetFollow(payload) for payload in published]
-        # Offsets up to which each server has published that its log is durable.
-        offsets = [payload.get("indexed_offset", 0) for payload in published]
-        self._durable = [offset if isinstance(offset, int) else 0 for offset in offsets]
+        self._follows: list[Follow] = []
+        self._durable: list[int] = []  # Offsets up to which each server has published that its log is durable.
+        for payload in published:
+            indexed, keep_from, *said = (
+                value if isinstance(value := payload.get(name), int) else None
+                for name in ("indexed_offset", "keep_from", "next_sequence", "epoch")
+            )
+            follow = Follow(Checked(indexed or 0, *said) if payload else None)
+            if (keep_from or 0) > (indexed or 0):
+                follow.faults.append(f"it is kept from {keep_from} on, and indexed up to {indexed}")
+            self._follows.append(follow)
+            self._durable.append(indexed or 0)
         self._greeted: dict[tuple[int, int], list[Greeting]] = {}
         # By target and origin, the first batch that is called decided by itself: its epoch and number.
         self._ahead: dict[tuple[int, int], tuple[int, int]] = {}
@@ -342,7 +344,8 @@ class TargetIndexer:
                 )
             self._read[target], self._crcs[target] = int(groups["end"][-1]), int(groups["header_crc32c"][-1])
             self._last_appended_ms[target] = max(self._last_appended_ms[target], int(groups["appended_at_ms"].max()))
-            self._follows[target].take(groups)
+            for group in groups.tolist():
+                self._follows[target].take(Followed._make(group))
         numbers = [self._names.setdefault(name, len(self._names)) for name in chunk.names]
         rows["subject"] = np.array(numbers, np.uint32)[rows["subject"]]
         rows["newer"] = newer

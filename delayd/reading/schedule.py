@@ -16,13 +16,14 @@ from delayd.disk import Disk, open_named
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import hour_name, hour_of_ms, hours_of
 from delayd.location import locate
+from delayd.log.control import LogTime, OperatorWord, SkippedSequences, decode_sound
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment
 from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows, SequenceSampler, rows_of_part
 from delayd.reading.dispatch import NO_DECISIONS, DecisionCollector, Decisions, open_hour
-from delayd.reading.follow import Follow
+from delayd.reading.follow import Checked, Follow, followed
 from delayd.reading.groups import (
     Group,
     LogMoved,
@@ -138,7 +139,10 @@ class _TailReader:
         # An upper bound of the rows, by the log's bytes and by the sequences that were given.
         rows = min(snapshot.word.next_sequence, (snapshot.replay_offset - self._end) // ROW_BYTES_MIN)
         self._tail, self._accepted = RowCollector(), RowCollector(rows_expected=rows)
-        self._check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
+        word = snapshot.word
+        said = word.next_sequence, word.epoch, snapshot.appended_at_ms, word.replay_crc32c
+        self._check = Follow(Checked(snapshot.replay_offset, *said))
+        self._given_up: set[str] = set()
         self._decisions = DecisionCollector()
         self._filed_hours: set[int] = set()
 
@@ -152,8 +156,8 @@ class _TailReader:
         bounds = self._end, snapshot.replay_offset, stop
         try:
             for group in read_known(self._disk, snapshot.place, bounds, torn, self._crc32c, whole=whole):
-                after = self._take(group) if group.header.kind == GroupKind.DATA else group.header.base_sequence
-                self._check.take(group, after)
+                rows = self._take(group) if group.header.kind == GroupKind.DATA else None
+                self._follow(group, rows)
                 self._decisions.take(group)
                 self._end, self._crc32c = group.end, group.header.header_crc32c
         except (DamagedData, BatchMalformed) as error:
@@ -171,13 +175,13 @@ class _TailReader:
             last_appended_at_ms=self._check.last_appended_at_ms,
             first=self._check.first,
             faults=tuple(self._check.faults),
-            given_up=frozenset(self._check.given_up),
+            given_up=frozenset(self._given_up),
             decisions=self._decisions.decisions(),
             filed_hours=frozenset(self._filed_hours or accepted.counts()),
         )
 
     def _take(self, group: Group) -> int:
-        """Take the rows of a group; the sequence behind them."""
+        """Take the rows of a group, and count them."""
         sequence, appended_at_ms = group.header.base_sequence, group.header.appended_at_ms
         below = group.header.offset < self._snapshot.replay_offset
         collector = self._accepted if below else self._tail
@@ -189,7 +193,19 @@ class _TailReader:
                     batch = whole_batch(group, offset, batch)
                     collector.add_message_batch(batch, offset, sequence, appended_at_ms)
                 sequence += batch.count
-        return sequence
+        return sequence - group.header.base_sequence
+
+    def _follow(self, group: Group, rows: int | None) -> None:
+        header, records = group.header, list[object]()
+        if header.kind == GroupKind.CONTROL:
+            records = [record for _, batch in group.batches() for record in decode_sound(batch)]
+        self._given_up |= {each.id for each in records if isinstance(each, OperatorWord) and each.action == "drop"}
+        self._check.take(
+            followed(group),
+            rows,
+            may_fall=any(isinstance(each, LogTime) for each in records),
+            unused=[each.sequences for each in records if isinstance(each, SkippedSequences)],
+        )
 
     def _is_wanted(self, batch: Batch, appended_at_ms: int, *, below: bool) -> bool:
         return self._hours is None or _is_of(batch, appended_at_ms, self._hours) if below else self._unfiled
