@@ -22,9 +22,8 @@ from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, Serve
 from delayd.hours import hour_start_ms
 from delayd.log.quota import NO_LIMITS
 from delayd.log.quota import Limits as Quota
-from delayd.reading.directory import Directory
+from delayd.reading.directory import Directory, server_runs, stored_quota
 from delayd.reading.scheduled import NONE, Schedule
-from delayd.reading.stored_quota import server_runs, stored_quota
 
 from . import ask
 from .hours import Listing
@@ -230,7 +229,7 @@ def quota_of(subject: str, listing: Listing, meta: str) -> tuple[Quota, str]:
     try:
         name = check_subject(subject)
         for directory in listing.servers:
-            if server_runs(directory):
+            if server_runs(directory.path):
                 running.append(directory.log_id)
             else:
                 found.append(_stored(directory, name))

@@ -21,11 +21,10 @@ What is more than one hour
     follow, conservation   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
-    consumption, consumed   pull logs and consume logs
+    consumption         pull logs and consume logs
 What users open
     data, cells         `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
     scheduled           hours of one delay server, each message with what became of it
-    stored_quota        the quota of a subject, from the state of a server that does not run
 Other ways in
     verify, verify_file   each byte against its checksum
     find, matching      messages by what they say, also behind damage

@@ -4,22 +4,26 @@ Invariant: nothing is locked, created or changed, and LMDB is never opened, so a
 copy are read in the same way (rule L6).
 """
 
+import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from delayd.disk import Disk, open_named
 from delayd.errors import BadArgument, DamagedData
+from delayd.holder import LOCK, is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
+from delayd.log.quota import NO_LIMITS, Limits, decode_limits, quota_key
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.state import LMDB_FILE, check_stored, read_state_file
 
 # The position of two bytes in a file header that name the kind of the file (docs/formats/segment.md).
 KIND_POSITION = 10
 LOG_NAME = re.compile(r"[0-9]{20}\.log|[0-9]{10}\.log")  # A segment by base offset, an hour by number.
 OTHER_FILES = {
     CHECKPOINT: "a checkpoint",
-    "LOCK": "what a server holds while it runs",
+    LOCK: "what a server holds while it runs",
     "place": "what tells a folder from its copies",
     "cluster.secret": "the secret that the servers of a cluster share",
     "data.mdb": "the state of a server",
@@ -154,3 +158,27 @@ def _has_served(disk: Disk, path: str) -> bool:
     """Whether a checkpoint counts anything in the message log of a directory."""
     published = read_checkpoint(disk, path) or {}
     return any(published.get(name) for name in ("replay_offset", "indexed_offset"))
+
+
+def server_runs(path: str) -> bool:
+    """Whether a server has a directory open at this moment."""
+    try:
+        return is_held(os.stat(f"{path}/{LOCK}"))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def stored_quota(directory: Directory, subject: bytes) -> Limits:
+    """The quota of a subject, from the state of a server that does not run; all None when it has none.
+
+    The state of a running server changes under its reader (rule L6).
+
+    Raises:
+        DamagedData: the state, or this value, does not check.
+        FileNotFoundError: there is no state, for example in a copy that left it out.
+    """
+    path, wanted = f"{directory.path}/state.lmdb/{LMDB_FILE}", quota_key(subject)
+    for pair in read_state_file(path):
+        if pair.key == wanted:
+            return decode_limits(check_stored(path, *pair))
+    return NO_LIMITS

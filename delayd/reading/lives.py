@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.disk import Disk
-from delayd.holder import is_held
+from delayd.holder import LOCK
 from delayd.log.checkpoint import read_checkpoint
-from delayd.reading.directory import Directory
+from delayd.reading.directory import Directory, server_runs
 from delayd.reading.realtime import TargetIndex
 from delayd.reading.word import Word
 
 META = "meta"
-LOCK = "LOCK"
 
 
 class State(StrEnum):
@@ -79,7 +78,7 @@ class Spans:
 def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> Life:
     """Read the life of a server with logs; ``seen_ms`` is the last instant that its logs name."""
     until_ms = min(now_ms, max(seen_ms, _checkpoint_ms(disk, directory)))
-    state = State.UP if _is_held(directory.path) else State.AWAY
+    state = State.UP if server_runs(directory.path) else State.AWAY
     return Life(directory.path, directory.role, state, until_ms)
 
 
@@ -88,7 +87,7 @@ def read_meta_life(data: str) -> Life | None:
     path = f"{data}/{META}"
     if not os.path.exists(f"{path}/{LOCK}"):
         return None
-    return Life(path, META, State.UP if _is_held(path) else State.AWAY, 0)
+    return Life(path, META, State.UP if server_runs(path) else State.AWAY, 0)
 
 
 def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
@@ -144,14 +143,6 @@ def _checkpoint_ms(disk: Disk, directory: Directory) -> int:
     clock = published.get("clock")
     wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
     return wall_ms if isinstance(wall_ms, int) else 0
-
-
-def _is_held(path: str) -> bool:
-    """Whether a server holds a directory at this moment."""
-    try:
-        return is_held(os.stat(f"{path}/{LOCK}"))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _iso(instant_ms: int) -> str:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from delayd.disk import Disk, RealDisk, open_named
 from delayd.errors import BadArgument, DamagedData, DamagedValue, DataError
-from delayd.holder import is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.key_run import FOLDER as KEYS_FOLDER
@@ -23,8 +22,8 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open
 from delayd.log.tally import FOLDER, covered
 from delayd.place import MARKER
 from delayd.reading.acceptances import read_acceptances
-from delayd.reading.consumed import wrong_entries
-from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
+from delayd.reading.consumption import wrong_entries
+from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any, server_runs
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import BESIDE_SUFFIX, beside_path
 from delayd.reading.sides import read_held, segment_differs
@@ -332,8 +331,7 @@ def _stored(disk: Disk, path: str) -> tuple[str, list[Pair], int] | None:
     """
     folder = f"{path}/state.lmdb"
     file = f"{folder}/{LMDB_FILE}"
-    lock = f"{path}/LOCK"
-    if not disk.exists(folder) or (os.path.exists(lock) and is_held(os.stat(lock))):
+    if not disk.exists(folder) or server_runs(path):
         return None
     if not disk.exists(file):
         raise DamagedData(file, 0, "the file is gone; nothing else says who this server is")
