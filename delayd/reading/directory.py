@@ -14,9 +14,7 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.holder import LOCK, is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.quota import NO_LIMITS, Limits, decode_limits, quota_key
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
-from delayd.state import LMDB_FILE, check_stored, read_state_file
 
 # The position of two bytes in a file header that name the kind of the file (docs/formats/segment.md).
 KIND_POSITION = 10
@@ -166,19 +164,3 @@ def server_runs(path: str) -> bool:
         return is_held(os.stat(f"{path}/{LOCK}"))
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def stored_quota(directory: Directory, subject: bytes) -> Limits:
-    """The quota of a subject, from the state of a server that does not run; all None when it has none.
-
-    The state of a running server changes under its reader (rule L6).
-
-    Raises:
-        DamagedData: the state, or this value, does not check.
-        FileNotFoundError: there is no state, for example in a copy that left it out.
-    """
-    path, wanted = f"{directory.path}/state.lmdb/{LMDB_FILE}", quota_key(subject)
-    for pair in read_state_file(path):
-        if pair.key == wanted:
-            return decode_limits(check_stored(path, *pair))
-    return NO_LIMITS

@@ -17,6 +17,7 @@ from delayd.log.key_run import FOLDER as KEYS_FOLDER
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.key_run import KnownRuns, read_run_file, run_path
 from delayd.log.proof import decided_behind, pulled_behind
+from delayd.log.quota import NO_LIMITS, Limits, decode_limits, quota_key
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.log.tally import FOLDER, covered
@@ -29,7 +30,7 @@ from delayd.reading.schedule import BESIDE_SUFFIX, beside_path
 from delayd.reading.sides import read_held, segment_differs
 from delayd.reading.verify_file import ALONE, FileReport, Place, State, damage_report, damaged_end, verify_file
 from delayd.reading.word import log_names, missing_files, published_ends, take_snapshot
-from delayd.state import LMDB_FILE, check_pairs, check_stored
+from delayd.state import LMDB_FILE, check_pairs, check_stored, read_state_file
 from delayd.state_file import Pair, read_pairs
 
 STATE_KIND = "state"
@@ -216,6 +217,22 @@ def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk
     places = [_place_of(disk, path, homes) for path in paths]
     files = list(_verify(disk, places, progress, chained=False))
     return VerifyReport(tuple(_with_proofs(disk, list(homes.values()), files)))
+
+
+def stored_quota(directory: Directory, subject: bytes) -> Limits:
+    """The quota of a subject, from the state of a server that does not run; all None when it has none.
+
+    The state of a running server changes under its reader (rule L6).
+
+    Raises:
+        DamagedData: the state, or this value, does not check.
+        FileNotFoundError: there is no state, for example in a copy that left it out.
+    """
+    path, wanted = f"{directory.path}/state.lmdb/{LMDB_FILE}", quota_key(subject)
+    for pair in read_state_file(path):
+        if pair.key == wanted:
+            return decode_limits(check_stored(path, *pair))
+    return NO_LIMITS
 
 
 def _verify(disk: Disk, places: Sequence[Place], progress: Progress | None, *, chained: bool) -> Iterator[FileReport]:
