@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from delayd.batch import HEADER, Batch, BatchKind, Buffer, Int64s, parse
 from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
-from delayd.delay.ending.message_requests import Wish
+from delayd.delay.ending.requested import Wish
 from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from delayd.delay.ending import message_requests
+from delayd.delay.ending import requested
 from delayd.delay.ending.message_requests import MessageRequests
-from delayd.delay.ending.taken_names import TakenNames
+from delayd.delay.ending.requested import Requested
+from delayd.delay.keys.taken_names import TakenNames
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import wanted_of
 from realtime.pulls import Pulls
@@ -17,26 +18,26 @@ def _believe_made_up_receipts(self, look, locations=None):  # type: ignore[no-un
     return told
 
 
-def _tell_another_instant(self, request, states):  # type: ignore[no-untyped-def]
-    states["decided_at_ms"] += request.looks + (request.look.found is not None)
-    return _told(self, request, states)
+def _tell_another_instant(self, states):  # type: ignore[no-untyped-def]
+    states["decided_at_ms"] += self.looks + (self.look.found is not None)
+    return _told(self, states)
 
 
 _states = Ledger.states
-_told = MessageRequests._told
+_told = Requested.answers
 
 PLANTED: Bugs = {
     "C1: a request that is sent again is not told what its earlier try has ended": [
-        Patch(MessageRequests, "_pin", lambda self, request: False)
+        Patch(Requested, "pin", lambda self, producers: False)
     ],
     "I1: a move by receipt that is sent again undoes what came between": [
-        Patch(MessageRequests, "_moves_since", lambda self, request: 0)
+        Patch(Requested, "_moves_since", lambda self, producers: 0)
     ],
-    "C1: an answer tells another instant of the decision": [Patch(MessageRequests, "_told", _tell_another_instant)],
+    "C1: an answer tells another instant of the decision": [Patch(Requested, "answers", _tell_another_instant)],
     "C1: a receipt that somebody made up is believed": [Patch(Ledger, "states", _believe_made_up_receipts)],
     "C1: what is cancelled is not claimed": [Patch(Ledger, "claim", lambda self, wanted, claimable: None)],
     "C1: two receipts that lead to one row are taken as they were asked": [
-        Patch(message_requests, "wanted_newest", lambda asked, told: wanted_of(asked))
+        Patch(requested, "wanted_newest", lambda asked, told: wanted_of(asked))
     ],
     "B2: the room of an answered request stays taken": [
         Patch(MessageRequests, "_give_room_back", lambda self, rows: None)

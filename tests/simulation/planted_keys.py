@@ -5,9 +5,9 @@ from __future__ import annotations
 from delayd.delay import core as delay_core
 from delayd.delay import recovery as delay_recovery
 from delayd.delay.ending import keyed_sends
-from delayd.delay.ending.taken_names import TakenNames, Watch
 from delayd.delay.keys.entries import Asked, Found
 from delayd.delay.keys.keyed import KeyedRows
+from delayd.delay.keys.taken_names import TakenNames, Watch
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.recovery import Recovered
 from delayd.log.ended import NO_ENDED, EndedRows

@@ -18,7 +18,7 @@ from delayd.config import DelayConfig
 from delayd.delay import recovery
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore, Surroundings, Threads
-from delayd.delay.ending.message_requests import Wish
+from delayd.delay.ending.requested import Wish
 from delayd.delay.filing import pending
 from delayd.delay.filing.hour_table import (
     OUTCOME_PREFIX,

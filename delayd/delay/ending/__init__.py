@@ -2,14 +2,13 @@
 
 A map, from a request to the outcome of its rows; what became of a row is asked of the ledger.
 
-    finder, contents    lists the pending rows of a subject and a window; what these rows hold
-    leads               where receipts of moved messages have led
-    moving              copies of messages that are to be moved to other instants
+    finder              lists the pending rows of a subject and a window
+    copies              what rows hold, gathered into one batch: for an answer, a move, or another delay server
     drain               rows that go to another delay server, until that server has taken them
-    pending_keys        how many rows with keys of some slots are pending
+    requested           which row stands for each message of a request, and what the caller is told of it
+    deciding            what one group commit decides
     message_requests    requests from their arrival to their answers
-    taken_names         which row has taken a name, as of now
-    keyed_requests      requests by key, up to their rows
+    keyed_requests      requests by key, up to their rows; how many rows with keys are pending
     keyed_sends         batches with keys from their arrival to the verdicts about their rows
     endings             these parts, put together
 """

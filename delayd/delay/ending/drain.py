@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, ProducerPart
+from delayd.delay.ending.copies import Copied, Leave, ToMove, copy_rows
 from delayd.delay.ending.finder import Finder
-from delayd.delay.ending.message_requests import Leaver, MessageRequests
-from delayd.delay.ending.moving import Copied, Leave, ToMove, copy_rows
+from delayd.delay.ending.message_requests import MessageRequests
+from delayd.delay.ending.requested import Leaver
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.filing.sources import Sources

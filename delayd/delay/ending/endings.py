@@ -8,23 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from delayd.batch import Batch, Int64s
+from delayd.batch import Batch, ColumnId, Int64s
 from delayd.delay.ending.drain import Drain, OnProgress
 from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
-from delayd.delay.ending.keyed_requests import KeyedRequests
-from delayd.delay.ending.keyed_sends import Deciding, KeyedSends
-from delayd.delay.ending.message_requests import Answer, MessageRequests, Wish
-from delayd.delay.ending.pending_keys import PendingKeys
-from delayd.delay.ending.taken_names import TakenNames
+from delayd.delay.ending.keyed_requests import KeyedRequests, PendingKeys
+from delayd.delay.ending.keyed_sends import KeyedSends
+from delayd.delay.ending.message_requests import Answer, MessageRequests
+from delayd.delay.ending.requested import Wish
 from delayd.delay.filing.sources import Sources
-from delayd.delay.intake import Intake
+from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.index import KeyIndex
 from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
+from delayd.delay.keys.taken_names import TakenNames
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import Producers
 from delayd.errors import DelaydError
 from delayd.fence import Fence
+from delayd.log.ended import decided_about
 from delayd.site import Site
 from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.ending import Asked, MoveTry, Tries
@@ -152,3 +153,47 @@ class Endings:
             "key_look_ups": len(self.taken_names),
             "find_pieces": len(self._finder),
         }
+
+
+class Deciding:
+    """The one decider of a delay server: keyed sends of a commit first, then requests about messages. Before both come
+    the cancels by key that have waited for such sends long enough.
+    """
+
+    def __init__(self, sends: KeyedSends, requests: MessageRequests) -> None:
+        self._sends = sends
+        self._requests = requests
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to decide."""
+        return self._sends.waiting or self._requests.waiting
+
+    def close(self, group: OpenGroup) -> Decided:
+        """Decide what waits."""
+        self._requests.open(group)
+        ended = self._sends.close(group)
+        decided = self._requests.close(group, ended)
+        keyed = [entry for entry in group.stored if ColumnId.KEY_END in entry.batch.offsets]
+        if not keyed:
+            return decided
+        verdicts: dict[int, bytes] = {}
+        for _, base_sequence, batch in keyed if len(ended) else ():
+            told = decided_about(ended, base_sequence, batch.count)
+            if len(told):
+                verdicts[base_sequence] = told.tobytes()
+        return decided._replace(verdicts=verdicts, keyed=True)
+
+    def committed(self) -> None:
+        """What was decided is durable, and takes effect."""
+        self._sends.committed()
+        self._requests.committed()
+
+    def answer(self) -> None:
+        """Tell those who asked; senders are told when their rows are indexed."""
+        self._requests.answer()
+
+    def refused(self, error: DelaydError) -> None:
+        """Nothing could be stored."""
+        self._sends.refused()
+        self._requests.refused(error)

@@ -4,7 +4,7 @@
      files count, in one moment       ─▶ and rows of schedule logs    ─▶ pending now, in parts  ─▶ answer
                                                                               │
                                          worker: what these rows hold    ◀────┘
-                                         (contents.py), if the walk asks ─────────────────────────▶ answer
+                                         (copies.py)  , if the walk asks ─────────────────────────▶ answer
 
 The loop lists arrays of rows and never looks into them, however many rows wait. It asks about LOOK_ROWS found rows a
 turn.
@@ -24,7 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.delay.ending.contents import CACHE_BYTES, LOCATED, Contents, LocatedRows, read_contents, runs_of_batches
+from delayd.delay.ending.copies import (
+    CACHE_BYTES,
+    LOCATED,
+    Contents,
+    LocatedRows,
+    batch_of,
+    by_batch,
+    numbers_of,
+    read_contents,
+)
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.filing.sources import Sources
@@ -33,10 +42,10 @@ from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
-from delayd.errors import DamagedData, DataError, DelaydError, Shortage, SlowDown
+from delayd.errors import DataError, DelaydError, SlowDown
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.location import ROW_MASK, SCHEDULE_BIT, Locations, pack_locations
+from delayd.location import Locations, pack_locations
 from delayd.sequences import NO_INDICES
 from delayd.site import Site
 from delayd.tags import may_have_tags, rows_with_tags
@@ -379,18 +388,13 @@ def _of_origin(batch: Batch, origin: int) -> NDArray[np.bool_]:
 def _wanted(rows: LocatedRows, window: Window, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
     """The rows that have the window's tag and origin, and the number of batches that could not be read."""
     hours = rows["accepted_at_ms"] // HOUR_MS
-    logs = np.where(rows["location"] < np.uint64(SCHEDULE_BIT), 0, hours)
-    order = np.lexsort((rows["location"], logs))
     kept, unread = np.zeros(len(rows), np.bool_), 0
-    for low, high in runs_of_batches(rows.take(order)):
-        own = order[low:high]
-        try:
-            batch = reader.batch(int(hours[own[0]]), int(rows["location"][own[0]]))
-        except (DamagedData, Shortage, FileNotFoundError) as error:
-            log.warning("rows_not_found hour=%d reason=%r", int(hours[own[0]]), str(error))
+    for own in by_batch(hours, rows["location"]):
+        batch = batch_of(reader, hours, rows["location"], own)
+        if batch is None:
             unread += 1
             continue
-        numbers = (rows["location"].take(own) & np.uint64(ROW_MASK)).astype(np.intp)
+        numbers = numbers_of(rows["location"].take(own))
         among = np.zeros(batch.count, np.bool_)
         among[numbers] = True
         if window.origin:

@@ -37,12 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.delay.ending.message_requests import MessageRequests
-from delayd.delay.ending.taken_names import TakenNames, Watch
-from delayd.delay.intake import Decided, Intake, OpenGroup
+from delayd.delay.intake import Intake, OpenGroup
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
 from delayd.delay.keys.index import View
 from delayd.delay.keys.owned_slots import OwnedSlots, Slots
+from delayd.delay.keys.taken_names import TakenNames, Watch
 from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look, RowPlace, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import filing_hours
@@ -50,7 +49,7 @@ from delayd.delay.stored import Stored
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.executor import Done, Priority
 from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, NO_ENDED, EndedRows, decided_about, note_hours_of_others
+from delayd.log.ended import ENDED, NO_ENDED, EndedRows, note_hours_of_others
 from delayd.names import Names, slots_of_names
 from delayd.sequences import Indices, Sequences
 from delayd.site import Site
@@ -449,50 +448,6 @@ class _CommitRows(NamedTuple):
     def entries(self, order: Indices) -> Entries:
         """Some of them as entries; ``order`` rises by hash, and by sequence where hashes are the same."""
         return Entries(self.asked.hashes.take(order), self.rows.take(order), self.asked.names.take(order))
-
-
-class Deciding:
-    """The one decider of a delay server: keyed sends of a commit first, then requests about messages. Before both come
-    the cancels by key that have waited for such sends long enough.
-    """
-
-    def __init__(self, sends: KeyedSends, requests: MessageRequests) -> None:
-        self._sends = sends
-        self._requests = requests
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to decide."""
-        return self._sends.waiting or self._requests.waiting
-
-    def close(self, group: OpenGroup) -> Decided:
-        """Decide what waits."""
-        self._requests.open(group)
-        ended = self._sends.close(group)
-        decided = self._requests.close(group, ended)
-        keyed = [entry for entry in group.stored if ColumnId.KEY_END in entry.batch.offsets]
-        if not keyed:
-            return decided
-        verdicts: dict[int, bytes] = {}
-        for _, base_sequence, batch in keyed if len(ended) else ():
-            told = decided_about(ended, base_sequence, batch.count)
-            if len(told):
-                verdicts[base_sequence] = told.tobytes()
-        return decided._replace(verdicts=verdicts, keyed=True)
-
-    def committed(self) -> None:
-        """What was decided is durable, and takes effect."""
-        self._sends.committed()
-        self._requests.committed()
-
-    def answer(self) -> None:
-        """Tell those who asked; senders are told when their rows are indexed."""
-        self._requests.answer()
-
-    def refused(self, error: DelaydError) -> None:
-        """Nothing could be stored."""
-        self._sends.refused()
-        self._requests.refused(error)
 
 
 def _find(view: View, batches: Sequence[Batch], give_way: Callable[[], None]) -> list[_Names]:

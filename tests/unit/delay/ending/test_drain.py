@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import ColumnId, parse
-from delayd.delay.ending import moving
+from delayd.delay.ending import copies
 from delayd.delay.ending.drain import LEAVING_MAX, NEAR_MS
 from delayd.delay.producers import AcceptedBatch
 from delayd.errors import (
@@ -132,7 +132,7 @@ def test_what_senders_gave_stays_with_a_message() -> None:
 def test_whenever_both_servers_die_each_row_is_deliverable_at_one_of_them(
     way: PowerLoss | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "LEAVE_ROWS", 4)  # Several batches, of several hours.
+    monkeypatch.setattr(copies, "LEAVE_ROWS", 4)  # Several batches, of several hours.
     world, other = two()
     world.send([*wanted(3, 30_000, "soon"), *wanted(3, 3 * HOUR_MS, "far"), *wanted(3, 27 * HOUR_MS, "later", b"mail")])
     world.settle()
@@ -248,7 +248,7 @@ def test_what_the_other_server_refuses_waits_and_is_named_with_its_reason() -> N
 
 
 def test_no_more_leaves_while_much_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "LEAVE_ROWS", 1)
+    monkeypatch.setattr(copies, "LEAVE_ROWS", 1)
     world, other = two()
     world.send(wanted(LEAVING_MAX, 3 * HOUR_MS, "far"))
     world.settle()

@@ -11,7 +11,7 @@ import pytest
 
 from delayd.batch import ProducerPart, parse
 from delayd.client.sending.pending import page_of
-from delayd.delay.ending import contents, finder
+from delayd.delay.ending import copies, finder
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import Wanted
@@ -303,7 +303,7 @@ def test_a_file_that_can_t_be_read_for_its_tags_is_counted() -> None:
 def test_a_piece_has_what_its_messages_hold(
     content: Content, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "CONTENT_BYTES_MAX", piece_bytes)
+    monkeypatch.setattr(copies, "CONTENT_BYTES_MAX", piece_bytes)
     world = World(load_ahead_ms=1_000)
     sent: dict[int, tuple[bytes, str, tuple[str, ...]]] = {}
 

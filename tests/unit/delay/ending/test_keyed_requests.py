@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.ending.message_requests import Wish
+from delayd.delay.ending.requested import Wish
 from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, DiskReserve, SlowDown
 from delayd.testing.clock import START_MS

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from delayd.batch import Int64s
-from delayd.delay.ending import message_requests
-from delayd.delay.ending.message_requests import Wish
+from delayd.delay.ending import requested
+from delayd.delay.ending.requested import Wish
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError, DiskReserve
@@ -26,8 +26,8 @@ Told = list[AnswerRows | DelaydError]
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each look for rows was about, with pieces of a few rows."""
-    monkeypatch.setattr(message_requests, "PIECE_ROWS", 64)
-    monkeypatch.setattr(message_requests, "HOUR_ROWS", 8)
+    monkeypatch.setattr(requested, "PIECE_ROWS", 64)
+    monkeypatch.setattr(requested, "HOUR_ROWS", 8)
     found: list[int] = []
     look = Ledger.places
 

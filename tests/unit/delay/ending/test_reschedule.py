@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from delayd.delay.ending.message_requests import STEPS_MAX
-from delayd.delay.ending.moving import COPY_ROWS
+from delayd.delay.ending.copies import COPY_ROWS
+from delayd.delay.ending.requested import STEPS_MAX
 from delayd.delay.ledger.files import HourPlace, HourReader, LookedUp
 from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import BadInstant, BadRequest, DiskReserve, PastHorizon

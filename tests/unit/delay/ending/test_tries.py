@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.ending.message_requests import STEPS_MAX, Wish
+from delayd.delay.ending.requested import STEPS_MAX, Wish
 from delayd.delay.producers import PREFIX
 from delayd.errors import SlowDown
 from delayd.testing.clock import START_MS

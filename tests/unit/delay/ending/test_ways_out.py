@@ -8,8 +8,8 @@ from errno import EMFILE
 import numpy as np
 import pytest
 
-from delayd.delay.ending import moving
-from delayd.delay.ending.message_requests import Wish
+from delayd.delay.ending import copies
+from delayd.delay.ending.requested import Wish
 from delayd.errors import BadRequest, DamagedData, DelaydError, Shortage, SlowDown
 from delayd.executor import Done
 from delayd.testing.clock import START_MS
@@ -144,7 +144,7 @@ def test_requests_that_are_under_way_when_the_server_stops_are_answered() -> Non
 
 
 def test_a_server_that_stops_amid_a_move_says_which_rows_it_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "COPY_ROWS", 1)  # Each row in a commit of its own.
+    monkeypatch.setattr(copies, "COPY_ROWS", 1)  # Each row in a commit of its own.
     partly = steps = 0
     while True:
         world = World()
