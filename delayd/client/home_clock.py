@@ -9,7 +9,7 @@ Invariant: how long a call waits is always counted by this machine's clock, so n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from delayd.client.instants import ServerClock, monotonic_s, monotonic_us, wall_ms
 from delayd.client.limits import need_address
@@ -17,52 +17,33 @@ from delayd.client.limits import need_address
 C = TypeVar("C")
 
 
-class HomeClock(Protocol):
-    """The clocks of one home."""
+class HomeClock:
+    """The clocks of one home: those of this machine, where the home is anywhere."""
 
     def delay_us(self) -> int:
         """The clock from which `delay=` counts, in us."""
+        return monotonic_us()
 
     def wall_ms(self) -> int:
         """The clock by which an instant is near or far, in ms since the epoch."""
+        return wall_ms()
 
     def lease_s(self) -> float:
         """The clock by which leases are counted, in s."""
+        return monotonic_s()
 
     def server_clock(self, name: str) -> ServerClock:
         """What a client knows of the clock of one of the home's servers."""
+        return ServerClock(name)
 
     def core_of(self, kind: type[C]) -> Callable[..., C]:
         """What makes the core of a consumer: ``kind``, or one below it, by which a clock that is moved follows what
         callers have in hand.
         """
-
-
-class MachineClock:
-    """The clocks of this machine: the home is anywhere."""
-
-    def delay_us(self) -> int:
-        """See HomeClock."""
-        return monotonic_us()
-
-    def wall_ms(self) -> int:
-        """See HomeClock."""
-        return wall_ms()
-
-    def lease_s(self) -> float:
-        """See HomeClock."""
-        return monotonic_s()
-
-    def server_clock(self, name: str) -> ServerClock:
-        """See HomeClock."""
-        return ServerClock(name)
-
-    def core_of(self, kind: type[C]) -> Callable[..., C]:
-        """See HomeClock."""
         return kind
 
 
-MACHINE_CLOCK: HomeClock = MachineClock()
+MACHINE_CLOCK = HomeClock()
 
 _moved: dict[str, HomeClock] = {}
 

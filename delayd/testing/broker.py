@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from typing import Any, Self, TypeVar
 
 from delayd.client.admin.letters import Letter
@@ -19,7 +18,7 @@ from delayd.client.sending.pending import PendingMessage
 from delayd.clock import ClockEvidence, JudgedClock
 from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed, BadRequest
-from delayd.executor import Done, Post, Priority, Waiting, run
+from delayd.executor import Done, Post, Priority
 from delayd.net.machine import Config
 from delayd.reading.find import Finder, FoundRow, Search
 from delayd.reading.matching import Wanted
@@ -28,6 +27,7 @@ from delayd.secret import SECRET_BYTES, Secret
 from delayd.state import StateCopy
 from delayd.testing.broker_clock import BrokerClock, ServersLoop
 from delayd.testing.disk import MemoryDisk
+from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 
 PATH = "/in-memory"  # On the disk in memory.
@@ -155,7 +155,7 @@ class BrokerMachine:
 
     def executor(self, name: str, post: Post) -> LoopExecutor:
         """See Machine."""
-        return LoopExecutor(post)
+        return LoopExecutor()
 
     def secret(self, config: Config) -> Secret:
         """See Machine."""
@@ -187,34 +187,16 @@ class BrokerState(MemoryState):
         raise BadRequest("messages in memory can't be backed up; open a directory with delayd.open")
 
 
-class LoopExecutor:
+class LoopExecutor(StepExecutor):
     """Runs jobs on the running loop, one a turn, the most urgent first."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
-        self._waiting = Waiting()
 
     def submit(
         self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
     ) -> None:
         """Queue ``work`` for the loop."""
-        self._waiting.jobs[priority].append(partial(_finish, work, done))
-        self._loop.call_soon(self._run_one)
-
-    def give_way(self) -> None:
-        """Run the waiting jobs that are more urgent than the one under way."""
-        while self._waiting.run_one(self._post):
-            pass
-
-    def close(self) -> None:
-        """Drop the queued jobs."""
-        self._waiting.drop()
-
-    def _run_one(self) -> None:
-        # The job of this call may have run inside another one.
-        self._waiting.run_one(self._post)
-
-
-def _finish(work: Callable[[], R], done: Callable[[Done[R]], None]) -> Callable[[], None]:
-    return partial(done, run(work, BaseException))
+        super().submit(work, done, priority)
+        self._loop.call_soon(self.step)

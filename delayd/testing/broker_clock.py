@@ -27,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from delayd.client.blocking import LoopThread
+from delayd.client.home_clock import HomeClock
 from delayd.client.instants import ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
 from delayd.client.pulling.consumer_core import ConsumerCore
@@ -149,7 +150,7 @@ class _IdleSelector(selectors.DefaultSelector):
         return events
 
 
-class BrokerClock:
+class BrokerClock(HomeClock):
     """The clock of one broker, as ``broker.clock``. It stands still until it is moved.
 
     Where a test freezes time with freezegun, the clock shows the frozen time, and follows when that is moved.
@@ -165,10 +166,8 @@ class BrokerClock:
         self.time = MovedTime(_within(start_ms), tick=tick)
         self.followed: set[FollowedCore[Any]] = set()  # Of consumers that are open.
         self.loop = ServersLoop()
-        self._thread: LoopThread | None = None
-        self._servers: InMemoryBroker
+        self._thread: LoopThread | None = None  # None before `begin` and after `end`.
         self._moving = asyncio.Lock()
-        self._follower: asyncio.Task[None] | None = None
 
     @property
     def now(self) -> datetime:
@@ -211,22 +210,12 @@ class BrokerClock:
     def begin(self, thread: LoopThread, servers: InMemoryBroker) -> None:
         """Move these servers' time from now on; they run on ``loop``, in a thread."""
         self._thread, self._servers = thread, servers
-
-        async def follow() -> None:
-            self._follower = asyncio.get_running_loop().create_task(self._follow())
-
-        thread.call(follow())
+        self._follower = asyncio.run_coroutine_threadsafe(self._follow(), thread.loop)
 
     def end(self) -> None:
         """Follow nothing any more."""
-        thread, self._thread = self._thread, None
-
-        async def end() -> None:
-            if self._follower is not None:
-                self._follower.cancel()
-
-        if thread is not None:
-            thread.call(end())
+        self._thread = None
+        self._follower.cancel()
 
     # A HomeClock of delayd.client.home_clock.
 
