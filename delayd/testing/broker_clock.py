@@ -124,11 +124,13 @@ class ServersLoop(asyncio.SelectorEventLoop):
             return self.call_soon(callback, *args, context=context)
         return super().call_soon_threadsafe(callback, *args, context=context)
 
-    async def idle(self) -> None:
-        """Wait until nothing is ready: no callback, no timer, no event, and nothing that another thread has posted."""
-        nothing_left = self.create_future()
-        self._idle.waiting.append(nothing_left)
-        await nothing_left
+    async def idle(self) -> bool:
+        """Wait until nothing is ready: no callback, no timer, no event, and nothing that another thread has posted; not
+        longer than PATIENCE_S, and then it returns False. One caller at a time.
+        """
+        self._idle.until_s = monotonic_s() + PATIENCE_S
+        self._idle.waiting = self.create_future()
+        return await self._idle.waiting
 
 
 class _IdleSelector(selectors.DefaultSelector):
@@ -136,17 +138,19 @@ class _IdleSelector(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[asyncio.Future[None]] = []
+        self.waiting: asyncio.Future[bool] | None = None
+        self.until_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if not self.waiting or (timeout is not None and timeout <= 0):
+        waiting = self.waiting
+        if waiting is None:
             return super().select(timeout)
         events = super().select(0)
-        if not events:
-            for each in self.waiting:
-                if not each.done():
-                    each.set_result(None)
-            self.waiting.clear()
+        is_idle = not events and (timeout is None or timeout > 0)
+        if is_idle or monotonic_s() > self.until_s:
+            self.waiting = None
+            if not waiting.done():
+                waiting.set_result(is_idle)
         return events
 
 
@@ -286,12 +290,12 @@ class BrokerClock(HomeClock):
         began = since = monotonic_s()
         last = self._servers.writes
         while True:
-            await self.loop.idle()
+            is_idle = await self.loop.idle()
             before = self._servers.writes
             at_work = [await self._ask(core, core.is_at_work) for core in list(self.followed)]
-            await self.loop.idle()
+            is_idle &= await self.loop.idle()
             after, now = self._servers.writes, monotonic_s()
-            if after == before and not any(at_work):
+            if is_idle and after == before and not any(at_work):
                 return
             if after != last:
                 last, since = after, now

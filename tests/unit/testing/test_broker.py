@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -702,3 +703,41 @@ def test_a_caller_that_waits_for_room_is_not_at_work(
 
     asyncio.run(scenario())
     assert "clock_goes_on" not in caplog.text
+
+
+def test_what_a_handler_sends_while_its_loop_is_asked_is_worked_off_at_that_instant(
+    delayd_broker: InMemoryBroker,
+) -> None:
+    clock, seen = delayd_broker.clock, list[timedelta]()
+    begun, groups = clock.now, [f"g{number}" for number in range(4)]
+
+    def take(consumer: delayd.Consumer) -> None:
+        for message in consumer:
+            threading.Event().wait(0.05)  # Some work.
+            seen.append(clock.now - begun)
+            message.ack()
+
+    async def send_on(consumer: delayd.AsyncConsumer, producer: delayd.Producer) -> None:
+        async for message in consumer:
+            # All of this is done in one turn of the loop, so the question of the clock is answered after it.
+            threading.Event().wait(0.05)
+            producer.send("b", b"", delay=AT_ONCE)
+            await message.ack(wait=False)
+
+    async def scenario(producer: delayd.Producer) -> None:
+        async with delayd_broker.async_consumer("a", "g") as consumer:
+            sending = asyncio.create_task(send_on(consumer, producer))
+            await clock.advance_async(5 * DAY)
+            sending.cancel()
+
+    with delayd_broker.producer() as producer, ExitStack() as opened:
+        consumers = [opened.enter_context(delayd_broker.consumer("b", group)) for group in groups]
+        threads = [threading.Thread(target=take, args=(consumer,)) for consumer in consumers]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: sum(core.is_active for core in list(clock.followed)) == len(groups), "all of them wait")
+        producer.send("a", b"", delay=DAY)
+        asyncio.run(scenario(producer))
+        assert seen == [DAY] * len(groups)
+    for thread in threads:
+        thread.join()
