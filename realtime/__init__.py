@@ -24,10 +24,9 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     positions, ephemeral   where a group begins, and groups that end with their last consumer
     subscriptions, joins   many subjects at once: which groups have messages, and which groups there are
     polls, parts, plans   pulls that wait, and which messages an answer holds
-    acks                which messages an acknowledgement names
-    groups, roster      one group's progress, and all groups by name
-    held, offers, given_out, ranges   messages that a group holds and that came back; which handles are valid
-    extensions          messages that are held for longer than their first lease
+    acks                which messages an acknowledgement names, and which handles are valid
+    window              where each message of a group is, and what moves it
+    groups, roster      one group and its terms, and all groups by name
     alarms              things that happen at an instant, such as the end of a lease
     retries, retry_requests   messages that come again later, and dead letters (Q2)
     farewell            ends what a group left at the delay servers that ended with its consumers

@@ -1,38 +1,58 @@
-"""Acks: which entries of the pull log a consumer's word becomes, and which of its handles are stale (rules Q1, Q5)."""
+"""Acks: which entries of the pull log a consumer's word becomes, and which of its handles are stale (rules Q1, Q5).
 
-from collections.abc import Sequence
+A message gets one word. To repeat it is no error, because a client asks again when an answer was lost; another word
+about the same message would change nothing, and is told so.
+
+An example: of 700 to 704, 700 was acknowledged, 701 was given back, 702 is to come again later, the lease of 703 has
+ended and another consumer holds 704. An ACK of all five is done for 700, and stale for 701 and 702 (GIVEN_BACK), 703
+(LEASE_ENDED) and 704 (ANOTHER_HOLDS). A RETRY of them is done for 702 only.
+"""
+
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.wire.stale import StaleRow, Why
 
-from .given_out import GivenOut
 from .groups import Group
-from .held import Run
-from .ranges import Ranges
+from .kept import LIVES_MAX, Life
+from .window import Became, StateRun
+
+SECRET_BITS = 48  # Random bits of an incarnation: with full requests and no pause, guessing one takes years.
+# The bits above hold the low part of the epoch: they tell handles of this life from those of earlier lives.
+LIFE_MASK = 0xFFFF
 
 Handles = Sequence[Sequence[int]]
 """Each is (incarnation, first pull sequence, count)."""
 
 
 class Said(Enum):
-    """What a consumer says of messages."""
+    """What a consumer says of messages, and what became of a pull if it was said of it before."""
 
-    ACK = "ack", PullOp.ACK
-    NACK = "nack", PullOp.NACK
-    RETURNED = "returned", PullOp.RETURNED  # No handler was given them.
+    ACK = PullOp.ACK, Became.ACKNOWLEDGED
+    NACK = PullOp.NACK, Became.GIVEN_BACK
+    RETURNED = PullOp.RETURNED, Became.GIVEN_BACK  # No handler was given them.
     # These become no entries: the decisions about retries are records, and nobody logs an extension.
-    RETRY = "retry", PullOp.NACK
-    REJECT = "reject", PullOp.NACK
-    EXTEND = "extend", PullOp.ACK
+    RETRY = PullOp.NACK, Became.RETRIED
+    REJECT = PullOp.NACK, Became.REJECTED
+    EXTEND = PullOp.ACK, None
 
-    def __init__(self, word: str, op: PullOp) -> None:
-        self.word = word
+    def __init__(self, op: PullOp, became: Became | None) -> None:
         self.op = op
+        self.became = became
 
 
-SAID = {said.op: said for said in (Said.ACK, Said.NACK, Said.RETURNED)}  # By the entries that words become.
+SAID = {PullOp.ACK: Said.ACK, PullOp.NACK: Said.NACK, PullOp.RETURNED: Said.RETURNED}  # By the entries of words.
+_WHY = {
+    Became.HELD: Why.ANOTHER_HOLDS,
+    Became.GIVEN_BACK: Why.GIVEN_BACK,
+    Became.LAPSED: Why.LEASE_ENDED,
+    Became.RETRIED: Why.GIVEN_BACK,
+    Became.REJECTED: Why.GIVEN_BACK,
+    Became.ACKNOWLEDGED: Why.ACKNOWLEDGED,
+    Became.UNKNOWN: Why.UNKNOWN,
+}
 
 
 class Found(NamedTuple):
@@ -41,6 +61,33 @@ class Found(NamedTuple):
     entries: list[PullEntry]  # Of the messages that the consumer holds.
     stale: list[StaleRow]
     asked_for: list[StaleRow]  # The ranges with anything stale, as the request named them.
+
+
+class GivenOut:
+    """Which pull sequences each of the newest lives of this server gave out; this life is one of them."""
+
+    def __init__(self, lives: Sequence[Life], epoch: int) -> None:
+        self.life = epoch & LIFE_MASK
+        self._of_life = _kept_of(lives[-LIVES_MAX:])
+
+    def became(self, group: Group, next_pull: int, incarnation: int, run: StateRun) -> Iterator[StateRun]:
+        """What became of pull sequences that no table of their group has: those that are known were acknowledged, in
+        whatever life (rule Q5).
+
+        The group knows it from its ``known_from`` on, for what the incarnation's life gave out and did not lose in a
+        crash.
+        """
+        life = incarnation >> SECRET_BITS
+        first, stop = self._of_life.get(life, (0, 0))
+        first = min(max(first, group.window.known_from, run.first), run.end)
+        stop = max(first, min(next_pull if life == self.life else stop, run.end))
+        for start, end, became in (
+            (run.first, first, Became.UNKNOWN),
+            (first, stop, Became.ACKNOWLEDGED),
+            (stop, run.end, Became.UNKNOWN),
+        ):
+            if start < end:
+                yield StateRun(start, end - start, became)
 
 
 def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
@@ -52,14 +99,14 @@ def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
     of_child: list[Sequence[int]] = []
     # Handles that name a message twice must not divide its range twice.
     for incarnation, start, end in _merged(handles):
-        known = Ranges(child.given_back.within(start, end))
-        for run in child.held.within(start, end):
-            known.add(run.start, run.end)
-        for first, stop in known:
-            if start < first:
-                own.append([incarnation, start, first - start])
-            of_child.append([incarnation, first, stop - first])
-            start = stop
+        for run in child.window.handles.within(start, end):
+            if start < run.first:
+                own.append([incarnation, start, run.first - start])
+            if of_child and of_child[-1][0] == incarnation and sum(of_child[-1][1:]) == run.first > start:
+                of_child[-1] = [incarnation, of_child[-1][1], of_child[-1][2] + run.messages]
+            else:
+                of_child.append([incarnation, run.first, run.messages])
+            start = run.end
         if start < end:
             own.append([incarnation, start, end - start])
     return [(each, part) for each, part in ((group, own), (child, of_child)) if part]
@@ -72,40 +119,30 @@ def found(said: Said, group: Group, handles: Handles, given_out: GivenOut, next_
     entries: list[PullEntry] = []
     # The merged ranges don't overlap, so they meet each run once, whatever the handles were.
     for incarnation, start, end in _merged(handles):
-        own: list[Run] = []
-        others: list[Run] = []
+        others: list[StateRun] = []
+        at = start
         follows = False  # Whether the run before belongs to this consumer too: then one entry covers both.
-        for run in group.held.within(start, end):
-            if run.incarnation != incarnation:
+        for run in group.window.handles.within(start, end):
+            if at < run.first:
+                others += given_out.became(group, next_pull, incarnation, StateRun(at, run.first - at, Became.UNKNOWN))
+                follows = False
+            at = run.first + run.messages
+            if run.state != Became.HELD or run.incarnation != incarnation:
                 others.append(run)
                 follows = False
                 continue
-            own.append(run)
             last = entries[-1] if follows else None
-            if last is not None and run.end - last.pull_first <= COVERED_MAX:
-                entries[-1] = last._replace(covered=run.end - last.pull_first)
+            if last is not None and at - last.pull_first <= COVERED_MAX:
+                entries[-1] = last._replace(covered=at - last.pull_first)
             else:
-                at = (incarnation, run.start, 0, run.end - run.start, now_ms)
-                entries.append(PullEntry(said.op, 0, group.group_id, *at))
+                entries.append(PullEntry(said.op, 0, group.group_id, incarnation, run.first, 0, run.messages, now_ms))
             follows = True
-        left = _without(own, start, end)
-        if not left:
-            continue
-        lost = given_out.lost(group.known_from, next_pull, incarnation, left)
-        if rows := _stale(said, group, incarnation, left, others, lost):
+        if at < end:
+            others += given_out.became(group, next_pull, incarnation, StateRun(at, end - at, Became.UNKNOWN))
+        if others and (rows := _stale(said, group, incarnation, others)):
             stale += rows
             asked_for.append([incarnation, start, end - start, rows[0][3]])
     return Found(entries, stale, asked_for)
-
-
-def _without(own: Sequence[Run], start: int, end: int) -> Ranges | None:
-    """What this consumer does not hold of [start, end); None when it holds all of it."""
-    if sum([run.end - run.start for run in own]) == end - start:
-        return None
-    left = Ranges.of(start, end)
-    for run in own:
-        left.remove(run.start, run.end)
-    return left
 
 
 def stale_all(handles: Handles) -> list[StaleRow]:
@@ -113,38 +150,32 @@ def stale_all(handles: Handles) -> list[StaleRow]:
     return [[*handle, Why.UNKNOWN] for handle in handles]
 
 
-def _stale(
-    said: Said, group: Group, incarnation: int, left: Ranges, others: Sequence[Run], lost: Sequence[tuple[int, int]]
-) -> list[StaleRow]:
-    """What a word can't change of ``left``, pull sequences that its consumer does not hold, and why.
-
-    A message gets one word. To repeat it is no error, because a client asks again when an answer was lost (rule Q5);
-    another word about the same message would change nothing, and is told so.
-
-    An example: of 700 to 704, 700 was acknowledged, 701 was given back, 702 is to come again later, the lease of 703
-    has ended and another consumer holds 704. An ACK of all five is done for 700, and stale for 701 and 702
-    (GIVEN_BACK), 703 (LEASE_ENDED) and 704 (ANOTHER_HOLDS). A RETRY of them is done for 702 only.
-    """
+def _stale(said: Said, group: Group, incarnation: int, others: Sequence[StateRun]) -> list[StaleRow]:
+    """What a word can't change of pull sequences that its consumer does not hold, and why; neighbours together."""
     rows: list[StaleRow] = []
     fenced = incarnation in group.front.fenced
-
-    def take(runs: Ranges, why: Why | None) -> None:
-        for first, stop in list(left):
-            for start, end in runs.within(first, stop):
-                left.remove(start, end)
-                if why is not None:
-                    rows.append([incarnation, start, end - start, why])
-
-    take(Ranges((run.start, run.end) for run in others), Why.FENCED if fenced else Why.ANOTHER_HOLDS)
-    take(group.lapsed, Why.FENCED if fenced else Why.LEASE_ENDED)
-    take(group.retried, None if said is Said.RETRY else Why.GIVEN_BACK)
-    take(group.rejected, None if said is Said.REJECT else Why.GIVEN_BACK)
-    take(group.given_back, None if said in (Said.NACK, Said.RETURNED) else Why.GIVEN_BACK)
-    take(Ranges(lost), Why.UNKNOWN)
-    if said is not Said.ACK:
-        rows += [[incarnation, first, stop - first, Why.ACKNOWLEDGED] for first, stop in left]
-    rows.sort()
+    for run in others:
+        became = Became(run.state)
+        if became is said.became:
+            continue
+        why = Why.FENCED if fenced and became in (Became.HELD, Became.LAPSED) else _WHY[became]
+        if rows and rows[-1][1] + rows[-1][2] == run.first and rows[-1][3] == why:
+            rows[-1][2] += run.messages
+        else:
+            rows.append([incarnation, run.first, run.messages, why])
     return rows
+
+
+def _kept_of(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:
+    """For each life, the pull sequences that it gave out and that survived it: from its first one to the first one of
+    the next life.
+    """
+    stops = [life.pull_first for life in lives[1:]]
+    # The last life still goes on, so nobody knows where it ends.
+    return {
+        life.epoch & LIFE_MASK: (life.pull_first, stop)
+        for life, stop in zip(lives, [*stops, lives[-1].pull_first], strict=True)
+    }
 
 
 def _merged(handles: Handles) -> list[tuple[int, int, int]]:

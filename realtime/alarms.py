@@ -37,6 +37,11 @@ class Alarms(Generic[T]):
             heapq.heapify(self._heap)
             self._clean_at = max(CLEAN_MIN, 2 * len(self._heap))
 
+    @property
+    def first(self) -> T:
+        """The item of the first alarm; there must be one."""
+        return self._heap[0][2]
+
     def next_ms(self, before_ms: int = NEVER_MS) -> int | None:
         """When the first alarm that still counts is due; an answer of ``before_ms`` or later says only that none is due
         before.

@@ -16,6 +16,7 @@ from .handoff import InDoubt
 from .index import Index, Subject
 from .pulls import Pulls
 from .stored import StoredBatches
+from .window import Stage
 
 WINDOW_BODY_BYTES = 8 << 20  # One frame of a window's answer has no more; a batch of 65,536 rows needs 1.5 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers for each: a third of the room in a head.
@@ -89,11 +90,11 @@ def _group_info(group: Group) -> GroupInfo:
         end=group.subject.end,
         next=group.next,
         outstanding=sum([each.outstanding for each in both]),
-        redelivering=came_again + sum([each.redeliver.messages + each.paused.messages for each in both]),
-        quarantined=sum([each.quarantined.messages for each in both]),
+        redelivering=came_again + sum([_waiting(each, Stage.OFFERED) + _waiting(each, Stage.PAUSED) for each in both]),
+        quarantined=sum([_waiting(each, Stage.UNREADABLE) for each in both]),
         oldest_unacked=group.oldest,
         group_id=group.group_id,
-        leaving=sum([decision.messages for each in both for decision in each.leaving.values()]),
+        leaving=sum([decision.messages for each in both for decision in each.window.leaving.values()]),
         paused=group.held_back,
         ephemeral=group.ephemeral,
         filter="" if group.filter is OPEN else str(group.filter),
@@ -103,6 +104,10 @@ def _group_info(group: Group) -> GroupInfo:
         in_flight_max=group.in_flight_max,
         oldest_ms_ago=None,
     )
+
+
+def _waiting(group: Group, state: Stage) -> int:
+    return group.window.others.messages[state]
 
 
 def subjects_head(

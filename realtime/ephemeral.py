@@ -103,7 +103,7 @@ class Ephemeral:
         child = group.child
         # What is on its way to a delay server could not be ended there.
         both = (group,) if child is None else (group, child)
-        holds = any(each.outstanding or each.leaving for each in both)
+        holds = any(each.outstanding or each.window.leaving for each in both)
         return bool(self._peers.get(group)) or bool(group.subscriptions) or holds
 
     def _end(self, group: Group) -> None:

@@ -27,11 +27,11 @@ from delayd.log_limit import LogLimit
 from delayd.retry_subject import is_reserved
 from delayd.wire.positions import End, Position
 
+from .acks import SECRET_BITS
 from .changes import Changes
 from .commit import PullCommit
 from .ephemeral import Ephemeral
 from .filters import OPEN, encode_filter
-from .given_out import SECRET_BITS
 from .groups import Group
 from .index import Index
 from .kept import LostGroup, group_keys
@@ -41,6 +41,7 @@ from .pull_replay import PullReplay
 from .pulls import Pulls
 from .quarantine import Bad
 from .stored import StoredBatches
+from .window import GroupWord
 
 # Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
 ROOM_EVERY_MS = 10
@@ -174,8 +175,8 @@ class GroupRecords:
         for group, offer in bad.passed:
             at = (incarnation, self._pulls.next_pull)
             self._log.append(passed_over(group, offer, at, now_ms))
-            self._pulls.pass_over(offer.count)
-            group.give_up(offer)
+            self._pulls.pass_over(offer.messages)
+            group.changing().tell(GroupWord.GIVEN_UP, offer.consume_first, offer.consume_first + offer.messages)
         self._pulls.quarantine.drop(bad)
         self._log.when_durable(done)
 

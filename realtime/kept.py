@@ -21,10 +21,8 @@ from delayd.state import State
 from .filters import OPEN, decode_filter, encode_filter
 from .groups import Group, GroupCopy
 from .handoff import Origin, Origins
-from .held import Run
 from .index import Index, Subject
-from .offers import Offer
-from .ranges import Ranges
+from .window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
 
 ORIGIN_PREFIX = b"origin/"
 NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.
@@ -127,18 +125,32 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
     """A group as a checkpoint copied it. It takes some microseconds and a fraction of one for each run, so this does
     not run on the loop.
     """
-    group = copy.group
+    group, window = copy.group, copy.window
+    given_back: list[list[int]] = []
+    ranges: dict[int, list[list[int]]] = {became: [] for became in GIVEN_BACK}
+    for run in window.handles:
+        if run.state == HELD:
+            continue
+        for runs in (ranges[run.state], given_back):
+            if runs and runs[-1][1] == run.first:
+                runs[-1][1] = run.end
+            else:
+                runs.append([run.first, run.end])
+    # The next start offers what pauses, and what can't be read: its file may have been restored by then.
+    others = [run for state in (Stage.PAUSED, Stage.UNREADABLE) for run in window.others.of(state)]
     kept = {
         "subject": group.subject.name,
         "group": group.name,
-        "next": copy.next,
-        "pulls": copy.held,
-        "redeliver": [[offer.consume_first, offer.count, offer.attempt] for offer in copy.offers],
-        "known_from": copy.known_from,
-        "given_back": list(copy.given_back),
-        "lapsed": list(copy.lapsed),
-        "decided": [list(copy.retried), list(copy.rejected)],
-        "leaving": [[*decision[:-1], encode_rows(decision.rows)] for decision in copy.leaving],
+        "next": window.next,
+        "pulls": [
+            [run.first, run.end, run.consume_first, run.attempt, run.incarnation, run.lease_ms] for run in window.held()
+        ],
+        "redeliver": [*window.came_back(), *[(run.first, run.messages, run.attempt) for run in others]],
+        "known_from": window.known_from,
+        "given_back": given_back,
+        "lapsed": ranges[Became.LAPSED],
+        "decided": [ranges[Became.RETRIED], ranges[Became.REJECTED]],
+        "leaving": [[*decision[:-1], encode_rows(decision.rows)] for decision in window.leaving.values()],
         "held_back": copy.held_back,
         "ephemeral": copy.ephemeral,
         "filter": b"" if copy.filter is OPEN else encode_filter(copy.filter),
@@ -228,24 +240,26 @@ class Kept:
             group_id = _U32.unpack(key[len(GROUP_PREFIX) :])[0]
             facts = (_int(row, "next"), _int(row, "known_from"))
             group = groups[group_id] = Group(group_id, index.subject(subject), name, *facts)
-            for run in cast(list[list[int]], row["pulls"]):
-                group.held.add(Run(*run))
+            window = group.window
+            if row.get("ordered") is True:
+                group.keep_order()
+            for start, end, consume_first, attempt, *of in cast(list[list[int]], row["pulls"]):
+                window.hold(StateRun(start, end - start, HELD, attempt, consume_first, *of))
             for offered in cast(list[list[int]], row["redeliver"]):
-                group.redeliver.append(Offer(*offered))
-            group.given_back = Ranges(cast(list[tuple[int, int]], row["given_back"]))
-            group.lapsed = Ranges(cast(list[tuple[int, int]], row["lapsed"]))
+                window.offer(Offer(*offered))
             # An earlier version did not note which word gave messages back to their delay server.
             decided = cast(list[list[tuple[int, int]]], row.get("decided", [[], []]))
-            group.retried, group.rejected = Ranges(decided[0]), Ranges(decided[1])
+            own = (cast(list[tuple[int, int]], row["given_back"]), cast(list[tuple[int, int]], row["lapsed"]), *decided)
+            for became, ranges in zip(GIVEN_BACK, own, strict=True):
+                for first, end in ranges:
+                    window.remember(first, end, became)
             for *names, rows in cast(list[list[Any]], row.get("leaving", [])):
                 decision = Decision._make([*names, decode_rows(rows)])
-                group.leaving[decision.key] = decision
+                window.leaving[decision.key] = decision
             group.held_back = row.get("held_back") is True
             group.ephemeral = row.get("ephemeral") is True
             if wanted := row.get("filter"):
                 group.filter = decode_filter(cast(bytes, wanted))
-            if row.get("ordered") is True:
-                group.keep_order()
             group.in_flight_max = cast(int, row.get("in_flight_max", 0))
             group.begins_at_ms = cast(int, row.get("begins_at_ms", 0))
             group.dirty = False

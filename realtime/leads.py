@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING
 from delayd.clock import Clock
 from delayd.errors import ExclusiveConflict, RetryLater
 
-from .given_out import SECRET_BITS
+from .acks import SECRET_BITS
 from .peer import Peer
 from .polls import Claim
 from .roster import RETRY_MS
 
 if TYPE_CHECKING:
     from .groups import Group
-    from .held import Run
     from .polls import Waiting
+    from .window import StateRun
 
 FENCED_MAX = 64  # Of each group the newest incarnations are remembered, to name the reason.
 # A client waits for so long for the first answer on a connection, and longer for any other, before it gives it up.
@@ -254,11 +254,11 @@ class Leads:
             self.due_ms = due_ms
 
 
-def _held(group: Group) -> Iterator[Run]:
+def _held(group: Group) -> Iterator[StateRun]:
     """What consumers of a group hold, also of what came to it again."""
-    yield from group.held
+    yield from group.window.held()
     if group.child is not None:
-        yield from group.child.held
+        yield from group.child.window.held()
 
 
 def _conflict(group: Group, what: str) -> ExclusiveConflict:

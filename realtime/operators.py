@@ -93,7 +93,7 @@ class Operators:
         """Let a group go on at another message: earlier ones come again, or later ones come at once."""
         group, head = self._group(frame), frame.head
         to = self._groups.find(group, read_position(head, "to"))
-        dropped = group.outstanding + group.redeliver.messages + group.paused.messages + group.quarantined.messages
+        dropped = group.outstanding + sum(group.window.others.messages)
         answer: Head = {"subject": group.subject.name, "group": group.name, "before": group.next, "next": to}
         answer["dropped"] = dropped
         if "dry_run" in head and need_bool(head, "dry_run"):

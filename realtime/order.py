@@ -17,7 +17,7 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from .offers import Offer
+from .window import Offer, Stage
 
 KNOWN_MAX = 16_384  # Messages of a group that are not settled; some 250 bytes each, 4 MiB.
 LOOKED_AT = 4_096  # Messages of which one pull reads the keys at most, a microsecond each.
@@ -55,7 +55,7 @@ class Order:
         for run in out:
             self._out.update(run)
         for offer in offers:
-            run = range(offer.consume_first, offer.consume_first + offer.count)
+            run = range(offer.consume_first, offer.consume_first + offer.messages)
             to_load.add(run)
             if offer.attempt > 1:
                 self._attempts.update(dict.fromkeys(run, offer.attempt))
@@ -132,32 +132,26 @@ class Order:
         if count:
             yield Offer(first, count, attempt)
 
-    def pulled(self, first: int, end: int) -> None:
-        """A consumer has these messages now."""
+    def moved(self, first: int, end: int, state: Stage, attempt: int) -> None:
+        """Messages are in another state now; ``attempt`` is that of their next pull."""
         if not self.is_begun:
             return
-        self._out.update(range(first, end))
-        at = bisect.bisect_left(self._ready, first)
-        del self._ready[at : bisect.bisect_left(self._ready, end, at)]
+        if state is Stage.HELD:
+            self._out.update(range(first, end))
+            at = bisect.bisect_left(self._ready, first)
+            del self._ready[at : bisect.bisect_left(self._ready, end, at)]
+        elif state in (Stage.SETTLED, Stage.LEAVING):
+            self._settle(first, end)
+        elif state in (Stage.OFFERED, Stage.PAUSED):
+            if attempt > 1:
+                self._attempts.update(dict.fromkeys(range(first, end), attempt))
+            # What pauses keeps its place before the others of its key, as if somebody held it.
+            for sequence in range(first, end) if state is Stage.OFFERED else ():
+                self._out.discard(sequence)
+                self._offer(sequence)
 
-    def back(self, first: int, end: int, attempt: int) -> None:
-        """These were given back."""
-        if not self.is_begun:
-            return
-        self.put_off(first, end, attempt)
-        for sequence in range(first, end):
-            self._out.discard(sequence)
-            self._offer(sequence)
-
-    def put_off(self, first: int, end: int, attempt: int) -> None:
-        """These were given back, and are not offered yet."""
-        if self.is_begun and attempt > 1:
-            self._attempts.update(dict.fromkeys(range(first, end), attempt))
-
-    def settled(self, first: int, end: int) -> None:
+    def _settle(self, first: int, end: int) -> None:
         """Nobody gets these any more: the next messages with their keys may be pulled."""
-        if not self.is_begun:
-            return
         for sequence in range(first, end):
             self._out.discard(sequence)
             self._attempts.pop(sequence, None)

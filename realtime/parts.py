@@ -17,10 +17,10 @@ from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 from .filters import OPEN
 from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
-from .offers import Offer
 from .order import LOOKED_AT, LOOKED_AT_A_BATCH, Order
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
+from .window import Offer
 
 # An answer has at most this many parts: each costs the loop some 20 us, and nobody else is served meanwhile.
 PARTS_MAX = 512
@@ -76,8 +76,8 @@ class Parts:
         passed = 0
         while group.offers_any and not parts and len(rotten) + passed < BATCHES_A_PULL:
             try:
-                if group.order is not None:
-                    self._scan(group, group.order, messages)
+                if group.window.order is not None:
+                    self._scan(group, group.window.order, messages)
                 self._choose(parts, group, messages, size_bytes, parts_max)
                 break  # There is something, or all that one pull may look at waits for other messages.
             except NotWanted as over:
@@ -117,8 +117,8 @@ class Parts:
         Where a batch has messages that expire, or the group wants only some, neighbours of one kind are a part: those
         that go to nobody are one without a batch (rule Q7), and an answer does not begin with such a part.
         """
-        for offer in group.offers():
-            first, left = offer.consume_first, offer.count
+        for offer in group.window.offers(group.subject.end):
+            first, left = offer.consume_first, offer.messages
             while left and messages and size_bytes > 0 and len(parts) < parts_max:
                 run = self._index.locate(group.subject, first)
                 try:
@@ -157,7 +157,7 @@ class Parts:
     def _scan(self, group: Group, order: Order, messages: int) -> None:
         """Read the keys of so many messages that enough may be pulled, or of as many as one pull may look at."""
         if not order.is_begun:
-            group.begin_order()
+            group.window.begin_order()
         left = LOOKED_AT
         while left > 0 and not order.is_loaded:
             keys = self._keys(group, order.to_load.start, min(left, len(order.to_load)))

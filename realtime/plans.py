@@ -6,9 +6,9 @@ from typing import NamedTuple
 from delayd.log.pull import PullEntry, PullOp
 
 from .groups import Group
-from .offers import Offer
 from .parts import Part
 from .polls import Waiting
+from .window import Offer
 
 
 class Planned(NamedTuple):
@@ -66,7 +66,7 @@ def passed_over(group: Group, offer: Offer, at: tuple[int, int], now_ms: int) ->
     """The entries by which messages count as acknowledged that nobody gets; ``at`` is an incarnation of nobody, and the
     pull sequence that comes next. They stand in one append, so that a crash keeps both or none.
     """
-    first, count = offer.consume_first, offer.count
+    first, count = offer.consume_first, offer.messages
     return [
         PullEntry(PullOp.PULL, offer.attempt, group.group_id, *at, first, count, now_ms),
         PullEntry(PullOp.ACK, 0, group.group_id, *at, 0, count, now_ms),

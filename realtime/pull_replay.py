@@ -102,9 +102,9 @@ class PullReplay:
         elif isinstance(record, GroupBounded) and (group := self.groups.get(record.group_id)) is not None:
             group.bound(record.in_flight_max)
         elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
-            group.leave(Decision(*record[:-1], decode_rows(record.rows)))
+            group.changing().leave(Decision(*record[:-1], decode_rows(record.rows)))
         elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:
-            group.left((record.producer, record.number))
+            group.changing().leaving.pop((record.producer, record.number), None)
 
     def _lose(self, group_id: int, offset: int) -> None:
         """Note a group that has entries but no beginning: nobody knows where it stood. All other groups are served."""
@@ -121,7 +121,7 @@ class PullReplay:
     def settle_starts(self) -> None:
         """Groups that were created anew while nobody knew their first kept message begin there, not at 0."""
         for group in self.groups.values():
-            if min(group.next, group.next if group.redeliver.oldest is None else group.redeliver.oldest) == 0:
+            if min([group.next, *[run.first for run in group.window.others.within(0, 1)]]) == 0:
                 group.settled = False
                 try:
                     group.begin_at(self._index.first(group.subject))

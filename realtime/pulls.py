@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from delayd.batch import Buffer
 from delayd.clock import Clock
@@ -38,31 +38,30 @@ from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 from delayd.wire.stale import StaleRow
 
-from .acks import SAID, Handles, Said, by_source, found, stale_all
+from .acks import SAID, SECRET_BITS, GivenOut, Handles, Said, by_source, found, stale_all
 from .alarms import NEVER_MS, Alarms
 from .commit import PullCommit
-from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
-from .held import Held
 from .index import Index, Subject
 from .kept import Life
 from .leads import Leads
-from .offers import Offer, Offers
 from .parts import PARTS_MAX, PASSED, Part, Parts
 from .peer import Peer
 from .plans import Planned, passed_over, pulled
 from .polls import Waiting
 from .pull_replay import PullReplay
 from .quarantine import Quarantine
-from .ranges import Ranges
 from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
 from .subscriptions import Subscription, Subscriptions
+from .window import HELD, GroupWindow, GroupWord, Offer, StateRun
+
+T = TypeVar("T")
 
 HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 29 bytes each, so either fits a head.
-HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
+HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 53 bytes each, 7 MiB.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
-GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
+GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 53 bytes each, 25 MiB.
 GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.
 TURN_ANSWERS = 64  # Answers in one turn of the loop, some 100 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
@@ -74,30 +73,11 @@ log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that consumers can provoke.
 
 
-class Lease(NamedTuple):
-    """A range of pull sequences of one incarnation; when its time ends, messages that are not acknowledged are offered
-    again.
-    """
-
-    group: Group
-    incarnation: int
-    pull_first: int
-    covered: int
-    is_extended: bool = False  # The alarm is that of an extension, which may be replaced.
-
-
 class PutOff(NamedTuple):
     """Messages that are to be offered again so long from now."""
 
     handle: Sequence[int]
     delay_ms: int
-
-
-class Pause(NamedTuple):
-    """Messages that were given back and are not offered yet."""
-
-    group: Group
-    offer: Offer
 
 
 class Pulls:
@@ -136,11 +116,8 @@ class Pulls:
         # Those to serve in the next turns of the loop.
         self._to_serve: OrderedDict[Group | Subscription, None] = OrderedDict()
         self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
-        self._leases = Alarms(_is_held)
-        self._still_ms = 0  # How long the server stood still in this life.
+        self._ends = Alarms(_is_armed)  # Groups of which a lease or a pause ends.
         self._deadlines = Alarms(_waits)
-        self._pauses = Alarms(_is_paused)
-        self._pausing = False  # Whether there may be pauses; looked at after every request.
 
     def begin(self, replay: PullReplay) -> None:
         """Serve the groups that a replay of the pull log has rebuilt; nothing is asked of this object before."""
@@ -148,19 +125,16 @@ class Pulls:
         self.roster.begin(groups)
         self.given_out = GivenOut(replay.lives, self._epoch)
         self.next_pull = replay.next_pull
-        self._held = sum(group.held.runs for group in groups)
-        self._given_back = sum(len(group.given_back) for group in groups)
-        for group in groups:
-            group.on_pause = self._pause
+        self._held = sum(group.window.handles.runs[HELD] for group in groups)
+        self._given_back = sum(group.window.given_back for group in groups)
         self.lease_all()
 
     def lease_all(self) -> None:
         """Give every pull that survived a restart its whole lease again."""
-        now_ms = self._lease_now_ms
+        now_ms = self.clock.monotonic_ms()
         for group in self.groups.values():
-            for run in group.held:
-                lease = Lease(group, run.incarnation, run.start, run.messages)
-                self._leases.add(now_ms + run.lease_ms, lease)
+            group.window.lease_all(now_ms)
+            self._arm(group)
 
     def incarnation_of(self, peer: Peer) -> int:
         """The incarnation in handles of this connection's pulls: this life, and a random number that nobody else can
@@ -225,7 +199,9 @@ class Pulls:
                 if op == PullOp.ACK:
                     self.counters["acked"] += sum([self._apply(group, entry) for entry in each.entries])
                 else:
-                    self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back(group, each.entries)
+                    self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back_all(
+                        group, each.entries
+                    )
         stale = [handle for _, each in every for handle in each.stale]
         # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request,
         # unless a group and its child divided them.
@@ -237,7 +213,7 @@ class Pulls:
         to_serve: list[Group] = []
         for group, _ in wanted:
             # What is acknowledged may have stood before other messages of its ordering key, or of the group.
-            if op != PullOp.ACK or group.order is not None or group.in_flight_max or group.standby:
+            if op != PullOp.ACK or group.window.order is not None or group.in_flight_max or group.standby:
                 to_serve.append(group)
         if to_serve:
             self._serve(to_serve)
@@ -257,22 +233,25 @@ class Pulls:
         if every := [entry for _, of in entries for entry in of]:
             self._log.append(every)
             for source, of in entries:
-                self.counters["nacked"] += self._give_back(source, of)
+                self.counters["nacked"] += self._give_back_all(source, of)
         self._log.when_durable(partial(answer, stale[:HANDLES_MAX]))
         self._serve([group])
 
     def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[StaleRow]:
         """Hold messages for ``lease_ms`` from now on; return the handles that are stale."""
-        until_ms = self._lease_now_ms + lease_ms
+        until_ms = self.clock.monotonic_ms() + lease_ms
         stale: list[StaleRow] = []
         for source, of_source in by_source(group, handles):
             held = found(Said.EXTEND, source, of_source, self.given_out, self.next_pull, 0)
+            runs = source.window.handles.runs
+            before = runs[HELD]
             for entry in held.entries:
                 end = entry.pull_first + entry.covered
-                if source.extensions.extend(entry.pull_first, end, until_ms):
-                    lease = Lease(source, entry.incarnation, entry.pull_first, entry.covered, is_extended=True)
-                    self._leases.add(until_ms, lease)
+                # No checkpoint stores this, so the group has not changed.
+                source.window.extend(entry.pull_first, end, entry.incarnation, until_ms)
                 self.counters["extended"] += entry.covered
+            self._held += runs[HELD] - before
+            self._arm(source)
             stale += held.stale if len(stale) + len(held.stale) <= HANDLES_MAX else held.asked_for
         return stale
 
@@ -282,15 +261,11 @@ class Pulls:
 
     def leave(self, group: Group, decision: Decision) -> None:
         """Let messages go that live on at their delay server, as the pull log says."""
-        before, given_back = group.held.runs, len(group.given_back)
-        group.leave(decision)
-        self._held += group.held.runs - before
-        self._count_given_back(group, given_back)
+        self._give_back(group, lambda window: window.leave(decision))
 
     def admit(self, group: Group) -> None:
         """Let PULLs wait for the messages of a new group; they are served from `open` on."""
         group.ready = False
-        group.on_pause = self._pause
         self.roster.add(group)
 
     def open(self, group: Group) -> None:
@@ -310,17 +285,14 @@ class Pulls:
         self.roster.strike(group)
         self.subscriptions.strike(group)
         self._to_serve.pop(group, None)
-        self._held -= group.held.runs
-        self._given_back -= len(group.given_back)
-        group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
+        self._held -= group.window.handles.runs[HELD]
+        self._given_back -= group.window.given_back
+        group.window = GroupWindow(0)
         self.quarantine.forget(group)
 
     def move(self, group: Group, to: int) -> None:
         """Let a group go on at a consume sequence, as the pull log says."""
-        held, given_back = group.held.runs, len(group.given_back)
-        group.move(to)
-        self._held -= held
-        self._given_back += len(group.given_back) - given_back
+        self._give_back(group, lambda window: group.move(to))
         self.quarantine.forget(group)
         self._serve([group])
 
@@ -389,38 +361,40 @@ class Pulls:
         """
         if self._to_serve:
             return self.clock.monotonic_ms()
-        still_ms = self._still_ms
-        wake_ms, deadline_ms = self._leases.next_ms(before_ms - still_ms), self._deadlines.next_ms(before_ms)
-        if wake_ms is not None:
-            wake_ms += still_ms
-        lead_ms = self.leads.due_ms
-        if lead_ms is not None and (wake_ms is None or lead_ms < wake_ms):
-            wake_ms = lead_ms
-        if wake_ms is None or (deadline_ms is not None and deadline_ms < wake_ms):
-            wake_ms = deadline_ms
-        if self._pausing:
-            pause_ms = self._pauses.next_ms(before_ms)
-            if wake_ms is None or (pause_ms is not None and pause_ms < wake_ms):
-                wake_ms = pause_ms
+        wake_ms = self.leads.due_ms
+        for time_ms in (self._ends_ms(before_ms), self._deadlines.next_ms(before_ms)):
+            if wake_ms is None or (time_ms is not None and time_ms < wake_ms):
+                wake_ms = time_ms
         return wake_ms
 
     def next_offer_ms(self) -> int | None:
         """When a lease or a pause ends next, monotonic; None when there is none."""
-        lease_ms, pause_ms = self._leases.next_ms(), self._pauses.next_ms()
-        if lease_ms is not None:
-            lease_ms += self._still_ms
-        return pause_ms if lease_ms is None else lease_ms if pause_ms is None else min(lease_ms, pause_ms)
+        return self._ends_ms(NEVER_MS)
+
+    def _ends_ms(self, before_ms: int) -> int | None:
+        """As `next_wake_ms`, of leases and pauses."""
+        while (ends_ms := self._ends.next_ms(before_ms)) is not None and ends_ms < before_ms:
+            # What an alarm was set for may be settled, or held for longer.
+            group = self._ends.first
+            if group.window.next_end_ms() <= ends_ms:
+                break
+            group.armed_ms = NEVER_MS
+            self._arm(group)
+        return ends_ms
+
+    def _arm(self, group: Group, not_before_ms: int = 0) -> None:
+        """Set an alarm for when a lease or a pause of a group ends first, unless there is one."""
+        ends_ms = max(group.window.ends_ms, not_before_ms)
+        if ends_ms < group.armed_ms:
+            group.armed_ms = ends_ms
+            self._ends.add(ends_ms, group)
 
     def unheard(self, ms: int) -> None:
         """The server could hear nobody for so long, so that no lease grows shorter by it: what consumers said
         meanwhile is read only now.
         """
-        self._still_ms += ms
-
-    @property
-    def _lease_now_ms(self) -> int:
-        """The clock of leases: monotonic, and it stands still while the server does."""
-        return self.clock.monotonic_ms() - self._still_ms
+        for group in self.groups.values():
+            group.window.stood_still(ms)
 
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
@@ -428,30 +402,34 @@ class Pulls:
         self._bytes_left = TURN_BYTES
         if self.leads.due_ms is not None and self.leads.due_ms <= now_ms:
             self.leads.wake()
-        if self._pausing:
-            self._end_pauses(now_ms)
+        self._end_some(now_ms)
         if self._to_serve:
             self._serve(())
-        lapsed: dict[Group, list[PullEntry]] = {}
-        lease_now_ms = self._lease_now_ms
-        for lease in islice(self._leases.due(lease_now_ms), TURN_LEASES):
-            first, end = lease.pull_first, lease.pull_first + lease.covered
-            # What was extended has an alarm of its own.
-            extended = lease.group.extensions
-            for again in extended.arm_again(first, end, lease_now_ms) if lease.is_extended else ():
-                part = (again.start, again.end - again.start)
-                self._leases.add(again.until_ms, Lease(lease.group, lease.incarnation, *part, is_extended=True))
-            for start, stop in extended.ended(first, end, lease_now_ms) if extended.all else ((first, end),):
-                at = (lease.incarnation, start, 0, stop - start, self.clock.now_ms())
-                lapsed.setdefault(lease.group, []).append(PullEntry(PullOp.LAPSED, 0, lease.group.group_id, *at))
-        for group, entries in lapsed.items():
-            self._lapse(group, entries)
         for waiting in islice(self._deadlines.due(now_ms), TURN_ANSWERS):
             if waiting.group in self._to_serve:
                 # There may be messages for it: only the turn was too short to serve it.
                 self._deadlines.add(now_ms + 1, waiting)
             else:
                 self._answer_empty(waiting)
+
+    def _end_some(self, now_ms: int) -> None:
+        """End leases and pauses, as many as one turn may."""
+        left = TURN_LEASES
+        for group in self._ends.due(now_ms):
+            window = group.window
+            if paused := window.others.ended(now_ms, left):
+                group.changing()
+                for run in paused:
+                    window.tell(GroupWord.RESUMED, run.first, run.end)
+                self._serve_soon(group)
+            lapsed = window.handles.ended(now_ms, left - len(paused))
+            left -= len(paused) + len(lapsed)
+            retry_at_ms = self._lapse(group, lapsed) if lapsed else 0
+            group.armed_ms = NEVER_MS
+            window.next_end_ms()
+            self._arm(group, retry_at_ms)
+            if left <= 0:
+                break
 
     def _released(self, groups: Sequence[Group]) -> None:
         for group in groups:
@@ -595,16 +573,14 @@ class Pulls:
                 self._refuse(plan.waiting, error)
             return
         answered_first = self.next_pull
-        lease_now_ms = self.clock.monotonic_ms() - self._still_ms
-        for waiting, group, entry in entries:
-            self._apply(group, entry)
+        begun_ms = self.clock.monotonic_ms()
+        for _, group, entry in entries:
+            self._apply(group, entry, begun_ms)
             if entry.op == PullOp.ACK:
                 continue
             self.next_pull += entry.covered
             if entry.incarnation == nobody:
                 continue
-            lease = Lease(group, entry.incarnation, entry.pull_first, entry.covered)
-            self._leases.add(lease_now_ms + waiting.lease_ms, lease)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
         for plan in planned:
@@ -624,7 +600,7 @@ class Pulls:
                     [group.front.subject.name, len([part for part in of_group if not part.passed])]
                     for group, of_group in plan.picked
                 ]
-            if waiting.window_ms or any(group.order is not None for group, _ in plan.picked):
+            if waiting.window_ms or any(group.window.order is not None for group, _ in plan.picked):
                 # Nobody begins with a message while a power cut could still undo what set it free (rules Q8, Q9).
                 self._log.when_durable(partial(peer.answer, waiting.request_id, head, batches))
             else:
@@ -632,8 +608,9 @@ class Pulls:
 
     def _check_held(self, group: Group) -> None:
         # No group holds more than it leaves to others: the first that fills up takes a half, the next a quarter.
-        if group.held.runs >= HELD_MAX - self._held:
-            what = f"{group.held.runs} pulls of this group and {self._held} of all groups are not acknowledged yet"
+        held = group.window.handles.runs[HELD]
+        if held >= HELD_MAX - self._held:
+            what = f"{held} pulls of this group and {self._held} of all groups are not acknowledged yet"
             raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
 
     def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
@@ -641,54 +618,51 @@ class Pulls:
         limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *waiting.group.names, error.message)
         self._end(waiting).answer_error(waiting.request_id, error)
 
-    def _apply(self, group: Group, entry: PullEntry) -> int:
-        before = group.held.runs
-        changed = group.apply(entry)
-        self._held += group.held.runs - before
+    def _apply(self, group: Group, entry: PullEntry, now_ms: int | None = None) -> int:
+        """Apply an entry; only one that begins a lease needs the time."""
+        window = group.changing()
+        runs = window.handles.runs
+        before = runs[HELD]
+        changed = window.apply(entry, now_ms)
+        self._held += runs[HELD] - before
+        if window.ends_ms < group.armed_ms:
+            self._arm(group)
         return changed
 
-    def _give_back(self, group: Group, entries: Sequence[PullEntry]) -> int:
-        """Apply entries that give messages back; return how many messages."""
-        before = len(group.given_back)
-        changed = sum([self._apply(group, entry) for entry in entries])
-        self._count_given_back(group, before)
-        return changed
-
-    def _count_given_back(self, group: Group, before: int) -> None:
-        """Bound what all groups remember of messages that were given back."""
-        self._given_back += len(group.given_back) - before
+    def _give_back(self, group: Group, change: Callable[[GroupWindow], T]) -> T:
+        """Change a window so that messages are given back; bound what all groups remember of such messages."""
+        window = group.changing()
+        held, before = window.handles.runs[HELD], window.given_back
+        changed = change(window)
+        self._held += window.handles.runs[HELD] - held
+        self._given_back += window.given_back - before
         if self._given_back > GIVEN_BACK_MAX:
-            before = len(group.given_back)
-            group.forget_given_back(GIVEN_BACK_LEFT)
-            self._given_back += len(group.given_back) - before
+            before = window.given_back
+            window.forget_given_back(GIVEN_BACK_LEFT)
+            self._given_back += window.given_back - before
+        self._arm(group)
+        return changed
 
-    def _end_pauses(self, now_ms: int) -> None:
-        for pause in islice(self._pauses.due(now_ms), TURN_LEASES):
-            pause.group.resume(pause.offer)
-            self._serve_soon(pause.group)
-        self._pausing = len(self._pauses) > 0
+    def _give_back_all(self, group: Group, entries: Sequence[PullEntry]) -> int:
+        """Apply entries that give messages back; return how many messages."""
+        now_ms = self.clock.monotonic_ms()
+        return self._give_back(group, lambda window: sum([window.apply(entry, now_ms) for entry in entries]))
 
-    def _pause(self, group: Group, offer: Offer, pause_ms: int) -> None:
-        self._pausing = True
-        self._pauses.add(self.clock.monotonic_ms() + pause_ms, Pause(group, offer))
-
-    def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
+    def _lapse(self, group: Group, runs: Sequence[StateRun]) -> int:
+        """End leases; return when to try again, 0 if they have ended."""
+        at_ms = self.clock.now_ms()
+        entries = [
+            PullEntry(PullOp.LAPSED, 0, group.group_id, run.incarnation, run.first, 0, run.messages, at_ms)
+            for run in runs
+        ]
         try:
             self._log.append(entries)
         except RetryLater as error:
-            limited.warning(
-                "lapse_put_off",
-                "lapse_put_off subject=%s group=%s reason=%r",
-                group.subject.name,
-                group.name,
-                error.message,
-            )
-            retry_at_ms = self._lease_now_ms + error.retry_after_ms
-            for entry in entries:
-                self._leases.add(retry_at_ms, Lease(group, entry.incarnation, entry.pull_first, entry.covered))
-            return
-        self.counters["lapsed"] += self._give_back(group, entries)
+            limited.warning("lapse_put_off", "lapse_put_off subject=%s group=%s reason=%r", *group.names, error.message)
+            return self.clock.monotonic_ms() + error.retry_after_ms
+        self.counters["lapsed"] += self._give_back_all(group, entries)
         self._serve([group])
+        return 0
 
     def _recall(self, group: Group | Subscription) -> None:
         """A consumer with empty hands has begun to wait: recall messages that others have fetched ahead (rule Q4).
@@ -716,13 +690,13 @@ class Pulls:
         at_ms = self.clock.now_ms()
         for source in (group,) if group.child is None else (group, group.child):
             entries = [
-                PullEntry(PullOp.LAPSED, 0, source.group_id, run.incarnation, run.start, 0, run.messages, at_ms)
-                for run in source.held
+                PullEntry(PullOp.LAPSED, 0, source.group_id, run.incarnation, run.first, 0, run.messages, at_ms)
+                for run in source.window.held()
                 if run.incarnation not in own
             ]
             if entries:
                 self._log.append(entries)
-                self.counters["lapsed"] += self._give_back(source, entries)
+                self.counters["lapsed"] += self._give_back_all(source, entries)
 
     def _set_deadline(self, waiting: Waiting) -> None:
         """Let a PULL that got no message wait until its deadline; answer it if that has passed."""
@@ -775,14 +749,8 @@ class Pulls:
         return waiting.peer
 
 
-def _is_paused(ends_ms: int, pause: Pause) -> bool:
-    return pause.group.paused.holds(pause.offer)
-
-
-def _is_held(ends_ms: int, lease: Lease) -> bool:
-    if lease.is_extended:
-        return lease.group.extensions.is_armed(lease.pull_first, lease.pull_first + lease.covered, ends_ms)
-    return lease.group.held.overlaps(lease.pull_first, lease.pull_first + lease.covered)
+def _is_armed(ends_ms: int, group: Group) -> bool:
+    return group.armed_ms == ends_ms
 
 
 def _waits(deadline_ms: int, waiting: Waiting) -> bool:

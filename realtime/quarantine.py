@@ -14,8 +14,8 @@ from delayd.wire.mend import Decision, Quarantined
 
 from .groups import Group
 from .index import Run, Subject
-from .offers import Offer
 from .stored import StoredBatches
+from .window import GroupWord, Offer
 
 # Unreadable batches per pull: each costs a read and a checksum, and nobody else is served meanwhile.
 BATCHES_A_PULL = 64
@@ -70,7 +70,9 @@ class Quarantine:
 
     def take(self, group: Group, found: Rotten) -> None:
         """Pass over the messages of a batch that a group would have got."""
-        group.quarantine(found.offer)
+        window = group.changing()
+        window.tell(GroupWord.UNREADABLE, found.offer.consume_first, found.offer.consume_first + found.offer.messages)
+        window.forget_order()
         run = found.run
         bad = self._bad.get(run.offset)
         if bad is None:
@@ -86,11 +88,11 @@ class Quarantine:
         server.
         """
         sequences = [number for one in found for number in self._sequences(one)]
-        ranges = [(one.offer.consume_first, one.offer.consume_first + one.offer.count) for one in found]
+        ranges = [(one.offer.consume_first, one.offer.consume_first + one.offer.messages) for one in found]
         log.critical(
             "rows_quarantined subject=%s group=%s rows=%d consume_ranges=%s origin_sequences=%s path=%s position=%d "
             "reason=%r fix=restore_the_file_from_a_copy",
-            *(group.subject.name, group.name, sum(one.offer.count for one in found), ranges[:SEQUENCES_TOLD]),
+            *(group.subject.name, group.name, sum(one.offer.messages for one in found), ranges[:SEQUENCES_TOLD]),
             *(_told(sequences), found[0].damage.details["path"], found[0].damage.position, found[0].damage.what),
         )
 
@@ -164,7 +166,9 @@ class Quarantine:
                 continue
             del self._bad[bad.offset]
             for group, offer in bad.passed:
-                group.release(offer)
+                window = group.changing()
+                window.tell(GroupWord.READABLE, offer.consume_first, offer.consume_first + offer.messages)
+                window.forget_order()
                 groups[group] = None
             log.info("rows_released subject=%s rows=%d offset=%d", bad.subject.name, bad.rows, bad.offset)
         if groups:
@@ -173,7 +177,7 @@ class Quarantine:
     def _sequences(self, found: Rotten) -> list[int]:
         """The delay server's numbers, if the columns of the batch are whole."""
         begin = found.run.row
-        return self._stored.sequences_of(found.run.offset)[begin : begin + found.offer.count]
+        return self._stored.sequences_of(found.run.offset)[begin : begin + found.offer.messages]
 
 
 def _told(sequences: Sequence[int]) -> str:

@@ -35,12 +35,12 @@ from .acks import Said, by_source, found
 from .commit import PullCommit
 from .group_records import GroupRecords
 from .groups import Group
-from .held import Run
 from .index import Index
 from .pulls import HANDLES_MAX, Pulls, PutOff
 from .retry_batch import Source, retry_batch
 from .roster import RETRY_MS
 from .stored import StoredBatches
+from .window import HELD, StateRun
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
@@ -111,7 +111,7 @@ class Retries:
     def begin(self) -> None:
         """Go on with the decisions that a start has found."""
         for group in self._pulls.groups.values():
-            for decision in group.leaving.values():
+            for decision in group.window.leaving.values():
                 self._keep(group, decision)
                 self._durable.add(decision.key)
         for origin in self._undone:
@@ -187,7 +187,7 @@ class Retries:
             # The disk is full. It is sent again, and accepted again.
             limited.warning("retry_not_noted", "retry_not_noted number=%d reason=%r", undone.number, error.message)
             return
-        group.left(key)
+        group.changing().leaving.pop(key, None)
         self._accepted.add(key)
         self._refusals.pop(key, None)
         self.counters["retries_accepted"] += decision.messages
@@ -231,12 +231,12 @@ class Retries:
                 known = found(said, source, handles, self._pulls.given_out, self._pulls.next_pull, now_ms)
                 stale += known.stale
                 for incarnation, first, covered in handles:
-                    for run in source.held.within(first, first + covered):
-                        if run.incarnation == incarnation:
+                    for run in source.window.handles.within(first, first + covered):
+                        if run.state == HELD and run.incarnation == incarnation:
                             pieces += self._pieces(source, run, each, now_ms)
         return stale[:HANDLES_MAX], pieces
 
-    def _pieces(self, group: Group, run: Run, each: Wanted, now_ms: int) -> Iterator[_Piece]:
+    def _pieces(self, group: Group, run: StateRun, each: Wanted, now_ms: int) -> Iterator[_Piece]:
         """Cut a run where one stored batch ends, or one decision would get too large."""
         kept_ms = DEAD_KEPT_MS if each.reason else each.delay_ms
         at = 0
@@ -248,7 +248,7 @@ class Retries:
             rows = max(1, int(sizes.searchsorted(BATCH_BYTES, "right")))
             row = RetryRow(
                 run.incarnation,
-                run.start + at,
+                run.first + at,
                 run.consume_first + at,
                 rows,
                 run.attempt,
@@ -307,7 +307,7 @@ class Retries:
 
     def _forget(self, group: Group) -> None:
         """A group was deleted: what it held goes to nobody."""
-        for key, decision in list(group.leaving.items()):
+        for key, decision in list(group.window.leaving.items()):
             self._drop(decision.origin, key)
 
 

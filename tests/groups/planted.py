@@ -9,7 +9,7 @@ from unittest.mock import patch
 from delayd.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
-from realtime import given_out, pull_replay, pulls
+from realtime import acks, pull_replay, pulls
 from realtime.acks import Handles
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
@@ -17,6 +17,7 @@ from realtime.order import Order
 from realtime.pull_replay import PullReplay
 from realtime.pulls import Pulls
 from realtime.retries import Retries
+from realtime.window import GIVEN_BACK, GroupWindow, Stage
 from tests.groups.run import walks
 from tests.groups.walk import Kind
 from tests.worlds import port_bugs
@@ -43,53 +44,56 @@ def planted(name: str) -> Iterator[None]:
         yield
 
 
-def _first_attempts(self: Group) -> GroupCopy:
+def _first_attempts(self: GroupWindow) -> GroupWindow:
     copied = _copy(self)
-    return copied._replace(offers=[type(offer)(offer.consume_first, offer.count, 1) for offer in copied.offers])
+    for run in list(copied.others):
+        copied.others.take(run.first, run.end, (run.state,))
+        copied.others.add(run._replace(attempt=1))
+    return copied
 
 
-def _count_the_uncounted(self: Group, entry: PullEntry) -> int:
-    return _apply(self, entry._replace(op=PullOp.NACK) if entry.op is PullOp.RETURNED else entry)
+def _count_the_uncounted(self: GroupWindow, entry: PullEntry, now_ms: int | None) -> int:
+    return _apply(self, entry._replace(op=PullOp.NACK) if entry.op is PullOp.RETURNED else entry, now_ms)
 
 
-def _forget_what_was_given_back(self: Group) -> GroupCopy:
+def _forget_what_was_given_back(self: GroupWindow) -> GroupWindow:
     copied = _copy(self)
-    return copied._replace(given_back=type(copied.given_back)(), lapsed=type(copied.lapsed)())
+    copied.handles.take(0, 1 << 63, GIVEN_BACK)
+    return copied
 
 
 def _live_for_ever(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:
     return {life.epoch: (0, 1 << 62) for life in lives}
 
 
-def _lease_a_minute(self: Pulls) -> None:
-    for group in self.groups.values():
-        for run in list(group.held):
-            group.held.take(run.start, run.end, run.incarnation)
-            group.held.add(run._replace(lease_ms=60_000))
-    _lease_all(self)
+def _lease_a_minute(self: GroupWindow, now_ms: int) -> None:
+    for run in list(self.held()):
+        self.extend(run.first, run.end, run.incarnation, now_ms + 60_000)
 
 
-def _forget_what_pauses(self: Group) -> GroupCopy:
+def _forget_what_pauses(self: GroupWindow) -> GroupWindow:
     copied = _copy(self)
-    paused = {offer.consume_first for offer in self.paused}
-    return copied._replace(offers=[offer for offer in copied.offers if offer.consume_first not in paused])
+    copied.others.take(0, 1 << 63, (Stage.PAUSED,))
+    return copied
 
 
-def _forget_what_is_quarantined(self: Group) -> GroupCopy:
+def _forget_what_is_quarantined(self: GroupWindow) -> GroupWindow:
     copied = _copy(self)
-    passed = {offer.consume_first for offer in self.quarantined}
-    return copied._replace(offers=[offer for offer in copied.offers if offer.consume_first not in passed])
+    copied.others.take(0, 1 << 63, (Stage.UNREADABLE,))
+    return copied
 
 
-def _forget_what_leaves(self: Group) -> GroupCopy:
-    return _copy(self)._replace(leaving=[])
+def _forget_what_leaves(self: GroupWindow) -> GroupWindow:
+    copied = _copy(self)
+    copied.leaving.clear()
+    return copied
 
 
 def _handles_are_of_the_group(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
     return [(group, handles)]
 
 
-def _nothing_is_older(self: Group) -> int:
+def _nothing_is_older(self: GroupWindow) -> int:
     return self.next
 
 
@@ -99,7 +103,7 @@ def _nacks_acknowledge(batch: Batch) -> list[PullEntry]:
 
 
 def _forget_the_order(self: Group) -> GroupCopy:
-    return _copy(self)._replace(ordered=False)
+    return _copy_group(self)._replace(ordered=False)
 
 
 def _knows_no_life(self: Kept) -> list[Life]:
@@ -108,8 +112,8 @@ def _knows_no_life(self: Kept) -> list[Life]:
 
 KINDS = {"Q8": Kind.ORDERED, "Q10": Kind.BOUNDED}  # Of the walks that find a bug of these rules; the others are plain.
 
-_lease_all = Pulls.lease_all
-_copy, _apply = Group.copy, Group.apply
+_copy_group = Group.copy
+_copy, _apply = GroupWindow.copy, GroupWindow.apply
 
 PLANTED: Bugs = {
     "Q5: an entry has messages on both sides of next, and a replay takes them for old ones": (
@@ -117,14 +121,14 @@ PLANTED: Bugs = {
     ),
     "Q1: an acknowledgement of what another one holds counts": [ACKNOWLEDGE_FOR_ANYBODY],
     "Q1: the pull log is not synced": port_bugs.unsynced("/realtime/pull/"),
-    "Q4: a checkpoint forgets attempts": [Patch(Group, "copy", _first_attempts)],
-    "Q4: what no handler was given is an attempt": [Patch(Group, "apply", _count_the_uncounted)],
-    "Q5: a checkpoint forgets what was given back": [Patch(Group, "copy", _forget_what_was_given_back)],
-    "Q5: a pull that was lost counts as acknowledged": [Patch(given_out, "_kept_of", _live_for_ever)],
+    "Q4: a checkpoint forgets attempts": [Patch(GroupWindow, "copy", _first_attempts)],
+    "Q4: what no handler was given is an attempt": [Patch(GroupWindow, "apply", _count_the_uncounted)],
+    "Q5: a checkpoint forgets what was given back": [Patch(GroupWindow, "copy", _forget_what_was_given_back)],
+    "Q5: a pull that was lost counts as acknowledged": [Patch(acks, "_kept_of", _live_for_ever)],
     "Q5: a life knows nothing of the ones before the checkpoint": [Patch(Kept, "lives", _knows_no_life)],
-    "Q1: leases are a minute after a restart": [Patch(Pulls, "lease_all", _lease_a_minute)],
-    "Q3: a checkpoint forgets what pauses": [Patch(Group, "copy", _forget_what_pauses)],
-    "L5: a checkpoint forgets what is quarantined": [Patch(Group, "copy", _forget_what_is_quarantined)],
+    "Q1: leases are a minute after a restart": [Patch(GroupWindow, "lease_all", _lease_a_minute)],
+    "Q3: a checkpoint forgets what pauses": [Patch(GroupWindow, "copy", _forget_what_pauses)],
+    "L5: a checkpoint forgets what is quarantined": [Patch(GroupWindow, "copy", _forget_what_is_quarantined)],
     "Q2: a batch is sent before its decision is durable": [
         Patch(
             Retries,
@@ -135,27 +139,29 @@ PLANTED: Bugs = {
     "Q2: numbers of an earlier life are used again": [
         Patch(Retries, "__init__", changed(Retries.__init__, "secrets.randbits(64) | 1", "1"))
     ],
-    "Q2: a checkpoint forgets what lives on": [Patch(Group, "copy", _forget_what_leaves)],
+    "Q2: a checkpoint forgets what lives on": [Patch(GroupWindow, "copy", _forget_what_leaves)],
     "Q2: what the delay server has taken is offered again": [
         Patch(
             PullReplay,
             "_hear",
-            changed(PullReplay._hear, "group.leave(Decision(*record[:-1], decode_rows(record.rows)))", "pass"),
+            changed(
+                PullReplay._hear, "group.changing().leave(Decision(*record[:-1], decode_rows(record.rows)))", "pass"
+            ),
         )
     ],
     "Q2: an acknowledgement of what came again counts for the group": [
         Patch(pulls, "by_source", _handles_are_of_the_group)
     ],
     "Q6: who pulled before a move may acknowledge after it": [
-        Patch(Group, "move", changed(Group.move, "self.held, self.redeliver,", "_, self.redeliver,"))
+        Patch(GroupWindow, "move", changed(GroupWindow.move, "(0, _NO_MESSAGE, (HELD,))", "(0, 0, (HELD,))"))
     ],
     "Q6: a start does not hear of moves": [
         Patch(PullReplay, "_hear", changed(PullReplay._hear, "group.move(record.next)", "pass"))
     ],
     "Q6: a move leaves what was to be offered again": [
-        Patch(Group, "move", changed(Group.move, "self.held, self.redeliver,", "self.held, _,"))
+        Patch(GroupWindow, "move", changed(GroupWindow.move, "self.others, self._turns =", "_, _ ="))
     ],
-    "Q3: retention looks at new messages only": [Patch(Group, "oldest", property(_nothing_is_older))],
+    "Q3: retention looks at new messages only": [Patch(GroupWindow, "oldest", property(_nothing_is_older))],
     "Q1: a replay takes what was given back for acknowledged": [
         Patch(pull_replay, "decode_entries", _nacks_acknowledge)
     ],
@@ -163,16 +169,28 @@ PLANTED: Bugs = {
         Patch(Order, "_add", changed(Order._add, "if queue[0] != sequence:", "if queue[0] in self._out:"))
     ],
     "Q8: what is given back lets the next one go": [
-        Patch(Order, "back", changed(Order.back, "self.put_off(first, end, attempt)", "self.settled(first, end)"))
+        Patch(
+            Order,
+            "moved",
+            changed(Order.moved, "attempt > 1", "self._settle(first, end) or attempt > 1"),
+        )
     ],
     "Q8: what was gone by is not offered after a start": [
-        Patch(Group, "_pass_by", changed(Group._pass_by, "if to > self.next:", "if to > self.next and self.on_pause:"))
+        Patch(
+            GroupWindow,
+            "_pulled",
+            changed(GroupWindow._pulled, "if first > self.next:", "if first > self.next and now_ms is not None:"),
+        )
     ],
     "Q8: a group that is loaded again forgets what pauses": [
-        Patch(Group, "begin_order", changed(Group.begin_order, "[*held, *paused]", "held"))
+        Patch(
+            GroupWindow,
+            "begin_order",
+            changed(GroupWindow.begin_order, "for run in self.others.of(Stage.PAUSED)", "for run in ()"),
+        )
     ],
     "Q8: a group that is loaded again takes what is held for settled": [
-        Patch(Group, "begin_order", changed(Group.begin_order, "[*held, *paused]", "paused"))
+        Patch(GroupWindow, "begin_order", changed(GroupWindow.begin_order, "for run in self.held()", "for run in ()"))
     ],
     "Q8: a checkpoint forgets that a group keeps an order": [Patch(Group, "copy", _forget_the_order)],
     "Q8: a start does not hear that a group keeps an order": [
@@ -182,14 +200,14 @@ PLANTED: Bugs = {
         Patch(
             Pulls,
             "acknowledge",
-            changed(Pulls.acknowledge, "op != PullOp.ACK or group.order is not None", "op != PullOp.ACK"),
+            changed(Pulls.acknowledge, "op != PullOp.ACK or group.window.order is not None", "op != PullOp.ACK"),
         )
     ],
     "Q8: a move leaves what was known of the order": [
-        Patch(Group, "move", changed(Group.move, "self._forget_order()", "pass"))
+        Patch(GroupWindow, "move", changed(GroupWindow.move, "self.forget_order()", "pass"))
     ],
     "Q8: what is put off comes at once": [
-        Patch(Group, "_give_back", changed(Group._give_back, "entry.lease_ms or pause_after", "pause_after"))
+        Patch(GroupWindow, "apply", changed(GroupWindow.apply, "entry.lease_ms or pause_after", "pause_after"))
     ],
     "Q10: what came again does not count": [
         Patch(Group, "room", changed(vars(Group)["room"].fget, "self.child.outstanding", "0"))

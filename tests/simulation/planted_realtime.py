@@ -11,10 +11,10 @@ from delayd.log.log import Log
 from delayd.wire import heads as wire_heads
 from delayd.wire.frame import HeadValue
 from realtime import quarantine, snapshots
+from realtime.acks import GivenOut
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, PullCommit
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
-from realtime.given_out import GivenOut
 from realtime.group_records import GroupRecords
 from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins
@@ -24,6 +24,7 @@ from realtime.peer import Peer
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
+from realtime.window import Became, GroupWindow
 from tests.worlds import port_bugs
 from tests.worlds.patches import Bugs, Patch, changed
 from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
@@ -128,7 +129,7 @@ def _acknowledge_before_the_sync(self: PullCommit, callback: Callable[[], None])
 
 
 def _lapse_never(self: Pulls) -> None:
-    list(self._leases.due(self.clock.monotonic_ms()))
+    list(self._ends.due(self.clock.monotonic_ms()))
     for waiting in self._deadlines.due(self.clock.monotonic_ms()):
         self._answer_empty(waiting)
 
@@ -184,7 +185,13 @@ IN_REALTIME: Bugs = {
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
     ],
     "Q1: the pull log is not synced": port_bugs.unsynced("/realtime/pull/"),
-    "Q1: acknowledgements of lost pulls count": [Patch(GivenOut, "lost", lambda self, *asked: [])],
+    "Q1: acknowledgements of lost pulls count": [
+        Patch(
+            GivenOut,
+            "became",
+            lambda self, group, next_pull, incarnation, run: [run._replace(state=Became.ACKNOWLEDGED)],
+        )
+    ],
     "Q3: retention passes what a group has not acknowledged": [Patch(snapshots, "keep_from", _keep(_no_group))],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
     "H8: nobody notices that a delay server was restored": _HEARD_ALL_THE_SAME,
@@ -198,7 +205,7 @@ IN_REALTIME: Bugs = {
     ],
     "Q1: acknowledgements of anybody count": [ACKNOWLEDGE_FOR_ANYBODY],
     "Q4: what no handler was given counts as an attempt": [
-        Patch(Group, "_give_back", changed(Group._give_back, "run.attempt if op == PullOp.RETURNED else ", ""))
+        Patch(GroupWindow, "_move", changed(GroupWindow._move, "run.attempt if word is GroupWord.RETURNED else ", ""))
     ],
     "Q4: nobody hears that others have empty hands": [Patch(Pulls, "_recall", _recall_nobody)],
     "Q4: the end of a pull leaves it waiting": [Patch(Pulls, "end_waiting", _end_no_pull)],

@@ -14,8 +14,8 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame
+from realtime.acks import SECRET_BITS
 from realtime.core import Core, Executors, Surroundings
-from realtime.given_out import SECRET_BITS
 from realtime.peer import Peer
 from realtime.recovery import recover
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from realtime import acks, plans, pulls
-from realtime.groups import Group
+from realtime.window import GroupWindow
 from tests.worlds.patches import Patch, changed
 
 ACKNOWLEDGE_FOR_ANYBODY = Patch(
@@ -12,15 +12,15 @@ ACKNOWLEDGE_FOR_ANYBODY = Patch(
     changed(
         acks.found,
         "in _merged(handles):",
-        "in [(run.incarnation, run.start, run.end)"
-        " for _, first, last in _merged(handles) for run in group.held.within(first, last)]:",
+        "in [(run.incarnation, run.first, run.end) for _, first, last in _merged(handles)"
+        " for run in group.window.handles.within(first, last) if run.state == Became.HELD]:",
     ),
 )
 ENTRIES_ON_BOTH_SIDES_OF_NEXT = [
     Patch(pulls, "pulled", changed(plans.pulled, "and part.consume_first != group.next", "")),
     Patch(
-        Group,
+        GroupWindow,
         "_pulled",
-        changed(Group._pulled, "max(self.next, end)", "self.next if entry.consume_first < self.next else end"),
+        changed(GroupWindow._pulled, "max(self.next, end)", "self.next if entry.consume_first < self.next else end"),
     ),
 ]

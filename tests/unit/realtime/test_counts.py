@@ -13,7 +13,7 @@ FRAME_CALLS_MAX = 156
 ANSWERED_FRAME_CALLS_MAX = 245
 PULL_CALLS_MAX = 29
 ACK_CALLS_MAX = 116
-WAKE_CALLS_MAX = 13
+WAKE_CALLS_MAX = 17
 
 
 def waiting_world(*subjects: str) -> tuple[World, SimPeer, SimPeer]:
@@ -62,7 +62,7 @@ def test_the_calls_of_a_frame_a_pull_and_an_acknowledgement_are_few_and_do_not_g
     ask = pull_head(wait_ms=5_000)
     assert calls(lambda: world.send(consumer, RequestType.PULL, ask)) <= PULL_CALLS_MAX
     assert calls(lambda: world.dispatch(peer, 1, third)) <= ANSWERED_FRAME_CALLS_MAX
-    held = next(iter(world.core._pulls.groups[SUBJECT, GROUP].held))
-    handles = [[held.incarnation, held.start, held.messages]]
+    held = next(iter(world.core._pulls.groups[SUBJECT, GROUP].window.held()))
+    handles = [[held.incarnation, held.first, held.messages]]
     assert calls(lambda: world.ack(consumer, handles)) <= ACK_CALLS_MAX
     assert calls(world.core.next_wake_ms) <= WAKE_CALLS_MAX

@@ -87,12 +87,12 @@ def test_rule_B1_memory_follows_the_messages_that_are_held_and_not_the_extension
         # As a heartbeat does, whose lease is now longer, now shorter.
         assert _extend(world, peer, [[incarnation, first, 1]], 10_000_000 + number * (-1) ** number) == []
         world.pass_time(1)
-    assert len(group.extensions) == 1 and len(pulls._leases) < 1_100
+    assert len(list(group.window.held())) == 2 and len(pulls._ends) < 1_100
     for number in range(count):
         handle = [incarnation, first + number, 1]
         _extend(world, peer, [handle], 10_000_000)
         world.ack(peer, [handle], kind=RequestType.NACK if number % 2 else RequestType.ACK)
-    assert len(group.extensions) == 0 and len(pulls._leases) < 1_100
+    assert group.outstanding == 0 and len(pulls._ends) < 1_100
 
 
 def test_what_was_extended_lapses_when_its_last_lease_ends_however_it_was_extended_before() -> None:

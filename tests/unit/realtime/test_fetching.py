@@ -73,7 +73,7 @@ def test_rule_Q5_what_was_given_back_and_what_is_new_are_two_pulls() -> None:
     world, peer = ready_world([b"a", b"b"], [b"c", b"d"])
     world.give_back(peer, world.pull(peer, most=2).handles)
     assert world.pull(peer).bodies == [b"a", b"b", b"c", b"d"]
-    held = list(world.core._pulls.groups[SUBJECT, GROUP].held)
+    held = list(world.core._pulls.groups[SUBJECT, GROUP].window.held())
     assert [(run.consume_first, run.messages) for run in held] == [(0, 2), (2, 2)]
 
 

@@ -173,9 +173,9 @@ def test_the_log_has_a_pull_and_an_acknowledgement_for_what_is_passed_over(monke
     seen: list[tuple[PullOp, int, int]] = []
     append = world.core._pull_log.append
 
-    def note(entries: Sequence[PullEntry]) -> None:
+    def note(entries: Sequence[PullEntry], *records: Any) -> None:
         seen.extend((entry.op, entry.consume_first, entry.covered) for entry in entries)
-        append(entries)
+        append(entries, *records)
 
     monkeypatch.setattr(world.core._pull_log, "append", note)
     assert _pull(world, tags_any=["blue"]) == [b"2", b"3", b"6"]

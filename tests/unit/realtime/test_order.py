@@ -14,9 +14,9 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
 from realtime import parts
-from realtime.groups import Group, pause_after
-from realtime.offers import Offer
+from realtime.groups import Group
 from realtime.order import KNOWN_MAX, LOOKED_AT, LOOKED_AT_A_BATCH, Order
+from realtime.window import Offer, Stage, pause_after
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
@@ -194,9 +194,9 @@ def test_how_many_messages_it_looks_ahead_is_bounded() -> None:
     while order.wants_more(10 * KNOWN_MAX):
         order.add([1] * LOOKED_AT)
     assert order.scanned == KNOWN_MAX and order.ready == 1 and order.waiting == KNOWN_MAX - 1
-    order.pulled(0, 1)
+    order.moved(0, 1, Stage.HELD, 1)
     assert not order.offers_any(10 * KNOWN_MAX)
-    order.settled(0, 1)
+    order.moved(0, 1, Stage.SETTLED, 1)
     assert order.offers_any(10 * KNOWN_MAX)
 
 
@@ -346,10 +346,10 @@ def test_a_message_that_can_be_read_again_comes_before_a_later_one_that_goes_bac
     order.load([1])
     order.load([1])
     assert order.is_loaded
-    order.back(5, 6, 2)
-    assert [(offer.consume_first, offer.count) for offer in order.offers()] == [(3, 1)]
-    order.pulled(3, 4)
-    order.settled(3, 4)
+    order.moved(5, 6, Stage.OFFERED, 2)
+    assert [(offer.consume_first, offer.messages) for offer in order.offers()] == [(3, 1)]
+    order.moved(3, 4, Stage.HELD, 1)
+    order.moved(3, 4, Stage.SETTLED, 1)
     assert [(offer.consume_first, offer.attempt) for offer in order.offers()] == [(5, 2)]
 
 

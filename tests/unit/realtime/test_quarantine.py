@@ -188,7 +188,7 @@ def test_rule_Q5_what_was_given_back_and_what_was_passed_over_come_once_though_t
     world.pass_time(RETRY_MS)
     again = world.pull(peer)
     assert (again.bodies, again.attempts) == ([b"good", BAD], [1, 1])
-    assert len(world.core._pulls.groups[SUBJECT, GROUP].held) == 1
+    assert len(list(world.core._pulls.groups[SUBJECT, GROUP].window.held())) == 1
     assert world.ack(peer, again.handles) == []
     later = World(world.disk.after_kill(), world.state.after_crash(), world.clock.restarted())
     assert pull_all(later) == []

@@ -229,11 +229,12 @@ def facts(world: World) -> Facts:
 def progress(group: Group) -> tuple[int, set[int], set[tuple[int, int, int]]]:
     """Its id, what is not acknowledged, and what is held."""
     open_ = set(range(group.next, group.subject.end))
-    for offers in (group.redeliver, group.paused, group.quarantined):
-        for offer in offers.copy():
-            open_.update(range(offer.consume_first, offer.consume_first + offer.count))
+    for run in group.window.others:
+        open_.update(range(run.first, run.end))
     held = {
-        (run.start + at, run.consume_first + at, run.incarnation) for run in group.held for at in range(run.messages)
+        (run.first + at, run.consume_first + at, run.incarnation)
+        for run in group.window.held()
+        for at in range(run.messages)
     }
     return group.group_id, open_ | {consume for _, consume, _ in held}, held
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from delayd.wire.requests import RequestType
-from realtime import groups as groups_module
 from realtime import pulls as pulls_module
-from realtime.groups import PAUSE_MS, PAUSE_MS_MAX, pause_after
+from realtime import window as window_module
+from realtime.window import PAUSE_MS, PAUSE_MS_MAX, Stage, pause_after
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
 HOUR_MS = 3_600_000
@@ -105,7 +105,7 @@ def test_rule_Q5_a_group_that_was_made_again_knows_nothing_of_the_one_before() -
 
 
 def test_rule_Q5_what_is_not_known_any_more_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "GIVEN_BACK_RUNS_MAX", 3)
+    monkeypatch.setattr(window_module, "GIVEN_BACK_RUNS_MAX", 3)
     world, peer = ready_world([b"%d" % number for number in range(12)])
     pulls = [world.pull(peer, most=1) for _ in range(12)]
     world.ack(peer, pulls[0].handles)
@@ -128,10 +128,12 @@ def test_rule_B1_what_was_given_back_is_bounded_over_all_groups(monkeypatch: pyt
         pulls = [world.pull(peer, group, most=1) for _ in range(30)]
         for pulled in pulls[::2]:
             world.ack(peer, pulled.handles, group, kind=RequestType.NACK)
-        kept = sum(len(world.core._pulls.groups[SUBJECT, name].given_back) for name in "abc"[: "abc".index(group) + 1])
+        kept = sum(
+            world.core._pulls.groups[SUBJECT, name].window.given_back for name in "abc"[: "abc".index(group) + 1]
+        )
         assert kept <= 20 + 2 * 3
     world.ask(peer, RequestType.DELETE_GROUP, {"subject": SUBJECT, "group": "a"})
-    assert world.core._pulls._given_back == sum(len(group.given_back) for group in world.core._pulls.groups.values())
+    assert world.core._pulls._given_back == sum(group.window.given_back for group in world.core._pulls.groups.values())
 
 
 def drained(world: World) -> list[bytes]:
@@ -218,7 +220,7 @@ def test_others_are_offered_during_a_pause_and_who_waits_is_served_at_its_end() 
 def test_what_pauses_is_kept_by_retention_and_offered_at_once_by_the_next_life() -> None:
     world, peer = paused_world()
     group = world.core._pulls.groups[SUBJECT, GROUP]
-    assert (group.oldest, len(group.paused)) == (0, 1)
+    assert (group.oldest, group.window.others.runs[Stage.PAUSED]) == (0, 1)
     world.core.checkpoint()
     found = killed(world).pull(peer)
     assert sorted(found.bodies) == [b"a", b"b"]

@@ -72,7 +72,7 @@ def test_rule_B2_fragments_that_were_given_back_cost_a_pull_what_it_takes() -> N
         group = group_with_pulls(count)
         for number in range(0, count, 2):
             group.apply(PullEntry(PullOp.LAPSED, 1, 1, 1, number, 0, 1, 0))
-        assert len(group.redeliver) == count // 2
+        assert group.window.offered == count // 2
         return lines(lambda: group.apply(PullEntry(PullOp.PULL, 2, 1, 1, 2 * count, 0, 1, 0)))
 
     assert steps(2_000) == steps(200)
@@ -86,7 +86,7 @@ def test_rule_B2_what_a_checkpoint_copies_of_a_group_on_the_loop_costs_a_step_fo
     copied = group.copy()
     group.apply(PullEntry(PullOp.ACK, 0, 1, 1, 0, 0, 20_000, 0))
     # It stays as it was at its moment.
-    assert len(copied.held) == 10_000 and not group.held and len(encode_group(group)[1]) < 150
+    assert len(list(copied.window.held())) == 10_000 and not group.outstanding and len(encode_group(group)[1]) < 150
 
 
 def test_rule_B2_polls_that_end_cost_each_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:

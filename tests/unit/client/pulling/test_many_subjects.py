@@ -427,7 +427,7 @@ def test_rule_Q2_decisions_about_several_subjects_go_to_the_group_of_each() -> N
         for server, names in ((first, ["s.1", "s.3"]), (second, ["s.2"])):
             groups = server.life.core._pulls.groups
             assert [name for name in ("s.1", "s.2", "s.3") if (name, GROUP) in groups] == names
-            assert all(len(groups[name, GROUP].leaving) == 1 for name in names)
+            assert all(len(groups[name, GROUP].window.leaving) == 1 for name in names)
 
     with_servers(scenario, 2)
 
