@@ -741,3 +741,33 @@ def test_what_a_handler_sends_while_its_loop_is_asked_is_worked_off_at_that_inst
         assert seen == [DAY] * len(groups)
     for thread in threads:
         thread.join()
+
+
+def test_no_time_is_taken_from_a_handler_that_sleeps_or_runs_a_thread(delayd_broker: InMemoryBroker) -> None:
+    clock = delayd_broker.clock
+    begun, seen = clock.now, list[tuple[timedelta, timedelta]]()
+    worker = delayd_broker.worker()
+
+    @worker.on("a", group="sleeps")
+    async def sleep(body: bytes) -> None:
+        came = clock.now - begun
+        await asyncio.sleep(0.1)
+        seen.append((came, clock.now - begun))
+
+    @worker.on("a", group="runs a thread")
+    async def run(body: bytes) -> None:
+        came = clock.now - begun
+        await asyncio.to_thread(threading.Event().wait, 0.1)
+        seen.append((came, clock.now - begun))
+
+    async def scenario() -> None:
+        async with delayd_broker.async_producer() as producer:
+            for days in (1, 2):
+                await producer.send("a", b"", delay=days * DAY)
+            serving = asyncio.create_task(worker.serve())
+            await clock.advance_async(5 * DAY)
+            worker.stop()
+            await serving
+
+    asyncio.run(scenario())
+    assert seen == [(DAY, DAY)] * 2 + [(2 * DAY, 2 * DAY)] * 2
