@@ -21,7 +21,7 @@ from bench.schedule import SENDERS
 from bench.servers import servers
 from delayd import CancelAnswer
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import BatchReceipt, Receipt
+from delayd.client.sending.receipts import BatchReceipt, Receipt
 
 Row = TypeVar("Row")
 

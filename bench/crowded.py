@@ -17,7 +17,7 @@ from bench.messages import BATCH_ROWS, BODIES, HOUR_MS, Instants, now_ms, send_b
 from bench.servers import Servers, servers
 from delayd import CancelAnswer
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import BatchReceipt, Receipt
+from delayd.client.sending.receipts import BatchReceipt, Receipt
 from delayd.config import parse_address
 from delayd.net.connection import connect
 from delayd.wire.heads import need_int, need_map

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Int64s
-from delayd.client.admin.quotas import quotas_of
+from delayd.client.ask import quotas_of
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_start_ms

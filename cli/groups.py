@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import click
 
-from delayd.client.admin.admin import Admin
-from delayd.client.admin.groups import (
+from delayd.client.admin import Admin, Letter
+from delayd.client.ask import (
     GroupAt,
     Listing,
     delete_group,
@@ -24,7 +24,6 @@ from delayd.client.admin.groups import (
     one_place,
     pause_group,
 )
-from delayd.client.admin.letters import Letter
 from delayd.client.instants import instant_ms
 from delayd.client.sending.producer import Producer
 from delayd.errors import DelaydError

@@ -18,10 +18,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.client.sending.pending import PendingMessage
 from delayd.client.sending.producer import Producer
-from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptPart
-from delayd.client.sending.rescheduled import RescheduledBatch
+from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
+from delayd.client.sending.walking import PendingMessage
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument
 from delayd.log_id import LogId

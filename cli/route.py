@@ -10,7 +10,7 @@ from itertools import groupby
 
 import click
 
-from delayd.client.admin.groups import GroupAt, groups_at
+from delayd.client.ask import GroupAt, groups_at
 from delayd.errors import BadArgument, NoRealtimeServer, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.retry_subject import is_reserved

@@ -19,7 +19,7 @@ import click
 
 from delayd.client.sending.options import OnConflict
 from delayd.client.sending.producer import Producer
-from delayd.client.sending.receipt import BatchFailed, Receipt
+from delayd.client.sending.receipts import BatchFailed, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 from delayd.limits import MESSAGE_BYTES_MAX
 

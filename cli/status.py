@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from delayd.client.admin.groups import group_pages
+from delayd.client.ask import group_pages
 from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import click
 
-from delayd.client.admin.groups import groups_at
+from delayd.client.ask import groups_at
 from delayd.wire.listings import GroupInfo
 
 from . import ask

@@ -16,35 +16,35 @@ __version__ = "0.1.0"
 # Each name that delayd offers, and the module that it lives in. Type checkers read the same names from imports
 # under TYPE_CHECKING.
 _HOMES: dict[str, str] = {
-    "Admin": "delayd.client.admin.admin",
-    "AsyncAdmin": "delayd.client.admin.admin",
+    "Admin": "delayd.client.admin",
+    "AsyncAdmin": "delayd.client.admin",
     "AsyncConsumer": "delayd.client.pulling.consumer",
     "AsyncMessage": "delayd.client.pulling.consumer",
     "AsyncMessageBatch": "delayd.client.pulling.consumer",
-    "Backoff": "delayd.client.pulling.words",
+    "Backoff": "delayd.client.pulling.acks",
     "AsyncProducer": "delayd.client.sending.producer",
-    "BatchFailed": "delayd.client.sending.receipt",
-    "BatchReceipt": "delayd.client.sending.receipt",
+    "BatchFailed": "delayd.client.sending.receipts",
+    "BatchReceipt": "delayd.client.sending.receipts",
     "CancelAnswer": "delayd.wire.ending",
     "Consumer": "delayd.client.pulling.consumer",
     "Data": "delayd.reading.data",
     "Embedded": "delayd.embedded",
     "Message": "delayd.client.pulling.consumer",
     "MessageBatch": "delayd.client.pulling.consumer",
-    "MessageInfo": "delayd.client.sending.message_asker",
+    "MessageInfo": "delayd.client.sending.asking",
     "MessageState": "delayd.wire.ending",
-    "PendingMessage": "delayd.client.sending.pending",
-    "PendingPage": "delayd.client.sending.pending",
+    "PendingMessage": "delayd.client.sending.walking",
+    "PendingPage": "delayd.client.sending.walking",
     "Producer": "delayd.client.sending.producer",
-    "Receipt": "delayd.client.sending.receipt",
+    "Receipt": "delayd.client.sending.receipts",
     "Reject": "delayd.worker.verdicts",
     "RescheduleAnswer": "delayd.wire.ending",
-    "Rescheduled": "delayd.client.sending.rescheduled",
-    "RescheduledBatch": "delayd.client.sending.rescheduled",
+    "Rescheduled": "delayd.client.sending.receipts",
+    "RescheduledBatch": "delayd.client.sending.receipts",
     "Retry": "delayd.worker.verdicts",
-    "SendFuture": "delayd.client.sending.send_future",
-    "SendVerdict": "delayd.client.sending.receipt",
-    "Walked": "delayd.client.sending.walker",
+    "SendFuture": "delayd.client.sending.receipts",
+    "SendVerdict": "delayd.client.sending.receipts",
+    "Walked": "delayd.client.sending.walking",
     "Worker": "delayd.worker.worker",
     "open": "delayd.embedded",
     "open_data": "delayd.reading.data",
@@ -92,28 +92,28 @@ __all__ = [
 __all__ += errors.__all__
 
 if TYPE_CHECKING:
-    from delayd.client.admin.admin import Admin as Admin
-    from delayd.client.admin.admin import AsyncAdmin as AsyncAdmin
+    from delayd.client.admin import Admin as Admin
+    from delayd.client.admin import AsyncAdmin as AsyncAdmin
+    from delayd.client.pulling.acks import Backoff as Backoff
     from delayd.client.pulling.consumer import AsyncConsumer as AsyncConsumer
     from delayd.client.pulling.consumer import AsyncMessage as AsyncMessage
     from delayd.client.pulling.consumer import AsyncMessageBatch as AsyncMessageBatch
     from delayd.client.pulling.consumer import Consumer as Consumer
     from delayd.client.pulling.consumer import Message as Message
     from delayd.client.pulling.consumer import MessageBatch as MessageBatch
-    from delayd.client.pulling.words import Backoff as Backoff
-    from delayd.client.sending.message_asker import MessageInfo as MessageInfo
-    from delayd.client.sending.pending import PendingMessage as PendingMessage
-    from delayd.client.sending.pending import PendingPage as PendingPage
+    from delayd.client.sending.asking import MessageInfo as MessageInfo
     from delayd.client.sending.producer import AsyncProducer as AsyncProducer
     from delayd.client.sending.producer import Producer as Producer
-    from delayd.client.sending.receipt import BatchFailed as BatchFailed
-    from delayd.client.sending.receipt import BatchReceipt as BatchReceipt
-    from delayd.client.sending.receipt import Receipt as Receipt
-    from delayd.client.sending.receipt import SendVerdict as SendVerdict
-    from delayd.client.sending.rescheduled import Rescheduled as Rescheduled
-    from delayd.client.sending.rescheduled import RescheduledBatch as RescheduledBatch
-    from delayd.client.sending.send_future import SendFuture as SendFuture
-    from delayd.client.sending.walker import Walked as Walked
+    from delayd.client.sending.receipts import BatchFailed as BatchFailed
+    from delayd.client.sending.receipts import BatchReceipt as BatchReceipt
+    from delayd.client.sending.receipts import Receipt as Receipt
+    from delayd.client.sending.receipts import Rescheduled as Rescheduled
+    from delayd.client.sending.receipts import RescheduledBatch as RescheduledBatch
+    from delayd.client.sending.receipts import SendFuture as SendFuture
+    from delayd.client.sending.receipts import SendVerdict as SendVerdict
+    from delayd.client.sending.walking import PendingMessage as PendingMessage
+    from delayd.client.sending.walking import PendingPage as PendingPage
+    from delayd.client.sending.walking import Walked as Walked
     from delayd.embedded import Embedded as Embedded
     from delayd.embedded import open as open
     from delayd.reading.data import Data as Data

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from delayd.client.admin.admin import Admin
+from delayd.client.admin import Admin
 from delayd.client.blocking import LoopThread
 from delayd.client.engine import THREAD_S, forget, remember
 from delayd.client.instants import monotonic_s

@@ -5,12 +5,10 @@ its blocking form is made from that. Both share one core, which lives on one eve
 
     sending             producers
     pulling             consumers
-    admin               what operators ask of running servers, and decide
-Both
+    admin, ask          what operators ask of running servers, and decide; one question to a server that meta knows
+All of them
     limits, instants    check what the caller said, and know what time it is at a server
-    home_clock          the clocks of one home of messages: this machine's, or one that a test moves
-    meta                which servers there are, as meta last said
-    link, retry         the connection to one server, and how long to wait before the next try
+    routing             which servers there are, the connection to each, and which of them gets what
     engine              what a client runs on, one a process (rule I2), and its end with the program
     blocking            how a blocking form is made from the asynchronous one, and its background thread
 """

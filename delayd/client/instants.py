@@ -8,6 +8,13 @@ An example: a request leaves at 1,000 us of this machine's monotonic clock, and 
 at 3,000 us. The server read its clock somewhere in between, so at about 2,000 us it stood at 7,000.5 ms; the error is
 at most 1,000 us, and half a ms because the server tells whole ms. A message with `delay=` of 5 s that is sent at 4,000
 us is due at 12,004 ms by the server's clock: 5 s after 7,002.5 ms, plus the error of 1.5 ms.
+
+Home clock: the clocks that a client reads for one home of messages.
+
+These are the clocks of this machine, or those of a home in this process whose clock a test moves
+(`delayd.testing.InMemoryBroker`).
+
+Invariant: how long a call waits is always counted by this machine's clock, so no call hangs because a clock stands.
 """
 
 from __future__ import annotations
@@ -17,13 +24,13 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
-from delayd.client.limits import need_timedelta
+from delayd.client.limits import need_address, need_timedelta
 from delayd.errors import BadArgument, BadInstant, ClockInDoubt, NaiveDatetime, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 from delayd.wire.frame import Head
@@ -379,3 +386,57 @@ def _items(name: str, values: object) -> Iterable[Any]:
 
 def _of_datetimes(column: NDArray[Any]) -> bool:
     return column.dtype.kind == "O" and column.size > 0 and isinstance(column.flat[0], datetime)
+
+
+C = TypeVar("C")
+
+
+class HomeClock:
+    """The clocks of one home: those of this machine, where the home is anywhere."""
+
+    def delay_us(self) -> int:
+        """The clock from which `delay=` counts, in us."""
+        return monotonic_us()
+
+    def wall_ms(self) -> int:
+        """The clock by which an instant is near or far, in ms since the epoch."""
+        return wall_ms()
+
+    def lease_s(self) -> float:
+        """The clock by which leases are counted, in s."""
+        return monotonic_s()
+
+    def server_clock(self, name: str) -> ServerClock:
+        """What a client knows of the clock of one of the home's servers."""
+        return ServerClock(name)
+
+    def core_of(self, kind: type[C]) -> Callable[..., C]:
+        """What makes the core of a consumer: ``kind``, or one below it, by which a clock that is moved follows what
+        callers have in hand.
+        """
+        return kind
+
+
+MACHINE_CLOCK = HomeClock()
+
+_moved: dict[str, HomeClock] = {}
+
+
+def clock_of(host: str) -> HomeClock:
+    """The clocks of the home whose servers listen on a host."""
+    return _moved.get(host, MACHINE_CLOCK)
+
+
+def clock_at(address: str) -> HomeClock:
+    """The same for an address of meta."""
+    return clock_of(need_address(address).host) if _moved else MACHINE_CLOCK
+
+
+def set_clock(host: str, clock: HomeClock) -> Callable[[], None]:
+    """Let the clients of a host read this clock; returns a function that ends this."""
+    _moved[host] = clock
+
+    def end() -> None:
+        _moved.pop(host, None)
+
+    return end

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
-from delayd.client.admin.letters import Letter
-from delayd.client.home_clock import set_clock
+from delayd.client.admin import Letter
+from delayd.client.instants import set_clock
 from delayd.client.limits import check_subject
-from delayd.client.sending.pending import PendingMessage
+from delayd.client.sending.walking import PendingMessage
 from delayd.clock import ClockEvidence, JudgedClock
 from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed, BadRequest

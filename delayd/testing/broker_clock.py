@@ -27,8 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from delayd.client.blocking import LoopThread
-from delayd.client.home_clock import HomeClock
-from delayd.client.instants import ServerClock, instant_ms, monotonic_s, utc, wall_ms
+from delayd.client.instants import HomeClock, ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
 from delayd.client.pulling.consumer_core import ConsumerCore
 from delayd.client.pulling.message import Pulled
@@ -221,7 +220,7 @@ class BrokerClock(HomeClock):
         self._thread = None
         self._follower.cancel()
 
-    # A HomeClock of delayd.client.home_clock.
+    # A HomeClock of delayd.client.instants.
 
     def delay_us(self) -> int:
         """See HomeClock."""

@@ -6,9 +6,8 @@ import asyncio
 from concurrent.futures import CancelledError
 from datetime import timedelta
 
-from delayd.client.pulling.acks import Handles
+from delayd.client.pulling.acks import ACK, Handles, Word
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.pulling.words import ACK, Word
 from delayd.errors import AlreadyClosed
 
 STOPPED = "the worker has stopped; the message comes again, or went back before"

@@ -19,18 +19,18 @@ from datetime import timedelta
 from typing import Any, Final, Literal
 
 from delayd.client.limits import need_bool, need_timedelta, need_whole
+from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.message import MessageView
 from delayd.client.pulling.options import (
     BACKOFF,
     LEASE,
     ConsumerSettings,
     Start,
+    Subjects,
     exclusive_of,
     start_of,
     wanted_tags,
 )
-from delayd.client.pulling.subjects import Subjects
-from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting
 from delayd.worker.decoding import Decode, decoder_of
 

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import CancelledError as WaitCancelled
 from typing import Any
 
+from delayd.client.pulling.acks import Kind as WordKind
+from delayd.client.pulling.acks import Word
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Message
 from delayd.client.pulling.options import exclusive_of
-from delayd.client.pulling.words import Kind as WordKind
-from delayd.client.pulling.words import Word
-from delayd.client.retry import Backoff
+from delayd.client.routing import RetryWaits
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
 from delayd.log_limit import LogLimit
 from delayd.worker.blocking import BlockingWords
@@ -83,7 +83,7 @@ class Lane:
 
     async def pull(self) -> None:
         """Hand messages to the handler until cancelled. Raises the error of a request that can never succeed."""
-        backoff = Backoff()
+        backoff = RetryWaits()
         while True:
             try:
                 async for message in self._consumer:

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from delayd.client.pulling.acks import ACK, Word, rejected
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
-from delayd.client.pulling.words import ACK, Word, rejected
 from delayd.errors import AlreadyClosed, DelaydError
 from delayd.log_limit import LogLimit
 from delayd.worker.handler import HandlerSettings

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from delayd.client.limits import need_text, need_timedelta
-from delayd.client.pulling.words import DELAY_MAX
+from delayd.client.pulling.acks import DELAY_MAX
 from delayd.errors import BadArgument, BadBody
 
 ERROR_CHARACTERS_MAX = 2_000  # Of an exception's text; it travels with the message.

@@ -20,9 +20,9 @@ import uvloop
 
 from delayd.client.blocking import need_real_threads
 from delayd.client.limits import check_group, need_callable, need_meta, need_timedelta
+from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.pulling.options import BACKOFF, LEASE, Start
-from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting, WrongLoop
 from delayd.log_limit import tell_left_out
 from delayd.worker.decoding import Decode

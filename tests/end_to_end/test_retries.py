@@ -11,7 +11,7 @@ import pytest
 import delayd
 from cli import ask
 from delayd import Backoff, Consumer, Producer
-from delayd.client.admin.groups import groups_at
+from delayd.client.ask import groups_at
 from delayd.errors import StaleHandle
 from tests.end_to_end.cluster import Cluster, cluster, command
 from tests.waiting import DEADLINE_S, wait_until

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 import delayd
-from delayd.client.sending.groups import SILENT_S
+from delayd.client.routing import SILENT_S
 from tests.end_to_end.cluster import META, logged
 from tests.end_to_end.processes import ServerProcess
 from tests.unit.cli.runner import run

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from delayd import CancelAnswer, MessageState
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
+from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
 from delayd.errors import DelaydError, SendHandle
 
 from .torture_ledger import Ledger

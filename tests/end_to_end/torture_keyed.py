@@ -18,8 +18,8 @@ import numpy as np
 from delayd import CancelAnswer, RescheduleAnswer, SendVerdict
 from delayd.client.sending.options import OnConflict
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import Accepted as AcceptedBatch
-from delayd.client.sending.receipt import BatchFailed, Receipt, Verdicts
+from delayd.client.sending.receipts import Accepted as AcceptedBatch
+from delayd.client.sending.receipts import BatchFailed, Receipt, Verdicts
 from delayd.errors import DelaydError, InFlight, KeyPending, OutcomeUnknown, SendHandle
 from delayd.wire.ending import AnswerRows
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd import CancelAnswer, MessageState, RescheduleAnswer, SendVerdict
-from delayd.client.sending.receipt import ReceiptColumns
+from delayd.client.sending.receipts import ReceiptColumns
 from delayd.wire.ending import AnswerRows
 
 from .torture_ledger import Fate, Ledger, Name, Sent

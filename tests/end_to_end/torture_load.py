@@ -16,7 +16,7 @@ import numpy as np
 
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import BatchFailed
+from delayd.client.sending.receipts import BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 
 from .torture_cancel import HANG_S, Canceller, outcome_of

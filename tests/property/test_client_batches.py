@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 from delayd.batch import Batch, ColumnId, Int64s, ProducerPart, parse
 from delayd.client.instants import ServerClock
 from delayd.client.pulling.acks import merge
-from delayd.client.sending.block import Block, Progress
-from delayd.client.sending.gathering import Gathering, row_bytes
-from delayd.client.sending.options import NO_LABEL, Columns, Label, Labels, Single
-from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, Items, pack_rows, split_rows
-from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
+from delayd.client.sending.options import NO_LABEL, Columns, Items, Label, Labels, Single
+from delayd.client.sending.outbox import (
+    BYTES_TARGET,
+    ROWS_TARGET,
+    Block,
+    Gathering,
+    Progress,
+    pack_rows,
+    row_bytes,
+    split_rows,
+)
+from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
 from delayd.encode import encode_single
 from delayd.errors import DelaydError, HourFull
 from delayd.log_id import LogId

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import Receipt
+from delayd.client.sending.receipts import Receipt
 from delayd.errors import HourFull, OutcomeUnknown, SlowDown
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.sending.receipt import Receipt
+from delayd.client.sending.receipts import Receipt
 from delayd.disk import RealDisk
 from delayd.hours import hour_name
 from delayd.log_id import LogId

@@ -16,15 +16,12 @@ from typing import Self
 
 from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
 from delayd.client.engine import AsyncClient, OwnEngine, OwnLoopEngine
-from delayd.client.home_clock import clock_at
-from delayd.client.instants import monotonic_s
+from delayd.client.instants import clock_at, monotonic_s
 from delayd.client.limits import need_bool, need_listed, need_timedelta
-from delayd.client.pulling.acks import Handles
+from delayd.client.pulling.acks import ACK, Handles, Word, extended, rejected
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
-from delayd.client.pulling.lives import word_back, words_back
-from delayd.client.pulling.message import MessageColumns, Messages, MessageView, Pulled, Settling
+from delayd.client.pulling.message import MessageColumns, Messages, MessageView, Pulled, Settling, word_back, words_back
 from delayd.client.pulling.options import Consumes
-from delayd.client.pulling.words import ACK, Word, extended, rejected
 from delayd.errors import AlreadyClosed, BadArgument
 
 

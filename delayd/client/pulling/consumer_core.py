@@ -21,19 +21,13 @@ from typing import Generic
 from delayd.client.blocking import Inbox, LoopThread, Work
 from delayd.client.engine import OnLoop
 from delayd.client.instants import monotonic_s
-from delayd.client.meta import MetaView
-from delayd.client.pulling.acks import Failures, Handles
-from delayd.client.pulling.in_flight import InFlight
-from delayd.client.pulling.lease_keeper import LeaseKeeper
-from delayd.client.pulling.lives import divide
+from delayd.client.pulling.acks import ACK, Failures, Handles, Kind, Word, extended
 from delayd.client.pulling.many_source import ManySource
-from delayd.client.pulling.message import MessageColumns, Pulled, handle_at
+from delayd.client.pulling.message import MessageColumns, Pulled, divide, handle_at
 from delayd.client.pulling.options import ConsumerSettings
-from delayd.client.pulling.pace import Pace
 from delayd.client.pulling.source import Callbacks, OneSource, Source
-from delayd.client.pulling.stock import Batch, Stock
-from delayd.client.pulling.words import ACK, Kind, Word, extended
-from delayd.client.retry import Backoff
+from delayd.client.pulling.stock import Batch, InFlight, LeaseKeeper, Pace, Stock
+from delayd.client.routing import MetaView, RetryWaits
 from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable, SlowDown
 
 SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
@@ -98,7 +92,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         self.outage: DelaydError | None = None  # Why the last pull that got nothing has reached no server.
         self._is_silent = False  # No server has answered the last pull that got nothing.
         self._away = False  # Iteration waits for a server, and has logged that.
-        self._backoff = Backoff()
+        self._backoff = RetryWaits()
         self._failures = Failures((settings.subject, settings.group))
         callbacks = Callbacks(self._pulled, self._spare, self._failures)
         self._source: Source = (ManySource if settings.subjects.are_many else OneSource)(

@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from delayd.client.instants import monotonic_us
-from delayd.client.link import ServerLink, unreadable
-from delayd.client.meta import MetaView, ServerAddress
-from delayd.client.pulling.acks import Handles, Way, merge
-from delayd.client.pulling.options import ConsumerSettings
-from delayd.client.pulling.presence import Presence
-from delayd.client.pulling.pull_lane import ANSWER_MS_MAX, PullLane
+from delayd.client.pulling.acks import Handles, Way, Word, merge
+from delayd.client.pulling.options import ConsumerSettings, Subjects
 from delayd.client.pulling.source import (
+    ANSWER_MS_MAX,
     ByLanes,
     Callbacks,
     Lanes,
+    Presence,
+    PullLane,
     Reached,
     Settler,
     beginning_of,
@@ -35,9 +34,7 @@ from delayd.client.pulling.source import (
     unfinished_in,
     wanted_in,
 )
-from delayd.client.pulling.subjects import Subjects
-from delayd.client.pulling.words import Word
-from delayd.client.retry import Backoff
+from delayd.client.routing import MetaView, RetryWaits, ServerAddress, ServerLink, unreadable
 from delayd.errors import (
     BadRequest,
     DelaydError,
@@ -135,7 +132,7 @@ class ManySource(Settler["_Server"]):
     async def _find(self) -> None:
         """Find the servers, and ask them; as long as a PULL may be tried."""
         deadline = self._loop.time() + self._settings.timeout_ms / 1000
-        backoff = Backoff()
+        backoff = RetryWaits()
         while not self._asked:
             try:
                 await self._look()

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from delayd import batch as batches
 from delayd import validate
 from delayd.batch import ColumnId, Int64s
-from delayd.client.home_clock import clock_at
 from delayd.client.instants import (
     HORIZON_MS,
     Delays,
@@ -33,6 +32,7 @@ from delayd.client.instants import (
     DeliverAtMs,
     Horizon,
     PandasColumn,
+    clock_at,
     instant_ms,
     wish,
     wish_column,
@@ -55,8 +55,7 @@ from delayd.client.limits import (
     pack_headers,
     unreached_s,
 )
-from delayd.client.sending.packing import Items
-from delayd.client.sending.receipt import BatchReceipt, Receipt
+from delayd.client.sending.receipts import BatchReceipt, Receipt
 from delayd.errors import BadArgument, BadExpiry, BadKey, BadSetting, BadTags, MessageTooLarge, NaiveDatetime
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.life import TAG_PREFIX
@@ -351,6 +350,13 @@ class Expiry(NamedTuple):
 
 
 NEVER = Expiry()
+
+
+class Items(NamedTuple):
+    """The items of one region, one a row, and their lengths."""
+
+    items: Sequence[bytes]
+    lengths: Int64s
 
 
 class Label(NamedTuple):

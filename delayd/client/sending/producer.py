@@ -25,26 +25,38 @@ from delayd.client.blocking import BlockingClient, Inbox, LoopThread, OnThread, 
 from delayd.client.engine import AsyncClient, OnLoop, OwnEngine, OwnLoopEngine, forget, remember
 from delayd.client.instants import Delays, DeliverAt, DeliverAtMs, wish, wish_column
 from delayd.client.limits import need_bool
-from delayd.client.meta import MetaView
-from delayd.client.sending.block import Progress as BatchProgress
-from delayd.client.sending.gathering import ROW_BYTES, row_bytes
-from delayd.client.sending.lives import Follower
-from delayd.client.sending.message_asker import MessageAsker, MessageInfo, NewInstants, asked_of, asked_of_batch
+from delayd.client.routing import MetaView
+from delayd.client.sending.asking import MessageAsker, MessageInfo, NewInstants, PlaceAsker, asked_of, asked_of_batch
 from delayd.client.sending.options import Columns, Key, ProducerSettings, Sends, SendsBatches, Single, named
-from delayd.client.sending.outbox import Outbox
-from delayd.client.sending.pending import Pages, PendingPage, blocking_pages
-from delayd.client.sending.place_asker import PlaceAsker
-from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt, ReceiptColumns
-from delayd.client.sending.rescheduled import (
+from delayd.client.sending.outbox import ROW_BYTES, Outbox, row_bytes
+from delayd.client.sending.outbox import Progress as BatchProgress
+from delayd.client.sending.receipts import (
+    Accepted,
+    BatchReceipt,
+    Receipt,
+    ReceiptColumns,
     Rescheduled,
     RescheduledBatch,
+    SendFuture,
+    Unheard,
+    is_unheard,
     rescheduled_batch_of,
     rescheduled_of,
 )
-from delayd.client.sending.send_future import SendFuture
 from delayd.client.sending.sender import Sender
-from delayd.client.sending.unheard import Unheard, is_unheard
-from delayd.client.sending.walker import Progress, Walked, Walker, bounds_of, check_walk, shift_ms_of, window_of
+from delayd.client.sending.walking import (
+    Follower,
+    Pages,
+    PendingPage,
+    Progress,
+    Walked,
+    Walker,
+    blocking_pages,
+    bounds_of,
+    check_walk,
+    shift_ms_of,
+    window_of,
+)
 from delayd.errors import QueueFull, SendHandle
 from delayd.wire.ending import AnswerRows, CancelAnswer
 

@@ -5,11 +5,15 @@
                    └──────────┤  refused by name by all that serve: another number, after a while
                               └─ lost after it left: again, same number, same group ──limit──▶ OutcomeUnknown
 
-Which server gets a batch, and which are left out for a while, `groups` says. A batch with keys goes to their owner only
+Which server gets a batch, and which are left out for a while, `Groups` says. A batch with keys goes to their owner only
 (rule I4): it waits for that server, and the error after the time limit names it.
 
 Invariant (rules I1, I3): a number names one batch, byte for byte, and once its bytes may have left it goes to one group
 only. Numbers below the low-water mark in a batch are never sent again.
+
+Unsent: rows on their way to a delay server, and the callers that wait for their outcome.
+
+Invariant: each row ends exactly once, accepted or failed, however often it was regrouped on the way.
 """
 
 from __future__ import annotations
@@ -19,20 +23,15 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX, Buffer, ProducerPart
-from delayd.client.instants import monotonic_us
-from delayd.client.link import unreadable
-from delayd.client.meta import MetaView
-from delayd.client.retry import Backoff, spread_ms
-from delayd.client.sending.groups import DelayGroup, Groups
-from delayd.client.sending.key_owners import KeyOwners
-from delayd.client.sending.receipt import Accepted, Verdicts
-from delayd.client.sending.unsent import KeyedRows, UnsentRows
+from delayd.client.instants import ServerClock, monotonic_us
+from delayd.client.routing import DelayGroup, Groups, KeyOwners, MetaView, RetryWaits, spread_ms, unreadable
+from delayd.client.sending.receipts import Accepted, Verdicts
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -71,6 +70,60 @@ from delayd.wire.heads import (
 )
 from delayd.wire.requests import RequestType
 from delayd.wire.slots import slot_set, slots_text
+
+Outcome = TypeVar("Outcome", contravariant=True)
+
+
+class Waiter(Protocol[Outcome]):
+    """A caller that waits for one outcome: a future of asyncio or of a thread."""
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+
+    def set_result(self, outcome: Outcome, /) -> None:
+        """Tell that it is accepted."""
+
+    def set_exception(self, error: DelaydError, /) -> None:
+        """Tell that it failed."""
+
+
+class KeyedRows(NamedTuple):
+    """Rows that have a key, with their subjects and keys."""
+
+    rows: Sequence[int]
+    subjects: Sequence[bytes]
+    keys: Sequence[bytes]
+
+
+NO_KEYED_ROWS = KeyedRows((), (), ())
+
+
+class UnsentRows(Protocol):
+    """The rows of a batch, with the callers that wait for them."""
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of memory they hold."""
+
+    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
+        """Encode the batch for one server, whose clock resolves `delay=`, in pieces that follow one another."""
+
+    def accept(self, accepted: Accepted) -> None:
+        """Note that all rows are kept; only after `encode`, because the receipts repeat its instants."""
+
+    def fail(self, error: DelaydError) -> None:
+        """Note that all rows failed."""
+
+    def keyed_rows(self) -> KeyedRows:
+        """The rows that have a key, by rising number."""
+
+    def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
+        """Split into the named rows and the others; neither side may be empty."""
+
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +182,13 @@ class Parcel:
         self.refusers: frozenset[int] = NO_REFUSERS
         self.roomy = 0  # The log of a server that refused other rows for that, and has room for these.
         self.ended: Ended | None = None
-        self._backoff: Backoff | None = None
+        self._backoff: RetryWaits | None = None
 
     @property
-    def backoff(self) -> Backoff:
+    def backoff(self) -> RetryWaits:
         """The waits between its tries; most parcels need no second one."""
         if self._backoff is None:
-            self._backoff = Backoff()
+            self._backoff = RetryWaits()
         return self._backoff
 
     @property

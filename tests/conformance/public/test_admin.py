@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import delayd
-from delayd.client.admin.letters import Letter
+from delayd.client.admin import Letter
 from delayd.client.pulling.consumer import Message
 from delayd.testing import InMemoryBroker
 from tests.conformance.public.desk import LATER, LONG, NEXT, Desk

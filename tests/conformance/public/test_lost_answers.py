@@ -14,7 +14,7 @@ import pytest
 
 import delayd
 from delayd import CancelAnswer, MessageState, RescheduleAnswer
-from delayd.client.sending.message_asker import MessageAsker
+from delayd.client.sending.asking import MessageAsker
 from delayd.errors import ConnectionLost
 from delayd.wire.requests import RequestType
 from tests.conformance.public.desk import LATER, Desk

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cli.send import _say_what_is_kept, line_batches
-from delayd.client.sending.receipt import BatchFailed, BatchReceipt, Failure
+from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure
 from delayd.errors import MessageTooLarge, OutcomeUnknown, SendHandle
 
 from .runner import Ran, run

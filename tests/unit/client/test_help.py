@@ -10,7 +10,7 @@ import pytest
 
 import delayd
 from delayd.client.pulling.message import MessageColumns, MessageView
-from delayd.client.sending.receipt import Failure
+from delayd.client.sending.receipts import Failure
 from delayd.reading.books import audit_directory
 
 CLIENTS = (delayd.Producer, delayd.AsyncProducer, delayd.Consumer, delayd.AsyncConsumer)

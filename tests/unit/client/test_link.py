@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.client import link as link_module
-from delayd.client.link import ServerLink
+from delayd.client import routing
+from delayd.client.routing import ServerLink
 from delayd.errors import ConnectionLost, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame
@@ -20,7 +20,7 @@ def answer_status(connection: Connection, frame: Frame) -> None:
 
 
 def test_a_server_that_takes_connections_and_answers_nothing_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "GREETING_MS_MAX", 100.0)
+    monkeypatch.setattr(routing, "GREETING_MS_MAX", 100.0)
 
     async def scenario(loopback: Loopback) -> None:
         _, port = await loopback.serve(Echo(answer_nothing))
@@ -36,8 +36,8 @@ def test_a_server_that_takes_connections_and_answers_nothing_is_unavailable(monk
 def test_requests_end_when_a_server_answers_nothing_any_more_and_the_next_use_connects_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_module, "ALIVE_EVERY_MS", 20.0)
-    monkeypatch.setattr(link_module, "ALIVE_MS_MAX", 200.0)
+    monkeypatch.setattr(routing, "ALIVE_EVERY_MS", 20.0)
+    monkeypatch.setattr(routing, "ALIVE_MS_MAX", 200.0)
 
     async def scenario(loopback: Loopback) -> None:
         handler = Echo(answer_status)

@@ -15,12 +15,11 @@ import pytest
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.limits import check_subject, need_address, pack_headers
 from delayd.client.pulling.consumer import AsyncConsumer, Consumer
-from delayd.client.retry import LAST_MS, Backoff, spread_ms
+from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.options import ProducerSettings
+from delayd.client.sending.outbox import Slots
 from delayd.client.sending.producer import Producer
-from delayd.client.sending.receipt import BatchFailed, BatchReceipt, Failure, Receipt
-from delayd.client.sending.send_future import SendFuture
-from delayd.client.sending.slots import Slots
+from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt, SendFuture
 from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 from delayd.log_id import LogId
@@ -65,7 +64,7 @@ def test_a_slot_that_does_not_come_free_is_given_up_at_the_deadline() -> None:
 
 
 def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:
-    backoff = Backoff()
+    backoff = RetryWaits()
     waits = [backoff.next_ms() for _ in range(30)]
     assert waits[0] <= 25 and all(wait <= LAST_MS for wait in waits) and min(waits[-10:]) >= LAST_MS / 2
     assert len(set(waits)) == 30

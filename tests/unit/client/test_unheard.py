@@ -90,8 +90,8 @@ def test_a_producer_of_which_all_fails_keeps_what_was_heard_no_longer(
     nowhere: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr("delayd.client.sending.unheard.SWEPT_AT", 10)
-    monkeypatch.setattr("delayd.client.sending.unheard.KEPT_MAX", 40)
+    monkeypatch.setattr("delayd.client.sending.receipts.SWEPT_AT", 10)
+    monkeypatch.setattr("delayd.client.sending.receipts.KEPT_MAX", 40)
     with delayd.Producer(nowhere, timeout_ms=20) as producer:
         for _ in range(10):
             sent = [producer.send_nowait("a", b"1", delay=DELAY) for _ in range(20)]

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import uvloop
 
-from delayd.client import home_clock, link
+from delayd.client import instants, routing
 from delayd.client.pulling import consumer, consumer_core
 from delayd.client.sending.options import TIMEOUT_MS
 from delayd.hours import INSTANT_MS_MIN
@@ -76,8 +76,8 @@ def on_steady_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
     def run(main: Coroutine[object, object, None]) -> None:
         with asyncio.Runner(loop_factory=loopback.SteadyLoop) as runner, ExitStack() as patches:
             # No server is asked whether it is alive: it could not answer in a time that is skipped.
-            patches.enter_context(patch.object(link, "ALIVE_EVERY_MS", loopback.HOUR_S * 1_000))
-            for module in (consumer, consumer_core, home_clock):
+            patches.enter_context(patch.object(routing, "ALIVE_EVERY_MS", loopback.HOUR_S * 1_000))
+            for module in (consumer, consumer_core, instants):
                 patches.enter_context(patch.object(module, "monotonic_s", runner.get_loop().time))
             runner.run(main)
 

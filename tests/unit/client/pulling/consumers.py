@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.pulling.options import BACKOFF
-from delayd.client.pulling.words import Backoff
 from tests.unit.client.world import World
 from tests.waiting import until
 

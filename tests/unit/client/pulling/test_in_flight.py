@@ -10,7 +10,7 @@ import pytest
 
 from delayd.client.instants import monotonic_s
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Consumer
-from delayd.client.pulling.in_flight import InFlight
+from delayd.client.pulling.stock import InFlight
 from delayd.errors import AlreadyClosed, BadSetting
 from tests.unit.client.world import World, add_messages, on_loop, world_aside
 from tests.waiting import until, wait_until

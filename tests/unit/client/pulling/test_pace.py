@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.client.pulling.pace import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace
+from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace
 
 MOST = 1_000
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.pulling.incarnations import NAMED_MAX, Incarnations
+from delayd.client.pulling.source import NAMED_MAX, Incarnations
 from delayd.errors import NotReady
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame

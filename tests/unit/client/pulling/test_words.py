@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.pulling.words import Backoff
 from delayd.errors import BadArgument, BadSetting, StaleHandle
 from tests.unit.client.pulling.consumers import consumer_of
 from tests.unit.client.world import World, add_messages, on_loop, world_aside

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from delayd.client import meta
+from delayd.client import routing
 from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import (
     BadHeaders,
@@ -79,7 +79,7 @@ def test_rule_I3_a_named_refusal_moves_a_batch_to_another_server_at_once(kind: t
 def test_a_server_that_meta_called_dead_is_used_within_two_seconds_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meta, "REFRESH_MS", LONG_MS)
+    monkeypatch.setattr(routing, "REFRESH_MS", LONG_MS)
 
     async def scenario(world: World) -> None:
         other = await world.second_delay()

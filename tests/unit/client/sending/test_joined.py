@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 import pytest
 
-from delayd.client.sending.joined import Joined, Row
+from delayd.client.sending.asking import Joined, Row
 from delayd.errors import BadRequest, RequestTimedOut
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, AskedKeys
 from delayd.wire.requests import RequestType

@@ -12,10 +12,11 @@ import pytest
 
 import delayd
 from delayd.batch import Batch, ColumnId, parse
-from delayd.client.sending import message_asker, sender
-from delayd.client.sending.message_asker import asked_of
+from delayd.client.sending import asking as questions
+from delayd.client.sending import sender
+from delayd.client.sending.asking import asked_of
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import Accepted, SendVerdict, Verdicts, receipts
+from delayd.client.sending.receipts import Accepted, SendVerdict, Verdicts, receipts
 from delayd.errors import (
     BadArgument,
     BadKey,
@@ -576,7 +577,7 @@ def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know(monkeypatc
         pending = Pending(world, b"s", [b"k"])
         world.meta.owners = {slot_of(b"s", b"k"): 999}
         with monkeypatch.context() as patched:
-            patched.setattr(message_asker, "spread_ms", waits)
+            patched.setattr(questions, "spread_ms", waits)
             async with AsyncProducer(world.address) as producer:
                 asking = asyncio.ensure_future(producer.cancel("s", key="k"))
                 await until(lambda: waits.count == 1)

@@ -179,7 +179,7 @@ def test_rule_T4_no_delay_is_counted_by_a_clock_that_is_in_doubt() -> None:
 
 
 def test_rule_T4_a_delay_waits_until_the_clock_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.client.link.ALIVE_EVERY_MS", 20)
+    monkeypatch.setattr("delayd.client.routing.ALIVE_EVERY_MS", 20)
 
     async def scenario(world: World) -> None:
         before_ms = world.delay.now_ms()

@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 
 from delayd.client.sending.producer import AsyncProducer
-from delayd.client.sending.receipt import BatchFailed
+from delayd.client.sending.receipts import BatchFailed
 from delayd.errors import (
     BadArgument,
     BadInstant,

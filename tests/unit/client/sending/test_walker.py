@@ -8,8 +8,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from delayd.client.sending.message_asker import AskedRows, MessageAsker, NewInstants
-from delayd.client.sending.walker import Walked, Walker, bounds_of
+from delayd.client.sending.asking import AskedRows, MessageAsker, NewInstants
+from delayd.client.sending.walking import Walked, Walker, bounds_of
 from delayd.errors import ConnectionLost
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log_id import LogId

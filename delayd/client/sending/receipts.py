@@ -1,18 +1,34 @@
-"""Receipt: tells the caller of a producer that its messages are kept, where, and when they are due.
+"""Receipts: what the callers of a producer get back.
+
+Receipt: tells the caller of a producer that its messages are kept, where, and when they are due.
 
 Invariant: a receipt exists only for messages that a delay server has made durable (rule L2).
+
+Rescheduled: what a producer is told about messages that it wanted moved to other instants (docs/keys.md).
+
+Send future: the outcome of one send, for threads.
+
+Invariant: it is set once, by the loop's thread; each waiting thread and each callback is told once.
+
+Unheard: sends that have failed and whose outcome nobody has asked for, so that a close can say that they are lost.
+
+Invariant: a failure is told once: by its future, or by the one warning of the close.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import IntEnum
 from functools import partial
 from itertools import count, repeat
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -20,12 +36,13 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.client.instants import utc
-from delayd.client.limits import need_text
+from delayd.client.limits import is_number, need_callable, need_text
 from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import Reason
 from delayd.log.ended import decode_ended, others_filed_at_ms
 from delayd.log_id import LogId
+from delayd.wire.ending import AnswerRows, RescheduleAnswer
 
 Column = TypeVar("Column", bound=np.generic)
 
@@ -405,3 +422,303 @@ class BatchFailed(DelaydError):
 
 def _sequences(part: ReceiptPart) -> NDArray[np.uint64]:
     return np.arange(len(part.rows), dtype=np.uint64) + np.uint64(part.accepted.base_sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """The answer to the wish to move one message to another instant.
+
+    Example::
+
+        moved = producer.reschedule("orders.cancel", receipt=receipt, delay=timedelta(hours=2))
+        if moved.answer is delayd.RescheduleAnswer.MOVED:
+            receipt = moved.receipt
+
+    Fields:
+        answer: a `RescheduleAnswer`.
+        receipt: of the message as it stands now: with MOVED it has the new instant. None when nothing is known of it.
+            Earlier receipts of the message go on to stand for it.
+    """
+
+    answer: RescheduleAnswer
+    receipt: Receipt | None
+
+    def __str__(self) -> str:
+        due = "" if self.receipt is None else f", due at {utc(self.receipt.deliver_at_ms).isoformat()}"
+        return f"{self.answer.name.lower()}{due}"
+
+
+@dataclass(frozen=True, eq=False)
+class RescheduledBatch(ReceiptColumns):
+    """The answers to the wish to move many messages: columns with one item for each, in the order of the request.
+
+    `cancel_batch`, `get_batch` and `reschedule_batch` take it as they take the receipt of a `send_batch`.
+
+    Fields, beside those of `ReceiptColumns`, which are of the messages as they stand now:
+        answers: uint8[n], a `RescheduleAnswer` each.
+    """
+
+    answers: NDArray[np.uint8]
+
+
+def rescheduled_of(log_id: int, answer: np.void) -> Rescheduled:
+    """One answer as a caller reads it."""
+    told = RescheduleAnswer(int(answer["answer"]))
+    if told is RescheduleAnswer.UNKNOWN:
+        return Rescheduled(told, None)
+    due_ms, accepted_at_ms = int(answer["deliver_at_ms"]), int(answer["accepted_at_ms"])
+    sequence, was_due = int(answer["sequence"]), due_ms <= accepted_at_ms
+    return Rescheduled(told, Receipt(LogId(log_id), sequence, due_ms, accepted_at_ms, was_due, False))
+
+
+def rescheduled_batch_of(log_ids: NDArray[np.uint64], answers: AnswerRows) -> RescheduledBatch:
+    """Many answers as a caller reads them."""
+    sequences, due_ms, accepted_ms = (answers[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms"))
+    return RescheduledBatch(log_ids, sequences, due_ms, accepted_ms, answers["answer"].copy())
+
+
+# Held for a few assignments at a time, so all futures can share it: a `concurrent.futures.Future` has a condition of
+# its own, a dozen objects, and with 100,000 of them alive the garbage collector takes longer than everything else
+# together. Reentrant, because `concurrent.futures.wait` takes the conditions of all its futures at once.
+_LOCK = threading.RLock()
+
+_SECOND = timedelta(seconds=1)
+
+log = logging.getLogger(__name__)
+
+Timeout = float | timedelta
+
+
+class SendFuture(Future[Receipt]):
+    """The outcome of one `send_nowait`, now or later.
+
+    It is a `concurrent.futures.Future`, so `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it.
+    A send can't be cancelled.
+
+    Example::
+
+        future = producer.send_nowait("orders.cancel", b"42", delay=timedelta(minutes=30))
+        future.add_done_callback(lambda future: print(future.exception() or "kept"))
+        receipt = future.result(timeout=10)
+    """
+
+    # What `concurrent.futures` reads and the base class would make for each future: its condition, its state, and those
+    # who wait.
+    _condition = threading.Condition(_LOCK)
+
+    __slots__ = ("_callbacks", "_done", "_error", "_heard", "_receipt", "_waiting")
+
+    def __init__(self) -> None:  # The base class would make what is shared here.
+        self._done = False
+        self._receipt: Receipt | None = None
+        self._error: DelaydError | None = None
+        self._heard = False  # Somebody waits for the outcome, or has asked for it.
+        self._waiting: list[Any] | None = None
+        self._callbacks: list[Callable[[SendFuture], object]] | None = None
+
+    def __repr__(self) -> str:
+        return f"SendFuture({'no outcome yet' if not self._done else self._error or self._receipt!r})"
+
+    def done(self) -> bool:
+        """Whether the send has an outcome."""
+        return self._done
+
+    def running(self) -> bool:
+        """Whether the send has no outcome yet: it began when it was called."""
+        return not self._done
+
+    def cancel(self) -> bool:
+        """Do nothing, and return False: a send can't be taken back. `Producer.cancel` ends a message that is kept."""
+        return False
+
+    def cancelled(self) -> bool:
+        """False; see `cancel`."""
+        return False
+
+    def result(self, timeout: Timeout | None = None) -> Receipt:
+        """Wait for the outcome, and return the receipt or raise the error of the send.
+
+        Args:
+            timeout: how long to wait, in seconds or as a timedelta; None waits until there is an outcome.
+
+        Raises:
+            TimeoutError: there was no outcome within ``timeout``; the send goes on.
+        """
+        return self.receipt(_seconds(timeout))
+
+    def exception(self, timeout: Timeout | None = None) -> DelaydError | None:
+        """Wait for the outcome, and return the error of the send; None when the message is kept.
+
+        Args:
+            timeout: how long to wait, in seconds or as a timedelta; None waits until there is an outcome.
+
+        Raises:
+            TimeoutError: there was no outcome within ``timeout``; the send goes on.
+        """
+        wait_s = _seconds(timeout)
+        if not self._done:
+            self._wait(wait_s)
+        self._heard = True
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
+        """Have a function called with this future once there is an outcome; at once when there is one already.
+
+        Args:
+            callback: is called on the producer's thread, so it must return soon: all sends wait meanwhile.
+        """
+        need_callable("callback", callback)
+        with _LOCK:
+            if not self._done:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback(self)
+
+    def receipt(self, wait_s: float | None) -> Receipt:
+        """As `result`, without a check of the time limit; for the producer.
+
+        Args:
+            wait_s: how many seconds to wait; None waits until there is an outcome.
+        """
+        if not self._done:
+            self._wait(wait_s)
+        if self._error is not None:
+            self._heard = True
+            raise self._error
+        assert self._receipt is not None, "a send ends with a receipt or an error"
+        return self._receipt
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the send has failed and nobody has asked for its outcome."""
+        return self._error is not None and not self._heard
+
+    def set_result(self, receipt: Receipt) -> None:
+        """Note that the message is accepted; for the producer."""
+        self._receipt = receipt
+        self._end()
+
+    def set_exception(self, error: BaseException | None) -> None:
+        """Note that the send failed; for the producer."""
+        assert isinstance(error, DelaydError), "a send fails with an error of delayd"
+        self._error = error
+        self._end()
+
+    # Read by `concurrent.futures`, with the lock held. Type checkers know them as attributes of the base class.
+    if not TYPE_CHECKING:
+
+        @property
+        def _state(self) -> str:
+            return "FINISHED" if self._done else "RUNNING"
+
+        @property
+        def _waiters(self) -> list[Any]:
+            if self._waiting is None:
+                self._waiting = []
+            return self._waiting
+
+    def _end(self) -> None:
+        with _LOCK:
+            self._done = True
+            self._heard = bool(self._waiting)
+            callbacks = self._callbacks
+            for waiter in self._waiting or ():
+                (waiter.add_result if self._error is None else waiter.add_exception)(self)
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception:
+                # One caller's bug must not keep the other callers of its batch from their outcomes.
+                log.exception("callback_failed callback=%r", callback)
+
+    def _wait(self, wait_s: float | None) -> None:
+        with _LOCK:
+            if self._done:
+                return
+            waiter = _Waiter()
+            waiting = self._waiting
+            if waiting is None:
+                waiting = self._waiting = []
+            waiting.append(waiter)
+        if not waiter.woken.acquire(timeout=-1 if wait_s is None else wait_s):
+            with _LOCK:
+                waiting.remove(waiter)
+            raise TimeoutError(f"a send had no outcome within the timeout of {wait_s} s; it goes on")
+
+
+class _Waiter:
+    """One thread that waits, as `concurrent.futures` tells its own."""
+
+    __slots__ = ("woken",)
+
+    def __init__(self) -> None:
+        self.woken = threading.Lock()
+        self.woken.acquire()
+
+    def add_result(self, _: SendFuture) -> None:
+        self.woken.release()
+
+    add_exception = add_result
+
+
+def _seconds(timeout: Timeout | None) -> float | None:
+    """The time limit in seconds that a lock takes."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        timeout = timeout / _SECOND
+    if not is_number(timeout) or timeout != timeout:
+        raise BadArgument(f"timeout is a number of seconds or a timedelta, not {timeout!r:.100}")
+    return float(min(max(timeout, 0), threading.TIMEOUT_MAX))
+
+
+SWEPT_AT = 1_000  # As many failures are kept before those that somebody has heard of are forgotten.
+KEPT_MAX = 100_000  # A producer that fails for days, and whose caller asks for nothing, keeps no more: 40 MB.
+
+
+SendWaiter = SendFuture | asyncio.Future[Receipt]
+"""The caller of a single send, who waits for its outcome in a thread or on a loop."""
+
+
+class Unheard:
+    """Of one producer, on its loop."""
+
+    def __init__(self) -> None:
+        self._failed: list[SendWaiter] = []
+        self._sweep_at = SWEPT_AT
+        self._forgotten = 0  # Unheard failures that there was no room to keep.
+
+    def add(self, failed: object) -> None:
+        """Note the future of a send that has failed just now: its caller may ask for the outcome later."""
+        if isinstance(failed, SendFuture | asyncio.Future):
+            self._failed.append(failed)
+        if len(self._failed) >= self._sweep_at:
+            self._failed = [each for each in self._failed if is_unheard(each)]
+            if len(self._failed) >= KEPT_MAX:
+                self._forget(KEPT_MAX // 2)
+            self._sweep_at = max(SWEPT_AT, 2 * len(self._failed))
+
+    def tell(self) -> None:
+        """Log how many messages are lost without anybody's knowledge, and why the first of them is."""
+        errors = [failed.exception() for failed in self._failed if is_unheard(failed)]
+        count = len(errors) + self._forgotten
+        self._failed.clear()
+        self._forgotten = 0
+        if errors:
+            first = errors[0]
+            code = first.code if isinstance(first, DelaydError) else type(first).__name__
+            log.warning("sends_failed messages=%d code=%s reason=%r", count, code, str(first))
+
+    def _forget(self, count: int) -> None:
+        for oldest in self._failed[:count]:
+            oldest.exception()  # So asyncio does not log it, too.
+        del self._failed[:count]
+        self._forgotten += count
+
+
+def is_unheard(failed: SendWaiter) -> bool:
+    """Whether a send has failed and nobody has asked for its outcome."""
+    if isinstance(failed, SendFuture):
+        return failed.is_unheard
+    # asyncio keeps this mark to log, when the future is gone, an exception that nobody has fetched.
+    return failed._log_traceback

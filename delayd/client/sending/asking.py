@@ -1,14 +1,27 @@
-"""Message asker: cancels and moves messages, and asks what became of them, by receipt or by key (docs/keys.md).
+"""Asking: questions to delay servers about messages.
+
+Joined questions: those about single messages that wait for room at one server travel together.
+
+Invariant: each caller hears what it would have heard alone, whatever becomes of the others. When a joined request fails
+as a whole, because one of its questions spoils it, each question is asked alone.
+
+Message asker: cancels and moves messages, and asks what became of them, by receipt or by key (docs/keys.md).
 
 Invariant: a question that may have been served is asked again until the time limit, because the same question has the
 same effect however often it is asked.
+
+Place asker: asks a delay server for the least loaded instants of messages that are sent with ``spread``
+(docs/quotas.md).
+
+Invariant: an instant that comes back lies within its message's window, so nothing is delivered early because of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -16,15 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX, Int64s
-from delayd.client.instants import ServerClock, utc
-from delayd.client.limits import check_subject
-from delayd.client.link import unreadable
-from delayd.client.retry import Backoff, spread_ms
-from delayd.client.sending.groups import Groups
-from delayd.client.sending.joined import Joined, Row
-from delayd.client.sending.key_owners import OWNER_LOST, KeyOwners
-from delayd.client.sending.options import Key, check_key, check_keys
-from delayd.client.sending.receipt import BatchReceipt, Receipt, ReceiptColumns, SendVerdict
+from delayd.client.instants import ServerClock, monotonic_us, utc
+from delayd.client.limits import check_subject, need_timedelta
+from delayd.client.routing import OWNER_LOST, DelayGroup, Groups, KeyOwners, MetaView, RetryWaits, spread_ms, unreadable
+from delayd.client.sending.options import Columns, Key, Single, check_key, check_keys
+from delayd.client.sending.receipts import BatchReceipt, Receipt, ReceiptColumns, SendVerdict
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -53,7 +62,111 @@ from delayd.wire.ending import (
 from delayd.wire.finding import Piece, Window, read_piece
 from delayd.wire.frame import Head
 from delayd.wire.heads import U64_MAX, need_u64
+from delayd.wire.quotas import encode_instants, read_instants
 from delayd.wire.requests import RequestType
+
+JOINED_MAX = 4_096  # Questions in one request.
+
+# What is asked, of which server, about messages of which subject, and that again where receipts name the messages.
+Kind = tuple[RequestType, int, bytes, bytes]
+Row = tuple[int, int, int]  # The fields of `Asked`.
+
+# Takes a request, a server, its rows and a deadline, and where receipts name the messages their subject.
+Ask = Callable[..., Awaitable[AnswerRows]]
+
+
+class _Question(NamedTuple):
+    """One question, which has one row."""
+
+    asked: Row | AskedKeys
+    deadline: float
+    answer: asyncio.Future[AnswerRows | None]  # None: ask alone.
+
+
+class Joined:
+    """The questions that wait, of one producer; belongs to one loop."""
+
+    def __init__(self, room: Callable[[int], asyncio.Semaphore], ask: Ask) -> None:
+        self._room = room  # Of a server.
+        self._ask = ask
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[Kind, list[_Question]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def ask(
+        self, request: RequestType, log_id: int, asked: Row | AskedKeys, deadline: float, subject: bytes = b""
+    ) -> AnswerRows:
+        """Ask about one message; ``subject`` is that of a receipt."""
+        kind = (request, log_id, asked.subject if isinstance(asked, AskedKeys) else subject, subject)
+        question = _Question(asked, deadline, self._loop.create_future())
+        waiting = self._waiting.get(kind)
+        if waiting is None:
+            self._waiting[kind] = [question]
+            self._serve(kind)
+        else:
+            waiting.append(question)
+        answer = await question.answer
+        if answer is None:
+            async with self._room(log_id):
+                return await self._ask(request, log_id, _join([asked]), deadline, *_given(subject))
+        return answer
+
+    def _serve(self, kind: Kind) -> None:
+        """Ask all that wait as soon as there is room."""
+        serving = self._loop.create_task(self._ask_together(kind))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    async def _ask_together(self, kind: Kind) -> None:
+        request, log_id, _, subject = kind
+        questions: list[_Question] = []
+        try:
+            async with self._room(log_id):
+                waiting = self._waiting.pop(kind)
+                if len(waiting) > JOINED_MAX:
+                    self._waiting[kind] = waiting[JOINED_MAX:]
+                    self._serve(kind)
+                # Whoever went away is not asked for.
+                questions = [question for question in waiting[:JOINED_MAX] if not question.answer.done()]
+                if not questions:
+                    return
+                together = _join([question.asked for question in questions])
+                deadline = max(question.deadline for question in questions)
+                rows = await self._ask(request, log_id, together, deadline, *_given(subject))
+        except BaseException as error:
+            # Of several questions each is asked alone now, and hears its own error.
+            spoiled = len(questions) > 1 and isinstance(error, DelaydError)
+            for question in questions or self._waiting.pop(kind, []):
+                if question.answer.done():
+                    continue
+                if spoiled:
+                    question.answer.set_result(None)
+                elif isinstance(error, asyncio.CancelledError):
+                    question.answer.cancel()
+                else:
+                    question.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for number, question in enumerate(questions):
+                if not question.answer.done():
+                    question.answer.set_result(rows[number : number + 1])
+
+
+def _given(subject: bytes) -> tuple[bytes, ...]:
+    return (subject,) if subject else ()
+
+
+def _join(asked: Sequence[Row | AskedKeys]) -> Asked | AskedKeys:
+    """Make one question of those of one kind."""
+    first = asked[0]
+    if isinstance(first, AskedKeys):
+        named = [each for each in asked if isinstance(each, AskedKeys)]
+        keys = [key for each in named for key in each.keys]
+        return AskedKeys(first.subject, keys, [number for each in named for number in each.numbers])
+    sequences, due_ms, accepted_ms = zip(*asked, strict=True)
+    return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))
+
 
 Found = TypeVar("Found")
 
@@ -448,7 +561,7 @@ class MessageAsker:
         self, deadline: float, ask: Callable[[], Awaitable[Found]], final: tuple[type[DelaydError], ...] = ()
     ) -> Found:
         """Ask again and again until the deadline, while an answer may come later; ``final`` errors end it at once."""
-        loop, backoff = asyncio.get_running_loop(), Backoff()
+        loop, backoff = asyncio.get_running_loop(), RetryWaits()
         while True:
             try:
                 return await ask()
@@ -499,3 +612,111 @@ class MessageAsker:
         if known is not None and not np.isin(rows["answer"], known).all():
             raise ConnectionLost("a delay server gave an answer that this version does not know", sent=True)
         return rows
+
+
+SPREAD_MAX = timedelta(days=7)
+# A server looks for each message alone, at most so many in a request; messages of one second need one look.
+APART_MAX = 512
+TOGETHER_MIN = 32
+TOGETHER_MAX = 65_536
+APART_MS_MAX = 86_000_000  # Messages of one request are due within so much time; a server takes a day.
+SECOND_MS = 1_000
+
+
+def spread_of(spread: timedelta) -> int:
+    """The window of a send in ms; BadArgument when no server would take it."""
+    if not timedelta(0) <= need_timedelta("spread", spread, BadArgument) <= SPREAD_MAX:
+        raise BadArgument(f"spread is {spread} and must lie within 0 and {SPREAD_MAX.days} days")
+    return spread // timedelta(milliseconds=1)
+
+
+class PlaceAsker:
+    """Asks delay servers for instants; used by one producer, on one loop."""
+
+    def __init__(self, groups: Groups, meta: MetaView, timeout_ms: float, unreached_s: float = 0.0) -> None:
+        """``unreached_s``: how much of the time limit is left when a call is given up because nobody is reached."""
+        self._unreached_s = unreached_s
+        self._groups = groups
+        self._meta = meta
+        self._timeout_s = timeout_ms / 1000
+
+    async def place(self, row: Single, window_ms: int) -> Single:
+        """A send with the instant that a server chose."""
+        subject, body, when, relative, *rest = row
+        column = np.array([when], np.int64)
+        (instant_ms,) = (await self._ask_all(subject, column, relative, window_ms)).tolist()
+        return (subject, body, instant_ms, False, *rest)
+
+    async def place_columns(self, columns: Columns, window_ms: int) -> Columns:
+        """A batch with the instants that a server chose."""
+        if not columns.bodies:
+            return columns
+        subject = columns.subject.decode("ascii")
+        instants_ms = await self._ask_all(subject, columns.deliver, columns.relative, window_ms)
+        return columns._replace(deliver=instants_ms, relative=False)
+
+    async def _ask_all(self, subject: str, deliver: Int64s, relative: bool, window_ms: int) -> Int64s:
+        loop, backoff = asyncio.get_running_loop(), RetryWaits()
+        deadline = loop.time() + self._timeout_s
+        while True:
+            group: DelayGroup | None = None
+            try:
+                async with asyncio.timeout(max(0.0, deadline - loop.time())):
+                    group = self._groups.choose() or await self._groups.find()
+                    await group.link.connection()
+                    due_ms = group.link.clock.latest_ms_column(deliver) if relative else deliver
+                    return await self._ask_group(group, subject, due_ms, window_ms, deadline)
+            except TimeoutError:
+                raise RequestTimedOut(
+                    "no delay server chose an instant in time; nothing was sent", sent=False
+                ) from None
+            except (RetryLater, ConnectionLost, RequestTimedOut) as error:
+                if group is not None and not isinstance(error, ServerUnavailable):
+                    group.refused(loop.time())
+                    if self._groups.another_takes():
+                        continue
+                self._meta.refresh_soon()
+                hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
+                wait_s = max(hint_ms, backoff.next_ms()) / 1000
+                until = deadline - self._unreached_s if isinstance(error, ServerUnavailable) else deadline
+                if loop.time() + wait_s >= until:
+                    raise
+                await asyncio.sleep(wait_s)
+
+    async def _ask_group(
+        self, group: DelayGroup, subject: str, due_ms: Int64s, window_ms: int, deadline: float
+    ) -> Int64s:
+        chosen = np.empty(len(due_ms), np.int64)
+        head: Head = {"subject": subject, "spread_ms": window_ms}
+        for rows in _requests(due_ms):
+            own = due_ms.take(rows)
+            left_ms = max(0.0, deadline - asyncio.get_running_loop().time()) * 1000
+            connection = await group.link.connection()
+            asked_us = monotonic_us()
+            group.asked(asyncio.get_running_loop().time())
+            answer = await connection.request(RequestType.PLACES, head, [encode_instants(own)], timeout_ms=left_ms)
+            try:
+                group.link.hear(asked_us, answer.head)
+                found = read_instants(answer.body)
+                if len(found) != len(own) or (found < own).any():
+                    raise BadRequest("its instants are not those of the messages that were asked for")
+            except BadRequest as error:
+                raise unreadable(connection, error) from error
+            chosen[rows] = found
+        return chosen
+
+
+def _requests(due_ms: Int64s) -> Iterator[NDArray[np.intp]]:
+    """The rows of each request."""
+    order = np.argsort(due_ms, kind="stable")
+    seconds = due_ms.take(order) // SECOND_MS
+    _, begins, counts = np.unique(seconds, return_index=True, return_counts=True)
+    many = counts >= TOGETHER_MIN
+    for begin, count in zip(begins[many].tolist(), counts[many].tolist(), strict=True):
+        for first in range(begin, begin + count, TOGETHER_MAX):
+            yield order[first : min(first + TOGETHER_MAX, begin + count)]
+    apart = order.take(np.flatnonzero(np.repeat(~many, counts)))
+    while len(apart):
+        near = int(np.searchsorted(due_ms.take(apart), int(due_ms[apart[0]]) + APART_MS_MAX, "right"))
+        yield apart[: min(near, APART_MAX)]
+        apart = apart[min(near, APART_MAX) :]

@@ -2,6 +2,11 @@
 
 Invariant: a decision is durable before its call returns. What only an operator may decide needs the cluster's secret;
 what any producer may do, such as to end dead letters, needs none.
+
+Letters: dead letters of a group, and messages that are to come to it again, which delay servers keep as pending
+messages of its retry subject (docs/consuming.md, Dead letters).
+
+Invariant: all of it is found, ended and moved as every pending message is.
 """
 
 from __future__ import annotations
@@ -9,26 +14,159 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from datetime import datetime
-from typing import TypeVar
+from datetime import datetime, timedelta
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-from delayd.client.admin import ask, groups, letters, quotas
-from delayd.client.admin.groups import GroupAt, Listing, Moved
-from delayd.client.admin.letters import DeadGroup, Letter
-from delayd.client.admin.quotas import QuotaAt
+from delayd.client import ask
+from delayd.client.ask import GroupAt, Listing, Moved, QuotaAt
 from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
 from delayd.client.engine import AsyncClient, Client, OwnEngine, OwnLoopEngine
-from delayd.client.instants import instant_ms
+from delayd.client.instants import instant_ms, utc
 from delayd.client.limits import check_subject, need_meta
 from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
-from delayd.client.sending.pending import Pages, blocking_pages
 from delayd.client.sending.producer import ProducerCore
-from delayd.client.sending.walker import Progress, Walked
+from delayd.client.sending.receipts import Receipt
+from delayd.client.sending.walking import (
+    Pages,
+    PendingMessage,
+    Progress,
+    Walked,
+    Walker,
+    blocking_pages,
+    page_of,
+    shift_ms_of,
+    window_of,
+)
 from delayd.errors import BadArgument, BadSetting
+from delayd.headers import Headers
+from delayd.life import (
+    ATTEMPT,
+    DEAD_AT_MS,
+    DEAD_KEPT_MS,
+    DEAD_TAG,
+    ERROR,
+    FIRST_DUE_MS,
+    KEY,
+    LIFE_PREFIX,
+    ORIGIN,
+    REASON,
+)
 from delayd.secret import SECRET_FILE, Secret, read_secret
-from delayd.wire.finding import Content
+from delayd.wire.finding import Content, Piece, Window
 from delayd.wire.positions import AtInstant, AtSequence, End, Position
 from delayd.wire.quotas import LIMITS
+
+KEPT = timedelta(milliseconds=DEAD_KEPT_MS)
+
+
+class Letter(NamedTuple):
+    """A message that a group gave back: a dead letter, or one that waits to come again.
+
+    Fields:
+        receipt: of the message as it is kept now; its due instant is when it comes again, or when a dead letter ends.
+        dead_at: since when it is a dead letter; None when it waits to come again.
+        attempts: how often handlers of the group got it.
+        reason: why it is a dead letter; empty when it is none.
+        error: what its last handler said.
+        origin: the sequence of the message as it was sent, at the same delay server.
+        first_due: when it was due the first time.
+        key: the one that it was sent with, which is free by now; None without one.
+        tags: those that it was sent with.
+        headers: those that it was sent with.
+        body: what it was sent with.
+    """
+
+    receipt: Receipt
+    dead_at: datetime | None
+    attempts: int
+    reason: str
+    error: str
+    origin: int
+    first_due: datetime | None
+    key: str | None
+    tags: tuple[str, ...]
+    headers: Headers
+    body: bytes
+
+
+class DeadGroup(NamedTuple):
+    """A group that has dead letters, and how many."""
+
+    subject: str
+    group: str
+    letters: int
+
+
+def letters_window(place: GroupAt, since: datetime | None, before: datetime | None) -> Window:
+    """The dead letters of a group that died in a window; BadArgument, NaiveDatetime when it is none."""
+    return window_of(place.kept_as, _due(since), _due(before), DEAD_TAG)
+
+
+def retries_window(place: GroupAt, due_from: datetime | None, due_before: datetime | None) -> Window:
+    """Whatever a group gave back and that is due in a window."""
+    return window_of(place.kept_as, due_from, due_before, None)
+
+
+def letters_of(log_id: int, piece: Piece, *, dead: bool) -> list[Letter]:
+    """The dead letters of a piece of a walk, or what waits to come again."""
+    found = map(_letter, page_of(log_id, piece, whole=True))
+    return [letter for letter in found if (letter.dead_at is not None) == dead]
+
+
+async def count_letters(walker: Walker, place: GroupAt) -> int:
+    """How many dead letters a group has."""
+    return (await walker.cancel(letters_window(place, None, None), dry_run=True, progress=None)).found
+
+
+async def redrive(walker: Walker, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
+    """Send dead letters to their group again at once, as the first attempt."""
+    return await walker.reschedule(window, shift_ms_of(-KEPT), {}, dry_run=dry_run, progress=progress)
+
+
+async def purge(walker: Walker, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
+    """End dead letters for good."""
+    return await walker.cancel(window, dry_run=dry_run, progress=progress)
+
+
+def page_of_letters(*, dead: bool) -> Callable[[int, Piece], list[Letter]]:
+    """What makes a page of letters."""
+    return partial(letters_of, dead=dead)
+
+
+def _due(died: datetime | None) -> datetime | None:
+    """When a letter that died at an instant is due."""
+    return None if died is None else died + KEPT
+
+
+def _letter(message: PendingMessage) -> Letter:
+    headers = message.headers or {}
+    died_ms, first_due_ms = _number(headers, DEAD_AT_MS), _number(headers, FIRST_DUE_MS)
+    is_dead = DEAD_TAG in message.tags
+    return Letter(
+        message.receipt,
+        utc(died_ms) if is_dead else None,
+        _number(headers, ATTEMPT),
+        _text(headers, REASON),
+        _text(headers, ERROR),
+        _number(headers, ORIGIN),
+        utc(first_due_ms) if first_due_ms else None,
+        _text(headers, KEY) or None,
+        tuple(tag for tag in message.tags if tag != DEAD_TAG),
+        {name: value for name, value in headers.items() if not name.startswith(LIFE_PREFIX)},
+        message.body or b"",
+    )
+
+
+def _text(headers: Headers, name: str) -> str:
+    value = headers.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _number(headers: Headers, name: str) -> int:
+    text = _text(headers, name)
+    return int(text) if text.isdecimal() else 0
+
 
 R = TypeVar("R")
 
@@ -70,7 +208,7 @@ class Operates(Client["AdminCore"]):
         """Decide about a group at each server that has it, one after the other."""
 
         async def at_each() -> Listing[GroupAt]:
-            places = await groups.find_group(self._meta, subject, group)
+            places = await ask.find_group(self._meta, subject, group)
             for place in places:
                 await decide(place)
             return places
@@ -80,11 +218,11 @@ class Operates(Client["AdminCore"]):
     async def _listed(self, subject: str | None) -> Listing[GroupAt]:
         if subject is not None:
             check_subject(subject)
-        return await self._ask(groups.list_groups(self._meta, subject))
+        return await self._ask(ask.list_groups(self._meta, subject))
 
     async def _place(self, subject: str, group: str) -> GroupAt:
         check_subject(subject)
-        return groups.one_place(await self._ask(groups.find_group(self._meta, subject, group)))
+        return ask.one_place(await self._ask(ask.find_group(self._meta, subject, group)))
 
     def _need_secret(self) -> Secret:
         secret = self._secret
@@ -154,12 +292,12 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         secret, position = self._need_secret(), _position(to)
 
         async def move() -> Moved:
-            place = groups.one_place(await groups.find_group(self._meta, subject, group))
-            moved = await groups.move_group(place, secret, position, dry_run=True)
+            place = ask.one_place(await ask.find_group(self._meta, subject, group))
+            moved = await ask.move_group(place, secret, position, dry_run=True)
             if dry_run:
                 return moved
             # Where the words led when it was told, not where they lead by now.
-            return await groups.move_group(place, secret, AtSequence(moved.next), dry_run=False)
+            return await ask.move_group(place, secret, AtSequence(moved.next), dry_run=False)
 
         return await self._ask(move())
 
@@ -176,10 +314,10 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         Returns how many dead letters and retries have ended.
         """
         secret = self._need_secret()
-        places = await self._at_each(subject, group, lambda place: groups.delete_group(place, secret))
+        places = await self._at_each(subject, group, lambda place: ask.delete_group(place, secret))
         ended = 0
         for place in [] if keep_pending else places:
-            window = letters.retries_window(place, None, None)
+            window = retries_window(place, None, None)
             ended += (await self._walk(self._core.walker.cancel(window, dry_run=False, progress=None))).done
         return ended
 
@@ -188,7 +326,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         listed = await self._listed(subject)
         counted: list[DeadGroup] = []
         for place in listed:
-            count = await self._walk(letters.count_letters(self._core.walker, place))
+            count = await self._walk(count_letters(self._core.walker, place))
             counted.append(DeadGroup(place.subject, place.group, count))
         return Listing([each for each in counted if each.letters], listed.missing)
 
@@ -203,8 +341,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             since: only those that are dead since then, or later.
             before: only those that were dead before then.
         """
-        window = letters.letters_window(await self._place(subject, group), since, before)
-        return self._core.walker.pages(window, Content.WHOLE, letters.page_of_letters(dead=True))
+        window = letters_window(await self._place(subject, group), since, before)
+        return self._core.walker.pages(window, Content.WHOLE, page_of_letters(dead=True))
 
     async def retries(
         self, subject: str, group: str, *, due_from: datetime | None = None, due_before: datetime | None = None
@@ -217,8 +355,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             due_from: when the first of them comes; None: the earliest.
             due_before: they come before this; None: all later ones.
         """
-        window = letters.retries_window(await self._place(subject, group), due_from, due_before)
-        return self._core.walker.pages(window, Content.WHOLE, letters.page_of_letters(dead=False))
+        window = retries_window(await self._place(subject, group), due_from, due_before)
+        return self._core.walker.pages(window, Content.WHOLE, page_of_letters(dead=False))
 
     async def redrive(
         self,
@@ -240,8 +378,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             dry_run: only count. It is the default; say False to send them.
             progress: called with the counts so far, after each piece.
         """
-        window = letters.letters_window(await self._place(subject, group), since, before)
-        return await self._walk(letters.redrive(self._core.walker, window, dry_run=dry_run, progress=progress))
+        window = letters_window(await self._place(subject, group), since, before)
+        return await self._walk(redrive(self._core.walker, window, dry_run=dry_run, progress=progress))
 
     async def purge(
         self,
@@ -254,15 +392,15 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         progress: Progress | None = None,
     ) -> Walked:
         """End dead letters for good, or only count them; the arguments are those of `redrive`."""
-        window = letters.letters_window(await self._place(subject, group), since, before)
-        return await self._walk(letters.purge(self._core.walker, window, dry_run=dry_run, progress=progress))
+        window = letters_window(await self._place(subject, group), since, before)
+        return await self._walk(purge(self._core.walker, window, dry_run=dry_run, progress=progress))
 
     async def quotas(self, prefix: str = "") -> Listing[QuotaAt]:
         """List the quotas of subjects that begin with ``prefix``, one for each delay server.
 
         Check ``missing`` of the answer.
         """
-        return await self._ask(quotas.list_quotas(self._meta, prefix))
+        return await self._ask(ask.list_quotas(self._meta, prefix))
 
     async def set_quota(
         self,
@@ -288,7 +426,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         check_subject(subject)
         secret = self._need_secret()
         limits = dict(zip(LIMITS, (per_second, pending, pending_bytes), strict=True))
-        done = await self._ask(quotas.set_quota(self._meta, subject, limits, secret))
+        done = await self._ask(ask.set_quota(self._meta, subject, limits, secret))
         if done.missing:
             raise BadSetting("; ".join(done.missing))
 
@@ -300,7 +438,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
 
     async def _pause(self, subject: str, group: str, *, paused: bool) -> None:
         secret = self._need_secret()
-        await self._at_each(subject, group, lambda place: groups.pause_group(place, secret, paused=paused))
+        await self._at_each(subject, group, lambda place: ask.pause_group(place, secret, paused=paused))
 
 
 @form_of(AsyncAdmin)

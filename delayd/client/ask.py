@@ -1,0 +1,422 @@
+"""Ask: asks a server that meta knows one thing, or a few, and waits for the answers; for operators, not for traffic.
+
+Invariant: every wait has a limit, and a server that is not there is named with its address. Within `in_time` all waits
+together have one limit, which is that of a caller's call.
+
+Groups: consumer groups as the realtime servers list them, and an operator's decisions about one of them.
+
+Invariant: a server that can't be asked is named; a listing without it never looks complete.
+
+Quotas: what subjects may have at the delay servers, and how much of it they use (docs/quotas.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from delayd.config import parse_address
+from delayd.errors import (
+    BadArgument,
+    DelaydError,
+    NoDelayServer,
+    RequestFailed,
+    RequestTimedOut,
+    ServerUnavailable,
+    UnknownRequest,
+)
+from delayd.net import trust
+from delayd.net.connection import Connection, connect
+from delayd.retry_subject import retry_subject
+from delayd.secret import Secret
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.heads import need_int, need_u64
+from delayd.wire.listings import GroupInfo, read_groups
+from delayd.wire.meta import ServerInfo, read_servers
+from delayd.wire.positions import Position, position_value
+from delayd.wire.quotas import QuotaInfo, read_quotas
+from delayd.wire.requests import RequestType
+
+CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
+HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged file may hold it.
+ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
+
+_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)  # When the time of a call is over, on its loop.
+
+
+class Known(NamedTuple):
+    """A server that meta knows."""
+
+    role: str
+    log_id: int
+    host: str
+    port: int
+    epoch: int
+    pid: int
+    alive: bool
+    seen_ms_ago: int
+    cordoned: bool = False
+
+    @property
+    def address(self) -> str:
+        """As ``host:port``."""
+        return f"{self.host}:{self.port}"
+
+
+@contextmanager
+def in_time(limit_s: float) -> Iterator[None]:
+    """Whatever is asked in the block, of however many servers, is given up when so much time is over."""
+    token = _UNTIL.set(asyncio.get_running_loop().time() + limit_s)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
+
+
+@asynccontextmanager
+async def connected(host: str, port: int, what: str = "server") -> AsyncIterator[Connection]:
+    """Connect for the length of the block.
+
+    Raises:
+        ServerUnavailable: it can't be connected to.
+        RequestTimedOut: the time of `in_time` is over.
+    """
+    try:
+        async with asyncio.timeout_at(_UNTIL.get()), _connected(host, port, what) as connection:
+            yield connection
+    except TimeoutError:
+        late = f"the {what} at {host}:{port} gave no answer in time; look at its log, and try again"
+        raise RequestTimedOut(late, sent=True) from None
+
+
+@asynccontextmanager
+async def _connected(host: str, port: int, what: str) -> AsyncIterator[Connection]:
+    try:
+        connection = await connect(host, port, timeout_ms=CONNECT_MS)
+    except ServerUnavailable as error:
+        raise ServerUnavailable(
+            f"no {what} answers at {host}:{port}; start it with `delayd up`, or give its address with --meta"
+            if what == "meta server"
+            else f"the {what} at {host}:{port} can't be reached; see `delayd servers`",
+            retry_after_ms=error.retry_after_ms,
+        ) from error
+    try:
+        yield connection
+    finally:
+        connection.close()
+        await connection.closed
+
+
+@asynccontextmanager
+async def reached(server: Known) -> AsyncIterator[Connection]:
+    """Connect to a server that meta knows. Raises ServerUnavailable when it is away, or another one has its address."""
+    async with connected(server.host, server.port, f"{server.role} server") as connection:
+        status = await ask(connection, RequestType.STATUS, {})
+        log_id = need_u64(status, "log_id")
+        # A server that can't read its files may not know its own log_id.
+        if log_id != server.log_id and not (is_held(status) and log_id == 0):
+            raise ServerUnavailable(
+                f"{server.host}:{server.port} is another server now: its log is {log_id:016x} instead of "
+                f"{server.log_id:016x}"
+            )
+        yield connection
+
+
+async def ask(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
+    """Ask one thing; returns the head of the answer."""
+    try:
+        frame = await connection.request(request, head, timeout_ms=ANSWER_MS)
+    except RequestFailed as error:
+        what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
+        raise type(error)(what, sent=error.sent) from error
+    return frame.head
+
+
+async def prove(connection: Connection, secret: Secret) -> None:
+    """Prove the cluster's secret. Raises NotTrusted when the other side has another secret."""
+    try:
+        await trust.prove(connection, secret, 0, ANSWER_MS)
+    except RequestFailed as error:
+        what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
+        raise type(error)(what, sent=error.sent) from error
+
+
+async def decide(server: Known, request: RequestType, head: Mapping[str, HeadValue], secret: Secret) -> Head:
+    """Ask what only an operator may ask; returns the head of the answer."""
+    async with reached(server) as connection:
+        await prove(connection, secret)
+        return await ask(connection, request, head)
+
+
+@asynccontextmanager
+async def meta(address: str) -> AsyncIterator[Connection]:
+    """Connect to the meta server at ``host:port``."""
+    host, port = parse_address(address)
+    async with connected(host, port, "meta server") as connection:
+        try:
+            yield connection
+        except UnknownRequest as error:
+            raise UnknownRequest(f"{host}:{port} is no meta server; give the address of one with --meta") from error
+
+
+async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:
+    """Ask meta for its servers, by role and log_id."""
+    answer = await ask(connection, RequestType.SERVERS, {"role": role})
+    return sorted(map(_known, read_servers(answer)))
+
+
+def is_held(status: Head) -> bool:
+    """Whether what answered STATUS is a server that could not start and waits for its files (delayd.net.held_start)."""
+    return status.get("held") is True
+
+
+def is_fenced(status: Head) -> bool:
+    """Whether what answered STATUS may not serve (rule H8)."""
+    return status.get("fenced") is True
+
+
+async def held_status(server: Known) -> Head | None:
+    """What a held or fenced server says of itself, when meta does not call it alive. None when it does not answer."""
+    try:
+        async with asyncio.timeout(HELD_S), reached(server) as connection:
+            answer = await ask(connection, RequestType.STATUS, {})
+            return answer if is_held(answer) or is_fenced(answer) else None
+    except (DelaydError, TimeoutError):
+        return None
+
+
+def _known(info: ServerInfo) -> Known:
+    server = info.server
+    where = (server.role, server.log_id, server.host, server.port, server.epoch, server.pid)
+    return Known(*where, info.alive, info.seen_ms_ago, info.cordoned)
+
+
+PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
+AGED_PAGE = 100  # The same with the age of their oldest message, which may cost some reads for each.
+
+T = TypeVar("T")
+
+
+class Listing(list[T]):
+    """A list of what the servers that answered have.
+
+    Fields:
+        missing: a sentence for each server that could not be asked; what it has is not in the list.
+    """
+
+    def __init__(self, items: Iterable[T] = (), missing: Iterable[str] = ()) -> None:
+        super().__init__(items)
+        self.missing = tuple(missing)
+
+
+class GroupAt(NamedTuple):
+    """A consumer group at one realtime server.
+
+    Fields:
+        server: the realtime server.
+        info: its numbers there, see `delayd.wire.listings.GroupInfo`.
+    """
+
+    server: Known
+    info: GroupInfo
+
+    @property
+    def subject(self) -> str:
+        """The subject that it consumes."""
+        return self.info.subject
+
+    @property
+    def group(self) -> str:
+        """Its name."""
+        return self.info.group
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are due and were not pulled yet."""
+        return self.info.end - self.info.next
+
+    @property
+    def oldest_age(self) -> timedelta | None:
+        """How long ago the oldest message was handed over that it has not acknowledged; None when there is none."""
+        age_ms = self.info.oldest_ms_ago
+        return None if age_ms is None else timedelta(milliseconds=age_ms)
+
+    @property
+    def kept_as(self) -> str:
+        """The subject under which delay servers keep its dead letters, and what is to come to it again."""
+        return retry_subject(self.server.log_id, self.info.group_id)
+
+    @property
+    def names(self) -> Head:
+        """As a request names it."""
+        return {"subject": self.info.subject, "group": self.info.group}
+
+
+class Moved(NamedTuple):
+    """What a rewind of a group does, or has done.
+
+    Fields:
+        before: the sequence of the message that the group would have been given next.
+        next: the one that it is given next now.
+        dropped: messages that the group held, or was to be offered again, and that are nobody's then.
+    """
+
+    before: int
+    next: int
+    dropped: int
+
+
+async def list_groups(address: str, subject: str | None = None, *, ages: bool = True) -> Listing[GroupAt]:
+    """The groups of a subject, or of all, by subject and group."""
+    async with meta(address) as connection:
+        servers = await known_servers(connection, "realtime")
+    # All at once, so that one which hangs leaves the others their time.
+    listed = await asyncio.gather(*(groups_at(server, subject, ages=ages) for server in servers))
+    found = [place for at_server in listed for place in at_server]
+    missing = [each for at_server in listed for each in at_server.missing]
+    return Listing(sorted(found, key=lambda place: (place.subject, place.group)), missing)
+
+
+async def groups_at(server: Known, subject: str | None, *, ages: bool = False) -> Listing[GroupAt]:
+    """The groups of one realtime server."""
+    what = f"groups of {server.address} are missing"
+    if not server.alive:
+        silent_s = server.seen_ms_ago // 1_000
+        return Listing((), [f"{what}: meta has not heard of it for {silent_s} s; see `delayd servers`"])
+    try:
+        async with reached(server) as connection:
+            return Listing(
+                [GroupAt(server, info) async for page in group_pages(connection, subject, ages) for info in page]
+            )
+    except DelaydError as error:
+        return Listing((), [f"{what}: {error.message}"])
+
+
+async def find_group(address: str, subject: str, group: str) -> Listing[GroupAt]:
+    """A group at each realtime server that has it.
+
+    Raises:
+        BadArgument: no server that lives has it.
+        ServerUnavailable: nobody knows, because a server can't be asked.
+    """
+    listed = await list_groups(address, subject)
+    found = [place for place in listed if place.group == group]
+    if not found and listed.missing:
+        raise ServerUnavailable(f"where the group {group} of {subject} is can't be told: {'; '.join(listed.missing)}")
+    if not found:
+        raise BadArgument(f"no realtime server that lives has a group {group} of {subject}; see `delayd groups`")
+    return Listing(found, listed.missing)
+
+
+async def delete_group(place: GroupAt, secret: Secret) -> None:
+    """Delete a group at one server."""
+    await decide(place.server, RequestType.DELETE_GROUP, place.names, secret)
+
+
+async def pause_group(place: GroupAt, secret: Secret, *, paused: bool) -> None:
+    """Let nobody pull messages of a group at one server, or let them pull again."""
+    await decide(place.server, RequestType.PAUSE_GROUP, {**place.names, "paused": paused}, secret)
+
+
+async def move_group(place: GroupAt, secret: Secret, to: Position, *, dry_run: bool) -> Moved:
+    """Let a group go on at another message, or only tell what that would do."""
+    head = {**place.names, "to": position_value(to), "dry_run": dry_run}
+    answer = await decide(place.server, RequestType.MOVE_GROUP, head, secret)
+    return Moved(need_int(answer, "before"), need_int(answer, "next"), need_int(answer, "dropped"))
+
+
+def one_place(places: Listing[GroupAt]) -> GroupAt:
+    """The place of a group that is at one server; BadArgument when it is at several."""
+    (place, *more) = places
+    if more:
+        where = ", ".join(each.server.address for each in (place, *more))
+        what = f"{place.group} of {place.subject} is at several realtime servers, {where}"
+        raise BadArgument(f"{what}; delete those that are empty")
+    return place
+
+
+async def group_pages(connection: Connection, subject: str | None, ages: bool) -> AsyncIterator[list[GroupInfo]]:
+    """The groups of the realtime server at the other end, page by page."""
+    after: list[HeadValue] = ["", ""]
+    asked: Head = {"subject": subject, "limit": AGED_PAGE if ages else PAGE, "ages": ages}
+    more = True
+    while more:
+        page, more = read_groups(await ask(connection, RequestType.GROUPS, {**asked, "after": after}))
+        yield page
+        more = more and bool(page)
+        if page:
+            after = [page[-1].subject, page[-1].group]
+
+
+class QuotaAt(NamedTuple):
+    """A subject's quota at one delay server, and how much of it is used.
+
+    Fields:
+        server: the delay server.
+        info: its numbers there, see `delayd.wire.quotas.QuotaInfo`.
+    """
+
+    server: Known
+    info: QuotaInfo
+
+    @property
+    def subject(self) -> str:
+        """The subject that it is for."""
+        return self.info.subject
+
+
+async def list_quotas(address: str, prefix: str = "") -> Listing[QuotaAt]:
+    """The quotas of subjects that begin with ``prefix``, by subject and server."""
+    found: list[QuotaAt] = []
+    missing: list[str] = []
+
+    async def ask_one(server: Known) -> None:
+        try:
+            async with reached(server) as connection:
+                found.extend([QuotaAt(server, info) async for info in quotas_of(connection, prefix)])
+        except DelaydError as error:
+            missing.append(f"quotas of {server.address} are missing: {error.message}")
+
+    # All at once, so that one which hangs leaves the others their time.
+    await asyncio.gather(*map(ask_one, await _delay_servers(address)))
+    return Listing(sorted(found, key=lambda each: (each.subject, each.server.log_id)), missing)
+
+
+async def set_quota(address: str, subject: str, limits: Mapping[str, int | None], secret: Secret) -> Listing[Known]:
+    """Set a subject's quota as a whole at all delay servers; returns those where it is set now."""
+    done: list[Known] = []
+    missing: list[str] = []
+
+    async def set_at(server: Known) -> None:
+        try:
+            await decide(server, RequestType.SET_QUOTA, {"subject": subject, **limits}, secret)
+            done.append(server)
+        except DelaydError as error:
+            missing.append(f"the quota is not set at {server.log_id:016x}: {error.message}")
+
+    await asyncio.gather(*map(set_at, await _delay_servers(address)))
+    return Listing(sorted(done, key=lambda server: server.log_id), sorted(missing))
+
+
+async def quotas_of(connection: Connection, prefix: str) -> AsyncIterator[QuotaInfo]:
+    """The quotas that a delay server has for subjects with this prefix, and how much of them is used."""
+    after, more = "", True
+    while more:
+        head = {"after": after, "prefix": prefix}
+        page, more = read_quotas(await ask(connection, RequestType.QUOTAS, head))
+        for info in page:
+            yield info
+        more = more and bool(page)
+        after = page[-1].subject if page else after
+
+
+async def _delay_servers(address: str) -> list[Known]:
+    async with meta(address) as connection:
+        servers = await known_servers(connection, "delay")
+    if not servers:
+        raise NoDelayServer("meta knows no delay server; start one with `delayd up`")
+    return servers
