@@ -17,12 +17,12 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-from delayd.errors import BadArgument, DelaydError, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
+from delayd.errors import BadArgument, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
 from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.drain import DrainOrder, DrainProgress, read_drain_progress
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.heads import need_bool, need_instant, need_map, need_str
+from delayd.wire.heads import need_bool, need_map, need_str
 from delayd.wire.requests import RequestType
 from delayd.wire.slots import SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes, versions_bytes
 from delayd.wire.targets import TargetInfo, read_targets
@@ -41,11 +41,10 @@ from .options import (
     secret_of,
     secret_option,
 )
+from .status import CORDONED, FENCED, SERVES, look_at
 
 SERVERS = columns("role log_id address alive state seen_ago_ms:duration epoch:name pid:name")
 CLOCKS = columns("role log_id address ahead_ms:duration believed")
-SERVES, FENCED, HELD, AWAY, SILENT = "serves", "fenced", "held", "away", "silent"
-CORDONED = "cordoned"  # It serves, and gets no new messages.
 # What a delay server says of a realtime server, the weightier first.
 LOST, REFUSED = "lost", "refused"
 COSTS = {
@@ -241,28 +240,22 @@ async def _clocks(address: str, role: str | None, secret: Secret | None) -> list
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, role)
     for server in servers:
-        if not server.alive:
-            place = f"{server.role} server at {server.address}"
-            click.echo(f"delayd: the clock of the {place} is missing: {ask.silence(server)}", err=True)
-    return [await _clock(server, secret) for server in servers if server.alive]
-
-
-async def _clock(server: ask.Known, secret: Secret | None) -> tuple[Cell, ...]:
-    async with ask.reached(server) as connection:
-        if secret is not None:
-            await ask.prove(connection, secret)
-            await ask.ask(connection, RequestType.TRUST_CLOCK, {})
-        before_ns = time.time_ns()
-        status = await ask.ask(connection, RequestType.STATUS, {})
-        halfway_ms = (before_ns + time.time_ns()) // 2_000_000
-    ahead_ms = need_instant(status, "now_ms") - halfway_ms
-    believed = need_bool(status, "clock_confirmed")
-    return (server.role, f"{server.log_id:016x}", server.address, ahead_ms, believed)
+        if secret is not None and server.alive:
+            await ask.decide(server, RequestType.TRUST_CLOCK, {}, secret)
+    rows: list[tuple[Cell, ...]] = []
+    for server, seen in zip(servers, await look_at(servers), strict=True):
+        if seen.fault or not server.alive:
+            why = seen.fault or ask.silence(server)
+            click.echo(f"delayd: the clock of the {server.role} server at {server.address} is missing: {why}", err=True)
+        else:
+            believed = need_bool(seen.status, "clock_confirmed")
+            rows.append((server.role, f"{server.log_id:016x}", server.address, seen.clock_ahead_ms, believed))
+    return rows
 
 
 async def states_of(servers: Sequence[ask.Known]) -> dict[int, str]:
     """By log_id: serves or cordoned; fenced, held, lost or refused, which waits for an operator; away or silent."""
-    found = dict(zip([server.log_id for server in servers], await asyncio.gather(*map(_state, servers)), strict=True))
+    found = {seen.log_id: seen.state for seen in await look_at(servers)}
     asked = (SERVES, CORDONED, FENCED)
     reached = [server for server in servers if server.role == "delay" and found[server.log_id] in asked]
     seen = [info for _, info in await targets_of(reached)]
@@ -279,22 +272,6 @@ async def targets_of(servers: Sequence[ask.Known]) -> list[tuple[ask.Known, Targ
         return [info async for page in pages for info in page]
 
     return [(server, info) for server, infos in await of_each(servers, "targets", read) for info in infos]
-
-
-async def _state(server: ask.Known) -> str:
-    if not server.alive:
-        found = await ask.held_status(server)
-        return AWAY if found is None else HELD if ask.is_held(found) else FENCED
-    try:
-        async with ask.reached(server) as connection:
-            answer = await ask.ask(connection, RequestType.STATUS, {})
-    except DelaydError:
-        return SILENT
-    if ask.is_held(answer):
-        return HELD
-    if need_bool(answer, "fenced"):
-        return FENCED
-    return CORDONED if server.cordoned else SERVES
 
 
 GROUPS_OF_SLOTS = 8  # While a group of slots moves, sends with its keys wait: the fewer rows a group has, the shorter.

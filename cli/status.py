@@ -39,7 +39,9 @@ from .times import duration_text
 COLUMNS = columns("role log_id address:spare serves up_ms:duration clock backlog")
 CLOCK_MS_MAX = 1_000  # A clock that differs by more from this machine's is shown; the way there and back is in it.
 NEEDED = {"delay": WaitKind.NO_DELAY_SERVER, "realtime": WaitKind.NO_REALTIME_SERVER}
-AWAY = {"delay": WaitKind.DELAY_AWAY, "realtime": WaitKind.REALTIME_AWAY}
+MISSING = {"delay": WaitKind.DELAY_AWAY, "realtime": WaitKind.REALTIME_AWAY}
+SERVES, FENCED, HELD, AWAY, SILENT = "serves", "fenced", "held", "away", "silent"
+CORDONED = "cordoned"  # It serves, and gets no new messages.
 TEXT_LENGTH = 500
 
 
@@ -55,6 +57,7 @@ class Seen(NamedTuple):
     refuses: list[Wait]
     fault: str
     groups: Sequence[GroupInfo] = ()  # Of a realtime server.
+    state: str = ""  # Of a server that registers with meta: what it may do now.
 
     @property
     def name(self) -> str:
@@ -117,12 +120,17 @@ def status(meta: str, server: str | None, form: str) -> int:
     return code
 
 
+async def look_at(servers: Sequence[ask.Known]) -> list[Seen]:
+    """Ask servers for their STATUS, all at once."""
+    return await asyncio.gather(*map(_ask, servers))
+
+
 async def ask_all(address: str) -> list[Seen]:
     """Ask meta, and all servers that it knows, for their STATUS."""
     async with ask.meta(address) as connection:
         known = await ask.known_servers(connection)
         meta = await _read("meta", connection)
-    return [meta, *await asyncio.gather(*map(_ask, known))]
+    return [meta, *await look_at(known)]
 
 
 async def _look(address: str) -> tuple[list[Seen], list[tuple[str, Wait]]]:
@@ -178,17 +186,21 @@ def _left(group: GroupInfo) -> int:
 
 
 async def _ask(known: ask.Known) -> Seen:
-    address = f"{known.host}:{known.port}"
-    fault = ask.silence(known)
+    fault, state = ask.silence(known), AWAY
     if known.alive:
         try:
             async with ask.reached(known) as connection:
-                return await _read(known.role, connection)
+                seen = await _read(known.role, connection)
+                return seen._replace(state=_state(seen.status, CORDONED if known.cordoned else SERVES))
         except DelaydError as error:
-            fault = error.message
+            fault, state = error.message, SILENT
     elif (held := await ask.held_status(known)) is not None:
-        return _seen(known.role, known.log_id, address, held, None)
-    return Seen(known.role, known.log_id, address, {}, None, [], [], fault)
+        return _seen(known.role, known.log_id, known.address, held, None)._replace(state=_state(held, FENCED))
+    return Seen(known.role, known.log_id, known.address, {}, None, [], [], fault, state=state)
+
+
+def _state(status: Head, otherwise: str) -> str:
+    return HELD if ask.is_held(status) else FENCED if ask.is_fenced(status) else otherwise
 
 
 async def _read(role: str, connection: Connection) -> Seen:
@@ -215,7 +227,7 @@ def _of_all(found: list[Seen], name: str) -> list[tuple[str, Wait]]:
 def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
     """Servers that do not serve, as something that waits for whoever can start them."""
     missing = [
-        (seen.name, AWAY[seen.role].wait(seen.fault, log_id=f"{seen.log_id:016x}")) for seen in found if seen.fault
+        (seen.name, MISSING[seen.role].wait(seen.fault, log_id=f"{seen.log_id:016x}")) for seen in found if seen.fault
     ]
     for role, kind in NEEDED.items():
         if not any(seen.role == role for seen in found):
