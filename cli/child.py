@@ -52,7 +52,76 @@ class OnChild:
     down: Callable[[Child, int], None]
 
 
-class Child:
+class Kept:
+    """A process that is started by exec in a group of its own, and told to stop or killed whenever it may run."""
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self._name = name
+        self._say = say
+        self._process: Process | None = None
+        self._stopping = asyncio.Event()
+        self._killed = False
+
+    def stop(self) -> None:
+        """Tell the process to stop, now or as soon as it has started."""
+        self._stopping.set()
+        self.terminate()
+
+    def kill(self) -> None:
+        """Kill the process. What a server has acknowledged is on disk."""
+        self._killed = True
+        self._stopping.set()
+        self._send(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Have the process end; it may be started again."""
+        self._send(signal.SIGTERM)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process runs. Asks the system, because this process may not have heard yet that it ended."""
+        if self._process is None:
+            return False
+        try:
+            # Only look (WNOWAIT): `Process.wait` must still get the exit code.
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False  # `Process.wait` already has the exit code.
+
+    def _send(self, number: signal.Signals) -> None:
+        """Signal the process if it runs. `Process.send_signal` would take the exit code from `Process.wait`."""
+        if self._process is None or not self.runs:
+            return
+        try:
+            os.kill(self._process.pid, number)
+        except ProcessLookupError:
+            pass  # It ended by itself a moment ago; `Process.wait` is about to say so.
+
+    async def _start(self, command: Sequence[str], output: int | None) -> Process:
+        """Start the process; ``output`` is where it writes, as subprocesses take it."""
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=output, stderr=output, process_group=0
+        )
+        self._process = process
+        # The signal may have come while the process was being made.
+        if self._killed:
+            self.kill()
+        elif self._stopping.is_set():
+            self.stop()
+        return process
+
+    async def _pause(self, code: int, failures: int) -> bool:
+        """Wait before the next start, the longer the more often it failed; whether there is to be one."""
+        wait_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (failures - 1))
+        self._say(f"{self._name} {how_it_ended(code)}; it is started again in {wait_s:g} s")
+        try:
+            await asyncio.wait_for(self._stopping.wait(), wait_s)
+            return False
+        except TimeoutError:
+            return True  # The pause is over, and nobody has told it to stop.
+
+
+class Child(Kept):
     """Keeps one server running. Each start calls ``command`` again, with the port that the server had before."""
 
     def __init__(
@@ -63,16 +132,13 @@ class Child:
         errors: LineWriter,
         on_child: OnChild,
     ) -> None:
+        super().__init__(f"the {role} server", say)
         self.role = role
         self.ready: Ready | None = None  # The ready line of its first start; later starts keep the port.
         self.held = False  # A damaged file keeps it from serving; it serves as soon as the file is mended.
         self._command = command
-        self._say = say
         self._errors = errors
         self._on = on_child
-        self._process: Process | None = None
-        self._stopping = asyncio.Event()
-        self._killed = False
         self._served_from: float | None = None
 
     async def keep(self) -> int:
@@ -88,55 +154,13 @@ class Child:
             if self._is_final(code, failures):
                 self._on.down(self, code)
                 return code
-            wait_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (failures - 1))
-            self._say(f"the {self.role} server {how_it_ended(code)}; it is started again in {wait_s:g} s")
-            try:
-                await asyncio.wait_for(self._stopping.wait(), wait_s)
+            if not await self._pause(code, failures):
                 return code
-            except TimeoutError:
-                pass  # The pause is over, and nobody has told the server to stop.
-
-    def stop(self) -> None:
-        """Tell the server to stop, now or as soon as it has started."""
-        self._stopping.set()
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the server. What it has acknowledged is on disk."""
-        self._killed = True
-        self._stopping.set()
-        self._send(signal.SIGKILL)
-
-    @property
-    def runs(self) -> bool:
-        """Whether its process runs. Asks the system, because this process may not have heard yet that it ended."""
-        if self._process is None:
-            return False
-        try:
-            # Only look (WNOWAIT): `Process.wait` must still get the exit code.
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False  # `Process.wait` already has the exit code.
-
-    def _send(self, number: signal.Signals) -> None:
-        """Signal its process if it runs. `Process.send_signal` would take the exit code from `Process.wait`."""
-        if self._process is None or not self.runs:
-            return
-        try:
-            os.kill(self._process.pid, number)
-        except ProcessLookupError:
-            pass  # It ended by itself a moment ago; `Process.wait` is about to say so.
 
     async def _run_once(self) -> int:
         self._served_from, self.held = None, False
         command = self._command(self.ready.port if self.ready else None)
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, process_group=0)
-        self._process = process
-        # The signal may have come while the process was being made.
-        if self._killed:
-            self.kill()
-        elif self._stopping.is_set():
-            self.stop()
+        process = await self._start(command, PIPE)
         relays = [asyncio.create_task(self._relay(process)), asyncio.create_task(self._relay_errors(process))]
         code = await process.wait()
         self._process = None

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import traceback
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,7 +24,7 @@ from delayd.errors import BadArgument
 from delayd.net.program import configure_logging
 from delayd.worker.worker import Worker
 
-from .child import RESTART_FIRST_S, RESTART_LAST_S, SERVED_WELL_S, how_it_ended
+from .child import SERVED_WELL_S, Kept
 from .exits import INTERRUPTED, OK, USAGE
 from .lines import LineWriter
 from .options import Command
@@ -149,72 +148,40 @@ class WorkerProcesses:
     """Keeps some processes of one worker running. ``sources`` is None unless they start again when a file changes."""
 
     def __init__(self, command: Sequence[str], count: int, sources: Sources | None, errors: LineWriter) -> None:
-        self._command = command
         self._sources = sources
         self._errors = errors
         self._stop = asyncio.Event()
-        self._changed = asyncio.Event()  # Set while processes that are to wait for a change should start again.
         self._at_once = False
-        self._slots = [_Slot(number) for number in range(1, count + 1)]
+        self._workers = [_WorkerProcess(number, command, self) for number in range(1, count + 1)]
+
+    @property
+    def reloads(self) -> bool:
+        """Whether they start again when a source file changes."""
+        return self._sources is not None
 
     async def run(self) -> int:
         """Keep them running until a signal comes. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
-        count = len(self._slots)
-        self._say(f"{count} worker process{'es' * (count > 1)}; Ctrl-C here or `kill {os.getpid()}` stops all")
-        keeps = [loop.create_task(self._keep(slot)) for slot in self._slots]
+        count = len(self._workers)
+        self.say(f"{count} worker process{'es' * (count > 1)}; Ctrl-C here or `kill {os.getpid()}` stops all")
         watch = loop.create_task(self._watch())
         try:
-            codes = await asyncio.gather(*keeps)
+            codes = await asyncio.gather(*(worker.keep() for worker in self._workers))
         finally:
             watch.cancel()
-        if self._at_once:
-            return INTERRUPTED
-        return max(codes)
+        return INTERRUPTED if self._at_once else max(codes)
 
-    async def _keep(self, slot: _Slot) -> int:
-        """Run one process again and again. Returns its last exit code."""
-        loop, failures = asyncio.get_running_loop(), 0
-        while not self._stop.is_set():
-            began = loop.time()
-            slot.replaced = False
-            code = await self._run_once(slot)
-            if self._stop.is_set():
-                return OK if code in (OK, -signal.SIGTERM) else abs(code) and 1
-            if slot.replaced:
-                failures = 0
-                continue
-            if code == USAGE and self._sources is not None:
-                self._changed.clear()
-                self._say("it is started again when a source file changes")
-                await _first_of(self._stop, self._changed)
-                continue
-            if code in (OK, USAGE):
-                if code == USAGE:
-                    self._on_usage()
-                return code
-            failures = 1 if loop.time() - began >= SERVED_WELL_S else failures + 1
-            wait_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (failures - 1))
-            self._say(f"worker process {slot.number} {how_it_ended(code)}; it is started again in {wait_s:g} s")
-            try:
-                await asyncio.wait_for(self._stop.wait(), wait_s)
-            except TimeoutError:
-                pass  # The pause is over, and nobody has told it to stop.
-        return OK
+    def stop_all(self) -> None:
+        """Have all of them drain and end."""
+        self._stop.set()
+        for worker in self._workers:
+            worker.stop()
 
-    async def _run_once(self, slot: _Slot) -> int:
-        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, process_group=0)
-        slot.process = process
-        # The signal may have come while the process was being made.
-        if self._at_once:
-            slot.send(signal.SIGKILL)
-        elif self._stop.is_set():
-            slot.send(signal.SIGTERM)
-        code = await process.wait()
-        slot.process = None
-        return code
+    def say(self, sentence: str) -> None:
+        """Tell whoever has started this."""
+        self._errors.write(f"delayd: {sentence}\n".encode())
 
     async def _watch(self) -> None:
         """Start all again when a source file changes, until cancelled."""
@@ -222,48 +189,57 @@ class WorkerProcesses:
             await asyncio.sleep(LOOK_S)
             changed = await asyncio.to_thread(self._sources.changed)
             if changed:
-                self._say(f"{', '.join(changed)} changed; the worker starts again")
-                self._changed.set()
-                for slot in self._slots:
-                    slot.replaced = True
-                    slot.send(signal.SIGTERM)
-
-    def _on_usage(self) -> None:
-        if not self._stop.is_set():
-            self._begin_stop()
+                self.say(f"{', '.join(changed)} changed; the worker starts again")
+                for worker in self._workers:
+                    worker.replace()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._at_once = True
-            for slot in self._slots:
-                slot.send(signal.SIGKILL)
+            for worker in self._workers:
+                worker.kill()
         else:
-            self._begin_stop()
-
-    def _begin_stop(self) -> None:
-        self._stop.set()
-        for slot in self._slots:
-            slot.send(signal.SIGTERM)
-
-    def _say(self, sentence: str) -> None:
-        self._errors.write(f"delayd: {sentence}\n".encode())
+            self.stop_all()
 
 
-class _Slot:
-    """One process, and its number for people."""
+class _WorkerProcess(Kept):
+    """One process of a worker."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.process: Process | None = None  # While it runs.
-        self.replaced = False  # It was told to end because another one is to take its place.
+    def __init__(self, number: int, command: Sequence[str], of: WorkerProcesses) -> None:
+        super().__init__(f"worker process {number}", of.say)
+        self._command = command
+        self._of = of
+        self._changed = asyncio.Event()  # A source file has changed, so another process takes the place of this one.
 
-    def send(self, number: signal.Signals) -> None:
-        """Signal the process if it runs."""
-        if self.process is not None and self.process.returncode is None:
-            try:
-                self.process.send_signal(number)
-            except ProcessLookupError:
-                pass  # It ended by itself a moment ago.
+    def replace(self) -> None:
+        """Start again because a source file has changed."""
+        self._changed.set()
+        self.terminate()
+
+    async def keep(self) -> int:
+        """Run the process again and again. Returns its last exit code."""
+        loop, failures = asyncio.get_running_loop(), 0
+        while not self._stopping.is_set():
+            began = loop.time()
+            self._changed.clear()
+            process = await self._start(self._command, None)
+            code = await process.wait()
+            self._process = None
+            if self._stopping.is_set():
+                return OK if code in (OK, -signal.SIGTERM) else abs(code) and 1
+            if self._changed.is_set():
+                failures = 0
+            elif code == USAGE and self._of.reloads:
+                self._say("it is started again when a source file changes")
+                await _first_of(self._stopping, self._changed)
+            elif code in (OK, USAGE):
+                if code == USAGE:
+                    self._of.stop_all()
+                return code
+            else:
+                failures = 1 if loop.time() - began >= SERVED_WELL_S else failures + 1
+                await self._pause(code, failures)
+        return OK
 
 
 async def _first_of(*events: asyncio.Event) -> None:
