@@ -239,11 +239,7 @@ def spark_audit(
     $ delayd spark-audit --data /var/lib/delayd --from -24h
     """
     report = programs.spark_audit(
-        data,
-        hours=hours,
-        late_ms_limit=late_limit // _MS,
-        lost_grace_ms=grace // _MS,
-        findings_limit=findings_limit,
+        data, hours=hours, late_ms_limit=late_limit // _MS, lost_grace_ms=grace // _MS, findings_limit=findings_limit
     )
     return show_report(report, form, judged(report, secret_file, data), groups=groups)
 

@@ -40,15 +40,7 @@ from delayd.wire.requests import RequestType
 from . import ask
 from .exits import NOT_BALANCED, OK, TRY_LATER
 from .listing import Cell, columns, progress, show, size_text
-from .options import (
-    Command,
-    DataFolder,
-    format_option,
-    meta_option,
-    secret_data_option,
-    secret_of,
-    secret_option,
-)
+from .options import Command, DataFolder, format_option, meta_option, secret_data_option, secret_of, secret_option
 from .times import instant_text
 
 COLUMNS = columns(
@@ -387,11 +379,7 @@ def _now_ms() -> int:
 # A hold ends once all servers are cut, after some milliseconds; this ends that of a dead command. Each try may take
 # longer than the one before, because the machines may be busy.
 HOLDS_MS = (2_000, 3_500, 5_000)
-IN_TURN = (
-    "delay",
-    "realtime",
-    "meta",
-)  # Servers of one role are cut together, and each role behind the one before.
+IN_TURN = ("delay", "realtime", "meta")  # Servers of one role are cut together, and each role behind the one before.
 
 
 class Fixed(NamedTuple):

@@ -23,16 +23,7 @@ from delayd.reading.matching import Pattern, Wanted
 
 from .hours import LeftOut
 from .listing import Cell, Column, JsonText, columns, printable, progress
-from .options import (
-    Command,
-    Shown,
-    data_option,
-    from_option,
-    offer_subjects,
-    shown_options,
-    subject_option,
-    to_option,
-)
+from .options import Command, Shown, data_option, from_option, offer_subjects, shown_options, subject_option, to_option
 from .times import check_order
 
 COLUMNS = columns(

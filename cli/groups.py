@@ -412,14 +412,7 @@ def list_dead(meta: str, subject: str | None, form: str) -> None:
 @dead_options
 @click.option("--reason", metavar="TEXT", help="Only those whose reason has this text.")
 @shown_options
-def show_letters(
-    subject: str,
-    group: str,
-    meta: str,
-    died: Due,
-    reason: str | None,
-    shown: Shown,
-) -> int:
+def show_letters(subject: str, group: str, meta: str, died: Due, reason: str | None, shown: Shown) -> int:
     """Show the dead letters of a group: since when, why, what went wrong last, and the body.
 
     The letters are asked of the running delay servers.

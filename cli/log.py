@@ -396,9 +396,7 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
 @log.command("dump")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="FILE")
 @click.option(
-    "--level",
-    type=click.Choice(list(_LEVELS)),
-    help="One line a group, a batch or a message.  [default: groups]",
+    "--level", type=click.Choice(list(_LEVELS)), help="One line a group, a batch or a message.  [default: groups]"
 )
 @shown_options
 def dump(path: str, level: str | None, shown: Shown) -> None:

@@ -82,12 +82,7 @@ def mend() -> None:
 
 
 @mend.command("list")
-@click.option(
-    "--data",
-    type=DataFolder(),
-    metavar="DIR",
-    help="Look into the files there; ask no server.",
-)
+@click.option("--data", type=DataFolder(), metavar="DIR", help="Look into the files there; ask no server.")
 @meta_option
 @format_option
 def list_(data: str | None, meta: str, form: str) -> None:

@@ -56,11 +56,7 @@ MS = timedelta(milliseconds=1)
 timeout_option = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
 _WHICH = (
     click.option(
-        "--receipt",
-        "tokens",
-        multiple=True,
-        metavar="RECEIPT",
-        help="As `delayd send` told it; may be given again.",
+        "--receipt", "tokens", multiple=True, metavar="RECEIPT", help="As `delayd send` told it; may be given again."
     ),
     click.option(
         "--receipts", "receipt_file", type=click.File(), metavar="FILE", help="One receipt a line; - is stdin."
@@ -362,9 +358,7 @@ def reschedule(
             raise click.UsageError("with --where say by how much messages move: --shift DURATION")
         length = duration_text(abs(shift) / MS)
         wording = Wording(
-            "moved",
-            f"are due {length} {'earlier' if shift < timedelta() else 'later'} then.",
-            goes_on=True,
+            "moved", f"are due {length} {'earlier' if shift < timedelta() else 'later'} then.", goes_on=True
         )
         with Producer(meta, timeout_ms=timeout / MS) as producer:
             move = partial(producer.reschedule_where, subject, shift=shift, tag=tag, resume=resume)
@@ -481,15 +475,7 @@ BODY = Column("body")
 @click.option("--body", "with_body", is_flag=True, help="Show bodies, too.")
 @meta_option
 @shown_options
-def pending(
-    subject: str,
-    due: Due,
-    key: str | None,
-    tag: str | None,
-    with_body: bool,
-    meta: str,
-    shown: Shown,
-) -> int:
+def pending(subject: str, due: Due, key: str | None, tag: str | None, with_body: bool, meta: str, shown: Shown) -> int:
     """List the pending messages of a subject, without the files of a server.
 
     They come from one delay server after another, hour by hour of the instant at which they are due. `receipt` is what

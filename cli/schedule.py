@@ -18,12 +18,7 @@ from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, quota_of, row
 from .forecast import COLUMNS as FORECAST_COLUMNS
 from .hours import Listing, Window, ahead_options, in_chunks, listing_options
 from .listing import Cell, Column, columns, printable, progress
-from .options import (
-    Group,
-    Shown,
-    meta_option,
-    shown_options,
-)
+from .options import Group, Shown, meta_option, shown_options
 
 HOUR_COLUMNS = columns(
     "hour messages:number pending:number dispatched:number,spare other_outcomes:number,spare "
@@ -72,12 +67,7 @@ def hours(listing: Listing, shown: Shown) -> int:
 @click.option("--all", "everything", is_flag=True, help="Messages that are done, too.")
 @click.option("--body", "with_body", is_flag=True, help="Show the beginning of each body.")
 @shown_options
-def show_messages(
-    listing: Listing,
-    everything: bool,
-    with_body: bool,
-    shown: Shown,
-) -> int:
+def show_messages(listing: Listing, everything: bool, with_body: bool, shown: Shown) -> int:
     """List pending messages, the next due first.
 
     Exit codes: 3 an hour or a body is damaged; stderr names it, and the list leaves it out.
@@ -110,13 +100,7 @@ def show_messages(
 @meta_option
 @shown_options
 def forecast(
-    listing: Listing,
-    by: str,
-    quota: int | None,
-    capacity: int | None,
-    png: Path | None,
-    meta: str,
-    shown: Shown,
+    listing: Listing, by: str, quota: int | None, capacity: int | None, png: Path | None, meta: str, shown: Shown
 ) -> int:
     """Foresee how many messages fall due in each period, in UTC, and in which second most of them do.
 
@@ -237,9 +221,7 @@ def dispatch() -> None:
 @dispatch.command("show")
 @listing_options
 @click.option(
-    "--outcome",
-    type=click.Choice([each.name.lower() for each in Outcome]),
-    help="Messages with this outcome only.",
+    "--outcome", type=click.Choice([each.name.lower() for each in Outcome]), help="Messages with this outcome only."
 )
 @shown_options
 def show_outcomes(listing: Listing, outcome: str | None, shown: Shown) -> int:

@@ -47,13 +47,7 @@ _STATES = {True: "agree", False: "DIFFER", None: "left open"}
     help="Compare with the lines that --tallies printed on another machine; may be repeated.",
 )
 @shown_options
-def seals(
-    data: str,
-    hours: HourRange,
-    tallies: bool,
-    against: tuple[TextIO, ...],
-    shown: Shown,
-) -> int:
+def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...], shown: Shown) -> int:
     """Verify the seals of hours, from files.
 
     The command reads the rows of each sealed hour that was not deleted, and computes anew what its seal says. It

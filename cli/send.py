@@ -86,9 +86,7 @@ class Labels(NamedTuple):
 @click.option("--lines", is_flag=True, help="Each line of FILE, or of stdin, is one message.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be given again.")
 @click.option(
-    "--key",
-    metavar="KEY",
-    help="A name for the message: no two pending messages of SUBJECT have the same one.",
+    "--key", metavar="KEY", help="A name for the message: no two pending messages of SUBJECT have the same one."
 )
 @click.option(
     "--on-conflict",
@@ -223,13 +221,7 @@ def _send_one(producer: Producer, subject: str, body: bytes, wish: Wish, labels:
 
 
 def _send_lines(
-    producer: Producer,
-    subject: str,
-    source: BinaryIO,
-    wish: Wish,
-    labels: Labels,
-    form: str,
-    told: Told,
+    producer: Producer, subject: str, source: BinaryIO, wish: Wish, labels: Labels, form: str, told: Told
 ) -> None:
     kept, first_ms, last_ms = 0, None, None
     try:

@@ -118,9 +118,7 @@ def server_command(role: str) -> click.Command:
             raise BadSetting(f"{what}; choose another directory with --data", setting="data") from error
 
     config = click.Option(
-        ["--config"],
-        metavar="FILE",
-        help=f"TOML file with settings; those of this server may stand below [{role}].",
+        ["--config"], metavar="FILE", help=f"TOML file with settings; those of this server may stand below [{role}]."
     )
     return click.Command(
         role,

@@ -31,16 +31,7 @@ from . import ask
 from .exits import OK, TRY_LATER
 from .listing import Cell, columns, progress, show
 from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently
-from .options import (
-    Command,
-    Group,
-    LogId,
-    format_option,
-    meta_option,
-    secret_data_option,
-    secret_of,
-    secret_option,
-)
+from .options import Command, Group, LogId, format_option, meta_option, secret_data_option, secret_of, secret_option
 from .status import CORDONED, FENCED, SERVES, look_at
 
 SERVERS = columns("role log_id address alive state seen_ago_ms:duration epoch:name pid:name")

@@ -19,12 +19,7 @@ from delayd.errors import DelaydError
 from delayd.net.connection import Connection
 from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Head
-from delayd.wire.heads import (
-    need_int,
-    need_map,
-    need_str,
-    need_u64,
-)
+from delayd.wire.heads import need_int, need_map, need_str, need_u64
 from delayd.wire.listings import GroupInfo
 from delayd.wire.meta import SUBJECTS_MAX, read_routes
 from delayd.wire.requests import RequestType
@@ -287,11 +282,7 @@ BACKLOG = {
         ("dead_rows", "dead"),
         ("expired_rows", "expired"),
     ),
-    "realtime": (
-        ("messages", "taken"),
-        ("pulled", "pulled"),
-        ("acked", "acknowledged"),
-    ),
+    "realtime": (("messages", "taken"), ("pulled", "pulled"), ("acked", "acknowledged")),
 }
 ALWAYS = frozenset(
     {"servers", "routes", "pending", "loaded_rows", "waiting_rows", "messages", "acked"}

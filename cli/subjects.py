@@ -71,12 +71,7 @@ def subjects(context: click.Context, meta: str, prefix: str, shown: Shown) -> No
 @click.option("--none", "lift", is_flag=True, help="Lift the quota.")
 @operator_options
 def set_quotas(
-    subject: str,
-    per_second: int | None,
-    pending: int | None,
-    pending_bytes: int | None,
-    lift: bool,
-    operator: Operator,
+    subject: str, per_second: int | None, pending: int | None, pending_bytes: int | None, lift: bool, operator: Operator
 ) -> int:
     """Set the quota of a subject at all delay servers.
 
