@@ -40,6 +40,7 @@ from delayd.wire.requests import RequestType
 from . import ask
 from .exits import NOT_BALANCED, OK, TRY_LATER
 from .listing import Cell, columns, progress, show, size_text
+from .operate import Operator
 from .options import Command, DataFolder, format_option, meta_option, secret_data_option, secret_of, secret_option
 from .times import instant_text
 
@@ -169,14 +170,6 @@ def next_steps(roles: Sequence[str], at_one_instant: bool, *, whole: bool = Fals
     return steps
 
 
-class _Asks(NamedTuple):
-    """How running servers are asked, and whether they are cut already."""
-
-    meta: str
-    secret: Secret
-    joins: bool
-
-
 def _take(
     disk: RealDisk, folder: str, data: str, roles: Sequence[str], meta: str, secret_file: str | None, joins: bool
 ) -> Manifest:
@@ -200,7 +193,7 @@ def _take(
             for each in sources:
                 stage(each)
             if running and secret is not None:
-                found = ask.run(lambda: _cut(data, running, _Asks(meta, secret, joins), stage))
+                found = ask.run(lambda: _cut(data, running, Operator(meta, secret), joins, stage))
             sources += found.sources
             return found._replace(sources=sorted(sources, key=lambda each: ROLES.index(each.role)))
 
@@ -215,9 +208,9 @@ def _stopped(data: str, role: str) -> Source:
     return Source(role, home, _now_ms(), f"{home}/{STATE}", f"{home}/{CHECKPOINT}", None)
 
 
-async def _cut(data: str, roles: Sequence[str], asks: "_Asks", stage: Stage) -> Cut:
+async def _cut(data: str, roles: Sequence[str], operator: Operator, joins: bool, stage: Stage) -> Cut:
     """Cut the servers that run, and copy what they hold for this; the rest of their files is copied later."""
-    meta, secret, joins = asks
+    meta, secret = operator.meta, operator.secret
     async with AsyncExitStack() as stack:
         connections: dict[str, Connection] = {}
         async with ask.meta(meta) as asked:

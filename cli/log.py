@@ -6,7 +6,7 @@ Invariant: only what checks and is durable is listed; an unfinished end is told 
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
 
@@ -77,7 +77,7 @@ def batch_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell, .
         for offset, batch in group.batches():
             columns = " ".join(ColumnId(column).name.lower() for column in sorted(batch.offsets))
             part = batch.part
-            facts = "" if part is None else " ".join(_fact(name, value) for name, value in part._asdict().items())
+            facts = "" if part is None else _facts(part._asdict())
             yield offset, batch.kind.name.lower(), batch.count, batch.total_bytes, columns, facts
 
 
@@ -114,26 +114,24 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
                 if record.get("type") == "ended":
                     yield from _ended(record)
                     continue
-                facts = " ".join(_fact(name, value) for name, value in record.items() if name != "subject")
+                facts = _facts(record, "subject")
                 yield None, _subject(record), None, facts
         case BatchKind.PULL:
             for entry in decode_entries(batch):
-                facts = " ".join(_fact(name, value) for name, value in entry._asdict().items() if name != "op")
+                facts = _facts(entry._asdict(), "op")
                 yield None, None, None, f"{entry.op.name.lower()} {facts}"
         case BatchKind.OUTCOME:
             yield from _outcomes(batch)
         case BatchKind.SEAL:
             for seal in decode_seals(batch):
-                facts = " ".join(_fact(name, value) for name, value in seal.facts._asdict().items())
+                facts = _facts(seal.facts._asdict())
                 yield None, None, None, f"number={seal.number} {facts} previous_sha256={seal.previous_sha256.hex()}"
         case BatchKind.TALLY:
             for entry in decode_tallies(batch):
-                facts = " ".join(_fact(name, int(entry[name])) for name in TALLY.names or () if name != "zero")
-                yield None, None, None, facts
+                yield None, None, None, _facts({name: int(entry[name]) for name in TALLY.names or ()}, "zero")
         case BatchKind.INDEX:
             for indexed in index_records(batch):
-                facts = " ".join(_fact(name, value) for name, value in indexed._asdict().items())
-                yield None, None, None, facts
+                yield None, None, None, _facts(indexed._asdict())
         case _:
             yield from _messages(batch, base_sequence)
 
@@ -193,6 +191,10 @@ def _subject(record: Record) -> str | None:
     if isinstance(subject, bytes):
         return subject.decode("ascii", "backslashreplace")
     return subject if isinstance(subject, str) else None
+
+
+def _facts(facts: Mapping[str, object], without: str = "") -> str:
+    return " ".join(_fact(name, value) for name, value in facts.items() if name != without)
 
 
 def _fact(name: str, value: object) -> str:

@@ -35,15 +35,18 @@ from .options import (
     Command,
     DataFolder,
     Shown,
+    at_option,
     bundle,
     confirm,
     format_option,
+    in_option,
     meta_option,
     offer_subjects,
     shown_options,
+    timeout_option,
     yes_option,
 )
-from .times import duration, duration_text, instant
+from .times import duration_text
 from .times import shift as shift_type
 
 STATE_COLUMNS = columns(
@@ -53,7 +56,6 @@ STATE_COLUMNS = columns(
 KEY = Column("key")
 MS = timedelta(milliseconds=1)
 
-timeout_option = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
 _WHICH = (
     click.option(
         "--receipt", "tokens", multiple=True, metavar="RECEIPT", help="As `delayd send` told it; may be given again."
@@ -294,14 +296,8 @@ def cancel(
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @given_options
-@click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
-@click.option(
-    "--at",
-    "at_ms",
-    type=instant,
-    metavar="INSTANT",
-    help="Due then: ISO 8601 with its offset; past-due leaves at once.",
-)
+@in_option
+@at_option
 @where_option
 @due_options
 @tag_option

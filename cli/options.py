@@ -22,7 +22,7 @@ from delayd.errors import BadArgument
 from delayd.secret import SECRET_FILE, Secret, read_secret
 
 from .listing import LIMIT_DEFAULT, Cell, Column, show
-from .times import instant
+from .times import duration, instant
 
 DATA_VARIABLE = "DELAYD_DATA"
 SECRET_VARIABLE = "DELAYD_SECRET_FILE"
@@ -141,6 +141,17 @@ to_option = click.option(
     shell_complete=offer_instants,
     help="Due before this, such as now, +30m or ISO 8601.",
 )
+in_option = click.option(
+    "--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d."
+)
+at_option = click.option(
+    "--at",
+    "at_ms",
+    type=instant,
+    metavar="INSTANT",
+    help="Due then: ISO 8601 with its offset; past-due leaves at once.",
+)
+timeout_option = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
 subject_option = click.option(
     "--subject", metavar="NAME", shell_complete=offer_subjects, help="Messages of this subject only."
 )

@@ -25,7 +25,7 @@ from delayd.limits import MESSAGE_BYTES_MAX
 
 from . import ask
 from .listing import progress
-from .options import Command, meta_option, offer_subjects, text_format_option
+from .options import Command, at_option, in_option, meta_option, offer_subjects, text_format_option, timeout_option
 from .times import duration, duration_text, instant, instant_text
 
 ROWS = 10_000  # One batch of lines has so many: large enough to be fast, and the progress still moves.
@@ -62,14 +62,8 @@ class Labels(NamedTuple):
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("body", required=False)
-@click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
-@click.option(
-    "--at",
-    "at_ms",
-    type=instant,
-    metavar="INSTANT",
-    help="Due then: ISO 8601 with its offset; past-due leaves at once.",
-)
+@in_option
+@at_option
 @click.option(
     "--spread",
     type=duration,
@@ -107,7 +101,7 @@ class Labels(NamedTuple):
     metavar="INSTANT",
     help="Or: from then on it is not delivered any more. ISO 8601 with its offset.",
 )
-@click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
+@timeout_option
 @meta_option
 @text_format_option
 def send(

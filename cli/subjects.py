@@ -40,9 +40,12 @@ QUOTAS = columns(
 )
 
 
+prefix_option = click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
+
+
 @click.group(invoke_without_command=True, cls=Group)
 @meta_option
-@click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
+@prefix_option
 @shown_options
 @click.pass_context
 def subjects(context: click.Context, meta: str, prefix: str, shown: Shown) -> None:
@@ -103,7 +106,7 @@ async def _set(operator: Operator, subject: str, limits: dict[str, int | None]) 
 
 
 @subjects.command("show")
-@click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
+@prefix_option
 @meta_option
 @format_option
 def show_quotas(prefix: str, meta: str, form: str) -> int:
