@@ -476,10 +476,11 @@ class FollowedCore(ConsumerCore[Batch]):
                 at_work = True
             elif not caller.waits:
                 self._callers.pop(who, None)
-        # A caller that waits is on its way here or from here, but for those that wait for a PULL or for room.
+        # A caller that waits is on its way here or from here, but for those that wait for a PULL, for room, or for a
+        # server that refuses now.
         waits = len(self._waiters) + (0 if self._in_flight is None else self._in_flight.waiting)
         asks = self._waiters and self._source.under_way and not self._source.is_asking
-        return bool(at_work or waiting > waits or asks)
+        return bool(at_work or (waiting > waits and not self._away) or asks)
 
     # What callers do.
 

@@ -14,6 +14,7 @@ import pytest
 from freezegun import freeze_time
 
 import delayd
+from delayd.client.pulling.consumer_core import ConsumerCore
 from delayd.testing import InMemoryBroker, broker_clock
 from tests.waiting import wait_until
 
@@ -771,3 +772,19 @@ def test_no_time_is_taken_from_a_handler_that_sleeps_or_runs_a_thread(delayd_bro
 
     asyncio.run(scenario())
     assert seen == [(DAY, DAY)] * 2 + [(2 * DAY, 2 * DAY)] * 2
+
+
+def test_a_caller_whose_server_refuses_is_not_at_work(
+    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(core: ConsumerCore[Any], most: int, wait_ms: int) -> None:
+        raise delayd.errors.SlowDown("the disk is full", retry_after_ms=60_000)
+
+    with delayd_broker.consumer("a", "g") as consumer:
+        monkeypatch.setattr(ConsumerCore, "_ask", refuse)
+        thread = threading.Thread(target=lambda: list(consumer))
+        thread.start()
+        wait_until(lambda: "consumer_waits" in caplog.text, "it is refused")
+        delayd_broker.clock.advance(DAY)
+        assert "clock_goes_on" not in caplog.text
+    thread.join()
