@@ -4,10 +4,10 @@ Invariant: a group is handed out only when it checks and is durable: a later gro
 before this reader synced that file itself. So the last commit of an idle log is read too, and no group is read that
 could vanish.
 
-`read_groups` and `read_log` read up to the end of a file or log that may grow: what does not check there is a torn
-tail, or damage that ends the reading. `skim` and `skim_log` read what is known to be durable, without the heaps of
-large batches, and any damage ends the reading. `read_known` reads what is known to be durable, and then the rest.
-`salvage` reads a part of a file whole, tells what does not check, and goes on behind it.
+`read_groups` reads up to the end of a file that may grow: what does not check there is a torn tail, or damage that ends
+the reading. `skim` reads what is known to be durable, without the heaps of large batches, and any damage ends the
+reading. `read_known` and `read_log` read a log by both. `salvage` reads a part of a file whole, tells what does not
+check, and goes on behind it.
 
 A heap that nobody asks for is neither read nor verified: `delayd log verify` and an audit of all hours read it.
 """
@@ -125,45 +125,6 @@ def read_groups(
     if held:
         settle(segment)
         yield from held
-
-
-def read_log(
-    disk: Disk, place: LogPlace, start: int, stop: int, torn: list[TornTail], previous_crc32c: int | None = None
-) -> Iterator[CommitGroup]:
-    """Yield the durable groups of a log that lie in [start, stop), across its segments.
-
-    ``previous_crc32c`` is the header_crc32c of the group before ``start``; None when it is not known.
-
-    Raises:
-        LogMoved: segments were removed while they were to be read.
-        DamagedData: a group does not check and was durable, or a segment is missing in between.
-    """
-    bases = segment_bases(disk, place)
-    if not bases or bases[0] > start:
-        raise LogMoved(f"{place.folder} begins behind offset {start}")
-    offset, crc = start, previous_crc32c
-    for index, base in enumerate(bases):
-        last = index == len(bases) - 1
-        until = stop if last else bases[index + 1]
-        if until <= start or base >= stop:
-            continue
-        segment = open_base(disk, place, base, last=last)
-        if segment is None:
-            return
-        try:
-            begin = max(offset, base)
-            if begin == base and crc is not None and segment.header.previous_crc32c != crc:
-                raise DamagedData(segment.path, 0, "it does not follow the segment before it")
-            chain = segment.header.previous_crc32c if begin == base else crc
-            offset = begin
-            for group in read_groups(segment, begin, min(stop, until), torn, previous_crc32c=chain, last=last):
-                offset, crc = group.end, group.header.header_crc32c
-                yield group
-            if not last and offset < min(stop, until) and until <= stop:
-                what = f"it ends at offset {offset}, the next segment begins at {until}"
-                raise DamagedData(segment.path, segment.position(offset), what)
-        finally:
-            segment.close()
 
 
 def segment_bases(disk: Disk, place: LogPlace) -> list[int]:
@@ -337,36 +298,13 @@ def skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool = Fal
         offset, previous_crc32c = group.end, group.header.header_crc32c
 
 
-def skim_log(
-    disk: Disk, place: LogPlace, start: int, stop: int, previous_crc32c: int | None = None, *, whole: bool = False
-) -> Iterator[Group]:
-    """`skim` the segments of a log that begin in [start, stop); ``start`` is where a segment begins.
-
-    Raises:
-        LogMoved: segments were removed while they were to be read.
-        DamagedData: a group does not check, or is missing.
-    """
-    bases = segment_bases(disk, place)
-    crc = previous_crc32c
-    for index, base in enumerate(bases):
-        if base < start or base >= stop:
-            continue
-        segment = open_base(disk, place, base, last=index == len(bases) - 1)
-        if segment is None:
-            raise LogMoved(f"segment {base} of {place.folder} is gone")
-        try:
-            if crc is not None and segment.header.previous_crc32c != crc:
-                raise DamagedData(segment.path, 0, "it does not follow the segment before it")
-            until = min(stop, bases[index + 1]) if index + 1 < len(bases) else stop
-            crc, end = segment.header.previous_crc32c, base
-            for group in skim(segment, until, crc, whole=whole):
-                crc, end = group.header.header_crc32c, group.end
-                yield group
-            if end != until and until < stop:
-                what = f"it ends at offset {end}, the next segment begins at {until}"
-                raise DamagedData(segment.path, segment.position(min(end, until)), what)
-        finally:
-            segment.close()
+def read_log(
+    disk: Disk, place: LogPlace, start: int, stop: int, torn: list[TornTail], previous_crc32c: int | None = None
+) -> Iterator[CommitGroup]:
+    """`read_known` where nothing is known to be durable."""
+    for group in read_known(disk, place, (start, 0, stop), torn, previous_crc32c):
+        assert isinstance(group, CommitGroup), "groups that may be torn are read whole"
+        yield group
 
 
 def read_known(
@@ -378,20 +316,54 @@ def read_known(
     *,
     whole: bool = True,
 ) -> Iterator[Group]:
-    """Yield the durable groups of a log between two offsets, the first and last of ``bounds``.
+    """Yield the durable groups of a log that lie between two offsets, the first and last of ``bounds``.
 
-    All below the one between them are known to be durable. ``previous_crc32c`` is of the group before, None if unknown.
+    All below the offset between them are known to be durable, and are read by `skim` from where a segment begins.
+
+    Args:
+        disk: where the log is.
+        place: the log.
+        bounds: see above.
+        torn: receives the bytes behind the last group that checks.
+        previous_crc32c: header_crc32c of the group before; None when it is not known.
+        whole: whether groups that are known to be durable are read with all their heaps.
 
     Raises:
-        LogMoved, DamagedData: as `skim_log` and `read_log`.
+        LogMoved: segments were removed while they were to be read.
+        DamagedData: a group does not check and was durable, or a segment is missing in between.
     """
     start, durable, stop = bounds
-    end, crc = start, previous_crc32c
-    if start in segment_bases(disk, place):
-        for group in skim_log(disk, place, start, min(durable, stop), crc, whole=whole):
-            end, crc = group.end, group.header.header_crc32c
-            yield group
-    yield from read_log(disk, place, end, stop, torn, crc)
+    bases = segment_bases(disk, place)
+    if not bases or bases[0] > start:
+        raise LogMoved(f"{place.folder} begins behind offset {start}")
+    offset, crc = start, previous_crc32c
+    for index, base in enumerate(bases):
+        last = index == len(bases) - 1
+        until = stop if last else min(stop, bases[index + 1])
+        if until <= start or base >= stop:
+            continue
+        segment = open_base(disk, place, base, last=last)
+        if segment is None:
+            if base < durable:
+                raise LogMoved(f"segment {base} of {place.folder} is gone")
+            return
+        try:
+            if offset <= base and crc not in (None, segment.header.previous_crc32c):
+                raise DamagedData(segment.path, 0, "it does not follow the segment before it")
+            if offset <= base:
+                offset, crc = base, segment.header.previous_crc32c
+                for known in skim(segment, min(durable, until), crc, whole=whole):
+                    offset, crc = known.end, known.header.header_crc32c
+                    yield known
+            if offset < until:
+                for group in read_groups(segment, offset, until, torn, previous_crc32c=crc, last=last):
+                    offset, crc = group.end, group.header.header_crc32c
+                    yield group
+            if not last and offset < until and bases[index + 1] <= stop:
+                what = f"it ends at offset {offset}, the next segment begins at {until}"
+                raise DamagedData(segment.path, segment.position(offset), what)
+        finally:
+            segment.close()
 
 
 class Salvaged(NamedTuple):

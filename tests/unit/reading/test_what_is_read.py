@@ -22,7 +22,7 @@ from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
 from delayd.reading.books import AuditReport, audit_directory, audit_plan, plan_faults, seal_books
 from delayd.reading.directory import Directory, Role
-from delayd.reading.groups import StoredGroup, TornTail, segment_bases, skim_log
+from delayd.reading.groups import StoredGroup, TornTail, read_known, segment_bases
 from delayd.reading.indexed import read_by_index
 from delayd.reading.plan import plan_audit
 from delayd.reading.realtime import Chunk, Piece, TargetIndexer, scan_nothing, scan_piece, split_piece
@@ -300,7 +300,7 @@ def end_of(place: LogPlace) -> int:
 
 def batches_of(place: LogPlace) -> Generator[tuple[CommitGroup | StoredGroup, int, Batch]]:
     """As a reader goes on: a group at a time."""
-    for group in skim_log(RealDisk(), place, 0, end_of(place)):
+    for group in read_known(RealDisk(), place, (0, end_of(place), end_of(place)), [], whole=False):
         for offset, batch in group.batches():
             yield group, offset, batch
 
@@ -341,7 +341,7 @@ def test_rule_L5_damage_in_a_body_is_named_where_it_is_asked_for(place: LogPlace
 
 def test_a_segment_whose_last_group_is_gone_is_named(place: LogPlace) -> None:
     path = min(Path(place.folder).iterdir())
-    first = next(skim_log(RealDisk(), place, 0, end_of(place)))
+    first = next(read_known(RealDisk(), place, (0, end_of(place), end_of(place)), [], whole=False))
     path.write_bytes(path.read_bytes()[: 64 + first.end])
     with pytest.raises(DamagedData) as error:
         list(batches_of(place))
