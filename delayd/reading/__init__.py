@@ -17,8 +17,8 @@ The audit of an hour
     findings, summary   the verdict on one hour: sentences, and figures
     acceptances         findings of an hour that an operator has looked into and accepts
 What is more than one hour
-    books               the audit of each hour, put together
-    follow, conservation   whether logs, table of hours and checkpoint agree (S5)
+    books               the audit of each hour, put together, and whether totals add up (S5)
+    follow              whether the groups of a message log follow each other, up to its checkpoint and behind it (S5)
     seals               seals, verified from the files alone (S4)
     sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption         pull logs and consume logs

@@ -1,4 +1,4 @@
-"""Books: the audit of each hour of a data directory, put together.
+"""Books: the audit of each hour of a data directory, put together, and whether its totals add up.
 
 Invariant: the figures are sums over hours, so it does not matter who audits which hour, or when.
 """
@@ -11,16 +11,16 @@ import numpy as np
 
 from delayd.content import Tally
 from delayd.disk import Disk, RealDisk
-from delayd.hours import hour_name
+from delayd.hours import hour_name, hour_start_ms
 from delayd.log.dispatch import OutcomeRows
-from delayd.log.schedule import dispatch_path
+from delayd.log.schedule import RESTORED_STEP, dispatch_path
+from delayd.log.seal import Seal
 from delayd.reading.acceptances import AcceptanceState, HourKey, JudgedAcceptance, StoredAcceptance, judge
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
-from delayd.reading.conservation import server_faults
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
-from delayd.reading.groups import TornTail, file_size
+from delayd.reading.groups import TornTail, file_size, segment_bases
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life
 from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
@@ -28,6 +28,7 @@ from delayd.reading.schedule import MessageTail
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
 from delayd.reading.sides import SidesCheck, deleted_hour_differs
 from delayd.reading.summary import HourSummary, join_parts, sum_up
+from delayd.reading.word import ScheduleSnapshot
 from delayd.secret import Secret
 
 FINDINGS_LIMIT = 1_000
@@ -203,7 +204,7 @@ def report_plan(
 
 def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:
     """Contradictions in the totals of each delay server of a plan (rule S5)."""
-    found = [server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
+    found = [_server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
     found += [list(_deleted_hours(disk, plan, one.log_id, books[one.log_id])) for one in plan.origins]
     found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for log_id, what in plan.index.faults])
     for number, consumption in enumerate(plan.consumption):
@@ -307,3 +308,87 @@ def _sealed_outcomes(hour: HourBooks, outcomes: OutcomeRows) -> OutcomeRows:
     # The hour may have had its last outcomes since then.
     hour.torn.clear()
     return read_outcomes(hour.disk, snapshot.directory, hour.hour, None, hour.torn, part=hour.part)
+
+
+def _server_faults(disk: Disk, snapshot: ScheduleSnapshot, follows: Iterable[str], book: SealBook) -> list[Finding]:
+    """Contradictions in the totals of one delay server (rule S5); ``hour`` is 0 for one that concerns no single hour.
+
+    The messages that it has accepted are as many as its table of hours and its seals count. Only the checkpoint, the
+    seal log and file names are read, so this costs as much as there are hours::
+
+        next sequence - 1 - what an operator left unused
+            = rows of the hours in the table + rows beside damaged schedule logs + rows that operators gave up
+            + rows in the seals of hours that are in the table no longer
+
+    ``follows`` says where its message log does not follow.
+    """
+    found = [(0, what) for what in (*_totals(snapshot, book), *follows, *_missing_seals(snapshot, book))]
+    found += [(0, what) for what in _message_log(disk, snapshot)]
+    found += _hours(snapshot, book)
+    return [
+        Finding(hour, FindingKind.CONSERVATION, 0, 0, "", what, snapshot.directory.log_id)
+        for hour, what in sorted(found)
+    ]
+
+
+def _totals(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[str]:
+    word = snapshot.word
+    accepted = word.next_sequence - 1 - sum(count for _, count in word.skipped)
+    in_table = sum(filed.rows for filed in snapshot.hours.values())
+    beside = sum(filed.rows for filed in word.beside.values())
+    dropped = sum(word.dropped.values())
+    sealed = sum(seal.facts.rows for seal in book.seals if seal.facts.hour not in snapshot.hours)
+    filed = in_table + beside + dropped + sealed
+    if filed != accepted:
+        parts = [f"{in_table:,} in the hour table", f"{sealed:,} in the seals of deleted hours"]
+        parts += [f"{beside:,} beside damaged files"] if beside else []
+        parts += [f"{dropped:,} given up by an operator"] if dropped else []
+        what = f"{accepted - filed:,} messages were accepted and are filed nowhere"
+        if filed > accepted:
+            what = f"{filed - accepted:,} messages more are filed than were accepted"
+        yield f"{what}: {accepted:,} sequences were given up to the checkpoint; {', '.join(parts)}"
+    for first, count in word.skipped:
+        if count != RESTORED_STEP or first + count > word.next_sequence:
+            yield f"{count:,} sequences from {first} on are called unused; an accepted server leaves {RESTORED_STEP:,}"
+
+
+def _missing_seals(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[str]:
+    """Seals that were cut off the end of the seal log, or written anew: the checkpoint notes how many there were."""
+    word, seals = snapshot.word, book.seals
+    if len(seals) < word.seals:
+        yield f"the seal log has {len(seals)} seals, and had {word.seals} when the checkpoint was published"
+    elif word.seals and seals[word.seals - 1].sha256 != word.seals_sha256:
+        yield f"seal {word.seals - 1} is another one than when the checkpoint was published"
+
+
+def _message_log(disk: Disk, snapshot: ScheduleSnapshot) -> Iterator[str]:
+    bases, keep_from = segment_bases(disk, snapshot.place), snapshot.word.keep_from
+    if bases and bases[0] > keep_from:
+        yield f"the message log begins at offset {bases[0]}, and its server has removed nothing from {keep_from} on"
+    if keep_from > snapshot.replay_offset:
+        yield f"the message log is kept from {keep_from} on, behind the replay offset {snapshot.replay_offset}"
+
+
+def _hours(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[tuple[int, str]]:
+    seals: dict[int, Seal] = {seal.facts.hour: seal for seal in book.seals}
+    for number, each in enumerate(book.seals):
+        hour, name = each.facts.hour, hour_name(each.facts.hour)
+        # A seal that was written after the checkpoint may be of an hour that has ended since.
+        if number < snapshot.word.seals and hour_start_ms(hour + 1) > snapshot.appended_at_ms:
+            yield hour, f"hour {name} was sealed before it was over"
+        if each.facts.dead and hour not in snapshot.hours:
+            yield hour, f"hour {name} had {each.facts.dead:,} DEAD messages, and is deleted"
+    for hour, filed in snapshot.hours.items():
+        seal, name = seals.get(hour), hour_name(hour)
+        if filed.removed and (seal is None or not filed.sealed):
+            yield hour, f"hour {name} with {filed.rows:,} messages is called removed, and was never sealed"
+        if filed.sealed and seal is not None:
+            if seal.facts.rows != filed.rows:
+                what = f"the checkpoint counts {filed.rows:,} messages in hour {name}"
+                yield hour, f"{what}, its seal {seal.facts.rows:,}"
+            if filed.dead != bool(seal.facts.dead):
+                yield hour, f"the checkpoint and the seal of hour {name} disagree whether it has DEAD messages"
+        if filed.dead and filed.removed:
+            yield hour, f"hour {name} has DEAD messages, and is called removed"
+        if (filed.rows == 0) != (filed.length == 0):
+            yield hour, f"the checkpoint counts {filed.rows:,} messages and {filed.length:,} bytes in hour {name}"
