@@ -25,7 +25,7 @@ from delayd.client.pulling.acks import ACK, Failures, Handles, Kind, Word, exten
 from delayd.client.pulling.many_source import ManySource
 from delayd.client.pulling.message import MessageColumns, Pulled, divide, handle_at
 from delayd.client.pulling.options import ConsumerSettings
-from delayd.client.pulling.source import Callbacks, OneSource, Source
+from delayd.client.pulling.source import Callbacks, OneSource
 from delayd.client.pulling.stock import Batch, InFlight, LeaseKeeper, Pace, Stock
 from delayd.client.routing import MetaView, RetryWaits
 from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable, SlowDown
@@ -95,7 +95,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         self._backoff = RetryWaits()
         self._failures = Failures((settings.subject, settings.group))
         callbacks = Callbacks(self._pulled, self._spare, self._failures)
-        self._source: Source = (ManySource if settings.subjects.are_many else OneSource)(
+        self._source: OneSource | ManySource = (ManySource if settings.subjects.are_many else OneSource)(
             self._meta, settings, callbacks
         )
         self._keeper: LeaseKeeper | None = None
@@ -346,11 +346,9 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         self._failures.raise_first()
 
     async def flush_at_end(self) -> None:
-        """See OnLoop."""
         await self.close()
 
     def tell_at_end(self, *, flushed: bool) -> None:
-        """See OnLoop."""
         if not flushed:
             log.warning("ended_before_flushed subject=%s", self.subject)
 

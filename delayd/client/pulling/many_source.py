@@ -25,7 +25,7 @@ from delayd.client.pulling.source import (
     Presence,
     PullLane,
     Reached,
-    Settler,
+    Source,
     beginning_of,
     bound_of,
     by_place,
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 Answered = Callable[["_Server", Frame | DelaydError, int], None]
 
 
-class ManySource(Settler["_Server"]):
+class ManySource(Source["_Server"]):
     """A list of subjects or a pattern; a Source."""
 
     def __init__(self, meta: MetaView, settings: ConsumerSettings, callbacks: Callbacks) -> None:
@@ -78,7 +78,6 @@ class ManySource(Settler["_Server"]):
 
     @property
     def under_way(self) -> bool:
-        """See Source."""
         asked = self._asked
         if not asked:
             return self._finding is not None
@@ -86,23 +85,19 @@ class ManySource(Settler["_Server"]):
 
     @property
     def is_asking(self) -> bool:
-        """See Source."""
         return any(server.lane.is_asking for server in self._asked)
 
     @property
     def trouble(self) -> DelaydError | None:
-        """See Source."""
         if not self._asked:
             return self._unfound
         return next((server.lane.trouble for server in self._asked if server.lane.trouble), None)
 
     @property
     def is_unfinished(self) -> bool:
-        """See Source."""
         return any(server.is_unfinished for server in self._asked)
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
-        """See Source."""
         self._wish = (most, wait_ms, ahead)
         if self._asked:
             for server in self._asked:
@@ -111,16 +106,13 @@ class ManySource(Settler["_Server"]):
             self._finding = self._loop.create_task(self._find())
 
     def withdraw(self) -> None:
-        """See Source."""
         for server in self._asked:
             server.lane.withdraw()
 
     async def disconnect(self) -> None:
-        """See Source."""
         await asyncio.gather(*(server.disconnect() for server in self._servers.values()))
 
     async def end(self) -> None:
-        """See Source."""
         self._ended = True
         for task in (self._finding, self._watching):
             if task is not None:

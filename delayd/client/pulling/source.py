@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from delayd.batch import BatchKind, parse
 from delayd.client.instants import monotonic_us
@@ -347,53 +347,6 @@ class Callbacks(NamedTuple):
     """Takes why words failed that nobody waited for."""
 
 
-class Source(Protocol):
-    """Belongs to a loop."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a PULL waits for its answer at each server that can be asked."""
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether a server that is there has a PULL to answer."""
-
-    @property
-    def trouble(self) -> DelaydError | None:
-        """Why the last try of a PULL failed; None when it was answered, or there was none."""
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a server that answered without messages had not looked at all of them."""
-
-    def start(self, most: int, wait_ms: int, ahead: int) -> None:
-        """Ask for up to ``most`` messages wherever no PULL is under way; see `PullLane.start`."""
-
-    def withdraw(self) -> None:
-        """Nobody waits any more: have the PULLs under way answered at once, with what is given out already."""
-
-    def settle(self, handles: Handles, word: Word) -> None:
-        """Say something of messages, soon."""
-
-    def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
-        """Say something of messages, durably."""
-
-    async def give_back(self, handles: Handles) -> None:
-        """Give back messages that no handler was given."""
-
-    async def flush(self) -> None:
-        """Wait until what was settled is durable or failed."""
-
-    async def disconnect(self) -> None:
-        """End the connections; the next request makes others."""
-
-    async def end(self) -> None:
-        """Pull no more; what is under way is ended and handed on."""
-
-    async def close(self) -> None:
-        """Disconnect."""
-
-
 class Lanes:
     """The words of one consumer for one server.
 
@@ -541,8 +494,8 @@ ByLanes = list[tuple[Lanes, Head, Handles]]
 """Where handles go, the names of their group there, and the handles as requests have them."""
 
 
-class Settler(ABC, Generic[R]):
-    """Takes words to the servers that gave their messages out; what the sources share.
+class Source(ABC, Generic[R]):
+    """Where messages come from, and takes words to the servers that gave them out. Belongs to a loop.
 
     Invariant: the place of a handle says which server that is, so no word goes to another one, wherever the subject is
     now.
@@ -558,8 +511,44 @@ class Settler(ABC, Generic[R]):
         ] = {}  # By place: where words go, and the names of the group there.
         self._settling: set[asyncio.Future[None]] = set()
 
+    @property
+    @abstractmethod
+    def under_way(self) -> bool:
+        """Whether a PULL waits for its answer at each server that can be asked."""
+
+    @property
+    @abstractmethod
+    def is_asking(self) -> bool:
+        """Whether a server that is there has a PULL to answer."""
+
+    @property
+    @abstractmethod
+    def trouble(self) -> DelaydError | None:
+        """Why the last try of a PULL failed; None when it was answered, or there was none."""
+
+    @property
+    @abstractmethod
+    def is_unfinished(self) -> bool:
+        """Whether a server that answered without messages had not looked at all of them."""
+
+    @abstractmethod
+    def start(self, most: int, wait_ms: int, ahead: int) -> None:
+        """Ask for up to ``most`` messages wherever no PULL is under way; see `PullLane.start`."""
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Nobody waits any more: have the PULLs under way answered at once, with what is given out already."""
+
+    @abstractmethod
+    async def disconnect(self) -> None:
+        """End the connections; the next request makes others."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Pull no more; what is under way is ended and handed on."""
+
     def settle(self, handles: Handles, word: Word) -> None:
-        """See Source."""
+        """Say something of messages, soon."""
         by_lanes = self._by_lanes(handles, word)
         if by_lanes is not None:
             for lanes, names, of_lane in by_lanes:
@@ -570,7 +559,7 @@ class Settler(ABC, Generic[R]):
             settling.add_done_callback(self._settling.discard)
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
-        """See Source."""
+        """Say something of messages, durably."""
         by_lanes = self._by_lanes(handles, word)
         if by_lanes is None:
             return self._loop.create_task(self._settle_elsewhere(handles, word))
@@ -578,12 +567,12 @@ class Settler(ABC, Generic[R]):
         return durable[0] if len(durable) == 1 else self._loop.create_task(_all(durable))
 
     async def give_back(self, handles: Handles) -> None:
-        """See Source."""
+        """Give back messages that no handler was given."""
         by_lanes = await self._by_lanes_met(handles, NACK)
         await _all([lanes.returns.give_and_wait(of_lane) for lanes, _, of_lane in by_lanes])
 
     async def flush(self) -> None:
-        """See Source."""
+        """Wait until what was settled is durable or failed."""
         if self._settling:
             await asyncio.wait(self._settling)
         # The words of each server leave by themselves, soon after they were said, so one wait after the other will do.
@@ -591,7 +580,7 @@ class Settler(ABC, Generic[R]):
             await server.lanes.flush()
 
     async def close(self) -> None:
-        """See Source."""
+        """Disconnect."""
         await asyncio.gather(*(server.link.close() for server in self._servers.values()))
 
     @abstractmethod
@@ -644,7 +633,7 @@ class _OneServer(Reached):
         self.link = ServerLink(address.host, address.port, address.log_id)
 
 
-class OneSource(Settler[_OneServer]):
+class OneSource(Source[_OneServer]):
     """One subject, at the realtime server to which meta routes it; a Source.
 
     When the route moves, the next PULL goes to the new server. The servers of before take the words about what they
@@ -653,6 +642,8 @@ class OneSource(Settler[_OneServer]):
     An example: message A came from server 1, and the subject moves to server 2. At the next look at the route, the PULL
     that waits at 1 is answered without messages, and the next one goes to 2. The ACK of A goes to 1, as its place says.
     """
+
+    is_unfinished = False
 
     def __init__(self, meta: MetaView, settings: ConsumerSettings, callbacks: Callbacks) -> None:
         super().__init__(settings, callbacks.failures)
@@ -664,7 +655,6 @@ class OneSource(Settler[_OneServer]):
         self._confirmed_us = 0  # When meta was asked last, and said the same as before.
         self._had_messages = False
         self._watching: asyncio.Task[None] | None = None
-        self.is_unfinished = False
         names: Head = {"subject": settings.subject, "group": settings.group}
         terms = self._terms = terms_of(settings) | beginning_of(settings) | bound_of(settings)
         self._lane = PullLane(names, terms, self._standing_to_pull, self._connection_to_pull, settings, self._answered)
@@ -680,31 +670,25 @@ class OneSource(Settler[_OneServer]):
 
     @property
     def under_way(self) -> bool:
-        """See Source."""
         return self._lane.under_way
 
     @property
     def is_asking(self) -> bool:
-        """See Source."""
         return self._lane.is_asking
 
     @property
     def trouble(self) -> DelaydError | None:
-        """See Source."""
         return self._lane.trouble
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
-        """See Source."""
         if self._watching is None:
             self._watching = self._loop.create_task(self._watch())
         self._lane.start(most, wait_ms, ahead)
 
     def withdraw(self) -> None:
-        """See Source."""
         self._lane.withdraw()
 
     def settle(self, handles: Handles, word: Word) -> None:
-        """See Source."""
         if self._incarnations is not None:
             self._extends(handles, word)
         known = self._lanes_of.get(handles[0][-1]) if len(handles) == 1 else None
@@ -716,18 +700,15 @@ class OneSource(Settler[_OneServer]):
             lanes.give(word, names, [handles[0][:-1]])
 
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
-        """See Source."""
         self._extends(handles, word)
         return super().settle_and_wait(handles, word)
 
     async def disconnect(self) -> None:
-        """See Source."""
         if self._presence is not None:
             self._presence.rest()
         await asyncio.gather(*(server.link.disconnect() for server in self._servers.values()))
 
     async def end(self) -> None:
-        """See Source."""
         if self._presence is not None:
             self._presence.rest()
         if self._watching is not None:

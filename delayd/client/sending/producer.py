@@ -486,7 +486,6 @@ class ProducerCore(OnLoop):
         await self._meta.close()
 
     async def flush_at_end(self) -> None:
-        """See OnLoop."""
         await self.outbox.flush()
 
     def tell_at_end(self, *, flushed: bool) -> None:
@@ -522,7 +521,6 @@ class AwaitedSends(ProducerCore):
 
     @property
     def waiting(self) -> int:
-        """See ProducerCore."""
         return len(self._line) + len(self._placing)
 
     def queue(self, row: Single) -> asyncio.Future[Receipt]:
@@ -554,7 +552,6 @@ class AwaitedSends(ProducerCore):
         return answered
 
     async def flush(self) -> None:
-        """See ProducerCore."""
         while self._placing:
             await asyncio.wait(self._placing)
         in_line = [waiting.answered for waiting in self._line]
@@ -610,7 +607,6 @@ class ThreadedSends(ProducerCore):
 
     @property
     def waiting(self) -> int:
-        """See ProducerCore."""
         return len(self._inbox)
 
     def queue(self, row: Single) -> SendFuture:
