@@ -23,19 +23,19 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     order               which messages wait for others with their ordering key
     positions, ephemeral   where a group begins, and groups that end with their last consumer
     subscriptions, joins   many subjects at once: which groups have messages, and which groups there are
-    polls, parts, plans   pulls that wait, and which messages an answer holds
+    polls, parts        pulls that wait, and which messages an answer holds
     acks                which messages an acknowledgement names, and which handles are valid
     window              where each message of a group is, and what moves it
-    groups, roster      one group and its terms, and all groups by name
+    groups, roster      one group and its terms, which groups changed, and all groups by name
     alarms              things that happen at an instant, such as the end of a lease
-    retries, retry_requests   messages that come again later, and dead letters (Q2)
+    retries             messages that come again later, and dead letters (Q2)
     farewell            ends what a group left at the delay servers that ended with its consumers
     retry_batch         these messages as the batch that their delay server takes; `delayd.net.courier` takes it there
 It may go (Q3)
-    retention, unseen   which segments may be removed, and subjects that nobody pulls
+    retention           which segments may be removed, and subjects that nobody pulls
     closed, tally_log, segment_indexes   each closed segment is read once, counted and indexed
 A checkpoint and a start (L, P2)
-    snapshots, changes  what a checkpoint holds, copied piece by piece; which groups it copies
+    snapshots           what a checkpoint holds, copied piece by piece
     checkpoint, kept    consume logs and one transaction; the values in LMDB
     recovery, pull_replay   rebuild memory from the last checkpoint and the logs above it
 What is damaged (L5, L9, L10)

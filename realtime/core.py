@@ -49,12 +49,11 @@ from .pulls import Pulls
 from .rebuild import Rebuilder
 from .recovery import Recovered, read_window
 from .reserve import Reserve
-from .retention import Trimming, remove_old
+from .retention import Trimming, Unseen, remove_old
 from .retries import Retries
 from .segment_indexes import SegmentIndexes
 from .snapshots import Snapshots
 from .unread_pulls import UnreadPulls
-from .unseen import Unseen
 
 log = logging.getLogger(__name__)
 

@@ -28,14 +28,13 @@ from delayd.retry_subject import is_reserved
 from delayd.wire.positions import End, Position
 
 from .acks import SECRET_BITS
-from .changes import Changes
 from .commit import PullCommit
 from .ephemeral import Ephemeral
 from .filters import OPEN, encode_filter
-from .groups import Group
+from .groups import Changes, Group
 from .index import Index
 from .kept import LostGroup, group_keys
-from .plans import passed_over
+from .parts import passed_over
 from .positions import FROM_EARLIEST, Beginning, begins_at_ms, find
 from .pull_replay import PullReplay
 from .pulls import Pulls

@@ -45,9 +45,8 @@ from .groups import Group
 from .index import Index, Subject
 from .kept import Life
 from .leads import Leads
-from .parts import PARTS_MAX, PASSED, Part, Parts
+from .parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
 from .peer import Peer
-from .plans import Planned, passed_over, pulled
 from .polls import Waiting
 from .pull_replay import PullReplay
 from .quarantine import Quarantine

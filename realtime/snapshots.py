@@ -3,18 +3,17 @@
 begin ──▶ step, step, ... ──▶ (the checkpoint is written) ──▶ stored: memory is freed of what the files have
                                                          └──▶ refused: the next snapshot holds all of it again
 
-Invariant: a group or subject that changes while others are copied is copied as it was at the beginning (`changes`).
+Invariant: a group or subject that changes while others are copied is copied as it was at the beginning.
 """
 
 from dataclasses import replace
 
 from delayd.clock import JudgedClock
 
-from .changes import Changes
 from .checkpoint import Snapshot, consume_part
 from .closed import ClosedSegments
 from .group_records import GroupRecords
-from .groups import Group, GroupCopy
+from .groups import Changes, Group, GroupCopy
 from .index import Subject
 from .kept import Marks, encode_lives, encode_name, encode_origin
 from .recovery import Recovered

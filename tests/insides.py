@@ -514,7 +514,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.wire.frame",
         "delayd.wire.requests",
         "realtime.acks",
-        "realtime.plans",
+        "realtime.parts",
         "realtime.pulls",
         "realtime.window",
     ),

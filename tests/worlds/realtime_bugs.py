@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realtime import acks, plans, pulls
+from realtime import acks, parts, pulls
 from realtime.window import GroupWindow
 from tests.worlds.patches import Patch, changed
 
@@ -17,7 +17,7 @@ ACKNOWLEDGE_FOR_ANYBODY = Patch(
     ),
 )
 ENTRIES_ON_BOTH_SIDES_OF_NEXT = [
-    Patch(pulls, "pulled", changed(plans.pulled, "and part.consume_first != group.next", "")),
+    Patch(pulls, "pulled", changed(parts.pulled, "and part.consume_first != group.next", "")),
     Patch(
         GroupWindow,
         "_pulled",

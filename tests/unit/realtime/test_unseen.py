@@ -7,7 +7,7 @@ import pytest
 
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
-from realtime import index, unseen
+from realtime import index, retention
 from tests.worlds.dispatch_batches import DUE_MS, dispatch_batch
 from tests.worlds.realtime import SUBJECT, SimPeer, World
 
@@ -88,7 +88,7 @@ def test_messages_that_go_unseen_are_told_and_those_that_a_group_waits_for_stay(
 def test_a_subject_that_keeps_nothing_takes_no_place_among_those_that_are_followed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    monkeypatch.setattr(unseen, "SUBJECTS_MAX", 1)
+    monkeypatch.setattr(retention, "SUBJECTS_MAX", 1)
     world, peer = filled()
     for _ in range(0 if restarted else 2):
         world.core.retain()
