@@ -511,8 +511,16 @@ class GroupWindow:
 
     def extend(self, first: int, end: int, incarnation: int, until_ms: int) -> None:
         """Let the lease of pulls end then, and neither before nor later. A start gives them the first one again."""
+        joined: list[StateRun] = []
         for run in self.handles.take(first, end, (HELD,), incarnation):
-            self._hold(run._replace(until_ms=until_ms))
+            run = run._replace(until_ms=until_ms)
+            # What was extended piece by piece becomes one run again: memory follows what was pulled.
+            if joined and joined[-1]._replace(messages=run.end - joined[-1].first).cut(run.first, run.end) == run:
+                joined[-1] = joined[-1]._replace(messages=run.end - joined[-1].first)
+            else:
+                joined.append(run)
+        for run in joined:
+            self._hold(run)
 
     def lease_all(self, now_ms: int) -> None:
         """Give each pull that survived a start its whole lease again."""

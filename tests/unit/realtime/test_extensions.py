@@ -88,6 +88,9 @@ def test_rule_B1_memory_follows_the_messages_that_are_held_and_not_the_extension
         assert _extend(world, peer, [[incarnation, first, 1]], 10_000_000 + number * (-1) ** number) == []
         world.pass_time(1)
     assert len(list(group.window.held())) == 2 and len(pulls._ends) < 1_100
+    # Pieces that are extended together are one again.
+    assert _extend(world, peer, [[incarnation, first, count]], 10_000_000) == []
+    assert len(list(group.window.held())) == 1
     for number in range(count):
         handle = [incarnation, first + number, 1]
         _extend(world, peer, [handle], 10_000_000)

@@ -225,7 +225,7 @@ def test_the_page_has_the_moves_of_the_code() -> None:
     assert told == MOVES
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_each_message_is_where_the_table_of_moves_says(steps: list[tuple[str, int, int, bool]]) -> None:
     model = Model()
