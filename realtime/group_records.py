@@ -164,7 +164,8 @@ class GroupRecords:
         """Give nobody messages of a group, or give them again; ``done`` is called when that is durable."""
         if group.held_back != held_back:
             self._log.append_record(GroupHeldBack(group.group_id, int(held_back)))
-            self._pulls.hold_back(group, held_back)
+            group.hold_back(held_back)
+            self._pulls.serve(group)
         self._log.when_durable(done)
 
     def give_up(self, bad: Bad, done: Callable[[], None]) -> None:

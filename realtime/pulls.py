@@ -38,7 +38,7 @@ from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 from delayd.wire.stale import StaleRow
 
-from .acks import SAID, SECRET_BITS, GivenOut, Handles, Said, by_source, found, stale_all
+from .acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
 from .alarms import NEVER_MS, Alarms
 from .commit import PullCommit
 from .groups import Group
@@ -189,18 +189,12 @@ class Pulls:
         others are durable. The request had ``others`` that are stale in any case.
         """
         now_ms = self.clock.now_ms()
-        divided = [each for group, of in wanted for each in by_source(group, of)]
-        every = [(group, found(SAID[op], group, of, self.given_out, self.next_pull, now_ms)) for group, of in divided]
-        entries = [entry for _, each in every for entry in each.entries]
-        if entries:
-            self._log.append(entries)
-            for group, each in every:
-                if op == PullOp.ACK:
-                    self.counters["acked"] += sum([self._apply(group, entry) for entry in each.entries])
-                else:
-                    self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back_all(
-                        group, each.entries
-                    )
+        every = [
+            (source, found(SAID[op], source, own, self.given_out, self.next_pull, now_ms))
+            for group, of in wanted
+            for source, own in by_source(group, of)
+        ]
+        self._say(op, every)
         stale = [handle for _, each in every for handle in each.stale]
         # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request,
         # unless a group and its child divided them.
@@ -223,18 +217,27 @@ class Pulls:
         """
         now_ms = self.clock.now_ms()
         stale: list[StaleRow] = []
-        entries: list[tuple[Group, list[PullEntry]]] = []
+        every: list[tuple[Group, Found]] = []
         for each in put_off:
             for source, handles in by_source(group, [each.handle]):
                 known = found(Said.NACK, source, handles, self.given_out, self.next_pull, now_ms)
-                entries.append((source, [entry._replace(lease_ms=each.delay_ms) for entry in known.entries]))
+                entries = [entry._replace(lease_ms=each.delay_ms) for entry in known.entries]
+                every.append((source, known._replace(entries=entries)))
                 stale += known.stale
-        if every := [entry for _, of in entries for entry in of]:
-            self._log.append(every)
-            for source, of in entries:
-                self.counters["nacked"] += self._give_back_all(source, of)
+        self._say(PullOp.NACK, every)
         self._log.when_durable(partial(answer, stale[:HANDLES_MAX]))
         self._serve([group])
+
+    def _say(self, op: PullOp, every: Sequence[tuple[Group, Found]]) -> None:
+        """Log what consumers say of messages that they hold, and change the groups."""
+        if entries := [entry for _, each in every for entry in each.entries]:
+            self._log.append(entries)
+            for group, each in every:
+                if op is PullOp.ACK:
+                    self.counters["acked"] += sum([self._apply(group, entry) for entry in each.entries])
+                else:
+                    what = "nacked" if op is PullOp.NACK else "returned"
+                    self.counters[what] += self._give_back_all(group, each.entries)
 
     def extend(self, group: Group, handles: Handles, lease_ms: int) -> list[StaleRow]:
         """Hold messages for ``lease_ms`` from now on; return the handles that are stale."""
@@ -293,11 +296,6 @@ class Pulls:
         """Let a group go on at a consume sequence, as the pull log says."""
         self._give_back(group, lambda window: group.move(to))
         self.quarantine.forget(group)
-        self._serve([group])
-
-    def hold_back(self, group: Group, held_back: bool) -> None:
-        """Give nobody messages of a group, or give them again, as the pull log says."""
-        group.hold_back(held_back)
         self._serve([group])
 
     def join(self, subscription: Subscription, group: Group) -> bool:
