@@ -239,7 +239,6 @@ class DelayCore:
             self._sources,
             SetAside(self.quarantine, found.quarantined, found.quarantined_ends, found.dropped, found.given_up),
             MendingCalls(
-                in_memory=lambda: [*self._wheel.parts(), *ledger.outside()],
                 next_sequence=lambda: self.intake.next_sequence,
                 may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopping.begun),
                 ended=self._mended,

@@ -110,7 +110,6 @@ class SetAside:
 class MendingCalls:
     """What mending asks of the other parts of the server, and tells them."""
 
-    in_memory: Callable[[], list[Rows]]  # Views the rows that are loaded and not decided.
     next_sequence: Callable[[], int]
     may_begin: Callable[[], bool]
     ended: Callable[[bool], None]  # Called behind each try, with whether the hour is whole now.
@@ -340,9 +339,7 @@ class Mending:
         if unloaded is not None and unloaded.below == SEQUENCE_MAX:
             return  # None of its rows was loaded.
         below = self._calls.next_sequence()
-        rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in self._calls.in_memory()]
-        known = [NO_SEQUENCES, *rows, *self._outcomes.unwritten_of(hour)]
-        self._unloaded[hour] = Unloaded(below, np.sort(np.concatenate(known)), below)
+        self._unloaded[hour] = Unloaded(below, self._ledger.undecided_of(hour), below)
 
     # The schedule log.
 

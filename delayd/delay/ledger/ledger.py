@@ -445,6 +445,12 @@ class Ledger:
         """View all rows that have left the wheel and are not decided, in several arrays."""
         return [*self._waiting(), *self.handoff.in_flight()]
 
+    def undecided_of(self, hour: int) -> Sequences:
+        """The rows of an hour that are loaded and have no durable outcome, sorted."""
+        parts = [*self.hours.wheel.parts(hour, hour), *self.outside()]
+        rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in parts]
+        return np.sort(np.concatenate([NO_SEQUENCES, *rows, *self._outcomes.unwritten_of(hour)]))
+
     def _waiting(self) -> list[Rows]:
         return [*self.handoff.waiting(), *self.held.waiting()]
 

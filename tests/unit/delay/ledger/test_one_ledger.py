@@ -11,7 +11,7 @@ import delayd.delay
 _ROOM = Path(delayd.delay.__file__).parent
 _LEDGER = _ROOM / "ledger" / "ledger.py"
 # What tells where a row is, or what it ended as: in a window, a file, a decision, an outcome that is not durable.
-_TELLS = {"unwritten", "may_have_left", "at_hand", "look_up", "is_owed"}
+_TELLS = {"unwritten", "unwritten_of", "may_have_left", "at_hand", "look_up", "is_owed"}
 _PARTS = {"delayd.delay.ledger.outside", "delayd.delay.ledger.hour_outcomes"}
 # Who may be asked whether a row has ended, or let it pass; a class with such a method would be a second ledger.
 _ANSWERS = {"may_enter", "may_leave", "claim", "claims", "has_ended", "have_ended", "are_ending", "without_outcome"}
