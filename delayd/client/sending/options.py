@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import FunctionType
@@ -309,7 +309,7 @@ class SendsBatches(Sends[asyncio.Future[Receipt]]):
         return await self._send_columns(columns, None if spread is None else spread_of(spread))
 
     @abstractmethod
-    async def _send_columns(self, columns: Columns, window_ms: int | None) -> BatchReceipt:
+    def _send_columns(self, columns: Columns, window_ms: int | None) -> Coroutine[object, object, BatchReceipt]:
         """Send a batch that was checked, and wait for its outcome; with a window, a server chooses the instants."""
 
 

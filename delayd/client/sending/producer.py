@@ -13,7 +13,7 @@ import logging
 import threading
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, NamedTuple, ParamSpec
@@ -107,8 +107,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
     def _queue_spread(self, row: Single, window_ms: int) -> asyncio.Future[Receipt]:
         return self._core.queue_spread(row, window_ms)
 
-    async def _send_columns(self, columns: Columns, window_ms: int | None) -> BatchReceipt:
-        return await self._run(self._core.send_batch(columns, window_ms))
+    def _send_columns(self, columns: Columns, window_ms: int | None) -> Coroutine[object, object, BatchReceipt]:
+        return self._run(self._core.send_batch(columns, window_ms))
 
     async def cancel(
         self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
