@@ -503,7 +503,7 @@ _CANCEL_OF = {
 }
 
 
-class Life(NamedTuple):
+class WaitingLife(NamedTuple):
     """A message as it waits for a group.
 
     ``kept_as`` is the subject under which its delay server keeps it; ``message`` is None when nothing waits there.
@@ -525,7 +525,7 @@ class _Followed(NamedTuple):
 
     log_id: int
     answer: np.void  # Of its delay server about the first life; its dtype is ANSWER.
-    life: Life | None
+    life: WaitingLife | None
 
     @property
     def first(self) -> MessageInfo:
@@ -612,7 +612,7 @@ class Follower:
         window = Window(kept_as.encode(), 0, INSTANT_MS_MAX, content=Content.LABELS, origin=int(answer["sequence"]))
         return _Followed(log_id, answer, await self._life(log_id, kept_as, window))
 
-    async def _life(self, log_id: int, kept_as: str, window: Window) -> Life:
+    async def _life(self, log_id: int, kept_as: str, window: Window) -> WaitingLife:
         found: PendingMessage | None = None
         in_flight = False
         at: Place | None = window.place
@@ -625,4 +625,4 @@ class Follower:
                 if found is None or message.receipt.sequence > found.receipt.sequence:
                     found = message
             at = piece.place
-        return Life(kept_as, found, in_flight)
+        return WaitingLife(kept_as, found, in_flight)
