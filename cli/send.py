@@ -10,16 +10,16 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import click
 
 from delayd.client.sending.options import OnConflict
 from delayd.client.sending.producer import Producer
-from delayd.client.sending.receipts import BatchFailed, Receipt
+from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 from delayd.limits import MESSAGE_BYTES_MAX
 
@@ -35,28 +35,6 @@ STDIN = "-"
 
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime.fromtimestamp(0, UTC)
-
-Told = Callable[[], AbstractContextManager[None]]  # Says for whom the block waits, if it does.
-
-
-class Wish(NamedTuple):
-    """When messages are due: one of the first two; and how much later the server may choose."""
-
-    delay: timedelta | None
-    deliver_at_ms: int | None
-    spread: timedelta | None
-
-
-class Labels(NamedTuple):
-    """What goes along with the bodies."""
-
-    headers: dict[str, str | bytes] | None
-    key: str | None
-    on_conflict: OnConflict
-    tags: Sequence[str] | None
-    ttl: timedelta | None
-    expires_at: datetime | None
-    ordering_key: str | None
 
 
 @click.command(cls=Command)
@@ -149,16 +127,27 @@ def send(
         raise click.UsageError("--on-conflict goes with --key")
     if ttl is not None and expires_at_ms is not None:
         raise click.UsageError("say once when it expires: --ttl DURATION or --expires-at INSTANT")
-    wish = Wish(delay, at_ms, spread)
     expires_at = None if expires_at_ms is None else _EPOCH + expires_at_ms * _MS
-    labels = Labels(_read_headers(headers) or None, key, on_conflict, tags or None, ttl, expires_at, ordering_key)
-    told = partial(told_whom, meta, duration_text(timeout / _MS))
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
+        # All that one message and many have in common.
+        common: dict[str, Any] = {"delay": delay, "deliver_at_ms": at_ms, "spread": spread, "tags": tags or None}
+        common |= {"headers": _read_headers(headers) or None, "ttl": ttl, "expires_at": expires_at}
+
+        def send_one(body: bytes) -> Receipt:
+            with told_whom(meta, duration_text(timeout / _MS)):
+                named = partial(producer.send, key=key, on_conflict=on_conflict, ordering_key=ordering_key)
+                return named(subject, body, **common)
+
+        def send_many(bodies: list[bytes]) -> BatchReceipt:
+            with told_whom(meta, duration_text(timeout / _MS)):
+                ordering_keys = None if ordering_key is None else [ordering_key] * len(bodies)
+                return producer.send_batch(subject, bodies, **common, ordering_keys=ordering_keys)
+
         if lines:
             with _open(file or STDIN) as source:
-                _send_lines(producer, subject, source, wish, labels, form, told)
+                _send_lines(send_many, subject, source, form)
         else:
-            _send_one(producer, subject, _one_body(body, file), wish, labels, form, told)
+            _send_one(partial(send_one, _one_body(body, file)), subject, form)
 
 
 def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
@@ -182,17 +171,9 @@ def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
         yield bodies
 
 
-def _send_one(producer: Producer, subject: str, body: bytes, wish: Wish, labels: Labels, form: str, told: Told) -> None:
+def _send_one(send: Callable[[], Receipt], subject: str, form: str) -> None:
     try:
-        with told():
-            receipt = producer.send(
-                subject,
-                body,
-                delay=wish.delay,
-                deliver_at_ms=wish.deliver_at_ms,
-                spread=wish.spread,
-                **labels._asdict(),
-            )
+        receipt = send()
     except RetryLater as error:
         # Refused by name, or never connected (rule I3): a script may send it again without fear of a second one.
         if isinstance(error, NoDelayServer):
@@ -214,26 +195,12 @@ def _send_one(producer: Producer, subject: str, body: bytes, wish: Wish, labels:
     click.echo(f"receipt {receipt.token}")
 
 
-def _send_lines(
-    producer: Producer, subject: str, source: BinaryIO, wish: Wish, labels: Labels, form: str, told: Told
-) -> None:
+def _send_lines(send: Callable[[list[bytes]], BatchReceipt], subject: str, source: BinaryIO, form: str) -> None:
     kept, first_ms, last_ms = 0, None, None
     try:
         with progress("messages", _line_count(source)) as advance:
             for bodies in line_batches(source):
-                with told():
-                    receipt = producer.send_batch(
-                        subject,
-                        bodies,
-                        wish.deliver_at_ms,
-                        delay=wish.delay,
-                        headers=labels.headers,
-                        spread=wish.spread,
-                        tags=labels.tags,
-                        ttl=labels.ttl,
-                        expires_at=labels.expires_at,
-                        ordering_keys=None if labels.ordering_key is None else [labels.ordering_key] * len(bodies),
-                    )
+                receipt = send(bodies)
                 due_ms = receipt.deliver_at_ms
                 first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
                 last_ms = int(due_ms.max()) if last_ms is None else max(last_ms, int(due_ms.max()))
