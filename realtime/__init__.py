@@ -27,7 +27,7 @@ A consumer pulls and acknowledges it (Q1 to Q5)
     acks                which messages an acknowledgement names, and which handles are valid
     window              where each message of a group is, and what moves it
     groups, roster      one group and its terms, which groups changed, and all groups by name
-    alarms              things that happen at an instant, such as the end of a lease
+    alarms              what parts do by the clock: tries, looks, the ends of leases
     retries             messages that come again later, and dead letters (Q2)
     farewell            ends what a group left at the delay servers that ended with its consumers
     retry_batch         these messages as the batch that their delay server takes; `delayd.net.courier` takes it there

@@ -1,13 +1,23 @@
-"""Alarms: things that are to happen at an instant, unless something else made them unnecessary before.
+"""Alarms: what is to happen at an instant, unless something else made it unnecessary before.
 
-An alarm that is no longer needed stays in the heap until it is due, or until such alarms are the larger part. So a
-change needs no search, and memory is bounded by the alarms that still count.
+A part of the server has an `Alarm` for each thing that it does by the clock, and says when: nobody asks the part
+whether something is due. The core asks `Alarms.next_ms`, and calls `Alarms.ring` at that time. An example: a batch
+can't be read at 1,000 ms, so its part calls ``retry.after(30_000)``. At 7,000 ms the file is put back, and the part
+calls ``retry.soon()``. `next_ms` is 7,000, and `ring` calls the part once. The entry for 31,000 ms means nothing by
+then.
+
+An entry that is no longer needed stays in the heap until it is due, or until such entries are the larger part. So a
+change needs no search, and memory is bounded by the entries that still count.
 """
+
+from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Generic, TypeVar
+
+from delayd.clock import Clock
 
 T = TypeVar("T")
 
@@ -15,8 +25,8 @@ NEVER_MS = 1 << 62
 CLEAN_MIN = 1_000  # With fewer entries than this a cleaning pass is not worth it; it takes some 0.3 ms for this many.
 
 
-class Alarms(Generic[T]):
-    """A heap by monotonic time; ``is_alive`` says whether an item, set for that time, still counts."""
+class DueHeap(Generic[T]):
+    """Items by monotonic time; ``is_alive`` says whether an item, set for that time, still counts."""
 
     __slots__ = ("_clean_at", "_heap", "_is_alive", "_order")
 
@@ -30,7 +40,7 @@ class Alarms(Generic[T]):
         return len(self._heap)
 
     def add(self, at_ms: int, item: T) -> None:
-        """Set an alarm: the item comes up at ``at_ms``."""
+        """Let an item come up at ``at_ms``."""
         heapq.heappush(self._heap, (at_ms, next(self._order), item))
         if len(self._heap) >= self._clean_at:
             self._heap = [entry for entry in self._heap if self._is_alive(entry[0], entry[2])]
@@ -43,7 +53,7 @@ class Alarms(Generic[T]):
         return self._heap[0][2]
 
     def next_ms(self, before_ms: int = NEVER_MS) -> int | None:
-        """When the first alarm that still counts is due; an answer of ``before_ms`` or later says only that none is due
+        """When the first item that still counts is due; an answer of ``before_ms`` or later says only that none is due
         before.
         """
         heap, is_alive = self._heap, self._is_alive
@@ -60,3 +70,55 @@ class Alarms(Generic[T]):
             at_ms, _, item = heapq.heappop(self._heap)
             if self._is_alive(at_ms, item):
                 yield item
+
+
+class Alarm:
+    """One thing that a part does by the clock, at one instant or none; it is off when it is made and when it rings."""
+
+    __slots__ = ("_alarms", "at_ms", "call")
+
+    def __init__(self, alarms: Alarms, call: Callable[[], object]) -> None:
+        self.at_ms: int | None = None  # Monotonic; None: it is off.
+        self.call = call
+        self._alarms = alarms
+
+    def at(self, at_ms: int) -> None:
+        """Ring at an instant, and not at the one that was said before."""
+        if at_ms != self.at_ms:
+            self.at_ms = at_ms
+            self._alarms.add(at_ms, self)
+
+    def after(self, ms: int) -> None:
+        """Ring so many milliseconds from now."""
+        self.at(self._alarms.clock.monotonic_ms() + ms)
+
+    def soon(self) -> None:
+        """Ring in the next turn of the loop."""
+        self.after(0)
+
+    def off(self) -> None:
+        """Do not ring."""
+        self.at_ms = None
+
+
+class Alarms(DueHeap[Alarm]):
+    """The alarms of a server."""
+
+    __slots__ = ("clock",)
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(lambda at_ms, alarm: alarm.at_ms == at_ms)
+        self.clock = clock
+
+    def alarm(self, call: Callable[[], object]) -> Alarm:
+        """An alarm that is off."""
+        return Alarm(self, call)
+
+    def ring(self) -> None:
+        """Call what is due, once; what it sets for now is for the next turn."""
+        due: list[Alarm] = []
+        for alarm in self.due(self.clock.monotonic_ms()):
+            alarm.off()
+            due.append(alarm)
+        for alarm in due:
+            alarm.call()

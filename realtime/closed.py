@@ -17,7 +17,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from delayd.clock import Clock
 from delayd.errors import (
     CallerError,
     DamagedData,
@@ -35,6 +34,7 @@ from delayd.log.tally import Tallies, covered
 from delayd.log.tallying import Differing, Tallier
 from delayd.waits import Wait, WaitKind
 
+from .alarms import Alarms
 from .segment_indexes import SegmentIndexes
 from .tally_log import TallyLog
 
@@ -66,31 +66,25 @@ class ClosedSegments:
     """Reads closed segments one after the other; belongs to the loop."""
 
     def __init__(
-        self, message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, executor: Executor, clock: Clock
+        self, message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, executor: Executor, alarms: Alarms
     ) -> None:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.rolls_at = 0  # The message log may have another segment when it ends behind this offset: then call `look`.
         self.end = tally_log.end  # How far the tally log is durable.
         self._message_log = message_log
         self._tally_log = tally_log
         self._indexes = indexes
         self._executor = executor
-        self._clock = clock
+        self._clock = alarms.clock
+        self._turn = alarms.alarm(self._go_on)
         self._reading: _Reading | None = None
         self._under_way = False
         self._tries = 0
         self._hurries = self._loops = False
         self._sweeps = indexes.any_below(message_log.start)
         self._looked = message_log.start  # The indexes of all segments below this offset are written, or were given up.
-        self._due_ms = clock.monotonic_ms()
         self._begin_from(tally_log.entries)
-
-    @property
-    def due_ms(self) -> int | None:
-        """When to call `wake`, monotonic; None while there is nothing to read."""
-        if self._under_way:
-            return None
-        reads = self._message_log.segments[-1].base_offset > min(self._at, self._looked)
-        return self._due_ms if reads or self._sweeps else None
+        self.look()
 
     @property
     def kept_from(self) -> int:
@@ -111,9 +105,17 @@ class ClosedSegments:
             why += f"first: {self._first}" if self._first else "they were found by an earlier life of this server"
             yield WaitKind.CONTENT_DIFFERS.wait(why, rows=f"{rows:,}")
 
-    def wake(self) -> None:
-        """Read the next piece when it is time."""
-        if not self._under_way and self._clock.monotonic_ms() >= self._due_ms:
+    def look(self, pause_ms: int = 0) -> None:
+        """Read on after a pause, if there is something to read."""
+        begin = self._message_log.segments[-1].base_offset
+        self.rolls_at = begin + self._message_log.place.segment_bytes
+        if self._turn.at_ms is None and not self._under_way:
+            reads = begin > min(self._at, self._looked)
+            if reads or self._sweeps:
+                self._turn.after(pause_ms)
+
+    def _go_on(self) -> None:
+        if not self._under_way:
             self._start()
 
     def hurry(self) -> None:
@@ -129,6 +131,7 @@ class ClosedSegments:
     def sweep(self) -> None:
         """Note that retention has removed segments: their indexes are removed when there is time."""
         self._sweeps = True
+        self.look()
 
     def close(self) -> None:
         """Close the tally log."""
@@ -174,7 +177,6 @@ class ClosedSegments:
         self._under_way = False
         reading = self._reading
         assert reading is not None, "one was being read"
-        self._due_ms = self._clock.monotonic_ms() + PAUSE_MS
         try:
             finished = done.result()
         except ServerStopped as error:
@@ -187,6 +189,7 @@ class ClosedSegments:
             self._finished(reading)
         if self._hurries:
             self.hurry()
+        self.look(PAUSE_MS)
 
     def _swept(self, done: Done[None]) -> None:
         self._under_way = False
@@ -198,7 +201,7 @@ class ClosedSegments:
         except (DelaydError, OSError) as error:
             # Indexes that were left are removed with the next ones, or at the next start.
             log.warning("indexes_not_removed reason=%r", str(error))
-        self.wake()
+        self.look()
 
     def _finished(self, reading: _Reading) -> None:
         self._reading, self.end = None, self._tally_log.end
@@ -226,6 +229,7 @@ class ClosedSegments:
             # A later read of the segment's messages reports what is wrong with it.
             log.warning("segment_not_indexed begin=%d end=%d reason=%r", reading.begin, reading.end, str(error))
             self._looked = reading.end
+            self.look(PAUSE_MS)
             return
         self._tries += 1
         leaves_out = self._tries >= TRIES_MAX and not isinstance(error, PASSES)
@@ -236,8 +240,9 @@ class ClosedSegments:
         )
         if leaves_out:
             self._at, self._tries = reading.end, 0
+            self.look(PAUSE_MS)
         else:
-            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+            self._turn.after(RETRY_MS)
 
     def _tell(self, found: list[Differing], count: int) -> None:
         told = [self._told(each) for each in found[:10]]

@@ -24,6 +24,7 @@ from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.pull import PullEntry, encode_entries
 
+from .alarms import Alarms
 from .handoff import Hello, Origin
 from .peer import Peer
 
@@ -92,12 +93,13 @@ class GroupCommit(Committer[Commit, Written]):
         self,
         message_log: Log,
         executor: Executor,
-        clock: Clock,
+        alarms: Alarms,
         epoch: int,
         next_sequence: int,
         appended_at_ms: int,
     ) -> None:
-        super().__init__("message log", executor, clock)
+        super().__init__("message log", executor, alarms.clock)
+        self._again = alarms.alarm(self.retry)
         self.on_commit: Callable[[Commit], None] = lambda commit: None
         self._log = message_log
         self._epoch = epoch
@@ -110,7 +112,7 @@ class GroupCommit(Committer[Commit, Written]):
         """Whether nothing more becomes durable without another try; frames that wait for space were never
         acknowledged.
         """
-        return self.retry_at_ms is not None or (self.idle and not self._queue)
+        return self._again.at_ms is not None or (self.idle and not self._queue)
 
     @property
     def queued_bytes(self) -> int:
@@ -173,6 +175,7 @@ class GroupCommit(Committer[Commit, Written]):
         # The frames wait, neither taken nor refused.
         if not self._full:
             log.warning("message_log_full reason=%r retry_ms=%d", error.message, RETRY_MS)
+        self._again.after(RETRY_MS)
         return group
 
     def _durable(self, group: Commit, written: Written) -> None:

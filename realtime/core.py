@@ -31,7 +31,7 @@ from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
 
-from .alarms import NEVER_MS
+from .alarms import NEVER_MS, Alarms
 from .checkpoint import Checkpointer, Snapshot
 from .closed import ClosedSegments
 from .commit import Commit, GroupCommit, PullCommit
@@ -53,7 +53,6 @@ from .retention import Trimming, Unseen, remove_old
 from .retries import Retries
 from .segment_indexes import SegmentIndexes
 from .snapshots import Snapshots
-from .unread_pulls import UnreadPulls
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +107,11 @@ class Core:
         self._state, self._store = recovered, state
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
         self._on_failure = on_failure
+        alarms = self._alarms = Alarms(clock)
         self._commit = GroupCommit(
             recovered.message_log,
             executors.commit,
-            clock,
+            alarms,
             identity.epoch,
             recovered.next_sequence,
             recovered.appended_at_ms,
@@ -119,10 +119,10 @@ class Core:
         self._commit.on_commit, self._commit.on_failure = self._committed, self.fail
         self._pull_log = PullCommit(executors.pull, clock, identity.epoch)
         self._pull_log.on_failure = self.fail
-        self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, clock)
+        self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, alarms)
         self._led = self._pulls.leads.of_peer
-        self._groups = GroupRecords(self._pulls, self._index, self._stored, self._pull_log, clock)
-        self._joins = Joins(self._pulls, self._groups, self._index, clock)
+        self._groups = GroupRecords(self._pulls, self._index, self._stored, self._pull_log, alarms)
+        self._joins = Joins(self._pulls, self._groups, self._index, alarms)
         self._index.on_subject = self._joins.came
         self._unseen = Unseen(self._index, self._groups.roster.has, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
@@ -131,7 +131,7 @@ class Core:
             site, self._index, recovered.marks, config.checkpoint_every_ms, config.checkpoint_bytes
         )
         self._checkpoints.on_failure = self.fail
-        self._rebuilder = Rebuilder(disk, self._index, recovered.message_log, executors.work, clock)
+        self._rebuilder = Rebuilder(disk, self._index, recovered.message_log, executors.work, alarms)
         self._rebuilder.on_rebuilt = self._rebuilt
         self._index.on_damage = self._rebuilder.want
         self._window_from = 0  # An operator has given up the batches in doubt below this offset.
@@ -144,15 +144,14 @@ class Core:
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         # A pull log that became readable, waiting for the end of a checkpoint.
         self._read_pulls: tuple[PullReplay, Log] | None = None
-        unread = UnreadPulls(site, recovered)
-        unread.on_read = self._pulls_read
-        self._files = LogFiles(site, recovered, unread, executors.commit)
+        self._files = LogFiles(site, recovered, alarms, executors.commit)
+        self._files.unread_pulls.on_read = self._pulls_read
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint
         self._files.on_window = self._window_read
         self._files.on_checkpoint_wanted = self._tell_of_checkpoint
         indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
-        self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, clock)
+        self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, alarms)
         self._closed.on_failure = self.fail
         self._snapshots = Snapshots(recovered, self._groups, self._closed, clock, config.retention_ms)
         self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files)
@@ -240,22 +239,11 @@ class Core:
         """
         if self._snapshots.copying is not None or self._snapshots.forgetting or self._trimming.left:
             return self._clock.monotonic_ms()
-        times: tuple[int | None, ...] = (self._commit.retry_at_ms,)
-        if self._stopping is None:  # A server that stops ends no leases.
-            times = (
-                self._commit.retry_at_ms,
-                self._pulls.next_wake_ms(before_ms),
-                self._joins.due_ms,
-                self._groups.ephemeral.due_ms,
-                self._rebuilder.retry_at_ms,
-                self._pulls.quarantine.retry_at_ms,
-                self._files.due_ms,
-                self._closed.due_ms,
-            )
         wake_ms = self._checkpoints.due_ms
-        for time_ms in times:
-            if time_ms is not None and time_ms < wake_ms:
-                wake_ms = time_ms
+        if self._stopping is None:  # A server that stops ends no leases, and tries nothing again.
+            for time_ms in (self._alarms.next_ms(before_ms), self._pulls.next_wake_ms(before_ms)):
+                if time_ms is not None and time_ms < wake_ms:
+                    wake_ms = time_ms
         return wake_ms
 
     def next_offer_ms(self) -> int | None:
@@ -266,9 +254,6 @@ class Core:
         """Do everything that is due by the clock."""
         if self._failed:
             return
-        retry_at_ms = self._commit.retry_at_ms
-        if retry_at_ms is not None and retry_at_ms <= self._clock.monotonic_ms():
-            self._commit.retry()
         if self._snapshots.copying is not None:
             self._go_on_copying()
         if self._snapshots.forgetting:
@@ -276,13 +261,8 @@ class Core:
         if self._trimming.left:
             self._trimming.step()
         if self._stopping is None:
-            self._joins.wake()
-            self._groups.ephemeral.wake()
+            self._alarms.ring()
             self._pulls.wake()
-            self._pulls.quarantine.wake()
-            self._rebuilder.wake()
-            self._files.wake()
-            self._closed.wake()
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
@@ -360,6 +340,8 @@ class Core:
         if self._stopping is not None:
             self._go_on_stopping()
             return
+        if self._indexed_offset >= self._closed.rolls_at:
+            self._closed.look()
         self._pulls.messages_came(touched)
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
@@ -515,6 +497,7 @@ class Core:
             self._snapshots.stored(snapshot)
             executors = self._executors
             remove_old(self._state, executors.commit, executors.work, snapshot, self._old_removed)
+        self._closed.look()  # The log may have rolled because a file was damaged.
         tells, self._tells = self._tells, []
         for tell in tells:
             # The state may hold a checkpoint that was not published.

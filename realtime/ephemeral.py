@@ -11,9 +11,9 @@ Invariant: what connections make the server remember here is bounded over all of
 import logging
 from collections.abc import Callable
 
-from delayd.clock import Clock
 from delayd.errors import RetryLater, SlowDown
 
+from .alarms import Alarms
 from .groups import Group
 from .peer import Peer
 from .roster import RETRY_MS
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 class Ephemeral:
     """The ephemeral groups of a server; ``delete`` ends one."""
 
-    def __init__(self, clock: Clock, delete: Callable[[Group], None]) -> None:
-        self.due_ms: int | None = None  # When `wake` is next needed, monotonic.
-        self._clock = clock
+    def __init__(self, alarms: Alarms, delete: Callable[[Group], None]) -> None:
+        self._clock = alarms.clock
+        self._look = alarms.alarm(self._look_at_all)
         self._delete = delete
         self._seen_ms: dict[Group, int] = {}  # When each was last seen with a consumer.
         self._peers: dict[Group, set[Peer]] = {}
@@ -39,10 +39,9 @@ class Ephemeral:
 
     def watch(self, group: Group) -> None:
         """Look after a group from now on."""
-        now_ms = self._clock.monotonic_ms()
-        self._seen_ms[group] = now_ms
-        if self.due_ms is None:
-            self.due_ms = now_ms + LOOK_MS
+        self._seen_ms[group] = self._clock.monotonic_ms()
+        if self._look.at_ms is None:
+            self._look.after(LOOK_MS)
 
     def check_room(self) -> None:
         """Refuse a further consumer when there are too many, with SlowDown."""
@@ -86,18 +85,17 @@ class Ephemeral:
             if not of_peer:
                 del self._groups[peer]
 
-    def wake(self) -> None:
+    def _look_at_all(self) -> None:
         """Delete the groups whose consumers have been gone for long enough."""
         now_ms = self._clock.monotonic_ms()
-        if self.due_ms is None or now_ms < self.due_ms:
-            return
         for group, seen_ms in list(self._seen_ms.items()):
             if self._has_consumers(group):
                 self._seen_ms[group] = now_ms
             # A subscription may have ended right after the last look.
             elif now_ms - seen_ms >= GONE_MS + LOOK_MS:
                 self._end(group)
-        self.due_ms = now_ms + LOOK_MS if self._seen_ms else None
+        if self._seen_ms:
+            self._look.after(LOOK_MS)
 
     def _has_consumers(self, group: Group) -> bool:
         child = group.child

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from delayd.clock import Clock
 from delayd.errors import BadArgument
 from delayd.log.control import (
     GroupBegins,
@@ -28,6 +27,7 @@ from delayd.retry_subject import is_reserved
 from delayd.wire.positions import End, Position
 
 from .acks import SECRET_BITS
+from .alarms import Alarms
 from .commit import PullCommit
 from .ephemeral import Ephemeral
 from .filters import OPEN, encode_filter
@@ -52,19 +52,19 @@ limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can prov
 class GroupRecords:
     """Creates and deletes groups; belongs to the loop."""
 
-    def __init__(self, pulls: Pulls, index: Index, stored: StoredBatches, pull_log: PullCommit, clock: Clock) -> None:
+    def __init__(self, pulls: Pulls, index: Index, stored: StoredBatches, pull_log: PullCommit, alarms: Alarms) -> None:
         self.on_deleted: list[Callable[[Group], None]] = []  # Called while the group is still as it was.
         self.roster = pulls.roster
         self.changes = Changes(())
         self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
-        self.ephemeral = Ephemeral(clock, self._end)
+        self.ephemeral = Ephemeral(alarms, self._end)
         self.left: dict[Group, None] = {}  # Groups of retry subjects whose own groups have ended.
         self.on_left: Callable[[], None] = lambda: None
         self._pulls = pulls
         self._index = index
         self._stored = stored
         self._log = pull_log
-        self._clock = clock
+        self._clock = alarms.clock
         self._room_at_ms = 0  # When a group may next be forgotten to make room for another one.
 
     def begin(self, replay: PullReplay) -> None:

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from delayd.clock import Clock
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -32,6 +31,7 @@ from delayd.wire.heads import (
 )
 from delayd.wire.positions import End
 
+from .alarms import Alarms
 from .consumers import need_group, need_subject
 from .filters import OPEN
 from .group_records import GroupRecords
@@ -53,16 +53,14 @@ limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can prov
 class Joins:
     """Fills subscriptions; belongs to the loop."""
 
-    def __init__(self, pulls: Pulls, groups: GroupRecords, index: Index, clock: Clock) -> None:
-        # When `wake` is next needed, monotonic; a field, because it is read after every frame.
-        self.due_ms: int | None = None
+    def __init__(self, pulls: Pulls, groups: GroupRecords, index: Index, alarms: Alarms) -> None:
         self._pulls = pulls
         self._groups = groups
         self._index = index
-        self._clock = clock
+        self._clock = alarms.clock
+        self._turn, self._retry = alarms.alarm(self._work), alarms.alarm(self._look_again)
         self._busy: OrderedDict[Subscription, None] = OrderedDict()  # Those with something to do in the next turns.
         self._lacking: dict[Subscription, None] = {}  # Those of which a group could not be made.
-        self._retry_at_ms = 0
         groups.on_deleted.append(self._deleted)
 
     def subscribe(self, peer: Peer, frame: Frame) -> None:
@@ -114,16 +112,15 @@ class Joins:
                 subscription.pending.append((group.subject.name, False))
                 self._go_on_with(subscription)
 
-    def wake(self) -> None:
+    def _look_again(self) -> None:
+        for subscription in self._lacking:
+            subscription.look_again()
+            self._go_on_with(subscription)
+        self._lacking.clear()
+        self._work()
+
+    def _work(self) -> None:
         """Do as much as one turn may."""
-        now_ms = self._clock.monotonic_ms()
-        if self.due_ms is None or now_ms < self.due_ms:
-            return
-        if now_ms >= self._retry_at_ms:
-            for subscription in self._lacking:
-                subscription.look_again()
-                self._go_on_with(subscription)
-            self._lacking.clear()
         left = TURN_WORK
         while self._busy and left > 0:
             subscription = next(iter(self._busy))
@@ -133,12 +130,12 @@ class Joins:
                 left -= self._join(subscription, *subscription.pending.popleft())
             else:
                 left -= self._scan(subscription, left)
-        if not self._busy:
-            self.due_ms = self._retry_at_ms if self._lacking else None
+        if self._busy:
+            self._turn.soon()
 
     def _go_on_with(self, subscription: Subscription) -> None:
         self._busy[subscription] = None
-        self.due_ms = self._clock.monotonic_ms()
+        self._turn.soon()
 
     def _scan(self, subscription: Subscription, most: int) -> int:
         """Compare some of the subjects with a pattern."""
@@ -209,7 +206,7 @@ class Joins:
 
     def _lacks(self, subscription: Subscription) -> None:
         if not self._lacking:
-            self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+            self._retry.after(RETRY_MS)
         self._lacking[subscription] = None
 
 

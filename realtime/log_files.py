@@ -19,6 +19,7 @@ from delayd.log.watch import LOOK_MS, Append, LogWatch, OnFiles, Told
 from delayd.site import Site
 from delayd.wire.mend import Decision, Quarantined
 
+from .alarms import Alarms
 from .recovery import Recovered
 from .unread_pulls import ID as PULL
 from .unread_pulls import UnreadPulls
@@ -50,14 +51,14 @@ class Entry(NamedTuple):
 class LogFiles:
     """Watches both logs; belongs to the loop."""
 
-    def __init__(self, site: Site, recovered: Recovered, unread_pulls: UnreadPulls, commit: Executor) -> None:
+    def __init__(self, site: Site, recovered: Recovered, alarms: Alarms, commit: Executor) -> None:
         self.on_whole: Callable[[], None] = lambda: None  # Called when a file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
         self.on_window: Callable[[list[CommitGroup]], None] = lambda groups: None
         self.on_checkpoint_wanted: Callable[[OnCheckpoint], None] = lambda counted: None
-        self.unread_pulls = unread_pulls
-        unread_pulls.on_due = self._set_due
-        self._look_ms = site.clock.monotonic_ms() + LOOK_MS
+        self.unread_pulls = UnreadPulls(site, recovered, alarms)
+        self._look = alarms.alarm(self._look_at_all)
+        self._look.after(LOOK_MS)
         self._message_log = recovered.message_log
         self._work = site.worker
         self._clock = site.clock
@@ -69,7 +70,6 @@ class LogFiles:
         if recovered.window_damage is not None:
             self._put(WINDOW, recovered.window_damage)
         self._watches = {MESSAGE: self._watch(MESSAGE, recovered.message_log, commit.submit, lambda: None)}
-        self._set_due()
 
     def watch_pull_log(self, pull_log: Log) -> None:
         """Watch the pull log too, because it can be read now."""
@@ -77,7 +77,6 @@ class LogFiles:
         self._watches[PULL] = self._watch(
             PULL, pull_log, lambda job, done: done(run(job)), lambda: self.on_pull_log_rolled()
         )
-        self._set_due()
 
     def __iter__(self) -> Iterator[Quarantined]:
         for id_, entry in self._entries.items():
@@ -103,25 +102,14 @@ class LogFiles:
 
     def stood_still(self, ms: int) -> None:
         """No file could change for so long: the next look comes so much later."""
-        self._look_ms += ms
-        self._set_due()
+        if self._look.at_ms is not None:
+            self._look.at(self._look.at_ms + ms)
 
-    def wake(self) -> None:
-        """Look when it is time."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < self.due_ms:
-            return
-        self.unread_pulls.wake()
-        if now_ms >= self._look_ms:
-            self._look_ms = now_ms + LOOK_MS
-            for watch in self._watches.values():
-                watch.look()
-            self._read_window()
-        self._set_due()
-
-    def _set_due(self) -> None:
-        unread_ms = self.unread_pulls.due_ms
-        self.due_ms = self._look_ms if unread_ms is None else min(unread_ms, self._look_ms)
+    def _look_at_all(self) -> None:
+        self._look.after(LOOK_MS)
+        for watch in self._watches.values():
+            watch.look()
+        self._read_window()
 
     def release(self, id_: str, told: Told) -> None:
         """Look for one of the files now, because an operator asks for it."""

@@ -30,7 +30,6 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from delayd.batch import Buffer
-from delayd.clock import Clock
 from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import PullEntry, PullOp
 from delayd.log.retry import Decision
@@ -39,7 +38,7 @@ from delayd.wire.frame import Head
 from delayd.wire.stale import StaleRow
 
 from .acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
-from .alarms import NEVER_MS, Alarms
+from .alarms import NEVER_MS, Alarms, DueHeap
 from .commit import PullCommit
 from .groups import Group
 from .index import Index, Subject
@@ -89,8 +88,9 @@ class Pulls:
         index: Index,
         stored: StoredBatches,
         pull_log: PullCommit,
-        clock: Clock,
+        alarms: Alarms,
     ) -> None:
+        clock = self.clock = alarms.clock
         self.roster = Roster(log_id)
         self.groups = self.roster.groups
         self.subscriptions = Subscriptions()
@@ -99,13 +99,12 @@ class Pulls:
         self.next_pull = 0
         counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", *PASSED[1:])
         self.counters = dict.fromkeys(counted, 0)
-        self.quarantine = Quarantine(stored, clock)
+        self.quarantine = Quarantine(stored, alarms)
         self.quarantine.on_released = self._released
         self.log_id = log_id
         self._epoch = epoch
         self.index = index
         self._log = pull_log
-        self.clock = clock
         self._parts = Parts(index, stored, self.quarantine, clock, self._pass_over)
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
@@ -115,8 +114,8 @@ class Pulls:
         # Those to serve in the next turns of the loop.
         self._to_serve: OrderedDict[Group | Subscription, None] = OrderedDict()
         self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
-        self._ends = Alarms(_is_armed)  # Groups of which a lease or a pause ends.
-        self._deadlines = Alarms(_waits)
+        self._ends = DueHeap(_is_armed)  # Groups of which a lease or a pause ends.
+        self._deadlines = DueHeap(_waits)
 
     def begin(self, replay: PullReplay) -> None:
         """Serve the groups that a replay of the pull log has rebuilt; nothing is asked of this object before."""

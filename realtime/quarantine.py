@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from delayd.clock import Clock
 from delayd.errors import DamagedData, DataError
 from delayd.wire.mend import Decision, Quarantined
 
+from .alarms import Alarms
 from .groups import Group
 from .index import Run, Subject
 from .stored import StoredBatches
@@ -56,11 +56,11 @@ class Bad:
 class Quarantine:
     """Batches that were found unreadable in this life; belongs to the loop."""
 
-    def __init__(self, stored: StoredBatches, clock: Clock) -> None:
+    def __init__(self, stored: StoredBatches, alarms: Alarms) -> None:
         self.on_released: Callable[[Sequence[Group]], None] = lambda groups: None
-        self.retry_at_ms: int | None = None
+        self._retry = alarms.alarm(self._try_some)
         self._stored = stored
-        self._clock = clock
+        self._clock = alarms.clock
         self._bad: dict[int, Bad] = {}  # By the offset of the batch.
         self._untried: list[int] = []  # Entries that the present round has not tried yet.
 
@@ -80,8 +80,8 @@ class Quarantine:
         # A run may end before its batch does; a later run then knows of more rows.
         bad.rows = max(bad.rows, run.row + run.rows)
         bad.passed.append((group, found.offer))
-        if self.retry_at_ms is None:
-            self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        if self._retry.at_ms is None:
+            self._retry.after(RETRY_MS)
 
     def tell(self, group: Group, found: Sequence[Rotten]) -> None:
         """Log one line for everything that one pull came upon: the messages by their numbers here and at the delay
@@ -96,24 +96,19 @@ class Quarantine:
             *(_told(sequences), found[0].damage.details["path"], found[0].damage.position, found[0].damage.what),
         )
 
-    def wake(self) -> None:
-        """Try entries that are due again, as many as one turn may."""
-        now_ms = self._clock.monotonic_ms()
-        if self.retry_at_ms is None or self.retry_at_ms > now_ms:
-            return
+    def _try_some(self) -> None:
+        """Try entries again, as many as one turn may."""
         if not self._untried:
             self._untried = list(self._bad)
         part, self._untried = self._untried[:BATCHES_A_TRY], self._untried[BATCHES_A_TRY:]
         self._try([self._bad[offset] for offset in part if offset in self._bad])
-        if not self._bad:
-            self.retry_at_ms = None
-        elif not self._untried:
-            self.retry_at_ms = now_ms + RETRY_MS
+        if self._bad:
+            self._retry.after(0 if self._untried else RETRY_MS)
 
     def try_soon(self) -> None:
         """Try all entries in the next turn, because a file is back."""
-        if self.retry_at_ms is not None:
-            self.retry_at_ms = self._clock.monotonic_ms()
+        if self._retry.at_ms is not None:
+            self._retry.soon()
 
     def release(self, bad: Bad) -> bool:
         """Try an entry again now; return whether it could be read."""

@@ -20,7 +20,6 @@ import numpy as np
 from crc32c import crc32c
 
 from delayd.batch import HEADER, HEADER_BYTES, BatchKind, Buffer
-from delayd.clock import Clock
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DelaydError, ServerStopped
 from delayd.executor import Done, Executor
@@ -39,6 +38,7 @@ from delayd.log.group import GroupKind, content_position
 from delayd.log.log import Log
 from delayd.validate import check_subject
 
+from .alarms import Alarms
 from .index import Index, Subject
 
 PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.
@@ -76,15 +76,15 @@ class _Round:
 class Rebuilder:
     """Rebuilds the wanted consume logs, one round at a time; belongs to the loop."""
 
-    def __init__(self, disk: Disk, index: Index, message_log: Log, executor: Executor, clock: Clock) -> None:
+    def __init__(self, disk: Disk, index: Index, message_log: Log, executor: Executor, alarms: Alarms) -> None:
         self.on_rebuilt: Callable[[Subject], None] = lambda subject: None
         self.counted = 0
-        self.retry_at_ms: int | None = None
+        self._retry = alarms.alarm(self._start)
         self._disk = disk
         self._index = index
         self._log = message_log
         self._executor = executor
-        self._clock = clock
+        self._clock = alarms.clock
         self._wanted: dict[Subject, None] = {}
         self._under_way = False
         self._quiet_until_ms: dict[Subject, int] = {}  # Subjects that were rebuilt just now.
@@ -113,13 +113,7 @@ class Rebuilder:
             *(subject.name, damage.path, damage.position, damage.what),
         )
         self._wanted[subject] = None
-        if self.retry_at_ms is None:
-            self._start()
-
-    def wake(self) -> None:
-        """Try again after a failure."""
-        if self.retry_at_ms is not None and self.retry_at_ms <= self._clock.monotonic_ms():
-            self.retry_at_ms = None
+        if self._retry.at_ms is None:
             self._start()
 
     def _start(self) -> None:
@@ -130,7 +124,7 @@ class Rebuilder:
         # A log that was rebuilt just now and does not check again has to wait: its disk may be failing.
         subjects = [each for each in self._wanted if each not in quiet][:ROUND_SUBJECTS]
         if not subjects:
-            self.retry_at_ms = min(quiet[each] for each in self._wanted)
+            self._retry.at(min(quiet[each] for each in self._wanted))
             return
         self._under_way = True
         stop = self._indexed_offset()
@@ -160,7 +154,7 @@ class Rebuilder:
         quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
         if round_.start < self._log.start:
             # Retention has removed messages that were counted: the round is done once more.
-            self.retry_at_ms = quiet_until_ms
+            self._retry.at(quiet_until_ms)
             return
         for each in round_.wanted.values():
             del self._wanted[each.subject]
@@ -175,7 +169,7 @@ class Rebuilder:
 
     def _later(self) -> None:
         self._under_way = False
-        self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        self._retry.after(RETRY_MS)
 
 
 def _wanted(index: Index, subject: Subject, stop: int, now_ms: int) -> _Wanted:

@@ -27,6 +27,7 @@ from delayd.operator_log import OperatorLog
 from delayd.site import Site
 from delayd.wire.mend import Decision, Quarantined
 
+from .alarms import Alarms
 from .kept import Marks
 from .pull_replay import PullReplay
 from .recovery import Recovered
@@ -55,9 +56,8 @@ class UnreadPulls:
     ``on_read`` is called with a replay that is done, and the log that it has read.
     """
 
-    def __init__(self, site: Site, recovered: Recovered) -> None:
+    def __init__(self, site: Site, recovered: Recovered, alarms: Alarms) -> None:
         self.on_read: Callable[[PullReplay, Log], None] = lambda replay, log: None
-        self.on_due: Callable[[], None] = lambda: None  # Called when ``due_ms`` has changed.
         self.damage = recovered.pull_damage  # None once all of it is read.
         self._site = site
         self._place = recovered.pull_place
@@ -65,7 +65,8 @@ class UnreadPulls:
         self._replay = recovered.new_replay
         self._clock = site.clock
         self._since_ms = site.clock.now_ms()
-        self._due_ms = site.clock.monotonic_ms() + LOOK_MS
+        self._look = alarms.alarm(self._look_at_files)
+        self._turn = alarms.alarm(self._apply_some)
         self._busy = False
         self._seen: Seen = []
         self._tried: Seen | None = None
@@ -75,18 +76,12 @@ class UnreadPulls:
         self._groups: deque[CommitGroup] = deque()  # Read and not applied yet.
         if self.damage is not None:
             self._name(self.damage)
+            self._look.after(LOOK_MS)
 
     def __iter__(self) -> Iterator[Quarantined]:
         if self.damage is not None:
             what = (self.damage.path, self.damage.position, str(self.damage), 0, self._since_ms)
             yield Quarantined(ID, *what, costs=COSTS)
-
-    @property
-    def due_ms(self) -> int | None:
-        """When `wake` is next needed, monotonic; None when all is read."""
-        if self.damage is None:
-            return None
-        return self._clock.monotonic_ms() if self._groups else self._due_ms
 
     def error(self) -> NotReady:
         """The error that consumers are told."""
@@ -97,18 +92,13 @@ class UnreadPulls:
             retry_after_ms=RETRY_MS,
         )
 
-    def wake(self) -> None:
-        """Go on with a reading that is under way; look at the files when it is time."""
-        now_ms = self._clock.monotonic_ms()
+    def _look_at_files(self) -> None:
         if self.damage is None:
             return
-        if self._groups:
-            self._apply_some()
-        elif now_ms >= self._due_ms:
-            self._due_ms = now_ms + LOOK_MS
-            if not self._busy:
-                self._busy = True
-                self._site.worker.submit(partial(_look, self._site.disk, self._place.folder), self._looked)
+        self._look.after(LOOK_MS)
+        if not self._busy:
+            self._busy = True
+            self._site.worker.submit(partial(_look, self._site.disk, self._place.folder), self._looked)
 
     def release(self, told: Told) -> None:
         """Read the log now, because an operator asks for it."""
@@ -204,7 +194,7 @@ class UnreadPulls:
             self._failed(error)
             return
         if self._groups:
-            self.on_due()
+            self._turn.soon()
         else:
             self._read_on()
 

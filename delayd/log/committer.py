@@ -64,7 +64,6 @@ class Committer(ABC, Generic[G, W]):
 
     def __init__(self, name: str, executor: Executor, clock: Clock) -> None:
         self.on_failure: Callable[[BaseException], None] = _raise  # Called with the error that ends the server.
-        self.retry_at_ms: int | None = None  # When to call `retry`, monotonic.
         self._name = name
         self._executor = executor
         self._clock = clock
@@ -91,8 +90,8 @@ class Committer(ABC, Generic[G, W]):
         """Tell everybody who waits for a group that it is durable; the next one may be under way already."""
 
     def _no_space(self, group: G, error: DiskFull) -> G | None:
-        """Nothing of a group is in the log: return the group to write again when there is space, or refuse it."""
-        return group
+        """Nothing of a group is in the log: return it and have `retry` called after a while, or refuse it."""
+        raise error
 
     @property
     def idle(self) -> bool:
@@ -117,7 +116,7 @@ class Committer(ABC, Generic[G, W]):
 
     def retry(self) -> None:
         """Write the group again that found no space."""
-        group, self.retry_at_ms = self._under_way, None
+        group = self._under_way
         if group is not None:
             self._executor.submit(partial(self._write, group), partial(self._finished, group))
 
@@ -126,11 +125,8 @@ class Committer(ABC, Generic[G, W]):
             written = done.result()
         except DiskFull as error:
             self._under_way, self._full = self._no_space(group, error), True
-            if self._under_way is not None:
-                self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-                return
-            self._busy = False
-            if self._asked:
+            self._busy = self._under_way is not None
+            if self._asked and not self._busy:
                 self.commit()
             return
         except (ServerStopped, Shortage) as error:

@@ -52,7 +52,6 @@ def test_rule_L10_a_file_that_was_restored_is_delivered_without_a_restart(caplog
         world.core.wake()
     assert len(waiting.answers) == 1 and "rows_released subject=orders rows=2" in caplog.text
     assert listed(world) == [] and pull_all(world) == []
-    assert world.core._pulls.quarantine.retry_at_ms is None
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
