@@ -299,6 +299,13 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
         path, position = place_of(disk, snapshot.place, offset)
     if not disk.exists(path):
         raise LogMoved(f"{path} is gone")
+    batch = read_batch(disk, path, position)
+    starts, ends = batch.region(ColumnId.BODY_END)
+    return bytes(batch.heap[int(starts[row]) : int(ends[row])])
+
+
+def read_batch(disk: Disk, path: str, position: int) -> Batch:
+    """Read the batch that begins at a byte of a file, checked. Raises BatchMalformed when none does."""
     file = open_named(disk, path)
     try:
         head = file.pread(12, position)
@@ -306,8 +313,7 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
     finally:
         file.close()
     batch.verify()
-    starts, ends = batch.region(ColumnId.BODY_END)
-    return bytes(batch.heap[int(starts[row]) : int(ends[row])])
+    return batch
 
 
 def place_of(disk: Disk, place: LogPlace, offset: int) -> tuple[str, int]:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.batch import BatchKind, ColumnId
 from delayd.disk import Disk
-from delayd.errors import BadArgument, DamagedData
+from delayd.errors import BadArgument, BatchMalformed, DamagedData
 from delayd.hours import hour_name, hour_of_ms
 from delayd.location import ROW_BITS, locate
 from delayd.log.consume import consume_place, read_unchecked
@@ -44,7 +44,7 @@ from delayd.reading.groups import (
 )
 from delayd.reading.matching import Wanted
 from delayd.reading.plan import until_still
-from delayd.reading.schedule import NO_HOURS, place_of, read_hour, read_tail
+from delayd.reading.schedule import NO_HOURS, place_of, read_batch, read_hour, read_tail
 from delayd.reading.word import ScheduleSnapshot, take_snapshot
 from delayd.retry_subject import parse_retry_subject, retry_subject
 
@@ -371,12 +371,15 @@ def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subje
         return []
     place = LogPlace(target.message_folder, FileKind.REALTIME, log_id)
     bases = segment_bases(disk, place)
-    batch = _stored(disk, place, offset) if bases and bases[0] <= offset else None
-    if batch is None:
+    if not bases or bases[0] > offset:
         found.unseen.append(f"where it stands at realtime server {log_id:016x}: retention has removed it")
         return []
-    rows = np.flatnonzero(batch.column(ColumnId.SEQUENCE) == found.sequence)
     path, position = place_of(disk, place, offset)
+    try:
+        batch = read_batch(disk, path, position)
+    except BatchMalformed as error:
+        raise DamagedData(path, position, error.message) from error
+    rows = np.flatnonzero(batch.uint64s(ColumnId.SEQUENCE) == found.sequence) if ColumnId.SEQUENCE in batch else ()
     if not len(rows):
         found.unseen.append(f"{path} has another batch at byte {position} than the dispatch log says: run the audit")
         return []
@@ -394,17 +397,6 @@ def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subje
     if not lives and not any(step.what == "acknowledged" for step in pulled):
         found.waits_for = "a consumer that acknowledges it" if pulled else "a consumer that pulls it"
     return lives
-
-
-def _stored(disk: Disk, place: LogPlace, offset: int) -> Batch | None:
-    """The batch at an offset of the realtime message log, out of its group."""
-    bases = segment_bases(disk, place)
-    base = max(base for base in bases if base <= offset)
-    until = min((other for other in bases if other > base), default=log_size(disk, place))
-    for group in read_log(disk, place, base, until, []):
-        if group.end > offset:
-            return next((batch for at, batch in group.batches() if at == offset), None)
-    return None
 
 
 def _indexed(disk: Disk, target: Directory, entry: int) -> tuple[int, Step] | None:
