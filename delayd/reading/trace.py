@@ -30,7 +30,7 @@ from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.retry import decode_rows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import RowCollector, ScheduleRows
+from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import as_outcomes, open_hour, outcome_word
 from delayd.reading.find import Finder, FoundRow, Search
@@ -379,7 +379,9 @@ def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subje
         batch = read_batch(disk, path, position)
     except BatchMalformed as error:
         raise DamagedData(path, position, error.message) from error
-    rows = np.flatnonzero(batch.uint64s(ColumnId.SEQUENCE) == found.sequence) if ColumnId.SEQUENCE in batch else ()
+    rows = (
+        np.flatnonzero(batch.uint64s(ColumnId.SEQUENCE) == found.sequence) if ColumnId.SEQUENCE in batch else NO_INT64S
+    )
     if not len(rows):
         found.unseen.append(f"{path} has another batch at byte {position} than the dispatch log says: run the audit")
         return []
