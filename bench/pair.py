@@ -58,6 +58,7 @@ class Pair:
                 random_id=draw,
                 evidence=self.clock.restart_evidence,
                 rest=_rest,
+                begin_anew=_begin_anew,
             ),
         )
 
@@ -152,3 +153,7 @@ def _fail(error: BaseException) -> None:
 
 def _rest() -> None:
     """Does nothing: no other work needs the disk."""
+
+
+def _begin_anew(why: str) -> None:
+    raise AssertionError(f"nothing is damaged here: {why}")

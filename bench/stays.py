@@ -33,7 +33,8 @@ import delayd
 from delayd.client.sending.producer import Producer
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.delay.server import DelayServer
-from delayd.net.program import Fail, Service
+from delayd.net.held_start import Service
+from delayd.net.program import Fail
 from meta.server import MetaService
 from realtime.server import RealtimeServer
 

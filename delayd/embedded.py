@@ -34,7 +34,7 @@ from delayd.programs import find
 from delayd.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from delayd.net.program import Service
+    from delayd.net.held_start import Service
 
 REGISTERED_S = 2.0  # For servers to register; those of a moved directory wait for a lease, and so do their clients.
 STOP_S = 10.0  # For the servers to make durable what is under way and to release the directory.

@@ -124,7 +124,7 @@ class MetaService:
         )
 
     def abandon(self) -> HeldServer:
-        """See delayd.net.program.Service; an `open` that fails has closed all that it had opened."""
+        """See delayd.net.held_start.Service; an `open` that fails has closed all that it had opened."""
         config = self._config
         return HeldServer(config.role, config.host, config.port, self._machine.secret(config))
 
@@ -143,7 +143,7 @@ class MetaService:
             raise
 
     async def stop(self) -> None:
-        """See delayd.net.program.Service."""
+        """See delayd.net.held_start.Service."""
         self._stopping = True
         self._server.stop_accepting()
         while not self._core.idle:

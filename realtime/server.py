@@ -70,8 +70,9 @@ class RealtimeServer:
         self._core = Core(config, around, recovered, self._fail)
 
     def abandon(self) -> HeldServer:
-        """See delayd.net.program.Service."""
-        return abandon(self._config, self._machine, self._home)
+        """See delayd.net.held_start.Service."""
+        home, self._home = self._home, None
+        return abandon(self._config, self._machine, home)
 
     async def registered(self) -> None:
         """Wait until meta has taken a registration of this server, which has started."""

@@ -341,6 +341,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.books.sealing",
         "delayd.delay.core",
         "delayd.delay.damage.mending",
+        "delayd.delay.take_back",
         "delayd.delay.ending.keyed_sends",
         "delayd.delay.keys.taken_names",
         "delayd.delay.handoff.dispatcher",

@@ -21,8 +21,7 @@ from delayd.delay.damage.file_watch import FileWatch
 from delayd.delay.damage.held import MESSAGE_LOG, HeldRows
 from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.lost_values import LostValues
-from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, MendingCalls, SetAside, Unloaded
-from delayd.delay.damage.seal_mending import SealMending
+from delayd.delay.damage.mending import Mending, SetAside
 from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
@@ -48,7 +47,7 @@ from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
-from delayd.delay.recovery import Recovered, ends_of_all, note_ends, open_seals, recover
+from delayd.delay.recovery import Recovered, ends_of_all, open_seals, recover
 from delayd.delay.retiring import Retiring
 from delayd.delay.settled import settled
 from delayd.delay.standing import Standing
@@ -63,11 +62,9 @@ from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
-from delayd.log.dispatch import OutcomeRows
 from delayd.log.key_run import KnownRuns
 from delayd.log.quota import Limits
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
-from delayd.sequences import NO_SEQUENCES
 from delayd.site import Site
 from delayd.state import State
 from delayd.waits import Wait
@@ -97,6 +94,8 @@ class Surroundings:
     random_id: Callable[[], int]
     evidence: Evidence
     rest: Callable[[], None]  # Leaves the disk to others for a moment.
+    # Asks for a stop of this life and a start of the next one in its place, for the reason that is given.
+    begin_anew: Callable[[str], None]
 
 
 class DelayCore:
@@ -108,7 +107,7 @@ class DelayCore:
         site = Site(disk, state, config.folder, self.identity, clock, threads.worker)
         self.fence = Fence("delay", self.identity.log_id)
         life = ServerLife(self.identity.log_id, self.identity.epoch, around.random_id())
-        found = recover(disk, state, clock, config, self.identity)
+        found = recover(site, config)
         for damage in found.damage:
             log.critical("found_damaged reason=%r", str(damage))
         self._state = state
@@ -119,6 +118,7 @@ class DelayCore:
         self._look_due_ms += LOOK_MS
         self._in_doubt = not clock.confirmed
         self._quarantined_ends = found.quarantined_ends
+        self._dropped = found.dropped
         self.producers = found.producers
         self.quarantine = Quarantine(clock)
         words, accepted = TargetWords(state), accepted_targets(state)
@@ -229,23 +229,17 @@ class DelayCore:
             self._outcomes,
             self._checkpointer,
             lambda: threads.worker if self.intake.looks_up else threads.commit,
-            lambda: self._holds_up_checkpoints,
+            lambda: self._loading.running,
             self._begin_checkpoint,
         )
         self._mending = Mending(
             keeping,
             ledger,
             self._outcomes,
-            self._sources,
-            SetAside(self.quarantine, found.quarantined, found.quarantined_ends, found.dropped, found.given_up),
-            MendingCalls(
-                next_sequence=lambda: self.intake.next_sequence,
-                may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopping.begun),
-                ended=self._mended,
-                restored=self._outcomes_restored,
-            ),
+            SetAside(self.quarantine, found.quarantined, found.quarantined_ends, found.next_sequence),
+            lambda: self.intake.next_sequence,
+            around.begin_anew,
         )
-        ledger.mended = lambda: self._mending.running
         self.quotas = Quotas(
             site,
             QuotaBooks(
@@ -300,10 +294,9 @@ class DelayCore:
             outcomes=self._outcomes,
         )
         for hour, error in found.quarantined.items():
-            unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
-            self._mending.dispatch_damaged(hour, error, unloaded)
-        for hour, (error, sequences) in found.unloaded.items():
-            self._mending.schedule_damaged(hour, error, Unloaded(found.filed_below, sequences))
+            self._mending.dispatch_damaged(hour, error)
+        for hour, (error, loaded) in found.unloaded.items():
+            self._mending.schedule_damaged(hour, error, loaded)
         values = LostValues(site, self.quarantine, self.dispatcher, self.producers)
         values.found(found.producers_lost, found.targets_lost)
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
@@ -321,6 +314,7 @@ class DelayCore:
         self._file_watch = FileWatch(
             site, found.hours, self._outcomes.ends, found.sealed_ends, self.quarantine, self._mending.schedule_damaged
         )
+        seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
         self._retention = Retention(
             keeping,
             self._hours,
@@ -331,23 +325,21 @@ class DelayCore:
                 found.seals,
                 config.retention_hours,
                 self._mending.file_damaged,
-                lambda error: self._seal_mending.damaged(error),
+                lambda error: self._mending.seals_damaged(self._retention, error),
+                partial(open_seals, *seals, whole=found.flags_unknown),
             ),
         )
-        seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
-        open_anew = partial(open_seals, *seals, whole=found.flags_unknown)
-        self._seal_mending = SealMending(open_anew, self._retention, self.quarantine, threads.worker, clock)
         if found.seals_damage is not None:
-            self._seal_mending.damaged(found.seals_damage)
+            self._mending.seals_damaged(self._retention, found.seals_damage)
         self._decisions = Decisions(
             self.quarantine,
             self.intake.control,
             {
                 Kind.SCHEDULE: self._mending.decide,
-                Kind.DISPATCH: self._decide_outcomes,
+                Kind.DISPATCH: self._mending.decide,
                 Kind.ROWS: self._decide_rows,
                 Kind.SEALED: self._file_watch.decide,
-                Kind.SEAL: self._seal_mending.decide,
+                Kind.SEAL: self._mending.decide,
                 Kind.LOG: lambda entry, drop, done: self._log_watch.look(done),
                 Kind.TARGET: values.release_target,
                 Kind.PRODUCER: values.release_producer,
@@ -355,6 +347,8 @@ class DelayCore:
         )
         if len(found.owed):
             ledger.owed.take(found.owed)
+        for hour, rows in found.in_doubt.items():
+            self._mending.doubt(hour, rows, found.given_up[hour], lacks_rows=hour in found.unloaded)
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
             *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
@@ -529,7 +523,7 @@ class DelayCore:
         if keyed_ms is not None and keyed_ms < wake_ms:
             wake_ms = keyed_ms
         # No checkpoint begins while an hour is loaded, even if one is due.
-        if not self._holds_up_checkpoints or self._checkpointer.collecting is not None:
+        if not self._loading.running or self._checkpointer.collecting is not None:
             checkpoint_ms = self._checkpointer.next_wake_ms()
             if checkpoint_ms is not None and checkpoint_ms < wake_ms:
                 wake_ms = checkpoint_ms
@@ -606,34 +600,6 @@ class DelayCore:
         # yet, and a checkpoint that began now would find more of them in the log than it counts.
         self._tick_due_ms = self._clock.monotonic_ms()
 
-    def _decide_outcomes(self, entry: Entry, drop: bool, done: Decided) -> None:
-        decide = partial(self._mending.decide, entry, drop, done)
-        if not drop:
-            decide()
-            return
-        # This file alone says of some rows that they were handed over. Rows that are not filed yet would be sent again
-        # without it, so they are filed first.
-        self._checkpointer.when_covers(self.intake.durable.offset, decide)
-        self._tick_due_ms = self._clock.monotonic_ms()
-
-    def _mended(self, whole: bool) -> None:
-        """Go on after a try to mend an hour. When it is whole, rows were found or given up, which no outcome says, so
-        quotas are counted anew.
-        """
-        if whole:
-            self.quotas.recount()
-        self._attached()
-
-    def _outcomes_restored(self, hour: int, outcomes: OutcomeRows) -> None:
-        """Take back a dispatch log that is whole again: from here on answers and hellos follow what it says (rules H4,
-        H7, S1).
-        """
-        self.ledger.learn(hour, outcomes.sequences)
-        found: dict[int, int] = {}
-        note_ends(found, outcomes, accepted_targets(self._state))
-        for target, offset in found.items():
-            self._ends.name(target, offset)
-
     # Ticks and checkpoints.
 
     def _note_reserve(self) -> None:
@@ -650,7 +616,6 @@ class DelayCore:
             self._look_due_ms = self._clock.monotonic_ms() + LOOK_MS
             self._outcomes.look()
             self._retention.look_at_seals()
-        self._seal_mending.step()
         self.quotas.step()
         self._rebuild.step()
         self.endings.drain.step()
@@ -666,24 +631,18 @@ class DelayCore:
             # due before (P5).
             filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
             passed = hour_of_ms(min(self.intake.appended_at_ms, self.intake.filed_from_ms))
-            self._loading.step(filing_ms, passed, self._put_off)
+            self._loading.step(filing_ms, passed, self.ledger.ending_hours)
 
     def _forget_ended(self) -> None:
         """Forget which rows have ended, of hours of which nothing is delivered any more."""
         links = self.dispatcher.links.values()
         self.ledger.forget(answers_may_come=not all(link.sender.window.earlier_settled for link in links))
 
-    def _put_off(self) -> set[int]:
-        """Hours to load later: those being mended, and those of which the commit under way has claimed rows."""
-        mending = self._mending.running
-        return self.ledger.ending_hours() | (set() if mending is None else {mending})
-
     def _loaded(self, hours: Sequence[LoadedHour]) -> None:
         """Go on after hours were loaded, or those of their rows that can be read."""
         for loaded in hours:
             if loaded.damage is not None:
-                unloaded = Unloaded(self._checkpointer.filed_below, loaded.sequences)
-                self._mending.schedule_damaged(loaded.hour, loaded.damage, unloaded)
+                self._mending.schedule_damaged(loaded.hour, loaded.damage, len(loaded.prepared.rows))
         self._attached()
 
     def _attached(self) -> None:
@@ -692,13 +651,8 @@ class DelayCore:
         self.dispatcher.step()
         self._stopping.step()
 
-    @property
-    def _holds_up_checkpoints(self) -> bool:
-        """Whether an hour is being loaded or mended: each checkpoint would force that load to be done again."""
-        return self._loading.running or self._mending.running is not None
-
     def _begin_checkpoint(self) -> None:
-        if self._holds_up_checkpoints or not self._checkpointer.is_due(self.intake.durable.offset):
+        if self._loading.running or not self._checkpointer.is_due(self.intake.durable.offset):
             return
         notes, forgotten = self.dispatcher.take_changes()
         intake, outcomes = self.intake, self._outcomes
@@ -716,7 +670,7 @@ class DelayCore:
     def _books(self) -> Books:
         parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
         said = settled(self._clock, *parts, self._hours.loaded_until, self.ledger.owed.lowest_ms())
-        return Books(self.intake.skipped, encode_dropped(self._mending.dropped), self._segments.keep_from, *said)
+        return Books(self.intake.skipped, encode_dropped(self._dropped), self._segments.keep_from, *said)
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
         if not published:

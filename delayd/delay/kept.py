@@ -6,7 +6,8 @@
 | ``hour/`` | the checkpoint file if it says the same replay offset, else the hour's own file | the start is refused |
 | ``beside/`` | the file itself | the start is refused |
 | ``outcomes/`` | the checkpoint file, else what the dispatch log itself proves | |
-| ``given_up/`` | its key; what it began is done once more | |
+| ``given_up/`` | its key; what it began is done once more, and all rows of the hour are in doubt | |
+| ``salvage/`` | its key | |
 | ``ended`` | control records of the message log, as far as it is kept | |
 | ``keys`` | nothing; the index of keys is made again from the schedule logs | |
 | ``seal`` | the seal log, from its beginning | |
@@ -27,7 +28,6 @@ import numpy as np
 from delayd.batch import Batch
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
-    GIVEN_UP_PREFIX,
     OUTCOME_PREFIX,
     PREFIX,
     HourFile,
@@ -38,6 +38,7 @@ from delayd.delay.filing.hour_table import (
     load_hours,
     load_outcome_ends,
 )
+from delayd.delay.filing.words import GIVEN_UP_PREFIX, SALVAGE_PREFIX, GivenUp
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.state_values import DROPPED_KEY, ENDED_KEY, TARGET_PREFIX, decode_dropped
@@ -72,8 +73,8 @@ class KeptState:
     hours: HourTable = field(default_factory=HourTable)
     beside: HourTable = field(default_factory=HourTable)
     ends: dict[int, OutcomeEnd] = field(default_factory=dict)
-    # Hours whose dispatch logs operators gave up; True when that was completed.
-    given_up: dict[int, bool] = field(default_factory=dict)
+    given_up: dict[int, GivenUp] = field(default_factory=dict)  # Operators' words on dispatch logs, by hour.
+    salvage: set[int] = field(default_factory=set)  # Hours whose schedule logs operators gave up, not done yet.
     # Rows that decisions have ended, and whose outcomes were not durable; None: their value does not check.
     ended: EndedRows | None = field(default_factory=lambda: NO_ENDED)
     keys: KnownRuns | None = None  # None: there is no index of keys, or its value does not check.
@@ -133,10 +134,14 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:
         _told(error, "the checkpoint file")
     damaged = []
     for key, value in state.scan(GIVEN_UP_PREFIX, damaged):
-        kept.given_up[int.from_bytes(key[len(GIVEN_UP_PREFIX) :])] = bool(msgpack.unpackb(value)[1])
+        kept.given_up[int.from_bytes(key[len(GIVEN_UP_PREFIX) :])] = GivenUp.decode(value)
     for error in damaged:
-        kept.given_up[int.from_bytes(error.key[len(GIVEN_UP_PREFIX) :])] = False
+        kept.given_up[int.from_bytes(error.key[len(GIVEN_UP_PREFIX) :])] = GivenUp(0, False)
         _told(error, "its key")
+    damaged = []
+    salvage = [key for key, _ in state.scan(SALVAGE_PREFIX, damaged)]
+    for key in [*salvage, *(error.key for error in damaged)]:
+        kept.salvage.add(int.from_bytes(key[len(SALVAGE_PREFIX) :]))
     damaged = []
     kept.producers = state.scan(PRODUCER_PREFIX, damaged)
     kept.producers_lost = {int.from_bytes(error.key[len(PRODUCER_PREFIX) :]): error for error in damaged}

@@ -4,7 +4,7 @@ The order matters: epoch, dispatch logs, message log, then the hours. Nothing is
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,22 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId
-from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, open_dispatch_log, read_outcomes
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.books.seal_log import SealLog, open_seal_log
 from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
+from delayd.delay.filing.words import GivenUp
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import KeptState, heal_hours, read_kept
 from delayd.delay.keys.keyed import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
+from delayd.delay.rows import Rows
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import replayed_rows
+from delayd.delay.take_back import doubtful, give_up_outcomes, take_back_outcomes, take_back_schedules
+from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.delay.timers.loader import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.disk import Disk
@@ -52,9 +55,10 @@ from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.key_run import KnownRuns
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.proof import decided_behind
-from delayd.log.schedule import Skipped, dispatch_path
+from delayd.log.schedule import Skipped
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.sequences import NO_SEQUENCES, among
+from delayd.site import Site
 from delayd.state import State
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
@@ -88,7 +92,9 @@ class Recovered:
     reach_ms: int
     skipped: list[Skipped]  # Sequences that an operator's decision left unused.
     dropped: dict[int, int]  # By hour: filed rows that operators gave up.
-    given_up: dict[int, bool]  # Hours whose dispatch logs operators gave up; True when that was completed.
+    given_up: dict[int, GivenUp]  # Operators' words on dispatch logs, by hour.
+    # By hour: rows of given up dispatch logs that may have been handed over without anybody knowing.
+    in_doubt: dict[int, Rows]
     loaded_until: int  # The last loaded hour.
     # Hours whose dispatch log is damaged: nobody knows which of their rows were sent.
     quarantined: dict[int, DamagedData]
@@ -99,8 +105,8 @@ class Recovered:
     seals: SealLog | None  # None: the seal log is damaged, and no hour is sealed until it is restored.
     damage: list[DamagedData]
     beside: HourTable  # Extra files that hold rows of hours whose schedule log is damaged.
-    # Hours that lack rows: the damage, and the sequences that were loaded.
-    unloaded: dict[int, tuple[DamagedData, NDArray[np.uint64]]]
+    # Hours whose schedule log is damaged or waits for its operator: why, and how many of its rows are loaded.
+    unloaded: dict[int, tuple[DamagedData, int]]
     producers_lost: dict[int, DamagedValue]
     targets_lost: dict[bytes, DamagedValue]
     seals_damage: DamagedData | None
@@ -128,32 +134,30 @@ class Recovered:
         }
 
 
-def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity) -> Recovered:
-    """Open every log of the directory and rebuild the server's memory.
+def recover(site: Site, config: DelayConfig) -> Recovered:
+    """Take back what was set aside and is whole again, open every log of the directory and rebuild the server's memory.
 
     Raises:
         DamagedData, NewerFormat: with the path and what to do; nothing is open then.
     """
     with ExitStack() as opened:
-        found = _recover(opened, disk, state, clock, config, identity)
+        found = _recover(opened, site, config)
         opened.pop_all()
         return found
 
 
-def _recover(
-    opened: ExitStack, disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity
-) -> Recovered:
-    folder = config.folder
+def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
+    disk, state, clock, identity, folder = site.disk, site.state, site.clock, site.identity, site.folder
     kept = read_kept(disk, state, folder, identity.log_id)
     heal_hours(state, kept)
+    damaged = take_back_schedules(site, kept)
     replay, hours, targets = Mark(kept.replay_offset, kept.replay_crc32c), kept.hours, kept.targets
     producers = Producers(clock.monotonic_ms)
     producers.load(kept.producers)
     producers.lost |= kept.producers_lost.keys()
     known, quarantined = kept.ends, dict[int, DamagedData]()
-    unfinished = {hour for hour, done in kept.given_up.items() if not done}
     dispatch_logs, decided, target_ends, named = _recover_outcomes(
-        disk, folder, identity, hours, known, unfinished, quarantined, clock.now_ms(), accepted_targets(state)
+        site, hours, known, kept.given_up, quarantined, accepted_targets(state)
     )
     for segment in dispatch_logs.values():
         opened.callback(segment.close)
@@ -191,14 +195,15 @@ def _recover(
         skipped=read.skipped,
         dropped=kept.dropped,
         given_up=kept.given_up,
+        in_doubt={},
         loaded_until=0,
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
         sealed_ends={hour: end for hour, end in known.items() if hours.get(hour).sealed},
         seals=None,
-        damage=[*quarantined.values(), *message_log.lost],
+        damage=[*damaged.values(), *quarantined.values(), *message_log.lost],
         beside=kept.beside,
-        unloaded={},
+        unloaded={hour: (damage, 0) for hour, damage in damaged.items()},
         producers_lost=kept.producers_lost,
         targets_lost=_find_targets(message_log, kept.targets_lost, targets, read.targets_owed),
         seals_damage=None,
@@ -213,7 +218,7 @@ def _recover(
     except DamagedData as damage:
         found.seals_damage = damage
         found.damage.append(damage)
-    _load(disk, clock, config, found)
+    _load(site, config, found)
     return found
 
 
@@ -380,9 +385,9 @@ class _Replay:
             self._producers.tried(*each)
 
 
-def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
+def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
     """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
-    now_ms = max(clock.stamp_ms(), found.appended_at_ms)
+    now_ms = max(site.clock.stamp_ms(), found.appended_at_ms)
     live = set(range(hour_of_ms(now_ms), hour_of_ms(now_ms + config.load_ahead_ms) + 1))
     # While the log was stamped ahead, rows were filed in hours that lie long after the rows are due.
     found.loaded_until = max(*live, hour_of_ms(found.reach_ms))
@@ -390,19 +395,39 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     filed = set(found.hours.unsealed(found.loaded_until))
     filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
     wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
+    doubted = {hour for hour, word in found.given_up.items() if not word.done}
     # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
-    for hour in sorted(wanted - found.quarantined.keys()):
+    for hour in sorted((wanted | doubted) - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
         files = (found.hours.get(hour), decided, found.beside.get(hour))
-        loaded = load_hour(disk, config.folder, found.identity.log_id, hour, *files)
+        loaded = load_hour(site.disk, site.folder, site.log_id, hour, *files)
         numbers = found.subjects.numbers(loaded.names)
-        found.wheel.add_hour(hour)
-        for rows in order_hour(loaded, numbers, found.pending.views(0), decided):
-            found.wheel.add_hour(hour, rows)
+        ordered = order_hour(loaded, numbers, found.pending.views(0), decided)
+        if hour in doubted:
+            ordered = _without_doubtful(hour, ordered, found)
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
-            found.unloaded[hour] = loaded.damage, loaded.sequences
+            found.unloaded[hour] = loaded.damage, len(loaded.prepared.rows)
+        if hour > found.loaded_until:
+            continue  # It was read for the rows in doubt alone.
+        found.wheel.add_hour(hour)
+        for rows in ordered:
+            found.wheel.add_hour(hour, rows)
     found.pending.settle(found.loaded_until, found.quarantined)
+
+
+def _without_doubtful(hour: int, ordered: list[PreparedRows], found: Recovered) -> list[PreparedRows]:
+    """Leave rows out that may have been handed over without anybody knowing; they have ended."""
+    kept: list[PreparedRows] = []
+    lost: list[Rows] = []
+    for rows in (prepared.rows for prepared in ordered):
+        chosen = doubtful(rows, found.given_up[hour])
+        lost.append(rows.compress(chosen))
+        kept.append(prepare(rows.compress(~chosen)))
+    found.in_doubt[hour] = np.concatenate(lost)
+    ended = found.in_doubt[hour]["sequence"]
+    found.decided[hour] = np.sort(np.concatenate((found.decided.get(hour, NO_SEQUENCES), ended)), kind="stable")
+    return kept
 
 
 def _leave_named_unused(read: _Replay, named: int, message_log: Log) -> None:
@@ -421,35 +446,35 @@ def _leave_named_unused(read: _Replay, named: int, message_log: Log) -> None:
 
 
 def _recover_outcomes(
-    disk: Disk,
-    folder: str,
-    identity: Identity,
+    site: Site,
     hours: HourTable,
     known: dict[int, OutcomeEnd],
-    given_up: Collection[int],
+    given_up: Mapping[int, GivenUp],
     quarantined: dict[int, DamagedData],
-    now_ms: int,
     accepted: Mapping[int, AcceptedTarget],
 ) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int], int]:
     """Open the dispatch logs of hours that are not sealed; put damaged ones into ``quarantined`` (rule L5). The last
     value is the highest sequence that an outcome names.
     """
+    disk, folder = site.disk, site.folder
     segments: dict[int, Segment] = {}
     decided: dict[int, NDArray[np.uint64]] = {}
     target_ends: dict[int, int] = {}
     named = 0
+    unfinished = {hour for hour, word in given_up.items() if not word.done}
     found, all_beside = {hour for hour, _ in list_dispatch_logs(disk, folder)}, outcomes_beside(disk, folder)
-    for hour in sorted(found | known.keys() | all_beside.keys() | set(given_up)):
+    for hour in sorted(found | known.keys() | all_beside.keys() | unfinished):
         if hours.get(hour).sealed:
             continue
-        length, beside = known.get(hour, OutcomeEnd()).length, all_beside.get(hour, ())
+        opened: tuple[Segment, OutcomeRows] | None
         try:
-            if hour in given_up:
-                raise DamagedData(dispatch_path(folder, hour), 0, "an operator gave it up, and that is not done yet")
-            opened = open_dispatch_log(disk, folder, identity.log_id, identity.epoch, hour, length, beside, now_ms)
+            if hour in unfinished:
+                opened = give_up_outcomes(site, hour)
+            else:
+                opened = take_back_outcomes(site, hour, known.get(hour, OutcomeEnd()).length)
         except DamagedData as damage:
             quarantined[hour] = damage
-            segment, known_outcomes = _open_beside(disk, folder, identity.log_id, hour, beside)
+            segment, known_outcomes = _open_beside(disk, folder, site.log_id, hour, all_beside.get(hour, ()))
         else:
             if opened is None:
                 continue

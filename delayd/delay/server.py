@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from delayd.batch import Buffer
@@ -22,7 +23,7 @@ from delayd.log.quota import Limits
 from delayd.net.connection import Connection, connect
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
-from delayd.net.held_start import HeldServer
+from delayd.net.held_start import HeldServer, open_when_whole
 from delayd.net.hold import Hold
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
@@ -55,16 +56,22 @@ log = logging.getLogger(__name__)
 
 
 class DelayServer:
-    """One delay server; a Service of delayd.net.program and the Handler of its Server."""
+    """One delay server; a Service of delayd.net.held_start and the Handler of its Server."""
 
     def __init__(self, config: DelayConfig, fail: Fail, machine: Machine = REAL_MACHINE) -> None:
         self._config = config
         self._machine = machine
         self._fail = fail
+        self._port = config.port
+        self._ending = asyncio.Event()  # Set by `stop`: no life begins any more.
+        self._restart: asyncio.Task[None] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have nothing of a life; the next one may begin."""
         self._started_at_ms = 0
         self._rearming = False
         self._armed_for: tuple[int, int | None] = (0, None)
-        self._port = config.port
         self._dials: set[asyncio.Task[None]] = set()
         self._home: Home | None = None
         self._core: DelayCore | None = None
@@ -100,12 +107,14 @@ class DelayServer:
                 random_id=draw_id,
                 evidence=home.clock.restart_evidence,
                 rest=self._machine.rest,
+                begin_anew=self._begin_anew,
             ),
         )
 
     def abandon(self) -> HeldServer:
-        """See delayd.net.program.Service."""
-        return abandon(self._config, self._machine, self._home)
+        """See delayd.net.held_start.Service."""
+        home, self._home = self._home, None
+        return abandon(replace(self._config, port=self._port), self._machine, home)
 
     async def registered(self) -> None:
         """Wait until meta has taken a registration of this server, which has started."""
@@ -141,7 +150,7 @@ class DelayServer:
         self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
         self._reserve()
         self._server = Server(self, limits=DELAY_LIMITS)
-        self._port = await self._server.listen(config.host, config.port)
+        self._port = await self._server.listen(config.host, self._port)
         self._registration.start()
         self._courier.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
@@ -155,7 +164,27 @@ class DelayServer:
         return config.host, self._port
 
     async def stop(self) -> None:
-        """See delayd.net.program.Service; a last checkpoint is written, if it takes no longer than a stop may."""
+        """See delayd.net.held_start.Service; a last checkpoint is written, if it takes no longer than a stop may."""
+        self._ending.set()
+        if self._restart is not None:
+            await self._restart
+        if self._core is not None:
+            await self._end()
+
+    def _begin_anew(self, why: str) -> None:
+        """End this life, and begin the next one at the same address: only a start reads files into memory."""
+        if self._restart is None:
+            log.warning("begins_anew reason=%r", why)
+            self._restart = asyncio.get_running_loop().create_task(self._live_again())
+            self._restart.add_done_callback(_surface)
+
+    async def _live_again(self) -> None:
+        await self._end()
+        if await open_when_whole(self, self._config.role, self._config.folder, self._ending, log.critical):
+            await self.start()
+        self._restart = None
+
+    async def _end(self) -> None:
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
         if self._courier is not None:
@@ -171,6 +200,7 @@ class DelayServer:
         if self._timer is not None:
             self._timer.close()
         home.close(core)
+        self._forget()
 
     # Handler of the connections.
 

@@ -28,7 +28,7 @@ class Stopping:
         self._outcomes = outcomes
         self._checkpointer = checkpointer
         self._thread = thread  # The thread for which the intake waits: that of the message log, or of look-ups.
-        self._is_busy = is_busy  # Says whether an hour is being loaded or mended.
+        self._is_busy = is_busy  # Says whether an hour is being loaded.
         self._begin_checkpoint = begin_checkpoint
         self._stopped: Callable[[], None] | None = None
 

@@ -12,14 +12,25 @@ mend give-up` can do its work. It does not read a file that somebody may still b
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from delayd.errors import DamagedData, DataError, DelaydError, DirectoryInUse, NotReady, StateMissing
+from delayd.errors import (
+    DamagedData,
+    DataError,
+    DelaydError,
+    DirectoryInUse,
+    NotReady,
+    Shortage,
+    StateMissing,
+    read_error,
+)
 from delayd.log.give_up import end_of
 from delayd.net.connection import Connection
 from delayd.net.server import Server
@@ -52,6 +63,75 @@ class HeldServer:
     log_id: int = 0
     epoch: int = 0
     cluster_id: int = 0
+
+
+class Service(Protocol):
+    """The service that a program runs."""
+
+    def open(self) -> None:
+        """Recover from the directory."""
+
+    def abandon(self) -> HeldServer:
+        """Close everything that a failed `open` has opened; return what is known of this server."""
+
+    async def start(self) -> tuple[str, int]:
+        """Listen, and return the address at which requests are answered from now on."""
+
+    async def registered(self) -> None:
+        """Wait until clients are told of this server, which has started."""
+
+    async def stop(self) -> None:
+        """Take no more requests, make durable what is under way, let the answers leave, release the directory.
+
+        Not called after a failure: then nothing in memory is trusted, and the next start recovers from the disk.
+        """
+
+
+async def open_when_whole(
+    service: Service, role: str, folder: str | None, stop: asyncio.Event, tell_line: Callable[[str], None]
+) -> bool:
+    """Open a service as soon as its files allow it; False when ``stop`` is set before.
+
+    ``tell_line`` is called with a line that says where the held server listens.
+    """
+    held: HeldStart | None = None
+    try:
+        while not stop.is_set():
+            try:
+                _open(service, folder)
+                return True
+            except DelaydError as error:
+                # `delayd mend give-up` may be using the directory.
+                if not may_be_mended(error) and not (held and isinstance(error, DirectoryInUse)):
+                    raise
+                known = service.abandon()
+                begins = held is None
+                held = held or HeldStart(known, error)
+                held.tell(error)
+                if begins:
+                    port = await held.listen()
+                    tell_line(f"held {role} {known.host}:{port} pid={os.getpid()}")
+            await held.until_changed(stop)
+    finally:
+        if held is not None:
+            await held.close()
+    return False
+
+
+def _open(service: Service, folder: str | None) -> None:
+    """Open a service; Unreadable names the path that the system refuses, such as a folder in the place of a file, and
+    Shortage says that a limit leaves this process too little memory.
+    """
+    try:
+        service.open()
+    except MemoryError as error:
+        raise Shortage(folder or "", errno.ENOMEM) from error
+    except OSError as error:
+        # If the directory itself is missing nothing below it can be mended: the setting names a wrong place.
+        has_place = folder is None or os.path.isdir(folder)
+        if not (has_place and isinstance(error.filename, str)):
+            raise
+        raise read_error(error.filename, 0, error) from error
 
 
 def may_be_mended(error: DelaydError) -> bool:

@@ -13,7 +13,6 @@ ends it at once. That is safe at any moment, because everything that was acknowl
 from __future__ import annotations
 
 import asyncio
-import errno
 import faulthandler
 import logging
 import os
@@ -22,23 +21,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from delayd.errors import (
     CallerError,
     DamagedData,
     DataError,
     DelaydError,
-    DirectoryInUse,
     ServerStopped,
     Shortage,
-    read_error,
 )
 from delayd.holder import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.heap import bound_heap
-from delayd.net.held_start import HeldServer, HeldStart, may_be_mended
+from delayd.net.held_start import Service, open_when_whole
 from delayd.net.server import run
 
 EXIT_OK = 0
@@ -56,28 +52,6 @@ _STDIN = 0
 Fail = Callable[[BaseException], None]  # Ends the program because of an error; callable from the loop's thread only.
 
 log = logging.getLogger(__name__)
-
-
-class Service(Protocol):
-    """The service that a program runs."""
-
-    def open(self) -> None:
-        """Recover from the directory."""
-
-    def abandon(self) -> HeldServer:
-        """Close everything that a failed `open` has opened; return what is known of this server."""
-
-    async def start(self) -> tuple[str, int]:
-        """Listen, and return the address at which requests are answered from now on."""
-
-    async def registered(self) -> None:
-        """Wait until clients are told of this server, which has started."""
-
-    async def stop(self) -> None:
-        """Take no more requests, make durable what is under way, let the answers leave, release the directory.
-
-        Not called after a failure: then nothing in memory is trusted, and the next start recovers from the disk.
-        """
 
 
 class Program:
@@ -110,8 +84,8 @@ class Program:
             loop.add_reader(_STDIN, self._on_stdin)
         await self._until_left()
         try:
-            service = await self._opened()
-            if service is None:
+            service = self._build(self._fail)
+            if not await open_when_whole(service, self._role, self._folder, self._stop, _tell_line):
                 return EXIT_OK
             host, port = await service.start()
         except DelaydError as error:
@@ -130,47 +104,6 @@ class Program:
         collector.close()
         log.info("stopped role=%s", self._role)
         return EXIT_OK if self._failure is None else _exit_code(self._failure, starting=False)
-
-    async def _opened(self) -> Service | None:
-        """Open a service as soon as its files allow it; None when the program is to stop before."""
-        held: HeldStart | None = None
-        try:
-            while not self._stop.is_set():
-                service = self._build(self._fail)
-                try:
-                    self._open(service)
-                    return service
-                except DelaydError as error:
-                    # `delayd mend give-up` may be using the directory.
-                    if not may_be_mended(error) and not (held and isinstance(error, DirectoryInUse)):
-                        raise
-                    known = service.abandon()
-                    begins = held is None
-                    held = held or HeldStart(known, error)
-                    held.tell(error)
-                    if begins:
-                        port = await held.listen()
-                        _tell_line(f"held {self._role} {known.host}:{port} pid={os.getpid()}")
-                await held.until_changed(self._stop)
-        finally:
-            if held is not None:
-                await held.close()
-        return None
-
-    def _open(self, service: Service) -> None:
-        """Open a service; Unreadable names the path that the system refuses, such as a folder in the place of a
-        file, and Shortage says that a limit leaves this process too little memory.
-        """
-        try:
-            service.open()
-        except MemoryError as error:
-            raise Shortage(self._folder or "", errno.ENOMEM) from error
-        except OSError as error:
-            # If the directory itself is missing nothing below it can be mended: the setting names a wrong place.
-            has_place = self._folder is None or os.path.isdir(self._folder)
-            if not (has_place and isinstance(error.filename, str)):
-                raise
-            raise read_error(error.filename, 0, error) from error
 
     async def _until_left(self) -> None:
         """Wait for a server that is about to leave the directory, such as a child of a supervisor that was killed."""

@@ -130,3 +130,18 @@ def stopped(server: ServerProcess) -> Iterator[None]:
     assert server.terminate() == 0
     yield
     server.start()
+
+
+def put_back(path: Path, whole: bytes) -> None:
+    """Copy a file beside the damaged one, and rename it."""
+    path.with_suffix(".copy").write_bytes(whole)
+    path.with_suffix(".copy").rename(path)
+
+
+def flip(path: Path, position: int) -> bytes:
+    """Turn bits of a byte of a file over; the whole file of before."""
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[position] ^= 0xFF
+    path.write_bytes(changed)
+    return whole

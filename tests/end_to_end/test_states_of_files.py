@@ -11,7 +11,7 @@ from signal import SIGTERM
 
 from delayd.testing.disk import MemoryDisk
 from delayd.waits import WaitKind
-from tests.end_to_end.cluster import cluster, command, flip_value, stopped
+from tests.end_to_end.cluster import cluster, command, flip, flip_value, put_back, stopped
 from tests.end_to_end.trials import LOOK_S, tries
 from tests.end_to_end.wall_clock import WallClock
 from tests.named_commands import commands_in
@@ -24,21 +24,6 @@ HOUR_MS = 3_600_000
 SEGMENT_BYTES = 4_096
 HEADER_POSITION = 20  # A byte of the header of any file.
 BODY = "." * 1_000  # A few of them fill a segment.
-
-
-def put_back(path: Path, whole: bytes) -> None:
-    """Copy a file beside the damaged one, and rename it."""
-    path.with_suffix(".copy").write_bytes(whole)
-    path.with_suffix(".copy").rename(path)
-
-
-def flip(path: Path, position: int) -> bytes:
-    """Turn bits of a byte of a file over; the whole file of before."""
-    whole = path.read_bytes()
-    changed = bytearray(whole)
-    changed[position] ^= 0xFF
-    path.write_bytes(changed)
-    return whole
 
 
 @tries(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP)

@@ -245,8 +245,10 @@ class DamageScenarios(Parts):
         full = world.disk.capacity_bytes < CAPACITY_BYTES
         cluster.calm(1_200)
         if world.own in cluster.lives() and world.clock.confirmed and not full:
-            wrong = [text for done, text in told if not done]
-            assert len(told) == len(asked) and not wrong, f"of {len(asked)} restored files {told} was said"
+            # A word that came when the server was about to begin anew is said again, when it is still needed.
+            wrong = [text for done, text in told if not done and "begin anew" not in text]
+            done = any(done for done, _ in told) or not asked
+            assert len(told) == len(asked) and done and not wrong, f"of {len(asked)} restored files {told} was said"
 
     def _work_at_delay(self) -> None:
         cluster = self.cluster

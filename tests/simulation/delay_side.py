@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from delayd.batch import Batch, Buffer, ColumnId, parse
-from delayd.errors import DelaydError, ServerStopped, ServerUnavailable
+from delayd.errors import DamagedData, DelaydError, DiskFull, ServerStopped, ServerUnavailable
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash
 from delayd.testing.executor import StepExecutor
@@ -81,9 +81,28 @@ class DelayLife(World):
         if cluster.delay_books is None:
             cluster.delay_books = DelayBooks(self.server.log_id)
         self.books = cluster.delay_books
+
+    def _start(self) -> None:
+        super()._start()
         threads = [thread for thread in self.executors() if isinstance(thread, SteppedExecutor)]
         self.own = Threads(NAME, list(zip(THREADS, threads, strict=True)))
         self.own.wrap(self._guarded)
+
+    def live_again(self) -> None:
+        """See World: the same machine, and surroundings that are told as if the process had died."""
+        if not self._begins_anew:
+            return
+        self._begins_anew = False
+        self.stop()
+        self.server.close()
+        self.network.process_died(self)
+        self.own.die()
+        self.asked.clear()
+        try:
+            self._start()
+        except (DamagedData, DiskFull, ServerStopped, OSError) as error:
+            self.failure = error
+            raise Failed(f"the server does not begin anew: {error}") from error
 
     def next_remains(self, way: PowerLoss | None, seed: int) -> Remains:
         """What the next life starts with; the machine and its surroundings are the same ones."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, ColumnId, parse
 from delayd.delay import intake as delay_intake
 from delayd.delay import recovery as delay_recovery
+from delayd.delay import take_back
 from delayd.delay.books import dispatch_logs as delay_dispatch_logs
 from delayd.delay.books import outcomes as delay_outcomes
 from delayd.delay.books import retention as delay_retention
@@ -21,7 +22,7 @@ from delayd.delay.books.retention import Retention, SegmentRetention
 from delayd.delay.books.sealing import compare
 from delayd.delay.core import DelayCore
 from delayd.delay.damage import mending
-from delayd.delay.damage.mending import Mending, Unloaded
+from delayd.delay.damage.mending import Mending
 from delayd.delay.handoff import link as delay_link
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import InDoubt, Link
@@ -69,7 +70,7 @@ def _write_back_and_never_mind(self: Segment, start: int, end: int) -> None:
         _write_back(self, start, end)
 
 
-def _name_no_damage(self: Mending, hour: int, error: DamagedData, unloaded: Unloaded | None = None) -> None:
+def _name_no_damage(self: Mending, hour: int, error: DamagedData, loaded: int = 0) -> None:
     """Whatever of it is not loaded is left out."""
 
 
@@ -116,13 +117,8 @@ def _settle_nothing(self: Ledger) -> None:
     """What it decided leaves again."""
 
 
-def _learn_nothing(self: Ledger, hour: int, sequences: NDArray[np.uint64]) -> None:
-    """Nothing of it was known before."""
-
-
-def _doubt_nothing(self: Mending, hour: int, rows: Rows, unloaded: Unloaded) -> Rows:
-    self._given_up[hour] = True
-    return rows
+def _doubt_nothing(rows: Rows, word: object) -> NDArray[np.bool_]:
+    return np.zeros(len(rows), np.bool_)
 
 
 def _name_damaged_hours_alone(self: TargetEnds) -> set[int]:
@@ -286,13 +282,17 @@ IN_DELAY: Bugs = {
     "L5: what a start reads wrongly once counts as torn": [
         Patch(Segment, "recover", changed(Segment.recover, "end >= size or end == again", "True"))
     ],
-    "S1: what a restored dispatch log says is recorded again": [Patch(Ledger, "learn", _learn_nothing)],
+    "S1: what stood beside a dispatch log is forgotten when the log is whole again": [
+        Patch(delay_dispatch_logs, "missing_parts", lambda outcomes, known: [])
+    ],
     "L5: a dispatch log that is gone holds nothing": [
         Patch(delay_outcomes, "reopen_dispatch_log", _reopen_nothing),
         Patch(delay_dispatch_logs, "reopen_dispatch_log", _reopen_nothing),
         Patch(delay_recovery, "reopen_dispatch_log", _reopen_nothing),
     ],
-    "L5: rows that a given up dispatch log may have named are sent": [Patch(Mending, "_doubt", _doubt_nothing)],
+    "L5: rows that a given up dispatch log may have named are sent": [
+        Patch(delay_recovery, "doubtful", _doubt_nothing)
+    ],
     "H8: what a given up dispatch log may have named is not told": [
         Patch(TargetEnds, "unread", property(_name_damaged_hours_alone))
     ],
@@ -307,8 +307,8 @@ IN_DELAY: Bugs = {
         Patch(Loading, "_attach_run", changed(Loading._attach_run, "self._replay_offset() != replay_offset", "False")),
     ],
     "P7: rows that a window's answer names stay in the wheel": [Patch(Ledger, "drop_named", _settle_nothing)],
-    "P7: rows that are loaded already are loaded again when their file is whole": [
-        Patch(Mending, "_read_done", changed(Mending._read_done, '~among(rows["sequence"], unloaded.loaded)', "True"))
+    "P7: rows that stood beside a schedule log are lost when the log is whole again": [
+        Patch(take_back, "_append", lambda site, hour, file, groups: file)
     ],
     "T4: an unconfirmed clock stamps what is appended": port_bugs.STAMPS_ARE_NOT_JUDGED,
     "T4: hours are sealed and removed by an unconfirmed clock": [

@@ -76,10 +76,40 @@ class World:
         small = {"free_bytes_far": 0, "free_bytes_all": 0, "segment_bytes": 8192, "outcomes_flush_ms": 20}
         self.disk.make_folder(FOLDER)
         draw = Random(seed * 7919 + self.state.commits + len(self.disk.operations) + outside.machine.wall_ms)
-        settings_of_all = {"data": DATA, **small, **settings}
-        self.server = DelayAdapter(self, settings_of_all, self.new_thread, lambda: draw.getrandbits(64), core)
+        self._settings_of_all = {"data": DATA, **small, **settings}
+        self._draw = draw
+        self._begins_anew = False
+        self._start()
+
+    def _start(self) -> None:
+        random_id = partial(self._draw.getrandbits, 64)
+        self.server = DelayAdapter(self, self._settings_of_all, self.new_thread, random_id, self.core_type)
         self.core, self.threads = self.server.core, self.server.threads  # For tests of its parts.
         self.server.whenever_rows_end(self._note_moves)
+
+    def begin_anew(self, why: str) -> None:
+        """The server wants to begin anew in place, which happens at the next look."""
+        self._begins_anew = True
+
+    def live_again(self) -> None:
+        """Stop the server if it wants to begin anew, and start it on what it leaves."""
+        if self._begins_anew:
+            self._begins_anew = False
+            self.stop()
+            self.server.close()
+            self._leave_on_its_way(self.outside)
+            self.cables.clear()
+            self.asked.clear()
+            self._start()
+            self.look_around()
+
+    def _leave_on_its_way(self, outside: Outside) -> None:
+        """Requests that have left may arrive, though nobody hears of it."""
+        for cable in self.cables:
+            other = Cable(outside.targets[cable.target.log_id], nobody)
+            other.up.extend(cable.up)
+            other.ended = True
+            outside.late.append(other)
 
     def _note_moves(self, rows: EndedRows) -> None:
         for row in rows[rows["reason"] == Reason.MOVED].tolist():
@@ -300,6 +330,7 @@ class World:
     def settle(self) -> None:
         """Do all that happens without time passing."""
         for _ in range(STEPS_MAX):
+            self.live_again()
             move = self.next_move()
             if move is None:
                 self.server.wake()
@@ -415,11 +446,7 @@ class World:
         """What dying now leaves, in a world of its own; ``late``: requests under way may still arrive at targets."""
         found = Remains(self.disk, self.state, self.outside, self.clock).after_crash(way, seed)
         if late:
-            for cable in self.cables:
-                other = Cable(found.outside.targets[cable.target.log_id], nobody)
-                other.up.extend(cable.up)
-                other.ended = True
-                found.outside.late.append(other)
+            self._leave_on_its_way(found.outside)
         return found
 
     def after_crash(self, way: PowerLoss | None = None, seed: int = 0, *, late: bool = True) -> World:

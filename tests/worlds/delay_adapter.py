@@ -83,6 +83,9 @@ class Around(Protocol):
     def slots(self) -> SlotOwners | DelaydError:
         """What meta says about keys."""
 
+    def begin_anew(self, why: str) -> None:
+        """Stop the server soon, and start it on what it leaves."""
+
     def dial(
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
@@ -119,6 +122,7 @@ class DelayAdapter:
             random_id=random_id,
             evidence=around.clock.restart_evidence,
             rest=_rest,
+            begin_anew=around.begin_anew,
         )
         self.core = core(around.disk, around.state, self.config, self.threads, surroundings)
         self._clock = around.clock
@@ -320,7 +324,7 @@ class DelayAdapter:
 
     def dropped_rows(self, hour: int) -> int:
         """Rows of an hour that an operator gave up and of which nothing else tells."""
-        return self.core._mending.dropped.get(hour, 0)
+        return self.core._dropped.get(hour, 0)
 
     @property
     def appended_at_ms(self) -> int:

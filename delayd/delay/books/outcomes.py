@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,9 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
 from delayd.log.watch import write_again
-from delayd.sequences import among
 from delayd.site import Site
 
 log = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 
 class Recorded(NamedTuple):
@@ -106,8 +103,6 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         self._after_waiting: list[Callable[[], None]] = []
         self._handed_over: list[HandedOver] = []
         self._due_ms: int | None = None
-        # Hours whose file is being opened anew: outcomes recorded for them wait for that.
-        self._exchanging: set[int] = set()
 
     @property
     def idle(self) -> bool:
@@ -142,19 +137,11 @@ class OutcomeLog(Committer[_Flush, Flushed]):
 
     def _close(self) -> _Flush | None:
         self._due_ms = None
-        held = [recorded for recorded in self._waiting if recorded.hour in self._exchanging]
-        if len(held) == len(self._waiting):
+        if not self._waiting:
             return None
-        flushing = [recorded for recorded in self._waiting if recorded.hour not in self._exchanging]
-        self._waiting, after = held, []
-        if not held:
-            after, self._after_waiting = self._after_waiting, []
+        flushing, self._waiting = self._waiting, []
+        after, self._after_waiting = self._after_waiting, []
         return _Flush(flushing, after, self._clock.now_ms())
-
-    def restored(self, hour: int, end: OutcomeEnd) -> None:
-        """Take an hour's dispatch log that is whole again: checkpoints name its end until the hour is deleted."""
-        self.ends[hour] = end
-        self._moved.add(hour)
 
     def filed(self, below: int) -> None:
         """Leave rows with lower sequences out of `take_handed_over`: they are in schedule logs already."""
@@ -198,57 +185,17 @@ class OutcomeLog(Committer[_Flush, Flushed]):
 
         self._executor.submit(partial(self._close_file, hour), closed)
 
-    def exchange(self, hour: int, make: Callable[[], tuple[Segment, R]], done: Callable[[Done[R]], None]) -> None:
-        """Let ``make`` open an hour's file anew, with no other open, on the thread that writes; later outcomes go to
-        that file.
-
-        After an error no file is open, and the next outcome opens the one that the hour's state asks for. Outcomes that
-        are recorded meanwhile are written after ``done``, which may call `leave_out` for those that the file has
-        already.
+    def without(self, hour: int, work: Callable[[], None], done: Callable[[Done[None]], None]) -> None:
+        """Do something with an hour's files on the thread that writes, with none of them open; the next outcome opens
+        the one that the hour's state asks for.
         """
 
-        def work() -> R:
+        def alone() -> None:
             self._close_file(hour)
-            segment, result = make()
-            self._beside.pop(hour, None)  # Its rows were appended to the hour's own file.
-            self._segments[hour] = segment
-            return result
+            work()
+            self._beside.pop(hour, None)  # What stood beside the hour's own file was appended to it.
 
-        def heard(ended: Done[R]) -> None:
-            self._exchanging.discard(hour)
-            done(ended)
-            self.commit()
-
-        self._exchanging.add(hour)
-        self._executor.submit(work, heard)
-
-    def leave_out(self, hour: int, known: NDArray[np.uint64]) -> None:
-        """Drop waiting outcomes of an hour that its file has already (rule S1); ``known`` is sorted."""
-        waiting, self._waiting = self._waiting, []
-        for recorded in waiting:
-            new = recorded.hour != hour or ~among(recorded.part.sequences, known)
-            if np.all(new):
-                self._waiting.append(recorded)
-            elif np.any(new):
-                # The parts of one hour become durable together.
-                *firsts, last = recorded.part.only(np.asarray(new))
-                self._waiting += [Recorded(hour, part, _nothing) for part in firsts]
-                self._waiting.append(recorded._replace(part=last))
-            else:
-                recorded.on_durable()
-        if not self._waiting:
-            self._nothing_waits()
-
-    def _nothing_waits(self) -> None:
-        """All waiting outcomes are in a file without a flush of their own: call everybody who waited for them."""
-        after, self._after_waiting = self._after_waiting, []
-        if self._under_way is not None:
-            self._under_way.after += after
-            return
-        self._due_ms = None
-        self._set_blocked(0)
-        for callback in after:
-            callback()
+        self._executor.submit(alone, done)
 
     def _set_blocked(self, full_hours: int) -> None:
         if self.blocked != bool(full_hours):
@@ -437,10 +384,6 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
         segment.close()
         raise
     return segment.remember_file()
-
-
-def _nothing() -> None:
-    """Another part of the same record tells when all of it is durable."""
 
 
 def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:

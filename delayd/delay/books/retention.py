@@ -18,13 +18,13 @@ from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.delay.filing.hour_table import (
     HourFile,
     OutcomeEnd,
-    given_up_key,
     hour_key,
     hour_put,
     outcome_key,
 )
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.words import given_up_key
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
@@ -82,6 +82,7 @@ class SealTerms:
     retention_hours: int
     on_damaged: Callable[[int, DamagedData], None]  # Called with hours whose files do not check.
     on_seals_damaged: Callable[[DamagedData], None]
+    open_seals: Callable[[], SealLog]
 
 
 class Retention:
@@ -110,6 +111,7 @@ class Retention:
         self._retention_hours = terms.retention_hours
         self._on_damaged = terms.on_damaged
         self._on_seals_damaged = terms.on_seals_damaged
+        self._open_seals = terms.open_seals
         self._aside: list[SealLog] = []  # Earlier seal logs whose files were found changed; they are closed at the end.
         self._sealing: set[int] = set()
         self._unsealed: dict[int, Unsealed] = {}
@@ -153,10 +155,6 @@ class Retention:
         """Up to where the seal log is durable; None while it is damaged. For the thread that seals."""
         return None if self._seals is None else self._seals.end
 
-    def use(self, seals: SealLog) -> None:
-        """Seal with a log that was damaged and is whole again."""
-        self._seals = seals
-
     def look_at_seals(self) -> None:
         """Check whether the seal log is still in place and whole."""
 
@@ -172,11 +170,19 @@ class Retention:
             self._executor.submit(self._seals.look, looked)
 
     def set_seals_aside(self) -> None:
-        """Seal nothing more until `use`."""
+        """Seal nothing more in this life."""
         if self._seals is not None:
             # A comparison that is under way will notice that the hour can't be sealed.
             self._aside.append(self._seals)
             self._seals = None
+
+    def try_seals(self) -> None:
+        """Open the seal log again, and close it; on the worker thread.
+
+        Raises:
+            DamagedData, Shortage: it does not check or can't be read.
+        """
+        self._open_seals().close()
 
     def write_again(self) -> None:
         """Write the seal log again if it was removed, when nothing is under way any more."""

@@ -1,5 +1,4 @@
-"""Damage: files that can't be read now are tried again until they are whole, or an operator gives them up (rules L5,
-L10).
+"""Damage: files that can't be read now are set aside until they are whole, or given up (rules L5, L10).
 
 A map. `quarantine`, one folder up, has the names of everything that is damaged.
 
@@ -7,7 +6,6 @@ A map. `quarantine`, one folder up, has the names of everything that is damaged.
     decisions           what operators say of it, and who acts on that
     lost_values         values of the state that do not check
     held                keeps due rows whose bodies can't be read
-    mending             tries the logs of an hour again, and loads the rows that it lacked
+    mending             looks at files again, and has the server begin anew when one is whole
     keys_rebuild        makes the index of keys again
-    seal_mending        tries the seal log again
 """

@@ -9,6 +9,7 @@ A map, in the order in which a checkpoint works.
     schedule_writer     writes that stretch into the schedule logs of its hours
     schedule_log        reads what a checkpoint counts of one hour's file
     hour_table          says up to where each schedule log is valid
+    words               what an operator has said of an hour's damaged log
     sources             finds the batch that holds a row, whether it is filed or not
 
 Words. A row is *filed* when it stands in the schedule log of its hour. The *replay offset* of a checkpoint divides

@@ -14,7 +14,6 @@ from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decod
 PREFIX = b"hour/"
 BESIDE_PREFIX = b"beside/"  # The same for the files beside damaged schedule logs.
 OUTCOME_PREFIX = b"outcomes/"
-GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up.
 OUTCOME_ROW = struct.Struct("<QQ")
 ROOM_MIN = 64  # A table grows by at least this many rows.
 OPAQUE_ROW = np.dtype((np.void, HOUR_ROW.itemsize))  # Numpy copies opaque items as bytes (see rows.py).
@@ -221,11 +220,6 @@ def _hours(rows: HourRows, flags: int, wanted: int) -> list[int]:
 def outcome_put(hour: int, end: OutcomeEnd) -> tuple[bytes, bytes]:
     """The LMDB row of an hour's dispatch log."""
     return outcome_key(hour), OUTCOME_ROW.pack(*end)
-
-
-def given_up_key(hour: int) -> bytes:
-    """The LMDB key of an operator's decision on an hour's dispatch log."""
-    return hour_key(hour, GIVEN_UP_PREFIX)
 
 
 def outcome_key(hour: int) -> bytes:

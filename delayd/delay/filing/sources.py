@@ -39,8 +39,6 @@ class Sources:
         self._cache_bytes_max = cache_bytes
         # By hour, and whether it is the file beside a damaged log.
         self._files: OrderedDict[tuple[int, bool], Segment] = OrderedDict()
-        # By hour: the offset in the schedule log at which the rows now begin that were in the file beside it.
-        self._joined: dict[int, int] = {}
 
     def remember(self, stored: list[Stored]) -> None:
         """Keep batches that have just been appended to the message log."""
@@ -63,8 +61,6 @@ class Sources:
         if batch is not None:
             return batch
         offset = location >> ROW_BITS & OFFSET_MAX
-        if offset >= BESIDE and location >= SCHEDULE_BIT and hour in self._joined:
-            offset += self._joined[hour] - BESIDE
         key = (0 if location < SCHEDULE_BIT else hour, offset)
         batch = self._cache.get(key)
         if batch is None:
@@ -80,9 +76,7 @@ class Sources:
 
     def reader(self, cache_bytes: int = READER_CACHE_BYTES) -> "Sources":
         """A reader of the same files for one job on another thread, which closes it."""
-        reader = Sources(self._disk, self._folder, self._log, 0, cache_bytes)
-        reader._joined = dict(self._joined)
-        return reader
+        return Sources(self._disk, self._folder, self._log, 0, cache_bytes)
 
     def forget_hour(self, hour: int) -> None:
         """Close the schedule log of an hour and drop its batches: its file is deleted or replaced."""
@@ -92,15 +86,6 @@ class Sources:
                 segment.close()
         for key in [key for key in self._cache if key[0] == hour]:
             self._cache_bytes -= self._cache.pop(key).total_bytes
-
-    def joined(self, hour: int, offset: int, *, loaded: bool) -> None:
-        """Note that the file beside an hour's schedule log was appended to that log, at ``offset``.
-
-        An hour is ``loaded`` once, so rows that were found beside it are in the first file that joined after that.
-        """
-        if loaded:
-            self._joined.setdefault(hour, offset)
-        self.forget_hour(hour)
 
     def close(self) -> None:
         """Close the files."""

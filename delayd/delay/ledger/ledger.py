@@ -5,13 +5,13 @@ end that is not durable. The package's docstring draws where a row is from its s
 
 A row ends in one of three ways, and each is noted here by the row's filing hour:
 
-    a dispatch log names it                a start, or mending, tells the ledger what the file says (`learn`)
+    a dispatch log names it                a start tells the ledger what the files say
     a target's window names it             `name`: an earlier life had handed it over
     a decision of this life ends it        `claim`: the decision is not durable yet, and may be undone
 
-Rows pass a gate twice: when they enter the wheel, by a load or when their hour was mended (`ended_in`, `may_enter`),
-and when they leave it, before a frame is made of them (`may_leave`). A note of an hour is forgotten when no row of the
-hour can pass a gate any more, and no target may still name one: from then on the hour's dispatch log says it.
+Rows pass a gate twice: when they enter the wheel, by a load (`ended_in`), and when they leave it, before a frame is
+made of them (`may_leave`). A note of an hour is forgotten when no row of the hour can pass a gate any more, and no
+target may still name one: from then on the hour's dispatch log says it.
 
 A request looks where its rows are in memory (`look`), has the files asked about rows that are nowhere in it (`read`),
 and learns what became of each row as of now (`states`). Between the two a row may have gone from memory to a file, or
@@ -158,7 +158,6 @@ class Ledger:
         quarantine: Quarantine,
     ) -> None:
         """``decided``: the rows of each hour of which a start found outcomes, sorted."""
-        self.mended: Callable[[], int | None] = lambda: None  # The hour that is being mended.
         self.owed = Owed(outcomes)
         self.hours = hours
         self._ended = {hour: Pile(found) for hour, found in decided.items()}
@@ -176,13 +175,6 @@ class Ledger:
         self._to_sort: list[Callable[[], None]] = []  # What goes on when waiting rows are sorted.
 
     # The gates.
-
-    def may_enter(self, rows: Rows) -> Rows:
-        """Those of some rows that may enter the wheel. Rows that the commit under way ends enter, and are held back
-        when they fall due: an undo finds them there.
-        """
-        ended = self._have(self._ended, rows["hour"], rows["sequence"].copy())
-        return rows.take(np.flatnonzero(~ended)) if ended.any() else rows
 
     def may_leave(self, rows: Rows) -> Rows:
         """Those of some due rows that may be handed over. While nothing has ended, this costs three looks at flags."""
@@ -208,10 +200,6 @@ class Ledger:
         return set(self._open)
 
     # What targets and dispatch logs say.
-
-    def learn(self, hour: int, sequences: Sequences) -> None:
-        """Note rows of an hour that have outcomes, which a file or an operator has told; in any order."""
-        self._note(hour, np.sort(sequences, kind="stable"))
 
     def without_outcome(self, hour: int, sequences: Sequences) -> Bools:
         """Which rows that a target names have no outcome; no row of an hour that is sealed, or deleted and so not
@@ -240,8 +228,8 @@ class Ledger:
         """Forget hours of which no row may pass a gate any more. ``answers_may_come``: targets may still name rows of
         earlier lives, which are compared with what is known.
         """
-        hours, mended = self.hours, self.mended()
-        kept = {*hours.withheld, *hours.loading, *self._open, *(() if mended is None else (mended,))}
+        hours = self.hours
+        kept = {*hours.withheld, *hours.loading, *self._open}
         until = hours.loaded_until
         standing = {*kept, *hours.wheel.hours()}
         self._marked = {hour for hour in self._marked if hour > until or hour in standing}
@@ -489,9 +477,6 @@ class Ledger:
         """Nobody can tell now what became of rows of some hours: they are asked about again later."""
         entries = [(entry.kind, entry.hour) for entry in self._quarantine if entry.hour is not None]
         unknown = {hour for kind, hour in entries if kind is Kind.DISPATCH}
-        mended = self.mended()
-        if mended is not None:
-            unknown.add(mended)
         unknown.update(self.hours.loading)
         if unknown:
             has_ended = np.isin(places, (RowPlace.ENDED, RowPlace.ENDING))

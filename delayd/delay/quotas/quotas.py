@@ -518,11 +518,6 @@ class Quotas:
 
     # Counting.
 
-    def recount(self) -> None:
-        """Count all subjects anew: a file of an hour was restored or given up."""
-        self._begin_anew(list(self._tallies.values()))
-        self._count()
-
     def _when_counted(self, tally: Tally, call: OnSet) -> None:
         if tally.counted:
             call(None)

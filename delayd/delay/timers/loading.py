@@ -95,7 +95,7 @@ class Loading:
         """Begin to load the next hours when they are due. New rows are filed in the hour of ``filing_ms`` or later, and
         in no hour before ``passed``.
 
-        ``put_off`` names hours that are loaded later: they are being mended, or rows of them are being claimed.
+        ``put_off`` names hours that are loaded later: rows of them are being claimed.
         """
         if self.running:
             return

@@ -194,31 +194,6 @@ def test_rule_L8_an_hour_that_does_not_fit_blocks_and_is_written_when_there_is_s
     assert outcomes.heard == ["row 1", "row 2", "row 3", "all"] and not outcomes.log.blocked
 
 
-def test_rule_L8_a_file_that_is_found_to_have_what_waits_for_space_blocks_no_longer() -> None:
-    outcomes = Outcomes()
-    outcomes.disk.capacity_bytes = outcomes.disk.used_bytes + 10
-    outcomes.record(1)
-    outcomes.log.commit()
-    outcomes.thread.run_all()
-    outcomes.log.when_durable(outcomes.hear("all"))
-    assert (outcomes.log.blocked, outcomes.heard) == (True, [])
-    outcomes.log.leave_out(HOUR, np.array([1], np.uint64))
-    assert (outcomes.log.blocked, outcomes.heard) == (False, ["row 1", "all"])
-    assert outcomes.log.idle and outcomes.log.next_wake_ms() is None
-
-
-def test_who_asks_behind_what_is_left_out_waits_for_the_flush_under_way() -> None:
-    outcomes = Outcomes()
-    outcomes.record(1)
-    outcomes.log.commit()
-    outcomes.record(2, HOUR + 1)
-    outcomes.log.when_durable(outcomes.hear("all"))
-    outcomes.log.leave_out(HOUR + 1, np.array([2], np.uint64))
-    assert outcomes.heard == ["row 2"]
-    outcomes.thread.run_all()
-    assert outcomes.heard == ["row 2", "row 1", "all"]
-
-
 def test_bytes_that_claim_to_be_a_huge_batch_are_damage_and_size_no_read() -> None:
     sizes: list[int] = []
 

@@ -17,11 +17,12 @@ from delayd.log.dispatch import END_ROW
 from delayd.log.group import MAGIC_BYTES
 from delayd.log.schedule import decode_hours, dispatch_path
 from delayd.reading.groups import file_size
+from delayd.site import Site
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from tests.memory_files import content, put
-from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
+from tests.worlds.delay import FOLDER, TARGET_IDS, Remains, World, wanted
 
 HOUR_MS = 3_600_000
 
@@ -299,6 +300,10 @@ def test_a_directory_of_a_newer_format_is_refused_by_name() -> None:
         World(remains)
 
 
+def site_of(life: World, remains: Remains) -> Site:
+    return Site(remains.disk, remains.state, FOLDER, life.core.identity, remains.clock, life.threads.worker)
+
+
 def test_recovery_that_is_repeated_finds_the_same() -> None:
     world = World()
     world.send([*wanted(3, 500, "a"), *wanted(3, 50_000, "b", b"mail"), *wanted(2, 3 * HOUR_MS, "c")])
@@ -308,7 +313,7 @@ def test_recovery_that_is_repeated_finds_the_same() -> None:
         remains = world.remains(PowerLoss.ALL_LOST)
         life = World(remains)
         config = life.core._config
-        again = recover(remains.disk, remains.state, remains.clock, config, life.core.identity)
+        again = recover(site_of(life, remains), config)
         found.append((again.next_sequence, again.targets, len(again.pending), len(again.wheel), again.replay))
     assert found[0] == found[1]
 
@@ -323,7 +328,7 @@ def test_a_start_finds_the_rows_of_all_groups_above_the_checkpoint() -> None:
         world.settle()
     remains = world.remains(PowerLoss.ALL_LOST)
     life = World(remains)
-    again = recover(remains.disk, remains.state, remains.clock, life.core._config, life.core.identity)
+    again = recover(site_of(life, remains), life.core._config)
     rows = again.wheel.rows_of(HOUR)
     assert len(rows) == 133 and len(set(rows["sequence"].tolist())) == 133 and len(again.pending) == 120
 

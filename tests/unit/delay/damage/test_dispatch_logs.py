@@ -305,18 +305,18 @@ def test_rule_S1_an_answer_that_comes_when_a_dispatch_log_is_restored_is_recorde
     assert world.core.counters()["quarantined_hours"] == 1
     flip(Remains(world.disk, world.state, world.outside, world.clock), 200)
     if answered == "while it is repaired":
-        # The file was opened anew, nobody has heard of it, and what was answered meanwhile waits.
-        exchange = world.core._outcomes.exchange
+        # The file took what stands beside it, nobody has heard of it, and what was answered meanwhile stands beside it.
+        without = world.core._outcomes.without
 
-        def exchanging(hour: int, make: Any, done: Any) -> None:
-            exchange(hour, make, done)
+        def exchanging(hour: int, work: Any, done: Any) -> None:
+            without(hour, work, done)
             sequences = np.arange(1, 4, dtype=np.uint64)
             world.core._outcomes.record(
                 hour, NewPart(sequences, np.zeros(3, np.int64), Outcome.DISPATCHED), lambda: None
             )
             world.core._outcomes.commit()
 
-        monkeypatch.setattr(world.core._outcomes, "exchange", exchanging)
+        monkeypatch.setattr(world.core._outcomes, "without", exchanging)
     world.pass_ms(31_000)
     assert not len(world.core.quarantine)
     world.outside.targets[away].restart()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.group import NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
-from delayd.log.segment import Segment
 from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
@@ -122,10 +118,20 @@ def test_rows_stay_in_filing_order_when_a_file_beside_their_hour_waits_for_its_d
     world.check_books()
 
 
-@pytest.mark.parametrize("drops", [False, True])
-def test_rule_B2_files_are_joined_and_salvaged_in_pieces_of_one_group_each(
-    drops: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rule_B2_files_are_looked_at_in_pieces_of_one_group_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for number in range(5):
+        filed(world, 2, f"filed-{number}")
+    world.disk.rename(PATH, AWAY)
+    for number in range(7):
+        filed(world, 2, f"beside-{number}")
+    gave_way: list[int] = []
+    monkeypatch.setattr(world.threads.worker, "give_way", lambda: gave_way.append(1))
+    back(world)
+    assert world.hours().get(FAR).rows == 24 and len(gave_way) >= 12, "between any two groups that are read"
+
+
+def test_what_still_checks_of_a_given_up_file_is_kept_in_front_of_what_stands_beside_it() -> None:
     world = World()
     for number in range(5):
         filed(world, 2, f"filed-{number}")
@@ -133,24 +139,12 @@ def test_rule_B2_files_are_joined_and_salvaged_in_pieces_of_one_group_each(
     for number in range(7):
         filed(world, 2, f"beside-{number}")
     world.disk.rename(AWAY, PATH)
-    if drops:
-        file = world.disk.open(PATH, write=True)
-        file.pwritev([b"?"], file.size() - 1)
-    appended: list[int] = []
-    gave_way: list[int] = []
-    append = Segment.append
-
-    def count(self: Segment, groups: Sequence[NewGroup]) -> list[int]:
-        appended.append(len(groups))
-        return append(self, groups)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(world.threads.worker, "give_way", lambda: gave_way.append(len(appended)))
-        patched.setattr(Segment, "append", count)
-        told: list[bool] = []
-        decide = world.core.drop if drops else world.core.release
-        decide(f"schedule/{hour_name(FAR)}", lambda done, text: told.append(done))
-        world.settle()
-    assert told == [True] and world.hours().get(FAR).rows == (22 if drops else 24)
-    copied = 11 if drops else 7
-    assert len(set(gave_way)) > copied, "between any two groups that are copied"
+    file = world.disk.open(PATH, write=True)
+    file.pwritev([b"?"], file.size() - 1)
+    told: list[bool] = []
+    world.core.drop(f"schedule/{hour_name(FAR)}", lambda done, text: told.append(done))
+    world.settle()
+    assert told == [True] and world.hours().get(FAR).rows == 22
+    assert verify_files([PATH], disk=world.disk).sound and not len(world.core.quarantine)
+    world.drain(FAR_MS + HOUR_MS)
+    assert world.missing() == {b"filed-4-0", b"filed-4-1"}

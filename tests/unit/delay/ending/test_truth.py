@@ -4,15 +4,13 @@ in a directory that was restored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from delayd.delay.core import DelayCore
 from delayd.executor import Priority
 from delayd.hours import hour_of_ms
 from delayd.log.ended import decode_ended, others_filed_at_ms
-from delayd.log.schedule import RESTORED_STEP, dispatch_path, schedule_path
+from delayd.log.schedule import RESTORED_STEP
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss
@@ -23,8 +21,8 @@ from delayd.wire.ending import (
     MessageState,
     RescheduleAnswer,
 )
-from tests.unit.delay.ending.keyed import KEEP, KEPT, REJECT, REJECTED, send, sent, verdicts
-from tests.worlds.delay import FOLDER, World, wanted
+from tests.unit.delay.ending.keyed import KEEP, KEPT, REJECT, sent
+from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)
@@ -65,86 +63,6 @@ class HeldJobs:
             jobs[priority].append(job)
         self._held.clear()
         self._world.settle()
-
-
-def mending(decide: Callable[[World], None]) -> World:
-    """A world whose first hour is mended; ``decide`` is called while the worker reads the hour's files."""
-    world = World()
-    sent(world, wanted(1, HOUR_MS, "holder"), [b"k"], REJECT)
-    world.send(wanted(3, 0, "early"))
-    world.pass_ms(1_000)
-    world.checkpoint()
-    remains = world.remains(PowerLoss.ALL_LOST)
-    flip(remains.disk, dispatch_path(FOLDER, HOUR))
-    world = World(remains)
-    world.pass_ms(1_500)
-    assert world.core.counters()["quarantined_hours"] == 1
-    flip(world.disk, dispatch_path(FOLDER, HOUR))
-    jobs = HeldJobs(world, "Mending._read")
-    world.clock.advance(31_000)
-    world.look_around()
-    world.core.wake()
-    while not jobs.hold():
-        move = world.next_move()
-        if move is None:
-            world.clock.advance(500)
-            world.core.wake()
-        else:
-            move()
-    decide(world)
-    world.clock.advance(1_100)  # A tick passes.
-    world.settle()
-    jobs.release()
-    assert not len(world.core.quarantine)
-    for _ in range(2):
-        world.clock.advance(HOUR_MS)
-        world.pass_ms(2_000)
-    return world
-
-
-def test_rule_C1_a_row_that_is_rejected_while_its_hour_is_mended_is_not_delivered() -> None:
-    numbers: list[int] = []
-
-    def decide(world: World) -> None:
-        numbers.append(send(world, wanted(1, 90_000, "rejected"), [b"k"], REJECT))
-        numbers.append(send(world, wanted(1, 91_000, "kept"), [b"k"], KEEP))
-        world.settle()
-
-    world = mending(decide)
-    assert [verdicts(world, number)[0][0] for number in numbers] == [REJECTED, KEPT]
-    assert not {b"rejected-0", b"kept-0"} & set(delivered(world))
-    world.check_books()
-
-
-def test_a_message_beside_a_damaged_file_is_found_before_the_files_are_joined_again() -> None:
-    first = HOUR + 30
-    paths = [schedule_path(FOLDER, hour) for hour in (first, first + 1)]
-    world = World()
-    sent(world, wanted(2, 30 * HOUR_MS, "filed", every_ms=HOUR_MS), [b"a", b"b"], REJECT)
-    world.checkpoint()
-    for path in paths:
-        world.disk.rename(path, path + ".away")
-    sent(world, wanted(2, 30 * HOUR_MS, "beside", every_ms=HOUR_MS), [b"j", b"k"], REJECT)
-    world.checkpoint()
-    for path in paths:
-        world.disk.rename(path + ".away", path)
-    world = world.after_crash()
-    world.core.wake()
-    assert world.core._mending.running == first
-    jobs = HeldJobs(world, "Mending.")
-    assert jobs.hold(), "the first hour is being read, and the second one's turn has not come"
-    world.clock.advance(1_500)
-    world.settle()
-    second = world.receipts("beside").take([1])
-    told: list[AnswerRows] = []
-    world.core.endings.get(second, told.append)  # type: ignore[arg-type]
-    number = send(world, wanted(1, 32 * HOUR_MS, "second"), [b"k"], REJECT)
-    world.settle()
-    assert [MessageState(state) for rows in told for state in rows["state"].tolist()] == [MessageState.PENDING]
-    assert verdicts(world, number)[0][0] == REJECTED
-    jobs.release()
-    world.pass_ms(65_000)
-    assert world.states(second) == [MessageState.PENDING]
 
 
 def test_a_kept_send_is_told_the_filing_hour_of_an_earlier_message_that_was_due_already() -> None:

@@ -14,7 +14,7 @@ _LEDGER = _ROOM / "ledger" / "ledger.py"
 _TELLS = {"unwritten", "unwritten_of", "may_have_left", "at_hand", "look_up", "is_owed"}
 _PARTS = {"delayd.delay.ledger.outside", "delayd.delay.ledger.hour_outcomes"}
 # Who may be asked whether a row has ended, or let it pass; a class with such a method would be a second ledger.
-_ANSWERS = {"may_enter", "may_leave", "claim", "claims", "has_ended", "have_ended", "are_ending", "without_outcome"}
+_ANSWERS = {"may_leave", "claim", "claims", "has_ended", "have_ended", "are_ending", "without_outcome"}
 
 
 def _trees() -> Iterator[tuple[Path, ast.Module]]:

@@ -188,7 +188,8 @@ def test_a_quota_is_lifted_while_somebody_waits_for_places_and_both_are_answered
     world = World()
     assert set_quota(world, Limits(pending=5)) is None
     told: list[object] = []
-    world.core.quotas.recount()
+    world.core.quotas._begin_anew(list(world.core.quotas._tallies.values()))
+    world.core.quotas._count()
     world.core.places(SUBJECT, np.array([START_MS + 60_000]), 1_000, told.append)
     world.core.set_quota(SUBJECT, NO_LIMITS, lambda error: told.append(("lifted", error)))
     world.settle()
