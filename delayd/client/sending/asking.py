@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX, Int64s
 from delayd.client.instants import ServerClock, monotonic_us, utc
-from delayd.client.limits import check_subject, need_timedelta
+from delayd.client.limits import check_subject
 from delayd.client.routing import OWNER_LOST, DelayGroup, Groups, KeyOwners, MetaView, RetryWaits, spread_ms, unreadable
 from delayd.client.sending.options import Columns, Key, Single, check_key, check_keys
 from delayd.client.sending.receipts import BatchReceipt, Receipt, ReceiptColumns, SendVerdict
@@ -561,19 +560,15 @@ class MessageAsker:
         self, deadline: float, ask: Callable[[], Awaitable[Found]], final: tuple[type[DelaydError], ...] = ()
     ) -> Found:
         """Ask again and again until the deadline, while an answer may come later; ``final`` errors end it at once."""
-        loop, backoff = asyncio.get_running_loop(), RetryWaits()
+        backoff = RetryWaits()
         while True:
             try:
                 return await ask()
             except final:
                 raise
             except (RetryLater, ConnectionLost, RequestTimedOut) as error:
-                hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
-                wait_s = max(hint_ms, backoff.next_ms()) / 1000
-                until = deadline - self._unreached_s if isinstance(error, ServerUnavailable) else deadline
-                if loop.time() + wait_s >= until:
+                if not await _waits(error, backoff, deadline, self._unreached_s):
                     raise
-                await asyncio.sleep(wait_s)
 
     async def _ask_once(
         self,
@@ -614,20 +609,12 @@ class MessageAsker:
         return rows
 
 
-SPREAD_MAX = timedelta(days=7)
 # A server looks for each message alone, at most so many in a request; messages of one second need one look.
 APART_MAX = 512
 TOGETHER_MIN = 32
 TOGETHER_MAX = 65_536
 APART_MS_MAX = 86_000_000  # Messages of one request are due within so much time; a server takes a day.
 SECOND_MS = 1_000
-
-
-def spread_of(spread: timedelta) -> int:
-    """The window of a send in ms; BadArgument when no server would take it."""
-    if not timedelta(0) <= need_timedelta("spread", spread, BadArgument) <= SPREAD_MAX:
-        raise BadArgument(f"spread is {spread} and must lie within 0 and {SPREAD_MAX.days} days")
-    return spread // timedelta(milliseconds=1)
 
 
 class PlaceAsker:
@@ -676,12 +663,8 @@ class PlaceAsker:
                     if self._groups.another_takes():
                         continue
                 self._meta.refresh_soon()
-                hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
-                wait_s = max(hint_ms, backoff.next_ms()) / 1000
-                until = deadline - self._unreached_s if isinstance(error, ServerUnavailable) else deadline
-                if loop.time() + wait_s >= until:
+                if not await _waits(error, backoff, deadline, self._unreached_s):
                     raise
-                await asyncio.sleep(wait_s)
 
     async def _ask_group(
         self, group: DelayGroup, subject: str, due_ms: Int64s, window_ms: int, deadline: float
@@ -720,3 +703,14 @@ def _requests(due_ms: Int64s) -> Iterator[NDArray[np.intp]]:
         near = int(np.searchsorted(due_ms.take(apart), int(due_ms[apart[0]]) + APART_MS_MAX, "right"))
         yield apart[: min(near, APART_MAX)]
         apart = apart[min(near, APART_MAX) :]
+
+
+async def _waits(error: DelaydError, waits: RetryWaits, deadline: float, unreached_s: float) -> bool:
+    """Wait before the next try; False when no time is left for one, ``unreached_s`` earlier if nobody was reached."""
+    hint_ms = spread_ms(error.retry_after_ms) if error.retry_after_ms else 0.0
+    wait_s = max(hint_ms, waits.next_ms()) / 1000
+    until = deadline - unreached_s if isinstance(error, ServerUnavailable) else deadline
+    if asyncio.get_running_loop().time() + wait_s >= until:
+        return False
+    await asyncio.sleep(wait_s)
+    return True
