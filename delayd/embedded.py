@@ -158,11 +158,11 @@ class Embedded:
 
     @property
     def pid(self) -> int:
-        """The process that opened it; see at_exit."""
+        """The process that opened it; see `remember`."""
         return self._pid
 
     def end(self, until: float) -> None:
-        """Stop the servers because the program ends; see at_exit."""
+        """Stop the servers because the program ends; see `remember`."""
         self._closed = True
         self._thread.call_within(self._stop(), max(until - monotonic_s(), 0))
         self._thread.end(THREAD_S)
