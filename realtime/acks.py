@@ -17,7 +17,7 @@ from delayd.wire.stale import StaleRow, Why
 
 from .groups import Group
 from .kept import LIVES_MAX, Life
-from .window import Became, StateRun
+from .window import HELD, Became, StateRun
 
 SECRET_BITS = 48  # Random bits of an incarnation: with full requests and no pause, guessing one takes years.
 # The bits above hold the low part of the epoch: they tell handles of this life from those of earlier lives.
@@ -126,8 +126,8 @@ def found(said: Said, group: Group, handles: Handles, given_out: GivenOut, next_
             if at < run.first:
                 others += given_out.became(group, next_pull, incarnation, StateRun(at, run.first - at, Became.UNKNOWN))
                 follows = False
-            at = run.first + run.messages
-            if run.state != Became.HELD or run.incarnation != incarnation:
+            at = run[0] + run[1]
+            if run[2] != HELD or run[5] != incarnation:
                 others.append(run)
                 follows = False
                 continue
