@@ -20,6 +20,7 @@ class Letters(Committer[str, str]):
         self.fails: Exception | None = None
         self.on_disk: list[str] = []
         self.told: list[str] = []
+        self.done: list[str] = []  # The same, when all of it was told.
         self.answers: dict[str, str] = {}
         self.refuses = refuses
         self.errors: list[BaseException] = []
@@ -48,6 +49,7 @@ class Letters(Committer[str, str]):
         assert self.on_disk[len(self.told)] == group, "it is told before it is durable, or out of order"
         self.told.append(written)
         self.put(self.answers.pop(group, ""))
+        self.done.append(written)
 
     def _no_space(self, group: str, error: DiskFull) -> str | None:
         return None if self.refuses else group
@@ -80,7 +82,7 @@ def test_groups_are_told_in_order_where_each_write_returns_at_once() -> None:
     letters = Letters(InlineExecutor())
     letters.answers |= {"a": "bcde", "bc": "f"}
     letters.put("a")
-    assert letters.told == ["A", "BC", "DE", "F"] and letters.idle
+    assert letters.told == letters.done == ["A", "BC", "DE", "F"] and letters.idle
 
 
 def test_what_comes_while_a_group_is_closed_is_in_a_later_one_even_if_that_one_is_empty() -> None:
