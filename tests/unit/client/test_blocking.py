@@ -205,6 +205,18 @@ def test_a_blocking_consumer_iterates_pulls_and_acknowledges(monkeypatch: pytest
         assert sorted(world.realtime.acked) == list(range(10))
 
 
+def test_acknowledgements_that_nobody_waits_for_all_reach_the_server() -> None:
+    with world_aside() as (world, do):
+        do(partial(add_messages, world, 500))
+        with Consumer(world.address, "a", "g", max_messages=500) as consumer:
+            messages = [next(consumer) for _ in range(500)]
+            # While this thread runs on, the loop does not: it finds many of them at once.
+            for message in messages:
+                message.ack(wait=False)
+            consumer.flush()
+            assert sorted(world.realtime.acked) == list(range(500))
+
+
 def test_late_acknowledgements_of_a_blocking_consumer_fail_at_the_next_call() -> None:
     with world_aside() as (world, do):
         do(partial(add_messages, world, 1))
