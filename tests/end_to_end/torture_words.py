@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
 from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import DelaydError, StaleHandle
 from delayd.reading.books import audit_directory
+from tests.unit.cli.runner import run
+from tests.waiting import wait_until
 
 from .cluster import Cluster, cluster, command
 
@@ -461,7 +464,13 @@ class Torture:
     def _redrive(self) -> None:
         for group, ledger in self.ledgers.items():
             with ledger.redriving():
-                command("dead", "redrive", SUBJECT, group.name, "--meta", self._servers.meta.address, "--yes")
+                # A realtime server that has just begun may not have been heard by meta yet.
+                wait_until(partial(self._redriven, group.name), f"dead letters of {group.name} are sent again")
+
+    def _redriven(self, group: str) -> bool:
+        ran = run("dead", "redrive", SUBJECT, group, "--meta", self._servers.meta.address, "--yes")
+        assert ran.code == 0 or "no realtime server that lives" in ran.err, ran.err
+        return ran.code == 0
 
 
 def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> dict[Group, WordLedger]:
