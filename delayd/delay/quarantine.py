@@ -42,7 +42,7 @@ class Kind(StrEnum):
     PRODUCER = "producer"  # The numbers of a producer's batches.
 
 
-_READ_AGAIN = "the file is read again now; nothing is lost by it"
+_READ_AGAIN = "the file is read again now; when it is whole the server pauses for some seconds, and nothing is lost"
 COSTS: dict[Kind, dict[Decision, str]] = {
     Kind.SCHEDULE: {
         Decision.TAKE: _READ_AGAIN,
