@@ -20,7 +20,7 @@ from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, QueueFull, StaleHandle
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import LIMIT_S, PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside
-from tests.unit.net.loopback import SteadyLoop
+from tests.unit.net.loopback import StillLoop
 from tests.waiting import DEADLINE_S, wait_until
 
 # Forks with a producer that is connected; the child ends as any program does, the parent goes on.
@@ -128,7 +128,7 @@ def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
 def test_a_blocking_send_is_refused_when_the_queue_stays_full_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with world_aside() as (world, do):
         # On this loop no time passes, so the send that fills the queue does not end.
-        monkeypatch.setattr(uvloop, "new_event_loop", SteadyLoop)
+        monkeypatch.setattr(uvloop, "new_event_loop", StillLoop)
         with Producer(world.address, queue_bytes_max=4 << 20, timeout_ms=200) as producer:
             do(lambda: setattr(world.delay, "holding", True))
             first = producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=PAST_MS)
@@ -140,10 +140,10 @@ def test_a_blocking_send_is_refused_when_the_queue_stays_full_for_its_time(monke
 
 
 def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    loops: list[SteadyLoop] = []
+    loops: list[StillLoop] = []
 
-    def new_loop() -> SteadyLoop:
-        loops.append(SteadyLoop())
+    def new_loop() -> StillLoop:
+        loops.append(StillLoop())
         return loops[-1]
 
     with world_aside() as (world, do):

@@ -45,6 +45,13 @@ class SteadyLoop(asyncio.SelectorEventLoop):
         self._time_s += seconds
 
 
+class StillLoop(SteadyLoop):
+    """A loop on which no time passes but what a test lets pass: no time limit ends by itself."""
+
+    def time(self) -> float:
+        return self._time_s
+
+
 class _ShortWaits(selectors.DefaultSelector):
     """Wakes the loop so often that a step of its time is never cut when the machine runs."""
 
