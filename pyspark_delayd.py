@@ -9,6 +9,6 @@ one guarded import.
 try:
     from delayd.programs import find
 
-    DefaultSource = find("spark.source").DelaydDataSource
+    DefaultSource = find("spark.audit").DelaydDataSource
 except ImportError:
     pass  # The extra `spark` is not installed as a whole. Other data sources of this environment must go on working.

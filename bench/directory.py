@@ -26,7 +26,7 @@ from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.log.segment_index import index_segment
-from delayd.reading.groups import segment_bases
+from delayd.reading.files.groups import segment_bases
 
 DELAY_ID, REALTIME_ID = 0xDE1A, 0x4EA1
 FIRST_HOUR = hour_of_ms(1_795_190_400_000)  # 2026-11-20 16:00 UTC

@@ -19,14 +19,22 @@ import click
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, BadSetting
 from delayd.hours import hour_name
-from delayd.reading.acceptances import Acceptance, AcceptanceState, JudgedAcceptance, check_words, write_acceptance
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
-from delayd.reading.directory import Role, find_directories
-from delayd.reading.findings import Finding
+from delayd.reading.files.directory import Role, find_directories
+from delayd.reading.findings import (
+    CLASSES,
+    QUANTILES,
+    Acceptance,
+    AcceptanceState,
+    Finding,
+    HourSummary,
+    JudgedAcceptance,
+    check_words,
+    write_acceptance,
+)
 from delayd.reading.seals import SealState
-from delayd.reading.summary import CLASSES, QUANTILES, HourSummary
 from delayd.secret import Secret
 
 from .exits import NOT_BALANCED, OK

@@ -18,11 +18,8 @@ from typing import NamedTuple
 import click
 
 import delayd
-from delayd.backup.journal import read_journal
-from delayd.backup.manifest import Held, Manifest, read_manifest
-from delayd.backup.restore import restore as put_back
-from delayd.backup.sources import ROLES, STATE, Source
-from delayd.backup.take import Cut, Stage, Terms, take
+from delayd.backup import ROLES, STATE, Cut, Held, Manifest, Source, Stage, Terms, read_journal, read_manifest, take
+from delayd.backup import restore as put_back
 from delayd.config import parse_address
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable

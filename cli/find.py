@@ -17,9 +17,8 @@ import click
 
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument
-from delayd.reading.find import Finder, Found, FoundRow, Piece, Search, find_pieces
-from delayd.reading.groups import Memory
-from delayd.reading.matching import Pattern, Wanted
+from delayd.reading.files.groups import Memory
+from delayd.reading.find import FilePiece, Finder, Found, FoundRow, Pattern, Search, Wanted, find_pieces
 
 from .hours import LeftOut
 from .listing import Cell, Column, JsonText, columns, printable, progress
@@ -138,7 +137,7 @@ def _found(finder: Finder, left_out: LeftOut) -> Iterator[Found]:
             yield found
 
 
-def in_processes(tasks: Iterator[list[Piece]], search: Search) -> Iterator[Found]:
+def in_processes(tasks: Iterator[list[FilePiece]], search: Search) -> Iterator[Found]:
     """Search a little in this process, and the rest in one process for each core; results come in order."""
     disk = RealDisk()
     for task in islice(tasks, ALONE_TASKS):
@@ -171,7 +170,7 @@ def _begin() -> None:
     os.nice(NICE)
 
 
-def _search(task: list[Piece], search: Search) -> Found:
+def _search(task: list[FilePiece], search: Search) -> Found:
     return find_pieces(RealDisk(), task, search, _MEMORY)
 
 

@@ -22,8 +22,8 @@ from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, Serve
 from delayd.hours import hour_start_ms
 from delayd.log.quota import NO_LIMITS
 from delayd.log.quota import Limits as Quota
-from delayd.reading.directory import Directory, server_runs
-from delayd.reading.scheduled import NONE, Schedule
+from delayd.reading.data import NONE, Schedule
+from delayd.reading.files.directory import Directory, server_runs
 from delayd.reading.verify import stored_quota
 
 from . import ask

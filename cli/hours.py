@@ -18,8 +18,8 @@ from delayd.batch import Int64s
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_of_ms, hour_start_ms
-from delayd.reading.columns import ScheduleRows
-from delayd.reading.scheduled import Hour, HourCount, Schedule, schedules
+from delayd.reading.data import Hour, HourCount, Schedule, schedules
+from delayd.reading.files.rows import ScheduleRows
 from delayd.reading.verify import verify_directory
 
 from .exits import NOT_BALANCED, OK

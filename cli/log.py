@@ -34,10 +34,9 @@ from delayd.log.seal import decode_seals
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
 from delayd.log.segment_index import index_records
 from delayd.log.tally import TALLY, decode_tallies
-from delayd.reading.directory import KIND_POSITION, need_log_file, open_any
-from delayd.reading.groups import TornTail, read_groups
-from delayd.reading.verify import VerifyReport, verify_directory, verify_files
-from delayd.reading.verify_file import FileReport, State
+from delayd.reading.files.directory import KIND_POSITION, need_log_file, open_any
+from delayd.reading.files.groups import TornTail, read_groups
+from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
 from delayd.state import check_stored, read_state_file
 from delayd.state_file import LMDB_MAGIC
 
@@ -381,15 +380,15 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
         with progress("files", None) as advance:
             reports.append(verify_directory(folder, progress=lambda done, total: advance(1, total)))
     files = [file for report in reports for file in report.files]
-    listed = [_row(file) for file in files if everything or file.state in (State.TORN, State.DAMAGED)]
+    listed = [_row(file) for file in files if everything or file.state in (FileState.TORN, FileState.DAMAGED)]
     if listed or form != "table":
         show(COLUMNS, listed, form)
     states = [file.state for file in files]
-    damaged = states.count(State.DAMAGED)
+    damaged = states.count(FileState.DAMAGED)
     if form == "table":
         size_bytes = sum(file.size_bytes for file in files)
         verdict = f"{damaged} damaged" if damaged else "none is damaged"
-        torn = f"{states.count(State.TORN)} with an unfinished end"
+        torn = f"{states.count(FileState.TORN)} with an unfinished end"
         count = f"{len(files):,} file{'s' * (len(files) != 1)}"
         click.echo(f"{count}, {size_text(size_bytes)}: {verdict}, {torn}")
     return NOT_BALANCED if damaged else OK

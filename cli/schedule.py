@@ -10,8 +10,8 @@ import numpy as np
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, Reason, reason_name
-from delayd.reading.dispatch import outcome_word
-from delayd.reading.scheduled import NONE, Hour, HourCount, Schedule, damaged
+from delayd.reading.data import NONE, Hour, HourCount, Schedule, damaged
+from delayd.reading.files.origins import outcome_word
 
 from .find import find
 from .forecast import BAR_CHARACTERS, Forecast, Limits, bar, draw, quota_of, rows_of, told

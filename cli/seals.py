@@ -11,8 +11,16 @@ import click
 
 from delayd.disk import RealDisk
 from delayd.hours import hour_name
-from delayd.reading.seals import SealReport, SealsReport, SealState, verify_seals
-from delayd.reading.side_lines import Compared, compare_sides, parse_lines, read_sides
+from delayd.reading.seals import (
+    Compared,
+    SealReport,
+    SealsReport,
+    SealState,
+    compare_sides,
+    parse_lines,
+    read_sides,
+    verify_seals,
+)
 
 from .exits import NOT_BALANCED, OK
 from .hours import HourRange, Hours, all_damage_named, hours_options

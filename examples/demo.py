@@ -21,7 +21,7 @@ from rich.console import Console
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.sending.producer import AsyncProducer
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.summary import LOWER_BOUNDS_MS
+from delayd.reading.findings import LOWER_BOUNDS_MS
 
 SUBJECT = "demo.orders"
 SOON, AT_ONCE, PAST_DUE, NEXT_YEAR = 14_000, 2_000, 1_000, 3_000  # 20,000 in all.

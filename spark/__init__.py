@@ -2,8 +2,6 @@
 
 A map, from the outside in.
 
-    program             the program ``delayd spark-audit``
-    session             the Spark session
-    audit               the pure audit of `delayd.reading`, some hours a task
-    source              the data source: ``spark.read.format("delayd")``
+    program     the program ``delayd spark-audit``, and the Spark session
+    audit       the pure audit of `delayd.reading`, some hours a task; ``spark.read.format("delayd")``
 """

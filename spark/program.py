@@ -1,16 +1,26 @@
 """The program ``delayd spark-audit``: an audit of a data directory by a local Spark session.
 
 Invariant: Spark is imported only when somebody asks for an audit. When it can't run, one sentence says what to
-install.
+install. An active session is used as it is. A session that is made here runs in this process, in UTC, without a web
+page, and its workers run the Python that runs this.
 """
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Container
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from delayd.errors import BadSetting
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport
 
-from .session import open_session
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MASTER = "local[2]"
 
@@ -53,3 +63,69 @@ def audit(
 
     wall_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     return audit_data(session, data, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks)
+
+
+DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
+JAVA_MIN = 17  # What PySpark 4 is compiled for.
+INSTALL = "pip install 'delayd[spark]'"
+INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to where it is"
+LOOPBACK = "127.0.0.1"
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+}
+
+
+def open_session(master: str | None) -> "SparkSession":
+    """The active session, or a new one on ``master``; None leaves the master to `spark-submit` and its settings.
+
+    Raises:
+        BadSetting: pyspark or Java is missing or too old.
+    """
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    # Else Spark starts the first `python3` of the path for its workers, and that one may not have delayd.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Else Spark warns that the host's name resolves to loopback. A local session needs nothing but loopback.
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    builder = SparkSession.builder.appName("delayd audit")
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def check_spark() -> None:
+    """Raise BadSetting, which says what to do, when pyspark or its Java is missing."""
+    for name in DISTRIBUTIONS:
+        if find_spec(name) is None:
+            raise BadSetting(f"an audit in Spark needs {name}: {INSTALL}")
+    version = java_version()
+    if version is None:
+        raise BadSetting(f"an audit in Spark needs Java, and this machine has none: {INSTALL_JAVA}")
+    if version < JAVA_MIN:
+        raise BadSetting(f"an audit in Spark needs Java {JAVA_MIN} or newer, this is Java {version}: {INSTALL_JAVA}")
+
+
+def java_version() -> int | None:
+    """The version of the Java that Spark would start; None when there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    # Up to Java 8 the version was called 1.8.
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else None

@@ -12,7 +12,7 @@ import duckdb
 
 from delayd.hours import hour_name
 from delayd.reading.books import AuditReport
-from delayd.reading.summary import QUANTILES, HourSummary
+from delayd.reading.findings import QUANTILES, HourSummary
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "audit.sql"
 QUANTILE_NAMES = ("late_p50_ms", "late_p99_ms", "late_p999_ms")

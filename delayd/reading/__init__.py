@@ -2,34 +2,25 @@
 
 A map, from the files to the verdict. `books.audit_directory` is where an audit begins.
 
-What there is, and how it is read
-    directory, word     which servers a directory holds; what their checkpoints say (*word*) and bound
-    lives               which of them are up, and what a delay server has settled
-    groups, indexed     the groups of logs: whole, without bodies, behind damage, or by index files
-    columns             rows of many batches as flat arrays
-The three logs of an hour
-    schedule            the schedule side: schedule log below the checkpoint, message log above it
-    dispatch            the dispatch log, and decisions of the message log: outcomes that it does not have yet
-    realtime            what the realtime servers hold
-The audit of an hour
-    plan                what to read, in which order, in which parts
-    join, audit         which rows belong together, what became of each, and messages that break the books
-    findings, summary   the verdict on one hour: sentences, and figures
-    acceptances         findings of an hour that an operator has looked into and accepts
-What is more than one hour
+    files               the reader: files into columns
+The audit
+    plan                what to read, in which order, in which parts; who is up
+    audit               one hour: which rows belong together, what became of each, and messages that break the books
+    findings            the verdict on an hour: sentences, figures, and findings that an operator accepts
     books               the audit of each hour, put together, and whether totals add up (S5)
-    follow              whether the groups of a message log follow each other, up to its checkpoint and behind it (S5)
-    seals               seals, verified from the files alone (S4)
-    sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
+    seals               seals, verified from the files alone (S4); what realtime servers held, by their tallies
     consumption         pull logs and consume logs
-What users open
-    data, cells         `delayd.open_data`: the files as tables of numpy columns, Arrow or pandas (docs/reading.md)
-    scheduled           hours of one delay server, each message with what became of it
-Other ways in
-    verify, verify_file   each byte against its checksum
-    find, matching      messages by what they say, also behind damage
+What else is asked
+    find                messages by what they say, also behind damage
     trace               one message through all logs
-    tables, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
+    verify              each byte against its checksum
+    tables, arrow       the logs, and what realtime servers sum up, as columns for other engines
+    data                `delayd.open_data`: hours and messages with what became of them (docs/reading.md)
+    export              tables as files
+
+An hour's audit: `plan` bounds the files; for each hour (or part of one) `files.origins` reads its schedule side and
+outcomes, `files.targets` the rows at realtime servers; `audit` sorts, joins and compares them; `books` adds up. A find
+and a trace read the same groups and keep their places; an export writes the columns of the same plan.
 
 Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in
 the message log. The *books* of an hour are its schedule side, its dispatch log and the rows at realtime servers

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from delayd.hours import HOUR_MS, hour_name
 from delayd.reading.books import AuditReport
-from delayd.reading.cells import Cells, Columns, Types, columns_of
-from delayd.reading.summary import COUNTS, QUANTILES
-from delayd.reading.tables import CONSUMPTION, group_row
+from delayd.reading.findings import COUNTS, QUANTILES
+from delayd.reading.tables import CONSUMPTION, Cells, Columns, Types, columns_of, group_row
 
 # Spark has microseconds only.
 TIMESTAMP = pa.timestamp("us", "UTC")

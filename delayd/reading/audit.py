@@ -6,8 +6,8 @@ scheduled row is in exactly one class, and the classes add up to ``scheduled``. 
 masks, so a figure and a row never contradict each other.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +20,18 @@ from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.log.schedule import Skipped
-from delayd.reading.columns import ScheduleRows, UInt64s
-from delayd.reading.dispatch import take_outcomes
-from delayd.reading.findings import FINDING, FindingKind, Findings, Reason, join_findings
-from delayd.reading.join import Fields, Join, JoinedFields
-from delayd.reading.lives import Spans
-from delayd.reading.realtime import TargetRows
-from delayd.reading.summary import HourSummary, count_ms, join_parts
+from delayd.reading.files.origins import take_outcomes
+from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
+from delayd.reading.findings import (
+    FINDING,
+    FindingKind,
+    Findings,
+    HourSummary,
+    Reason,
+    count_ms,
+    join_findings,
+    join_parts,
+)
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
@@ -55,6 +60,31 @@ DECIDED = {
 }
 STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *DECIDED.values())
 """The names of the classes; DELIVERED and UNPROVEN together are what the audit counts as dispatched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time during which no server held up due messages; the grace counts within it."""
+
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The span of each subject: one for all, and those that differ."""
+
+    common: Span
+    of_subject: Mapping[str, Span] = field(default_factory=dict)
+
+    def bounds(self, subjects: Sequence[str], index: NDArray[np.uint32]) -> tuple[NDArray[np.int64], ...]:
+        """``since_ms`` and ``until_ms`` for each row; ``index`` is its place in ``subjects``."""
+        if not self.of_subject:
+            return np.full(len(index), self.common.since_ms), np.full(len(index), self.common.until_ms)
+        spans = [self.of_subject.get(subject, self.common) for subject in subjects]
+        since = np.array([span.since_ms for span in spans], np.int64)
+        until = np.array([span.until_ms for span in spans], np.int64)
+        return since[index], until[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +161,7 @@ def audit_hour(
     agreed = agree(dispatch, realtime)
     found: list[tuple[Findings, HourSummary]] = []
     for piece in _cut(_Piece(schedule, dispatch, realtime, accepted, Fields(dispatch.parts), Fields(realtime.batches))):
-        books = _Books(hour, piece, terms, agreed=agreed)
+        books = _Comparison(hour, piece, terms, agreed=agreed)
         books.find()
         table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
         if len(books.found) > 1:
@@ -279,7 +309,7 @@ class Classes:
         return unproven, missing & ~unproven
 
 
-class _Books:
+class _Comparison:
     def __init__(self, hour: int, piece: _Piece, terms: AuditTerms, *, agreed: bool) -> None:
         self.found: list[NDArray[np.void]] = []
         self._hour, self._terms, self._agreed = hour, terms, agreed

@@ -15,20 +15,28 @@ from delayd.hours import hour_name, hour_start_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import RESTORED_STEP, dispatch_path
 from delayd.log.seal import Seal
-from delayd.reading.acceptances import AcceptanceState, HourKey, JudgedAcceptance, StoredAcceptance, judge
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond
-from delayd.reading.dispatch import read_outcomes
-from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
-from delayd.reading.groups import TornTail, file_size, segment_bases
-from delayd.reading.join import Sorter
-from delayd.reading.lives import Life
-from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
-from delayd.reading.schedule import MessageTail
-from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
-from delayd.reading.sides import SidesCheck, deleted_hour_differs
-from delayd.reading.summary import HourSummary, join_parts, sum_up
-from delayd.reading.word import ScheduleSnapshot
+from delayd.reading.files.directory import ScheduleSnapshot
+from delayd.reading.files.groups import TornTail, file_size, segment_bases, until_still
+from delayd.reading.files.origins import MessageTail, read_outcomes
+from delayd.reading.files.rows import Sorter
+from delayd.reading.findings import (
+    AcceptanceState,
+    Finding,
+    FindingKind,
+    Findings,
+    HourKey,
+    HourSummary,
+    JudgedAcceptance,
+    StoredAcceptance,
+    join_findings,
+    join_parts,
+    judge,
+    sum_up,
+)
+from delayd.reading.plan import AuditPlan, HourBooks, Life, plan_audit, plan_hours
+from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState, SidesCheck, deleted_hour_differs
 from delayd.secret import Secret
 
 FINDINGS_LIMIT = 1_000

@@ -26,9 +26,10 @@ from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp
 from delayd.log.retry import decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
-from delayd.reading.directory import Directory
-from delayd.reading.groups import LogMoved, TornTail, log_size, read_log, segment_bases
-from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer
+from delayd.reading.files.directory import Directory
+from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases
+from delayd.reading.files.rows import Batches
+from delayd.reading.files.targets import TargetIndex, TargetIndexer
 
 ENTRY = np.dtype(
     [
@@ -81,7 +82,7 @@ class Consumption(NamedTuple):
     ends: tuple[tuple[str, int], ...] = ()
 
 
-class _Life(NamedTuple):
+class _GroupLife(NamedTuple):
     """A group from its record on, or from where an operator has moved it; its id may have had a life before."""
 
     group_id: int
@@ -101,7 +102,7 @@ def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> 
     bases = segment_bases(disk, place)
     if not bases:
         return Consumption()
-    pieces, epochs, lives = [np.empty(0, ENTRY)], [np.empty(0, np.int64)], list[_Life]()
+    pieces, epochs, lives = [np.empty(0, ENTRY)], [np.empty(0, np.int64)], list[_GroupLife]()
     count = 0
     for group in read_log(disk, place, bases[0], log_size(disk, place), torn):
         for entries in _entries_of(group, count, lives):
@@ -110,7 +111,7 @@ def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> 
             count += len(entries)
     entries, epoch = np.concatenate(pieces), np.concatenate(epochs)
     sound = _sound(entries)
-    books = _Books(directory.log_id, entries[sound], epoch[sound], _moved(lives, sound), whole=bases[0] == 0)
+    books = _PullBooks(directory.log_id, entries[sound], epoch[sound], _moved(lives, sound), whole=bases[0] == 0)
     found = books.close()
     if not sound.all():
         what = f"{int((~sound).sum())} entries of the pull log say what no server writes"
@@ -132,16 +133,16 @@ def beyond(consumption: Consumption, index: TargetIndex, number: int) -> Iterato
             yield f"{what}, and the message log has {had.get(subject, 0)} of them"
 
 
-def _entries_of(group: CommitGroup, count: int, lives: list[_Life]) -> Iterator[NDArray[np.void]]:
+def _entries_of(group: CommitGroup, count: int, lives: list[_GroupLife]) -> Iterator[NDArray[np.void]]:
     for _, batch in group.batches():
         if group.header.kind == GroupKind.CONTROL:
             for record in decode_sound(batch):
                 if isinstance(record, GroupCreated):
-                    lives.append(_Life(record.group_id, count, record.subject, record.group))
+                    lives.append(_GroupLife(record.group_id, count, record.subject, record.group))
                 elif isinstance(record, GroupMoved):
                     # From here on it may get messages again that it had acknowledged.
                     known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
-                    lives.append(_Life(record.group_id, count, *(known[2:] if known is not None else ())))
+                    lives.append(_GroupLife(record.group_id, count, *(known[2:] if known is not None else ())))
                 elif isinstance(record, RetryDecided):
                     found = _sent_back(record)
                     count += len(found)
@@ -176,17 +177,17 @@ def _sound(entries: NDArray[np.void]) -> Mask:
     return sound
 
 
-def _moved(lives: Sequence[_Life], sound: Mask) -> list[_Life]:
+def _moved(lives: Sequence[_GroupLife], sound: Mask) -> list[_GroupLife]:
     """The same lives, with their first entries counted among the sound entries only."""
     before = np.concatenate(([0], np.cumsum(sound)))
     return [life._replace(begin=int(before[life.begin])) for life in lives]
 
 
-class _Books:
+class _PullBooks:
     """The entries of one pull log, in order."""
 
     def __init__(
-        self, log_id: int, entries: NDArray[np.void], epochs: Int64s, lives: Sequence[_Life], *, whole: bool
+        self, log_id: int, entries: NDArray[np.void], epochs: Int64s, lives: Sequence[_GroupLife], *, whole: bool
     ) -> None:
         self._log_id = log_id
         self._faults: list[str] = []
@@ -226,7 +227,7 @@ class _Books:
                     ends[life.subject] = max(ends.get(life.subject, 0), end)
         return Consumption(tuple(groups), tuple(self._faults[:FAULTS_TOLD]), tuple(ends.items()))
 
-    def _all_lives(self, group_ids: NDArray[np.uint32], lives: Sequence[_Life]) -> list[_Life]:
+    def _all_lives(self, group_ids: NDArray[np.uint32], lives: Sequence[_GroupLife]) -> list[_GroupLife]:
         """All groups by id and first entry, with or without a record in the log."""
         begun: dict[int, int] = {}
         for life in lives:
@@ -235,7 +236,7 @@ class _Books:
         found = list(lives)
         for group_id, first in zip(ids.tolist(), firsts.tolist(), strict=True):
             if first < begun.get(group_id, len(group_ids)):
-                found.append(_Life(group_id, -1))
+                found.append(_GroupLife(group_id, -1))
                 if self._whole:
                     self._faults.append(f"an entry names the group {group_id}, which no record before it made")
         return sorted(found, key=lambda life: (life.group_id, life.begin))
@@ -308,7 +309,7 @@ class _Books:
                     self._faults.append(what)
         return closed_by
 
-    def _group(self, life: _Life, own: Mask, lengths: Int64s, pull_of: Int64s, closed_by: Int64s) -> GroupBooks:
+    def _group(self, life: _GroupLife, own: Mask, lengths: Int64s, pull_of: Int64s, closed_by: Int64s) -> GroupBooks:
         size, pulls = lengths[own], pull_of[own]
         closed = closed_by[own]
         op = np.where(closed >= 0, self._op[closed], 0)
@@ -333,7 +334,7 @@ class _Books:
             gaps=int(gaps.sum()),
         )
 
-    def _check_again(self, life: _Life, own: Mask, bounds: Int64s, pull_of: Int64s, closed_by: Int64s) -> None:
+    def _check_again(self, life: _GroupLife, own: Mask, bounds: Int64s, pull_of: Int64s, closed_by: Int64s) -> None:
         """Check that no acknowledged message comes again (rule Q5), and none that lives on elsewhere (rule Q2)."""
         acked = np.flatnonzero(own & (closed_by >= 0))
         acked = acked[np.isin(self._op[closed_by[acked]], (PullOp.ACK, SENT_BACK))]
@@ -359,7 +360,7 @@ class _Books:
             self._faults.append(f"{what} after it was {became}")
 
 
-def _name(life: _Life) -> str:
+def _name(life: _GroupLife) -> str:
     return f"group {life.group} of {life.subject}" if life.subject else f"group {life.group_id:08x}"
 
 

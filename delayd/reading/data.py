@@ -1,22 +1,281 @@
-"""Data: the files of a data directory, opened for reading (docs/reading.md).
+"""Data: the files of a data directory, opened for reading, hour by hour (docs/reading.md).
 
-Invariant: nothing is locked, created or changed, so that a live directory, a stopped one and a copy are read in the
-same way (rule P3).
+Invariant (rule P3): nothing is locked, created or changed. An hour's dispatch log is read before its schedule side, so
+that each outcome finds its row; when a running server moves its files on meanwhile, the hour is read again below its
+new checkpoint.
 """
 
 import os
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData, NaiveDatetime
 from delayd.hours import HOUR_MS, hour_from_name, hour_name, hour_of_ms
-from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
-from delayd.reading.cells import Table, Value, columns_of
-from delayd.reading.columns import ScheduleRows
-from delayd.reading.schedule import NO_HOURS
-from delayd.reading.scheduled import HourCount, Schedule, schedules
-from delayd.reading.tables import DISPATCHED, SCHEDULED, LogTables, TableKind, table_of
+from delayd.log.dispatch import NO_OUTCOMES, Outcome, OutcomeRows
+from delayd.log.schedule import dispatch_path
+from delayd.log.seal import SealFacts
+from delayd.reading.files.directory import (
+    Directory,
+    Role,
+    ScheduleSnapshot,
+    find_undamaged,
+    take_snapshot,
+    take_what_is_there,
+    was_removed,
+)
+from delayd.reading.files.groups import file_size, until_still
+from delayd.reading.files.origins import (
+    NO_HOURS,
+    HourRows,
+    MessageTail,
+    dispatch_sizes,
+    hours_on_disk,
+    read_body,
+    read_hour,
+    read_outcomes,
+    read_tail,
+)
+from delayd.reading.files.rows import Join, ScheduleRows
+from delayd.reading.seals import sealed_facts
+from delayd.reading.tables import DISPATCHED, SCHEDULED, LogTables, Table, TableKind, Value, columns_of, table_of
 from delayd.reading.trace import Trace, trace
+
+NONE = -1  # In place of an index: there is none.
+
+Mask = NDArray[np.bool_]
+
+
+class Counted(NamedTuple):
+    """How many messages an hour has by the checkpoint's table and the message log above it, and the bytes they take."""
+
+    messages: int
+    stored_bytes: int
+
+
+NOTHING = Counted(0, 0)
+
+
+class HourState(StrEnum):
+    """How far an hour is."""
+
+    OPEN = "open"  # Messages may still be filed in it.
+    CLOSED = "closed"  # No more are, and not each of them has an outcome yet, or no sweep has looked since.
+    SEALED = "sealed"
+    DAMAGED = "damaged"  # A file of it does not check.
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """An hour of one delay server: its rows by rising sequence, and for each the index of its first outcome or NONE."""
+
+    hour: int
+    rows: ScheduleRows
+    outcomes: OutcomeRows
+    outcome_of: Int64s
+    state: HourState
+
+    def counts(self, wanted: Mask | slice = slice(None)) -> tuple[int, int, int]:
+        """How many of the wanted rows there are, wait, and were handed over."""
+        found = self.outcome_of[wanted]
+        done = found[found != NONE]
+        kinds = self.outcomes.parts["outcome"][self.outcomes.part_of[done]]
+        return len(found), len(found) - len(done), int((kinds == Outcome.DISPATCHED).sum())
+
+    def row_of(self) -> Int64s:
+        """For each outcome the index of its row or NONE."""
+        join = Join(self.rows.sequence, self.outcomes.sequences)
+        found = np.full(len(join.known), NONE, np.int64)
+        found[join.rows] = join.scheduled
+        return found
+
+
+class HourCount(NamedTuple):
+    """What is known of an hour without each of its rows; None in place of counts where a file is damaged."""
+
+    hour: int
+    messages: int | None
+    pending: int | None
+    dispatched: int | None
+    other_outcomes: int | None
+    stored_bytes: int | None
+    state: HourState
+
+
+def damaged(hour: int) -> HourCount:
+    """The count of an hour with a damaged file."""
+    return HourCount(hour, None, None, None, None, None, HourState.DAMAGED)
+
+
+class Schedule:
+    """What one delay server's files hold, read as it is asked for."""
+
+    def __init__(self, disk: Disk, directory: Directory) -> None:
+        """Raises DamagedData when the checkpoint can't be read."""
+        self.directory = directory
+        self._disk = disk
+        self._sizes: dict[int, int] = {}
+        self._sealed: frozenset[int] = frozenset()  # Hours that were sealed before the sizes were taken.
+        self.tail_damage: DamagedData | None = None  # Why messages that are not filed yet are left out.
+        self._unfiled: dict[int, Counted] = {}  # Hours with rows in the tail.
+        self._facts: dict[int, SealFacts] | None = None  # What the seals say; None: not read yet.
+        self._snapshot, self._tail = self._look()
+
+    def hours(self) -> list[int]:
+        """The hours that have messages or outcomes, rising."""
+        known = self._sizes.keys() | self._snapshot.hours.keys() | self._unfiled.keys()
+        return sorted(hour for hour in known if not self._was_removed(hour))
+
+    def counted(self, hour: int) -> Counted:
+        """Count the messages of an hour without reading its files, whatever became of them."""
+        filed, beside = self._snapshot.hours.get(hour), self._snapshot.word.beside.get(hour)
+        tail = self._unfiled.get(hour, NOTHING)
+        stored = sum(each.length for each in (filed, beside) if each is not None)
+        return Counted(self._snapshot.counted(hour) + tail.messages, stored + tail.stored_bytes)
+
+    def count(self, hour: int, damage: list[DamagedData]) -> HourCount:
+        """Count the messages of an hour and what became of them.
+
+        An hour that is sealed, or that has no outcome yet, is counted by its seal and the checkpoint, and its files are
+        not read.
+
+        Args:
+            hour: hours since the epoch.
+            damage: receives the damage, if a file that is read does not check.
+        """
+        messages, stored_bytes = self.counted(hour)
+        sealed = self._sealed_facts(damage).get(hour) if hour in self._sealed else None
+        if sealed is not None and sealed.rows == messages:
+            dispatched, other = sealed.dispatched, sealed.rows - sealed.dispatched
+            return HourCount(hour, messages, 0, dispatched, other, stored_bytes, HourState.SEALED)
+        if not self.has_outcomes(hour):
+            return HourCount(hour, messages, messages, 0, 0, stored_bytes, self._state(hour))
+        try:
+            read = self.read(hour)
+        except DamagedData as error:
+            damage.append(error)
+            return damaged(hour)
+        messages, pending, dispatched = read.counts()
+        stored_bytes = self.counted(hour).stored_bytes
+        return HourCount(hour, messages, pending, dispatched, messages - pending - dispatched, stored_bytes, read.state)
+
+    def has_outcomes(self, hour: int) -> bool:
+        """Whether anything is known to have become of messages of an hour."""
+        return hour in self._sealed or self._sizes.get(hour, 0) > 0 or hour in self._tail.decisions.hours()
+
+    def read(self, hour: int) -> Hour:
+        """Read an hour.
+
+        Raises:
+            DamagedData: a file does not check, or the files never stand still.
+        """
+        return until_still(self.directory.path, lambda: self._read(hour), self._look_again)
+
+    def body(self, hour: Hour, row: int) -> bytes:
+        """The body of one row."""
+        rows = hour.rows
+
+        def read() -> bytes:
+            return read_body(self._disk, self._snapshot, hour.hour, int(rows.location[row]))
+
+        def look_again() -> None:
+            # It was in the message log, which a checkpoint has passed: by now its schedule log has it.
+            nonlocal rows, row
+            sequence = rows.sequence[row]
+            self._look_again()
+            rows = self.read(hour.hour).rows
+            row = int(np.searchsorted(rows.sequence, sequence))
+
+        return until_still(self.directory.path, read, look_again)
+
+    def _read(self, hour: int) -> Hour:
+        if self._was_removed(hour):
+            return Hour(hour, NO_HOURS.rows, NO_OUTCOMES, np.empty(0, np.int64), HourState.SEALED)
+        durable = self._snapshot.outcome_ends.get(hour, 0)
+        size = self._sizes.get(hour, 0)
+        if hour in self._sealed:
+            size = file_size(self._disk, dispatch_path(self.directory.path, hour))
+        outcomes = read_outcomes(self._disk, self.directory, hour, size, durable=durable)
+        outcomes = self._tail.decisions.behind(hour, outcomes)
+        rows = read_hour(self._disk, self._snapshot, self._tail.unfiled, hour)
+        return Hour(hour, rows, outcomes, Join(rows.sequence, outcomes.sequences).first, self._state(hour))
+
+    def _sealed_facts(self, damage: list[DamagedData]) -> dict[int, SealFacts]:
+        if self._facts is None:
+            self._facts = {}
+            try:
+                self._facts = sealed_facts(self._disk, self._snapshot)
+            except DamagedData as error:
+                damage.append(error)  # The files of the sealed hours are read instead.
+        return self._facts
+
+    def _state(self, hour: int) -> HourState:
+        if self._snapshot.is_sealed(hour):
+            return HourState.SEALED
+        return HourState.CLOSED if self._snapshot.is_closed(hour) else HourState.OPEN
+
+    def _was_removed(self, hour: int) -> bool:
+        # Also when its number is not in the newest table any more: then none of its files is there.
+        gone = not (self._snapshot.counted(hour) or hour in self._unfiled or hour in self._sizes)
+        return was_removed(self._disk, self._snapshot, hour) or gone
+
+    def _look_again(self) -> None:
+        self._snapshot, self._tail = self._look()
+
+    def _look(self) -> tuple[ScheduleSnapshot, MessageTail]:
+        return until_still(self.directory.path, self._look_once)
+
+    def _look_once(self) -> tuple[ScheduleSnapshot, MessageTail]:
+        # A sealed hour gets no more outcomes, so the sizes of all its dispatch logs need not be taken first.
+        table = take_snapshot(self._disk, self.directory, tail=False).hours
+        self._sealed = frozenset(hour for hour, each in table.items() if each.sealed)
+        hours = [hour for hour in hours_on_disk(self._disk, self.directory) if hour not in self._sealed]
+        self._sizes = dispatch_sizes(self._disk, self.directory, hours)
+        # Hours that are filed already lie elsewhere, and are as good as ever.
+        damage: list[DamagedData] = []
+        snapshot = take_what_is_there(self._disk, self.directory, damage)
+        tail = read_tail(self._disk, snapshot, filed=False, damage=damage)
+        self.tail_damage = damage[0] if damage else None
+        self._facts = None
+        # Once for all hours: two years of them would each count millions of rows.
+        self._unfiled = count_hours(tail.unfiled)
+        return snapshot, tail
+
+
+def schedules(disk: Disk, data: str, damage: list[DamagedData]) -> list[Schedule]:
+    """The delay servers' files in a data directory; ``damage`` receives what is wrong with those that are left out.
+
+    Raises:
+        BadArgument: there are none.
+    """
+    found: list[Schedule] = []
+    delays = [each for each in find_undamaged(disk, data, damage) if each.role == Role.DELAY]
+    for directory in delays:
+        try:
+            found.append(Schedule(disk, directory))
+        except DamagedData as error:
+            damage.append(error)
+    if not delays and not damage:
+        raise BadArgument(f"{data} holds no delay server's directory; give the one that `delayd up --data` was given")
+    return found
+
+
+def count_hours(rows: HourRows) -> dict[int, Counted]:
+    """Count the rows of each hour, and the bytes of their bodies."""
+    if not len(rows.hours):
+        return {}
+    firsts = np.flatnonzero(np.diff(rows.hours, prepend=rows.hours[0] - 1))
+    counts = np.diff(firsts, append=len(rows.hours))
+    sizes = np.add.reduceat(rows.rows.body_bytes, firsts, dtype=np.int64)
+    listed = zip(rows.hours[firsts].tolist(), counts.tolist(), sizes.tolist(), strict=True)
+    return {hour: Counted(count, size) for hour, count, size in listed}
+
 
 HOURS = {
     "hour": "string",
@@ -41,7 +300,7 @@ STEPS = {
 }
 NEXT, NOT_SEEN = "next", "not seen"
 
-Hour = str | int | datetime
+AnyHour = str | int | datetime
 
 
 class Data:
@@ -113,7 +372,7 @@ class Data:
             )
         return Table(HOURS, columns_of(HOURS, rows))
 
-    def schedule(self, hour: Hour) -> Table:
+    def schedule(self, hour: AnyHour) -> Table:
         """The messages of an hour, by rising sequence, each with what became of it.
 
         The columns are those of the table ``schedule`` in docs/audit.md, and ``outcome`` (masked while the message is
@@ -128,7 +387,7 @@ class Data:
         """
         return self._table(SCHEDULED, hour)
 
-    def dispatch(self, hour: Hour) -> Table:
+    def dispatch(self, hour: AnyHour) -> Table:
         """The outcomes of an hour, in the order in which its delay server learned them.
 
         The columns are those of the table ``dispatch`` in docs/audit.md.
@@ -162,7 +421,7 @@ class Data:
         self._note(damage)
         return [count for count in counts if count.messages != 0]
 
-    def _table(self, kind: TableKind[LogTables], hour: Hour) -> Table:
+    def _table(self, kind: TableKind[LogTables], hour: AnyHour) -> Table:
         number = _number(hour)
         parts: list[LogTables] = []
         for each in self._schedules:
@@ -221,7 +480,7 @@ def _tables(hour: int, log_id: int, rows: ScheduleRows, outcomes: OutcomeRows) -
     return LogTables(hour, log_id, lambda: rows, lambda: outcomes)
 
 
-def _number(hour: Hour) -> int:
+def _number(hour: AnyHour) -> int:
     if isinstance(hour, str):
         return hour_from_name(hour)
     if isinstance(hour, datetime):

@@ -18,11 +18,11 @@ from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
 from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import Progress, plan_faults, seal_books
-from delayd.reading.cells import Columns, Value, columns_of, count_rows
+from delayd.reading.files.groups import until_still
+from delayd.reading.files.origins import MessageTail
 from delayd.reading.findings import Finding
-from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours, until_still
-from delayd.reading.schedule import MessageTail
-from delayd.reading.tables import SUMS, TABLES, HourTables, TableKind
+from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours
+from delayd.reading.tables import SUMS, TABLES, Columns, HourTables, TableKind, Value, columns_of, count_rows
 
 FORMATS = ("parquet", "csv")
 LOGS = ("accepted", "decision", "schedule", "dispatch", "message")

@@ -2,8 +2,14 @@
 
 Invariant: files are read in pieces of bounded size, one checkpoint bounds what is read (rule P3), and each message is
 found once, from the message log or from its schedule log. Damage hides nothing but what it damages.
+
+A batch is matched by columns first, then by the bytes of its items. The result is that of a search in each row's item
+alone; a pattern is searched in the whole region of a batch where that gives the same rows, because a call for each row
+costs more than the bytes do.
 """
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId, Int64s
+from delayd.batch import Batch, BatchKind, ColumnId, Int64s
 from delayd.disk import Disk
 from delayd.errors import BadArgument, BadHeaders, DamagedData
 from delayd.headers import decode_headers
@@ -20,16 +26,16 @@ from delayd.life import KEY
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileKind, Segment
-from delayd.reading.directory import Directory, Role, find_undamaged
-from delayd.reading.dispatch import (
-    NO_DECISIONS,
-    Decisions,
-    as_outcomes,
-    open_hour,
-    outcome_word,
-    read_outcomes,
+from delayd.reading.files.directory import (
+    Directory,
+    Role,
+    ScheduleSnapshot,
+    find_undamaged,
+    take_snapshot,
+    take_what_is_there,
+    was_removed,
 )
-from delayd.reading.groups import (
+from delayd.reading.files.groups import (
     LogMoved,
     Memory,
     Salvaged,
@@ -39,11 +45,253 @@ from delayd.reading.groups import (
     segment_bases,
     settle,
 )
-from delayd.reading.matching import Held, Wanted
-from delayd.reading.schedule import hour_parts, read_tail
-from delayd.reading.word import ScheduleSnapshot, take_snapshot, take_what_is_there, was_removed
+from delayd.reading.files.origins import (
+    NO_DECISIONS,
+    Decisions,
+    as_outcomes,
+    hour_parts,
+    open_hour,
+    outcome_word,
+    read_outcomes,
+    read_tail,
+)
 from delayd.sequences import find
-from delayd.tags import decode_tags
+from delayd.tags import decode_tags, rows_with_tags
+
+Mask = NDArray[np.bool_]
+
+# A pattern that may match any number of bytes, or that looks at what is around a match, must see one item only.
+_ITEM_ONLY = re.compile(rb"[*+$^]|\{\d*,\}|\\[bBAZ]|\(\?[=!<(>]")
+_FLAGS = re.compile(rb"\(\?[a-zA-Z]*[ix]")
+_REPEAT = re.compile(rb"\{(\d*)(,\d*)?\}")
+_ESCAPED_NUMBER = re.compile(rb"\\(?:x[0-9a-fA-F]{2}|[0-9]+)")
+_CLASS = re.compile(rb"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+FEW = 64  # When only one row in this many is left, the rows are looked at one by one.
+
+
+class Pattern:
+    """A regular expression on bytes, and the bytes that each match must have."""
+
+    def __init__(self, pattern: bytes) -> None:
+        """Raises BadArgument when it is no regular expression."""
+        try:
+            self.compiled = re.compile(pattern)
+        except re.error as error:
+            shown = pattern.decode("utf-8", "backslashreplace")
+            raise BadArgument(
+                f"{shown!r} is no regular expression: {error}; write \\ before a special character"
+            ) from None
+        self.literal, self.is_literal = required_literal(pattern)
+        self._by_item = _ITEM_ONLY.search(pattern) is not None
+        # It then matches at any place, as it looks at nothing around.
+        self._matches_nothing = not self._by_item and self.compiled.search(b"") is not None
+
+    def holds(self, item: bytes) -> bool:
+        """Whether it matches in an item."""
+        return self.compiled.search(item) is not None
+
+    def rows(self, data: bytes | bytearray, starts: Int64s, ends: Int64s, wanted: Mask) -> Mask:
+        """In which items it matches; ``starts`` and ``ends`` are places in ``data``.
+
+        Only rows that are ``wanted`` are looked at, one by one when they are few.
+        """
+        if self._matches_nothing:
+            return wanted
+        found = np.zeros(len(starts), np.bool_)
+        rows = np.flatnonzero(wanted)
+        if len(rows) * FEW > len(starts):
+            if self.literal:
+                rows = rows[holding(data, starts, ends, self.literal)[rows]]
+                if self.is_literal:
+                    found[rows] = True
+                    return found
+            elif not self._by_item:
+                return self._in_region(data, starts, ends) & wanted
+        search = self.compiled.search
+        for row, start, end in zip(rows.tolist(), starts[rows].tolist(), ends[rows].tolist(), strict=True):
+            found[row] = search(data[start:end]) is not None
+        return found
+
+    def _in_region(self, data: bytes | bytearray, starts: Int64s, ends: Int64s) -> Mask:
+        found = np.zeros(len(starts), np.bool_)
+        search, position, until = self.compiled.search, int(starts[0]), int(ends[-1])
+        firsts, lasts = starts.tolist(), ends.tolist()
+        while match := search(data, position, until):
+            row = bisect_right(firsts, match.start()) - 1
+            # A match may reach into the next item; then the item alone decides.
+            if match.end() <= lasts[row] or search(data[firsts[row] : lasts[row]]):
+                found[row] = True
+            if row + 1 == len(firsts):
+                break
+            position = firsts[row + 1]
+        return found
+
+
+def holding(data: bytes | bytearray, starts: Int64s, ends: Int64s, literal: bytes) -> Mask:
+    """Which items have some bytes in them."""
+    found = np.zeros(len(starts), np.bool_)
+    places: list[int] = []
+    find, place, until = data.find, int(starts[0]) - 1, int(ends[-1])
+    while (place := find(literal, place + 1, until)) >= 0:
+        places.append(place)
+    if places:
+        at = np.array(places, np.int64)
+        rows = np.searchsorted(starts, at, side="right") - 1
+        found[rows[at + len(literal) <= ends[rows]]] = True
+    return found
+
+
+def required_literal(pattern: bytes) -> tuple[bytes, bool]:
+    """The longest bytes that each match must have, as far as they are plain to see, and whether they are all of it.
+
+    1. `order-42` is `order-42`, and this is all of it.
+    2. `customer [0-9]+ paid` needs ` paid` and `customer `: the longer one is taken.
+    3. `a|b`, `[ab]`, `(?i)a` need nothing that is plain to see.
+    """
+    if _FLAGS.search(pattern):
+        return b"", False
+    longest, run, whole, depth, position = b"", b"", True, 0, 0
+    while position < len(pattern):
+        char = pattern[position : position + 1]
+        literal, size = char, 1
+        if char == b"\\":
+            number = _ESCAPED_NUMBER.match(pattern, position)
+            size = len(number[0]) if number else 2
+            literal = pattern[position + 1 : position + 2]
+            if number or literal.isalnum():
+                literal = b""
+        elif char == b"[":
+            known = _CLASS.match(pattern, position)
+            literal, size = b"", len(known[0]) if known else len(pattern)
+        elif char in b"()":
+            depth += 1 if char == b"(" else -1
+            literal = b""
+        elif char in b".^$":
+            literal = b""
+        elif char == b"|" and not depth:
+            return b"", False
+        elif char in b"*?+" or (char == b"{" and _REPEAT.match(pattern, position)):
+            repeat = _REPEAT.match(pattern, position)
+            size = len(repeat[0]) if repeat else 1
+            # What may be missing does not count; what is there once or more often ends the run.
+            run = run if char == b"+" else run[:-1]
+            literal = b""
+        if literal and not depth:
+            run += literal
+        else:
+            longest, run, whole = max(longest, run, key=len), b"", False
+        position += size
+    return max(longest, run, key=len), whole and bool(pattern)
+
+
+class HeldBatch(NamedTuple):
+    """A verified batch, and the bytes that it stands in: they are searched where they are, without a copy."""
+
+    batch: Batch
+    data: bytes | bytearray
+    position: int  # Of the batch in ``data``.
+
+    def items(self, column: ColumnId) -> tuple[Int64s, Int64s]:
+        """Where each item of a region begins and ends in ``data``."""
+        starts, ends = self.batch.region(column)
+        heap = self.position + self.batch.heap_offset
+        return starts + heap, ends + heap
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages a search wants; None sets no bound.
+
+    A message that was accepted after its time counts as due when it was accepted, as it is filed (rule P5). A ``key``
+    also wants the later lives of messages that had it, which are of the retry subjects of their groups.
+    """
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+    subject: bytes | None = None
+    sequence: int | None = None
+    key: bytes | None = None
+    tags: tuple[str, ...] = ()
+    grep: Pattern | None = None
+    headers: tuple[tuple[str, Pattern], ...] = ()
+
+    def rows(self, held: HeldBatch, sequences: NDArray[np.uint64], accepted_at_ms: Int64s | int) -> Int64s:
+        """The rows of a verified batch that are wanted, rising.
+
+        Args:
+            held: the batch.
+            sequences: of its rows.
+            accepted_at_ms: when the server took them, 0 where that is not known.
+        """
+        batch = held.batch
+        wanted = np.ones(batch.count, np.bool_)
+        if self.from_ms is not None or self.to_ms is not None:
+            due_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), accepted_at_ms)
+            if self.from_ms is not None:
+                wanted &= due_ms >= self.from_ms
+            if self.to_ms is not None:
+                wanted &= due_ms < self.to_ms
+        if self.sequence is not None:
+            wanted &= sequences == np.uint64(self.sequence)
+        if self.subject is not None and wanted.any():
+            wanted &= _of_subject(batch, self.subject)
+        if self.key is not None and wanted.any():
+            # In its later lives a message does not hold its key any more: it is a header of theirs.
+            label = Pattern(rb"\A" + re.escape(self.key) + rb"\Z")
+            wanted &= _of_key(batch, self.key) | _with_header(held, KEY, label, wanted)
+        if self.tags and wanted.any():
+            wanted &= rows_with_tags(batch, self.tags, wanted)
+        for name, pattern in self.headers:
+            if wanted.any():
+                wanted &= _with_header(held, name, pattern, wanted)
+        if self.grep is not None and wanted.any():
+            wanted &= _grepped(held, self.grep, wanted)
+        return np.flatnonzero(wanted)
+
+
+def _of_subject(batch: Batch, subject: bytes) -> Mask:
+    numbers = [number for number, name in enumerate(batch.subjects()) if name == subject]
+    if ColumnId.SUBJECT in batch:
+        return np.isin(batch.uint32s(ColumnId.SUBJECT), np.array(numbers, np.uint32))
+    return np.full(batch.count, bool(numbers))
+
+
+def _of_key(batch: Batch, key: bytes) -> Mask:
+    if ColumnId.KEY_END not in batch:
+        return np.zeros(batch.count, np.bool_)
+    starts, ends = batch.region(ColumnId.KEY_END)
+    same: Mask = ends - starts == len(key)
+    heap = batch.heap
+    for row in np.flatnonzero(same).tolist():
+        same[row] = heap[int(starts[row]) : int(ends[row])] == key
+    return same
+
+
+def _with_header(held: HeldBatch, name: str, pattern: Pattern, wanted: Mask) -> Mask:
+    found = np.zeros(held.batch.count, np.bool_)
+    if ColumnId.HEADERS_END in held.batch:
+        starts, ends = held.items(ColumnId.HEADERS_END)
+        likely = wanted & holding(held.data, starts, ends, name.encode("utf-8", "surrogateescape"))
+        for row in np.flatnonzero(likely).tolist():
+            try:
+                value = decode_headers(bytes(held.data[int(starts[row]) : int(ends[row])])).get(name)
+            except BadHeaders:
+                continue  # Intake refuses such headers, and there is no value to compare.
+            if value is not None:
+                found[row] = pattern.holds(value.encode() if isinstance(value, str) else value)
+    return found
+
+
+def _grepped(held: HeldBatch, pattern: Pattern, wanted: Mask) -> Mask:
+    batch = held.batch
+    found = pattern.rows(held.data, *held.items(ColumnId.BODY_END), wanted)
+    if ColumnId.BODY_LEFT_OUT in batch:
+        found &= batch.uint32s(ColumnId.BODY_LEFT_OUT) == 0
+    if ColumnId.HEADERS_END in batch:
+        starts, ends = held.items(ColumnId.HEADERS_END)
+        found |= pattern.rows(held.data, starts, ends, wanted & ~found & (ends > starts))
+    return found
+
 
 PIECE_BYTES = 8 << 20  # What is read and searched at a time; what it finds is in memory then, too.
 TASK_PIECES_MAX = 256  # Small files: some milliseconds of work.
@@ -53,7 +301,7 @@ UNKNOWN, PENDING = "unknown", "pending"
 UInt64s = NDArray[np.uint64]
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """A part of a file: the groups between two offsets of its log."""
 
     directory: Directory
@@ -92,7 +340,7 @@ class Found(NamedTuple):
     damage: list[DamagedData]
     size_bytes: int  # How much was looked at.
     read: tuple[int, int] | None = None  # The sequences of the message log that were looked at.
-    moved: tuple[Piece, ...] = ()  # Pieces whose files were gone.
+    moved: tuple[FilePiece, ...] = ()  # Pieces whose files were gone.
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +355,7 @@ class Search:
     decided: Decisions = NO_DECISIONS  # Of the delay server that is searched.
 
 
-Run = Callable[[Iterator[list[Piece]], Search], Iterator[Found]]
+Run = Callable[[Iterator[list[FilePiece]], Search], Iterator[Found]]
 """Does `find_pieces` for each list of pieces, here or in other processes, and yields the results in order."""
 
 
@@ -177,7 +425,7 @@ class Finder:
         for found in self._run(_tasks(filed_pieces(self._disk, snapshot, search)), search):
             yield found._replace(damage=[*found.damage, *self._gone(snapshot, found.moved)])
 
-    def _gone(self, snapshot: ScheduleSnapshot, moved: tuple[Piece, ...]) -> Iterator[DamagedData]:
+    def _gone(self, snapshot: ScheduleSnapshot, moved: tuple[FilePiece, ...]) -> Iterator[DamagedData]:
         """Which files should be there; retention may have removed the others."""
         if moved:
             snapshot = take_snapshot(self._disk, snapshot.directory, tail=False)
@@ -187,9 +435,9 @@ class Finder:
                 yield DamagedData(piece.path, 0, "the file is gone")
 
 
-def _tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _tasks(pieces: Iterable[FilePiece]) -> Iterator[list[FilePiece]]:
     """Pieces in lists that are worth a hand-over to another process."""
-    task: list[Piece] = []
+    task: list[FilePiece] = []
     size_bytes = 0
     for piece in pieces:
         task.append(piece)
@@ -201,7 +449,7 @@ def _tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield task
 
 
-def unfiled_pieces(disk: Disk, snapshot: ScheduleSnapshot, damage: list[DamagedData]) -> Iterator[Piece]:
+def unfiled_pieces(disk: Disk, snapshot: ScheduleSnapshot, damage: list[DamagedData]) -> Iterator[FilePiece]:
     """The part of the message log that no checkpoint has filed. Raises LogMoved when it is gone."""
     place, start, stop = snapshot.place, snapshot.replay_offset, snapshot.message_stop
     bases = segment_bases(disk, place)
@@ -223,13 +471,13 @@ def unfiled_pieces(disk: Disk, snapshot: ScheduleSnapshot, damage: list[DamagedD
         try:
             # What stands in the file now is durable before any of it is shown.
             settle(segment)
-            piece = Piece(snapshot.directory, path, None, max(base, start), end, None, None, 0, torn=last)
+            piece = FilePiece(snapshot.directory, path, None, max(base, start), end, None, None, 0, torn=last)
             yield from _split(segment, piece)
         finally:
             segment.close()
 
 
-def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iterator[Piece]:
+def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iterator[FilePiece]:
     """The parts of schedule logs that may have wanted messages, hour by hour."""
     wanted, directory = search.wanted, snapshot.directory
     first = 0 if wanted.from_ms is None else hour_of_ms(wanted.from_ms)
@@ -240,11 +488,11 @@ def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iter
         for part in hour_parts(disk, snapshot, hour):
             before = None if part.begin else 0
             bounds = part.begin, part.end, before, part.last_crc32c
-            piece = Piece(directory, part.path, hour, *bounds, snapshot.replay_offset)
+            piece = FilePiece(directory, part.path, hour, *bounds, snapshot.replay_offset)
             yield from [piece] if part.end - part.begin <= PIECE_BYTES else _split_file(disk, piece)
 
 
-def find_pieces(disk: Disk, pieces: Iterable[Piece], search: Search, memory: Memory) -> Found:
+def find_pieces(disk: Disk, pieces: Iterable[FilePiece], search: Search, memory: Memory) -> Found:
     """Search pieces of files, one after the other; this is what one process does at a time, in the same memory."""
     return _PieceFinder(disk, search, memory).find(pieces)
 
@@ -260,8 +508,8 @@ class _PieceFinder:
         self._read: list[int] = []
         self._ended: dict[tuple[str, int], tuple[UInt64s, list[str]] | None] = {}
 
-    def find(self, pieces: Iterable[Piece]) -> Found:
-        moved: list[Piece] = []
+    def find(self, pieces: Iterable[FilePiece]) -> Found:
+        moved: list[FilePiece] = []
         size_bytes = 0
         for piece in pieces:
             size_bytes += piece.end - piece.begin
@@ -274,7 +522,7 @@ class _PieceFinder:
         read = (min(self._read), max(self._read)) if self._read else None
         return Found(self._count, self._rows, self._damage, size_bytes, read, tuple(moved))
 
-    def _find(self, piece: Piece) -> None:
+    def _find(self, piece: FilePiece) -> None:
         segment = _open(self._disk, piece)
         end, crc = piece.begin, piece.previous_crc32c
         bounds = piece.begin, piece.end
@@ -291,7 +539,7 @@ class _PieceFinder:
         finally:
             segment.close()
 
-    def _take_filed(self, piece: Piece, hour: int, group: Salvaged) -> None:
+    def _take_filed(self, piece: FilePiece, hour: int, group: Salvaged) -> None:
         for position, batch in group.batches:
             if batch.kind != BatchKind.SCHEDULE or batch.schedule.source_end > piece.replay_offset:
                 continue
@@ -301,10 +549,10 @@ class _PieceFinder:
             accepted: Int64s | int = 0
             if ColumnId.ACCEPTED_AT_MS in batch:
                 accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS)
-            held = Held(batch, group.data, position)
+            held = HeldBatch(batch, group.data, position)
             self._take(piece, held, batch.uint64s(ColumnId.SEQUENCE), accepted, np.full(batch.count, hour))
 
-    def _take_unfiled(self, piece: Piece, group: Salvaged) -> None:
+    def _take_unfiled(self, piece: FilePiece, group: Salvaged) -> None:
         header = group.header
         if header.kind != GroupKind.DATA:
             return
@@ -318,10 +566,12 @@ class _PieceFinder:
             if batch.kind == BatchKind.PRODUCER:
                 sequences = np.arange(sequence, sequence + batch.count, dtype=np.uint64)
                 hours = hours_of(np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), header.appended_at_ms))
-                self._take(piece, Held(batch, group.data, position), sequences, header.appended_at_ms, hours)
+                self._take(piece, HeldBatch(batch, group.data, position), sequences, header.appended_at_ms, hours)
                 sequence += batch.count
 
-    def _take(self, piece: Piece, held: Held, sequences: UInt64s, accepted: Int64s | int, hours: Int64s) -> None:
+    def _take(
+        self, piece: FilePiece, held: HeldBatch, sequences: UInt64s, accepted: Int64s | int, hours: Int64s
+    ) -> None:
         rows = self._search.wanted.rows(held, sequences, accepted)
         for first, last in self._search.known:
             own = sequences[rows]
@@ -375,7 +625,7 @@ class _PieceFinder:
 
 
 def _rows_of(
-    held: Held,
+    held: HeldBatch,
     rows: Int64s,
     sequences: UInt64s,
     accepted: Int64s | int,
@@ -425,7 +675,7 @@ def _label(headers: bytes) -> str | None:
         return None  # Intake refuses such headers, so a file was changed, and nothing is known.
 
 
-def _items(held: Held, column: ColumnId, rows: Int64s) -> list[bytes]:
+def _items(held: HeldBatch, column: ColumnId, rows: Int64s) -> list[bytes]:
     """The items of some rows in a region; empty ones where the batch has no such region."""
     if column not in held.batch:
         return [b""] * len(rows)
@@ -434,7 +684,7 @@ def _items(held: Held, column: ColumnId, rows: Int64s) -> list[bytes]:
     return [bytes(held.data[start:end]) for start, end in pairs]
 
 
-def _open(disk: Disk, piece: Piece) -> Segment:
+def _open(disk: Disk, piece: FilePiece) -> Segment:
     directory = piece.directory
     if piece.hour is not None:
         segment = open_hour(disk, piece.path, FileKind.SCHEDULE, directory.log_id, piece.hour)
@@ -447,7 +697,7 @@ def _open(disk: Disk, piece: Piece) -> Segment:
     return segment
 
 
-def _split_file(disk: Disk, piece: Piece) -> Iterator[Piece]:
+def _split_file(disk: Disk, piece: FilePiece) -> Iterator[FilePiece]:
     try:
         segment = _open(disk, piece)
     except (LogMoved, DamagedData):
@@ -459,7 +709,7 @@ def _split_file(disk: Disk, piece: Piece) -> Iterator[Piece]:
         segment.close()
 
 
-def _split(segment: Segment, piece: Piece) -> Iterator[Piece]:
+def _split(segment: Segment, piece: FilePiece) -> Iterator[FilePiece]:
     """Cut a piece where groups end."""
     begin, crc = piece.begin, piece.previous_crc32c
     for end, own_crc in group_ends(segment, piece.begin, piece.end):

@@ -1,18 +1,33 @@
-"""Findings: each message that breaks the books, and why.
+"""Findings: each message of an hour that breaks the books, and why; its figures; and what operators accept of it.
 
-Invariant: a finding is a row of numbers until somebody reads it; its sentence is made then, so that an hour with a
-million findings costs arrays only.
+Invariants. A finding is a row of numbers until somebody reads it; its sentence is made then, so that an hour with a
+million findings costs arrays only. ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending +
+undecided + waiting + missing``. Lateness is counted on a logarithmic scale, in 16 steps an octave, exact below 23 ms:
+histograms merge by adding their counts, and a quantile is off by half a step at most, 2.3 %. An acceptance is a file
+that is whole or not there, and is never changed (docs/formats/acceptance.md, version 1): it is read without a lock, and
+of two that are written at once both are kept.
 """
 
 import hashlib
+import json
+import re
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum, StrEnum
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
+from delayd.errors import BadArgument, DamagedData, DataError, NewerFormat
+from delayd.hours import INSTANT_MS_MAX, hour_from_name, hour_name
+from delayd.reading.files.directory import Directory
+from delayd.secret import Secret
 
 
 class FindingKind(IntEnum):
@@ -225,3 +240,341 @@ def join_findings(parts: Sequence[Findings]) -> Findings:
     joined = np.concatenate(tables)
     joined = joined[np.lexsort((joined["reason"], joined["kind"], joined["sequence"]))]
     return Findings(parts[0].log_id, joined, tuple(subjects))
+
+
+STEPS_PER_OCTAVE = 16
+MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
+QUANTILES = (0.5, 0.99, 0.999)
+
+
+def _lower_bounds() -> Int64s:
+    steps = np.arange(STEPS_PER_OCTAVE * (MS_MAX.bit_length() - 1) + 1)
+    return np.concatenate(([0], np.unique(np.ceil(np.exp2(steps / STEPS_PER_OCTAVE)).astype(np.int64))))
+
+
+LOWER_BOUNDS_MS = _lower_bounds()
+BUCKETS = len(LOWER_BOUNDS_MS)
+# What an hour without a lateness has. It is one array for all of them: 100,000 hours would take 500 MB.
+NO_COUNTS = np.zeros(BUCKETS, np.int64)
+NO_COUNTS.flags.writeable = False
+
+
+def count_ms(values_ms: Int64s) -> NDArray[np.int64]:
+    """Count values by step: int64[BUCKETS]; negative values, from a clock that is behind, count as 0."""
+    if not len(values_ms):
+        return NO_COUNTS
+    steps = np.searchsorted(LOWER_BOUNDS_MS, values_ms, side="right") - 1
+    return np.bincount(np.maximum(steps, 0), minlength=BUCKETS).astype(np.int64)
+
+
+def quantile_ms(counts: NDArray[np.int64], quantile: float) -> int | None:
+    """The middle of the step in which the value of that rank lies; None when nothing was counted."""
+    total = int(counts.sum())
+    if not total:
+        return None
+    rank = max(1, int(np.ceil(quantile * total)))
+    step = int(np.searchsorted(np.cumsum(counts), rank))
+    lower = int(LOWER_BOUNDS_MS[step])
+    upper = int(LOWER_BOUNDS_MS[step + 1]) - 1 if step + 1 < BUCKETS else lower
+    return (lower + upper) // 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HourSummary:
+    """One hour of one delay server; ``hour`` counts from the epoch. In a sum over hours both are 0.
+
+    Counts from ``dispatched`` to ``missing`` are classes of scheduled rows; those from ``lost`` to ``late`` count
+    messages with such a finding. ``late_ms_max`` and ``lateness`` are of rows that were not past due when accepted.
+    """
+
+    log_id: int = 0
+    hour: int = 0
+    scheduled: int = 0
+    dispatched: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    in_doubt: int = 0
+    pending: int = 0  # Not due yet.
+    undecided: int = 0  # Due, without a known outcome yet: in flight.
+    waiting: int = 0  # Due for longer, while a server that it needs is away or was away just now.
+    # Without an outcome though all servers were up for long enough, or not where the dispatch log says.
+    missing: int = 0
+    lost: int = 0
+    duplicate: int = 0
+    early: int = 0
+    orphan: int = 0
+    mismatch: int = 0
+    conservation: int = 0
+    late: int = 0
+    unproven: int = 0  # Dispatched by the dispatch log; the target's retention has removed the row.
+    tallied: int = 0  # Unproven rows that the target's tally of the hour proves: it agrees with the dispatch log.
+    past_due: int = 0  # Dispatched rows that were already due when accepted.
+    late_ms_max: int = 0
+    lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
+    past_due_lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost, doubled, early, without origin or contradictory; a late message is no imbalance."""
+        faults = self.lost, self.duplicate, self.early, self.orphan, self.mismatch, self.conservation
+        return not any(faults)
+
+    @property
+    def equation(self) -> str:
+        """What became of the scheduled rows, as people read it: ``scheduled 3 = dispatched 2 + pending 1``."""
+        classes = [(name, getattr(self, name)) for name in CLASSES]
+        parts = " + ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in classes if count) or "0"
+        return f"scheduled {self.scheduled:,} = {parts}"
+
+    def late_ms(self, quantile: float) -> int | None:
+        """Lateness at a quantile, such as 0.99; None when nothing was dispatched."""
+        found = quantile_ms(self.lateness, quantile)
+        return None if found is None else min(found, self.late_ms_max)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HourSummary):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
+
+
+CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
+FIGURES = tuple(figure.name for figure in fields(HourSummary))
+COUNTS = FIGURES[2:-2]  # The figures that are single numbers; the last of them is a maximum, the others are sums.
+
+
+def join_parts(parts: Sequence[HourSummary]) -> HourSummary:
+    """The figures of an hour that was audited in parts."""
+    return replace(sum_up(parts), log_id=parts[0].log_id, hour=parts[0].hour)
+
+
+def sum_up(hours: Iterable[HourSummary]) -> HourSummary:
+    """Add up the figures of hours."""
+    listed = list(hours)
+    sums = {name: sum(int(getattr(hour, name)) for hour in listed) for name in COUNTS}
+    sums["late_ms_max"] = max((hour.late_ms_max for hour in listed), default=0)
+    return HourSummary(
+        **sums,
+        lateness=_sum(hour.lateness for hour in listed),
+        past_due_lateness=_sum(hour.past_due_lateness for hour in listed),
+    )
+
+
+def _sum(histograms: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    total = NO_COUNTS.copy()
+    for counts in histograms:
+        if counts is not NO_COUNTS:
+            total += counts
+    return total
+
+
+FOLDER = "acceptances"  # In a delay server's folder.
+FILE_NAME = re.compile(r"([0-9]{10})\.[0-9]+\.note")
+VERSION = 1
+FILE_BYTES_MAX = 64 << 10  # Longer words than BY_MAX and REASON_MAX allow, also when each character is escaped.
+BY_MAX = 200
+REASON_MAX = 2_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LOG_ID = re.compile(r"[0-9a-f]{16}")
+
+HourKey = tuple[int, int]
+"""The log_id of a delay server and an hour of it."""
+
+
+class Acceptance(NamedTuple):
+    """The word of an operator on an hour of one delay server; ``findings_sha256`` is the digest of what was found."""
+
+    log_id: int
+    hour: int
+    findings_sha256: str
+    by: str
+    reason: str
+    at_ms: int
+
+    def encode(self) -> bytes:
+        """The line that is signed."""
+        fields = {
+            "version": VERSION,
+            "log_id": f"{self.log_id:016x}",
+            "hour": hour_name(self.hour),
+            "findings_sha256": self.findings_sha256,
+            "by": self.by,
+            "reason": self.reason,
+            "at_ms": self.at_ms,
+        }
+        return json.dumps(fields).encode()
+
+
+class StoredAcceptance(NamedTuple):
+    """One file; ``log_id`` and ``hour`` are of the place where it lies. It has an ``acceptance`` or an ``error``."""
+
+    path: str
+    log_id: int
+    hour: int
+    acceptance: Acceptance | None
+    line: bytes
+    signature: bytes
+    error: DataError | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a file that can be read."""
+        return len(_file_of(self.line, self.signature)) if self.acceptance else 0
+
+
+class AcceptanceState(StrEnum):
+    """What an acceptance is worth; only ACCEPTED makes an audit quiet about its hour."""
+
+    ACCEPTED = "accepted"
+    DIFFERS = "differs"  # It is of other findings than those of now.
+    NOT_SIGNED = "not_signed"  # Its signature is missing, or not made with this secret over these words.
+    NOT_VERIFIED = "not_verified"  # Nobody gave a secret to verify it with.
+    UNREADABLE = "unreadable"
+
+
+class JudgedAcceptance(NamedTuple):
+    """An acceptance, and what it is worth."""
+
+    stored: StoredAcceptance
+    state: AcceptanceState
+
+    @property
+    def key(self) -> HourKey:
+        """Delay server and hour."""
+        return self.stored.log_id, self.stored.hour
+
+
+def check_words(by: str, reason: str) -> None:
+    """Raise BadArgument when a name or a reason is empty, too long, or has characters that control a terminal."""
+    for what, text, length_max in (("the name", by, BY_MAX), ("the reason", reason, REASON_MAX)):
+        if not text.strip() or len(text) > length_max or not text.isprintable():
+            raise BadArgument(f"{what} must be one line of 1 to {length_max:,} characters; it says who accepts, or why")
+
+
+def write_acceptance(folder: str, acceptance: Acceptance, secret: Secret) -> str:
+    """Sign an acceptance and keep it in a delay server's folder; durable on return, which is the path of its file.
+
+    The server may run: it neither reads nor removes these files.
+
+    Raises:
+        DiskFull, NotWritable: nothing was written.
+    """
+    line = acceptance.encode()
+    data = _file_of(line, secret.note_signature(line))
+    RealDisk().make_folder(f"{folder}/{FOLDER}")
+    for number in count(1):
+        path = f"{folder}/{FOLDER}/{hour_name(acceptance.hour)}.{number}.note"
+        try:
+            create_whole(path, data, FILE_MODE)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("there is always a higher number")
+
+
+def acceptance_files(disk: Disk, folder: str) -> list[str]:
+    """The names of the acceptances in a delay server's folder; a file that a crash left unfinished is none."""
+    return [name for name in disk.list_folder(f"{folder}/{FOLDER}") if FILE_NAME.fullmatch(name)]
+
+
+def read_acceptances(
+    disk: Disk, directory: Directory, hours: Container[int] | None = None
+) -> Iterator[StoredAcceptance]:
+    """Read the acceptances of a delay server, of all hours or of some; those that can't be read have an error."""
+    for name in acceptance_files(disk, directory.path):
+        path = f"{directory.path}/{FOLDER}/{name}"
+        try:
+            hour = hour_from_name(name.partition(".")[0])
+        except BadArgument as error:
+            yield StoredAcceptance(path, directory.log_id, 0, None, b"", b"", DamagedData(path, 0, error.message))
+            continue
+        if hours is not None and hour not in hours:
+            continue
+        try:
+            acceptance, line, signature = _read(disk, path)
+            if (acceptance.log_id, acceptance.hour) != (directory.log_id, hour):
+                raise DamagedData(path, 0, "it is of another hour or of another delay server than its place says")
+        except FileNotFoundError:
+            continue  # Somebody took it back just now.
+        except DataError as error:
+            yield StoredAcceptance(path, directory.log_id, hour, None, b"", b"", error)
+        else:
+            yield StoredAcceptance(path, directory.log_id, hour, acceptance, line, signature, None)
+
+
+def judge(
+    found: Iterable[StoredAcceptance], digests: Mapping[HourKey, str], secret: Secret | None
+) -> list[JudgedAcceptance]:
+    """What acceptances are worth, given the digests of today's findings; by server, hour and instant.
+
+    Of those that fit an hour only the newest is returned, and then none that are of other findings; of these, too, the
+    newest.
+    """
+    judged = [JudgedAcceptance(each, _state(each, digests.get((each.log_id, each.hour), ""), secret)) for each in found]
+    judged.sort(key=lambda each: (*each.key, each.stored.acceptance.at_ms if each.stored.acceptance else 0))
+    newest: dict[HourKey, JudgedAcceptance] = {}
+    for each in judged:
+        said = newest.get(each.key)
+        if each.state is AcceptanceState.ACCEPTED or (
+            each.state is AcceptanceState.DIFFERS and (said is None or said.state is AcceptanceState.DIFFERS)
+        ):
+            newest[each.key] = each
+    superseded = AcceptanceState.ACCEPTED, AcceptanceState.DIFFERS
+    return [each for each in judged if each.state not in superseded or newest[each.key] is each]
+
+
+def _state(stored: StoredAcceptance, digest: str, secret: Secret | None) -> AcceptanceState:
+    if stored.acceptance is None:
+        return AcceptanceState.UNREADABLE
+    if secret is None:
+        return AcceptanceState.NOT_VERIFIED
+    if not secret.is_note_signature(stored.signature, stored.line):
+        return AcceptanceState.NOT_SIGNED
+    return AcceptanceState.ACCEPTED if stored.acceptance.findings_sha256 == digest else AcceptanceState.DIFFERS
+
+
+def _file_of(line: bytes, signature: bytes) -> bytes:
+    text = line + b"\n" + signature.hex().encode() + b"\n"
+    return text + f"{crc32c(text):08x}\n".encode()
+
+
+def _read(disk: Disk, path: str) -> tuple[Acceptance, bytes, bytes]:
+    file = open_named(disk, path)
+    try:
+        data = file.pread(FILE_BYTES_MAX, 0)
+    finally:
+        file.close()
+    line, _, rest = data.partition(b"\n")
+    digits = rest.partition(b"\n")[0]
+    try:
+        signature = bytes.fromhex(digits.decode("ascii"))
+    except ValueError:
+        signature = b""
+    if _file_of(line, signature) != data:
+        raise DamagedData(path, 0, "its checksum differs, or it does not have three lines")
+    return _decode(path, line), line, signature
+
+
+def _decode(path: str, line: bytes) -> Acceptance:
+    try:
+        fields: object = json.loads(line)
+    except (ValueError, RecursionError):
+        fields = None
+    match fields:
+        case {"version": int(version)} if version > VERSION:
+            raise NewerFormat(path, version, VERSION)
+        case {
+            "version": 1,
+            "log_id": str(log_id),
+            "hour": str(hour),
+            "findings_sha256": str(sha256),
+            "by": str(by),
+            "reason": str(reason),
+            "at_ms": int(at_ms),
+        } if _LOG_ID.fullmatch(log_id) and _SHA256.fullmatch(sha256) and 0 <= at_ms <= INSTANT_MS_MAX:
+            try:
+                check_words(by, reason)
+                return Acceptance(int(log_id, 16), hour_from_name(hour), sha256, by, reason, at_ms)
+            except BadArgument as error:
+                raise DamagedData(path, 0, error.message) from error
+    raise DamagedData(path, 0, "it is no acceptance of findings")

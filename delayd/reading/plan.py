@@ -1,44 +1,156 @@
-"""Plan: what an audit reads of a data directory, and in which order.
+"""Plan: what an audit reads of a data directory, in which order, and which servers of it are up (rules P3, S7).
 
 Invariant (rule P3): realtime logs are read first, then the sizes of the dispatch logs are taken, then the checkpoint
 and the message log's size, and at last the batches that came to the realtime logs meanwhile; later bytes are left out.
 So the origin of each row at a target is read, the schedule of each outcome, and, for each DISPATCHED outcome, the row
 at its target.
 
+A message without an outcome is called lost only if its delay server says so (rule S7): each checkpoint publishes the
+instant before which the server holds nothing any more that fell due. So a server that is away, full or fenced makes no
+message lost, and a message that the server forgot is found all the same.
+
 Whoever shares the hours out among tasks gives a `Scan`. Then the realtime logs are read by it, and the message log's
 filed rows by the tasks; what is left to do here grows with hours, batches and groups, not with bytes.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
 from delayd.disk import Disk
-from delayd.errors import BadArgument, DamagedData
+from delayd.errors import BadArgument
+from delayd.holder import LOCK
 from delayd.hours import hour_name, hour_of_ms
+from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import OutcomeRows
-from delayd.reading.acceptances import StoredAcceptance, read_acceptances
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog
-from delayd.reading.columns import ScheduleRows
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog, Span, Spans
 from delayd.reading.consumption import Consumption, read_consumption
-from delayd.reading.directory import Directory, Role, find_directories
-from delayd.reading.dispatch import dispatch_sizes, read_outcomes
-from delayd.reading.groups import LogMoved, TornTail
-from delayd.reading.join import Sorter
-from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
-from delayd.reading.realtime import Batches, Scan, TargetIndex, TargetIndexer, TargetRows, read_target_rows
-from delayd.reading.schedule import MessageTail, part_hour, read_hour, read_tail
-from delayd.reading.seals import sealed_hours
-from delayd.reading.sides import TargetTallies, read_held
-from delayd.reading.word import ScheduleSnapshot, need_counted, take_snapshot, was_removed
+from delayd.reading.files.directory import (
+    Directory,
+    Role,
+    ScheduleSnapshot,
+    Word,
+    find_directories,
+    need_counted,
+    server_runs,
+    take_snapshot,
+    was_removed,
+)
+from delayd.reading.files.groups import TornTail
+from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour, read_hour, read_outcomes, read_tail
+from delayd.reading.files.rows import Batches, ScheduleRows, Sorter, TargetRows
+from delayd.reading.files.targets import Scan, TargetIndex, TargetIndexer, read_target_rows
+from delayd.reading.findings import StoredAcceptance, read_acceptances
+from delayd.reading.seals import TargetTallies, read_held, sealed_hours
+
+META = "meta"
+
+
+class LifeState(StrEnum):
+    """The state of a server while the books are read."""
+
+    UP = "up"
+    AWAY = "away"  # Stopped, dead, or this is a copy of its directory.
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 if they name
+    none.
+    """
+
+    path: str
+    role: str
+    state: LifeState
+    until_ms: int
+
+    @property
+    def sentence(self) -> str:
+        """What keeps messages waiting, for people."""
+        last = f", the last that it wrote is of {_iso(self.until_ms)}" if self.until_ms else ""
+        return f"{self.path} is {self.state}{last}"
+
+
+def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> Life:
+    """Read the life of a server with logs; ``seen_ms`` is the last instant that its logs name."""
+    until_ms = min(now_ms, max(seen_ms, _checkpoint_ms(disk, directory)))
+    state = LifeState.UP if server_runs(directory.path) else LifeState.AWAY
+    return Life(directory.path, directory.role, state, until_ms)
+
+
+def read_meta_life(data: str) -> Life | None:
+    """Read the life of meta, which has no logs; None when it is not in this data directory."""
+    path = f"{data}/{META}"
+    if not os.path.exists(f"{path}/{LOCK}"):
+        return None
+    return Life(path, META, LifeState.UP if server_runs(path) else LifeState.AWAY, 0)
+
+
+def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
+    """The spans for the rows of one delay server: up to when the rows of each subject were settled, as it has
+    published.
+
+    Args:
+        word: what its checkpoint says.
+        log_id: of the delay server.
+        index: what the targets hold.
+    """
+    here = {target.log_id for target in index.targets}
+    # If a target's log is not here, nobody can prove which rows it holds.
+    settled_ms = {link.log_id: link.settled_ms if link.log_id in here else 0 for link in word.links}
+    until_ms = {log_id: min(word.settled_ms, instant) for log_id, instant in settled_ms.items()}
+    # Nobody knows yet to which target a new subject goes.
+    common = Span(0, min([word.settled_ms, *until_ms.values()]) if here else 0)
+    ids = [target.log_id for target in index.targets]
+    of_subject: dict[str, Span] = {}
+    for subject, target in _last_targets(index, log_id):
+        until = until_ms.get(ids[target])
+        if until is not None and until != common.until_ms:
+            of_subject[index.subjects[subject]] = Span(0, until)
+    return Spans(common, of_subject)
+
+
+def what_holds_up(word: Word) -> list[str]:
+    """Why messages wait, as the delay server itself says."""
+    found = [word.waits] if word.waits else []
+    found += [f"realtime server {link.log_id:016x}: {link.waits}" for link in word.links if link.waits]
+    return found
+
+
+def who_is_missed(lives: Sequence[Life]) -> tuple[Life, ...]:
+    """The servers that keep messages waiting: those that are not up."""
+    return tuple(life for life in lives if life.state is not LifeState.UP)
+
+
+def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
+    """For each subject of a delay server, the target that had it last; both as numbers."""
+    batches = index.batches
+    own = np.flatnonzero(batches["origin_log_id"] == log_id)
+    # The youngest batch is written last, and stays.
+    own = own[np.argsort(batches["appended_at_ms"][own], kind="stable")]
+    last = np.full(len(index.subjects), -1, np.int64)
+    last[batches["subject"][own]] = own
+    subjects = np.flatnonzero(last >= 0)
+    return list(zip(subjects.tolist(), batches["target"][last[subjects]].tolist(), strict=True))
+
+
+def _checkpoint_ms(disk: Disk, directory: Directory) -> int:
+    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+    clock = published.get("clock")
+    wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
+    return wall_ms if isinstance(wall_ms, int) else 0
+
+
+def _iso(instant_ms: int) -> str:
+    return datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
 
 PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
-ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,21 +385,6 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
         for hour in origin.hours:
             first, until = np.searchsorted(filed, [hour, hour + 1])
             yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
-
-
-def until_still(data: str, read: Callable[[], Result], moved: Callable[[], None] | None = None) -> Result:
-    """Call ``read`` until the files stay unchanged during the call (rule P3); DamagedData when they never do.
-
-    ``moved`` is called before each further attempt; None when ``read`` looks at the files anew by itself.
-    """
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            return read()
-        except LogMoved as error:
-            last = error
-            if moved is not None:
-                moved()
-    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
 
 
 class _Tail:

@@ -30,22 +30,28 @@ from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.retry import decode_rows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import NO_INT64S, RowCollector, ScheduleRows
-from delayd.reading.directory import Directory, Role, find_directories
-from delayd.reading.dispatch import as_outcomes, open_hour, outcome_word
-from delayd.reading.find import Finder, FoundRow, Search
-from delayd.reading.groups import (
+from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
+from delayd.reading.files.groups import (
     log_size,
     read_groups,
     read_known,
     read_log,
     segment_bases,
+    until_still,
     whole_batch,
 )
-from delayd.reading.matching import Wanted
-from delayd.reading.plan import until_still
-from delayd.reading.schedule import NO_HOURS, place_of, read_batch, read_hour, read_tail
-from delayd.reading.word import ScheduleSnapshot, take_snapshot
+from delayd.reading.files.origins import (
+    NO_HOURS,
+    as_outcomes,
+    open_hour,
+    outcome_word,
+    place_of,
+    read_batch,
+    read_hour,
+    read_tail,
+)
+from delayd.reading.files.rows import NO_INT64S, RowCollector, ScheduleRows
+from delayd.reading.find import Finder, FoundRow, Search, Wanted
 from delayd.retry_subject import parse_retry_subject, retry_subject
 
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
@@ -78,7 +84,7 @@ class Trace:
     earlier: int = 0  # How many messages had the key before this one.
 
 
-class _Life(NamedTuple):
+class _NextLife(NamedTuple):
     """How a message lives on that a group gave back: under which subject of which delay server, and when it is due."""
 
     origin_log_id: int
@@ -99,7 +105,7 @@ class _Row(NamedTuple):
 
     found: Trace | None
     follower: _Follower | None = None
-    lives: tuple[_Life, ...] = ()
+    lives: tuple[_NextLife, ...] = ()
 
 
 _Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
@@ -192,7 +198,7 @@ def _go_on(found: Trace, after: Trace) -> None:
 
 
 def _live_on(
-    disk: Disk, delay: Directory, servers: _Servers, found: Trace, life: _Life, before: tuple[int, int]
+    disk: Disk, delay: Directory, servers: _Servers, found: Trace, life: _NextLife, before: tuple[int, int]
 ) -> None:
     """Go on with the next life of a message; ``before`` has the sequences of its first life and of the last one."""
     if life.origin_log_id != delay.log_id:
@@ -362,7 +368,7 @@ def _ended(part: np.void, named: int, path: str, position: int) -> Step:
     return Step(what, int(part["claimed_at_ms"]) or None, path, position, detail)
 
 
-def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subject: str) -> list[_Life]:
+def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subject: str) -> list[_NextLife]:
     """Add the steps at a realtime server; return how the message lives on behind it."""
     log_id, offset = int(part["target_log_id"]), int(part["target_offset"])
     target = servers.get((Role.REALTIME, log_id))
@@ -422,14 +428,16 @@ def _entry_position(number: int) -> int:
     return FILE_HEADER_BYTES + number * 8 + number // 512 * 8
 
 
-def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Trace) -> tuple[list[Step], list[_Life]]:
+def _pulled(
+    disk: Disk, target: Directory, subject: str, consume: int, found: Trace
+) -> tuple[list[Step], list[_NextLife]]:
     """What groups of consumers did with a message, in the order of the pull log, and how it lives on."""
     place = LogPlace(f"{target.path}/pull", FileKind.PULL, target.log_id)
     bases = segment_bases(disk, place)
     if not bases:
         return [], []
     steps: list[Step] = []
-    lives: list[_Life] = []
+    lives: list[_NextLife] = []
     names: dict[int, tuple[str, str]] = {}
     pulls: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
     unknown: set[int] = set()
@@ -457,7 +465,7 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
                     steps.append(Step(what, record.at_ms, path, position, f"group {own[1]}{detail}{why}"))
                     whose = parse_retry_subject(subject)
                     again = retry_subject(target.log_id, record.group_id) if whose is None else subject
-                    lives.append(_Life(record.origin, again, row.due_ms, bool(row.reason)))
+                    lives.append(_NextLife(record.origin, again, row.due_ms, bool(row.reason)))
             continue
         pulled = record.pull_first + consume - record.consume_first
         if record.op is PullOp.PULL:

@@ -20,8 +20,7 @@ from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed, BadRequest
 from delayd.executor import Done, Post, Priority
 from delayd.net.machine import Config
-from delayd.reading.find import Finder, FoundRow, Search
-from delayd.reading.matching import Wanted
+from delayd.reading.find import Finder, FoundRow, Search, Wanted
 from delayd.retry_subject import is_reserved
 from delayd.secret import SECRET_BYTES, Secret
 from delayd.state import StateCopy

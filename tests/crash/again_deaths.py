@@ -8,8 +8,7 @@ from __future__ import annotations
 from delayd.batch import ProducerPart, parse
 from delayd.life import DEAD_TAG
 from delayd.log.retry import RetryRow
-from delayd.reading.find import Finder, Search
-from delayd.reading.matching import Wanted
+from delayd.reading.find import Finder, Search, Wanted
 from delayd.retry_subject import retry_subject
 from delayd.testing.clock import START_MS
 from realtime.retry_batch import Source, retry_batch

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delayd.errors import BadArgument, DamagedData
-from delayd.reading.find import Finder, Search
-from delayd.reading.matching import Wanted
-from delayd.reading.scheduled import NONE, HourState, schedules
+from delayd.reading.data import NONE, HourState, schedules
+from delayd.reading.find import Finder, Search, Wanted
 from delayd.reading.seals import verify_seals
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from delayd.client.sending.producer import Producer
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.lives import State
+from delayd.reading.plan import LifeState
 from tests.waiting import wait_until
 
 from .processes import ServerProcess
@@ -43,7 +43,7 @@ def test_what_is_due_waits_for_a_realtime_server_that_is_away_and_just_back(tmp_
         realtime.kill()
         producer.send("orders", b"second", delay=timedelta(0))
         report = audit_until(tmp_path, lambda report: report.total.waiting == 1)
-        assert [(life.role, life.state) for life in report.missed] == [("realtime", State.AWAY)]
+        assert [(life.role, life.state) for life in report.missed] == [("realtime", LifeState.AWAY)]
         realtime.start()
         report = audit_until(tmp_path, lambda report: report.total.dispatched == 2, BACK_GRACE_MS)
         assert report.total.waiting == 0 and not report.missed

@@ -10,8 +10,7 @@ from random import Random
 import pytest
 
 from cli import ask
-from delayd.backup.manifest import read_manifest
-from delayd.backup.sources import ROLES
+from delayd.backup import ROLES, read_manifest
 from delayd.batch import ProducerPart, parse
 from delayd.disk import RealDisk
 from delayd.log.retry import RetryRow

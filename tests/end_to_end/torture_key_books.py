@@ -15,7 +15,7 @@ from delayd import SendVerdict
 from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome, Reason
-from delayd.reading.scheduled import schedules
+from delayd.reading.data import schedules
 
 from .torture_keys import Keyed, KeyLedger, State
 from .torture_ledger import Ledger, Name

@@ -98,5 +98,5 @@ def test_with_the_extra_spark_finds_the_data_source(spark_environment: Path, tmp
         "import pyspark_delayd; print(pyspark_delayd.DefaultSource.name(), pyspark_delayd.DefaultSource.__module__)"
     )
     assert (
-        run(str(spark_environment / "bin" / "python"), "-c", script, folder=tmp_path) == "delayd delayd.spark.source\n"
+        run(str(spark_environment / "bin" / "python"), "-c", script, folder=tmp_path) == "delayd delayd.spark.audit\n"
     )

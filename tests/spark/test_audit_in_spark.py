@@ -19,12 +19,12 @@ from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.files.rows import BATCH
+from delayd.reading.files.targets import Chunk, Piece, split_piece
 from delayd.reading.plan import plan_audit
-from delayd.reading.realtime import BATCH, Chunk, Piece, split_piece
 from delayd.reading.seals import SealState
-from spark.audit import audit_part, scan_in
+from spark.audit import DelaydDataSource, audit_part, scan_in
 from spark.program import audit
-from spark.source import DelaydDataSource
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 from tests.trust import put_secrets
 from tests.unit.cli.runner import Ran, run

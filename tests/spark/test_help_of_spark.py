@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from delayd.reading.arrow import findings_table, groups_table, hours_table
-from spark.audit import audit_data
+from spark.audit import DelaydDataSource, audit_data
 from spark.program import audit
-from spark.source import DelaydDataSource
 
 OPTIONS = ("kind", "from", "to", "tasks")
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.reading.books import AuditReport, report_plan
-from delayd.reading.groups import LogMoved
+from delayd.reading.files.groups import LogMoved
+from delayd.reading.files.targets import Chunk, Piece, scan_piece, split_piece
 from delayd.reading.plan import AuditPlan, plan_audit
-from delayd.reading.realtime import Chunk, Piece, scan_piece, split_piece
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
 from spark.audit import audit_frame, report_of

@@ -20,7 +20,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import HOUR_ROW, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, decode_seals, encode_seal
 from delayd.log.segment import FileHeader, Segment, create_segment
-from delayd.reading.directory import open_any
+from delayd.reading.files.directory import open_any
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
 from tests.simulation.audit import BOOKS, copy_tree

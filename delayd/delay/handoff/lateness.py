@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.clock import Clock
-from delayd.reading.summary import BUCKETS, count_ms, quantile_ms
+from delayd.reading.findings import BUCKETS, count_ms, quantile_ms
 
 SECONDS = 10
 NOTED_MAX = 64  # Frames that are counted together; each has at most some thousands of rows, 8 bytes each.

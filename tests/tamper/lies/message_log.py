@@ -12,7 +12,7 @@ from typing import cast
 
 from delayd.log.control import encode_records
 from delayd.log.group import GroupKind
-from delayd.reading.directory import open_any
+from delayd.reading.files.directory import open_any
 from tests.tamper.liar import Liar, Written
 from tests.tamper.lies.lie import HOUR_MS, Told, hour_that_is
 from tests.tamper.lies.schedule import rows_in

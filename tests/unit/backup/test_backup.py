@@ -6,10 +6,23 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from delayd.backup.manifest import FORMAT, NAME, Entry, Manifest, decode, encode, read_manifest
-from delayd.backup.restore import restore
-from delayd.backup.sources import STATE, Source, files_of
-from delayd.backup.take import Cut, Stage, Terms, take
+from delayd.backup import (
+    FORMAT,
+    NAME,
+    STATE,
+    Cut,
+    Entry,
+    Manifest,
+    Source,
+    Stage,
+    Terms,
+    decode,
+    encode,
+    files_of,
+    read_manifest,
+    restore,
+    take,
+)
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData, DirectoryInUse, DiskFull, NewerFormat, NotReady
 from delayd.holder import LOCK

@@ -13,9 +13,9 @@ from cli.hours import Window
 from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome
-from delayd.reading import scheduled
-from delayd.reading.schedule import HourRows
-from delayd.reading.scheduled import Counted, Hour, Schedule, schedules
+from delayd.reading import data
+from delayd.reading.data import Counted, Hour, Schedule, schedules
+from delayd.reading.files.origins import HourRows
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 from .runner import run
@@ -61,13 +61,13 @@ def test_the_rows_that_are_not_filed_are_counted_once_and_not_for_each_hour(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    count = scheduled.count_hours
+    count = data.count_hours
 
     def counts(rows: HourRows) -> dict[int, Counted]:
         counted.append(len(rows.hours))
         return count(rows)
 
-    monkeypatch.setattr(scheduled, "count_hours", counts)
+    monkeypatch.setattr(data, "count_hours", counts)
     books.send([_LATER_MS + hour * HOUR_MS for hour in range(100)])
     assert len(_listed(books, "schedule", "hours", "--limit", "0")) > 100
     assert len(counted) == 1

@@ -228,7 +228,7 @@ def test_a_checkpoint_meanwhile_loses_and_repeats_no_message(books: Books, monke
     plan = reading.unfiled_pieces
     moved: list[bool] = []
 
-    def pieces(*arguments: object) -> Iterator[reading.Piece]:
+    def pieces(*arguments: object) -> Iterator[reading.FilePiece]:
         found = list(plan(*arguments))  # type: ignore[arg-type]
         if not moved:
             moved.append(True)

@@ -16,7 +16,7 @@ from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
 from delayd.log.group import MAGIC_BYTES
 from delayd.log.schedule import decode_hours, dispatch_path
-from delayd.reading.groups import file_size
+from delayd.reading.files.groups import file_size
 from delayd.site import Site
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash

@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 from delayd.disk import RealDisk
-from delayd.reading.acceptances import Acceptance, AcceptanceState, judge, read_acceptances, write_acceptance
-from delayd.reading.directory import Directory, Role
-from delayd.reading.findings import FINDING, FindingKind, Findings, Reason, join_findings
+from delayd.reading.files.directory import Directory, Role
+from delayd.reading.findings import (
+    FINDING,
+    Acceptance,
+    AcceptanceState,
+    FindingKind,
+    Findings,
+    Reason,
+    join_findings,
+    judge,
+    read_acceptances,
+    write_acceptance,
+)
 from delayd.secret import Secret
 from tests.books import DELAY_ID, HOUR
 

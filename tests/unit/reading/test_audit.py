@@ -9,15 +9,13 @@ import pytest
 
 from delayd.errors import DamagedData
 from delayd.log.dispatch import PART, NewPart, Outcome, OutcomeRows, decode_outcomes
-from delayd.reading import plan, schedule
-from delayd.reading.audit import SAID_BY_BOTH, AuditTerms, agree, audit_hour
+from delayd.reading import plan
+from delayd.reading.audit import SAID_BY_BOTH, AuditTerms, Span, Spans, agree, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.columns import NO_INT64S, NO_UINT64S, ScheduleRows
-from delayd.reading.findings import Finding, FindingKind
-from delayd.reading.lives import Span, Spans
-from delayd.reading.realtime import BATCH, Target, TargetRows
+from delayd.reading.files import origins
+from delayd.reading.files.rows import BATCH, NO_INT64S, NO_UINT64S, ScheduleRows, Target, TargetRows
+from delayd.reading.findings import CLASSES, Finding, FindingKind, HourSummary
 from delayd.reading.seals import SealState
-from delayd.reading.summary import CLASSES, HourSummary
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
 
 LATER_MS = START_MS + 60_000
@@ -36,7 +34,7 @@ def audit(books: Books, now_ms: int = LATER_MS) -> AuditReport:
     with pytest.MonkeyPatch.context() as patch:
         # A large hour is audited in parts, and nobody can tell.
         patch.setattr(plan, "PART_ROWS_MAX", 4)
-        patch.setattr(schedule, "SAMPLE_ROWS", 2)
+        patch.setattr(origins, "SAMPLE_ROWS", 2)
         assert audit_directory(books.root, now_ms=now_ms) == report
     for hour in report.hours:
         # An audit of one hour skips the others, and the report of this hour stays the same.

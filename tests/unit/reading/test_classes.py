@@ -6,10 +6,9 @@ import pytest
 
 from delayd.errors import BadArgument, DamagedData
 from delayd.reading.books import report_plan
-from delayd.reading.findings import FindingKind
-from delayd.reading.groups import LogMoved
+from delayd.reading.files.groups import LogMoved
+from delayd.reading.findings import FindingKind, HourSummary
 from delayd.reading.plan import plan_audit, plan_hours
-from delayd.reading.summary import HourSummary
 from delayd.reading.tables import TABLES, HourTables
 from delayd.testing.disk import MemoryDisk
 from tests.simulation.audit import BOOKS

@@ -12,7 +12,7 @@ from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.log.retry import RetryRow, encode_rows
 from delayd.log.segment import FileKind
 from delayd.reading.consumption import Consumption, read_consumption
-from delayd.reading.directory import Directory, Role
+from delayd.reading.files.directory import Directory, Role
 from delayd.testing.disk import MemoryDisk
 
 INCARNATION = 77

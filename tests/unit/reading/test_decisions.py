@@ -8,10 +8,9 @@ from delayd.delay.books.outcomes import Flushed, OutcomeLog
 from delayd.delay.books.retention import SEGMENTS_KEPT_MS
 from delayd.errors import DamagedData
 from delayd.reading.books import audit_directory
-from delayd.reading.find import Finder, Search
-from delayd.reading.matching import Wanted
+from delayd.reading.data import HourState, schedules
+from delayd.reading.find import Finder, Search, Wanted
 from delayd.reading.plan import plan_audit, plan_hours
-from delayd.reading.scheduled import HourState, schedules
 from delayd.reading.tables import LIFECYCLE, HourTables
 from delayd.reading.trace import trace
 from delayd.testing.clock import START_MS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from delayd.reading.summary import BUCKETS, LOWER_BOUNDS_MS, HourSummary, count_ms, quantile_ms, sum_up
+from delayd.reading.findings import BUCKETS, LOWER_BOUNDS_MS, HourSummary, count_ms, quantile_ms, sum_up
 
 
 def test_steps_begin_at_zero_and_rise_by_a_sixteenth_of_an_octave() -> None:

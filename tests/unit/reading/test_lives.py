@@ -11,7 +11,7 @@ import pytest
 
 from delayd.holder import is_held
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.lives import State
+from delayd.reading.plan import LifeState
 from tests.books import HOUR_MS, REALTIME_ID, START_MS, Books
 
 # Rows are due at these instants after START_MS; the books are read a minute after it, the grace is 10 s.
@@ -58,7 +58,7 @@ def lost(report: AuditReport) -> list[int]:
     return [finding.sequence for finding in report.findings]
 
 
-def missed(report: AuditReport) -> list[tuple[str, State]]:
+def missed(report: AuditReport) -> list[tuple[str, LifeState]]:
     return [(life.role, life.state) for life in report.missed]
 
 
@@ -129,7 +129,7 @@ def test_a_delay_server_that_hangs_or_is_away_says_nothing_new_and_what_came_due
         report = audit(books, NOW_MS + HOUR_MS)
     assert lost(report) == [2] and report.total.waiting == 2 and missed(report) == []
     report = audit(books, NOW_MS + 48 * HOUR_MS)
-    assert lost(report) == [2] and missed(report) == [("realtime", State.AWAY), ("delay", State.AWAY)]
+    assert lost(report) == [2] and missed(report) == [("realtime", LifeState.AWAY), ("delay", LifeState.AWAY)]
     assert (
         report.missed[0].sentence == f"{books.realtime} is away, the last that it wrote is of 2026-11-20T16:00:20.000Z"
     )
@@ -148,5 +148,5 @@ def test_a_copy_tells_what_the_directory_told(books: Books, tmp_path: Path) -> N
 
 def test_meta_that_is_away_is_named_while_anything_waits(books: Books) -> None:
     with running(f"{books.root}/meta"):
-        assert ("meta", State.AWAY) not in missed(audit(books))
-    assert ("meta", State.AWAY) in missed(audit(books))
+        assert ("meta", LifeState.AWAY) not in missed(audit(books))
+    assert ("meta", LifeState.AWAY) in missed(audit(books))

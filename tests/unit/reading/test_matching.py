@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayd.errors import BadArgument
-from delayd.reading.matching import Pattern, required_literal
+from delayd.reading.find import Pattern, required_literal
 
 PATTERNS = (
     *(b"a", b"ab", b"aa", b"a.b", b"a.*b", b"a|bb", b"[ab]a", b"(?i)AB", b"^a", b"a$", b"b?", b"a{2}", b"a{2,}b"),

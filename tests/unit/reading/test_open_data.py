@@ -14,8 +14,8 @@ import pytest
 import delayd
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, Reason
-from delayd.reading import scheduled
-from delayd.reading.cells import Cells, Table, columns_of, join
+from delayd.reading import data
+from delayd.reading.tables import Cells, Table, columns_of, join
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 
 LATER = HOUR + 2
@@ -119,7 +119,7 @@ def test_without_an_optional_package_the_error_says_what_to_install(
 ) -> None:
     table = delayd.open_data(books.root).hours()
     find = importlib.util.find_spec
-    monkeypatch.setattr("delayd.reading.cells.find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr("delayd.reading.tables.find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(delayd.BadSetting, match=rf"needs {package}: pip install 'delayd\[spark\]'"):
         getattr(table, method)()
     assert table["pending"].tolist() == [4, 2]
@@ -216,10 +216,10 @@ def test_sealed_hours_and_hours_ahead_are_counted_without_their_files(
     books.seal()
     before = _listed(delayd.open_data(books.root).hours(), "messages", "pending", "dispatched", "other_outcomes")
 
-    def read(each: scheduled.Schedule, hour: int) -> scheduled.Hour:
+    def read(each: data.Schedule, hour: int) -> data.Hour:
         raise AssertionError(f"hour {hour} is read")
 
-    monkeypatch.setattr(scheduled.Schedule, "read", read)
+    monkeypatch.setattr(data.Schedule, "read", read)
     hours = delayd.open_data(books.root).hours()
     assert before == _listed(hours, "messages", "pending", "dispatched", "other_outcomes")
     assert before == [(6, 0, 5, 1), (2, 2, 0, 0)]

@@ -11,10 +11,9 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.log.log import LogPlace
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.books import audit_directory
-from delayd.reading.directory import Role, find_directories
-from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
-from delayd.reading.schedule import read_body, read_hour, read_tail
-from delayd.reading.word import take_snapshot
+from delayd.reading.files.directory import Role, find_directories, take_snapshot
+from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log
+from delayd.reading.files.origins import read_body, read_hour, read_tail
 from delayd.testing.disk import Faults, MemoryDisk
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 

@@ -6,13 +6,11 @@ import pytest
 
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name
-from delayd.reading.data import Data
-from delayd.reading.dispatch import outcome_word
-from delayd.reading.find import Finder, Search
-from delayd.reading.groups import LogMoved
-from delayd.reading.matching import Wanted
+from delayd.reading.data import NONE, Data, schedules
+from delayd.reading.files.groups import LogMoved
+from delayd.reading.files.origins import outcome_word
+from delayd.reading.find import Finder, Search, Wanted
 from delayd.reading.plan import plan_audit, plan_hours
-from delayd.reading.scheduled import NONE, schedules
 from delayd.reading.tables import HourTables
 from delayd.reading.trace import trace
 from delayd.testing.disk import MemoryDisk

@@ -15,8 +15,8 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.seal import Seal
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.books import audit_directory
-from delayd.reading.directory import find_directories
-from delayd.reading.dispatch import read_outcomes
+from delayd.reading.files.directory import find_directories
+from delayd.reading.files.origins import read_outcomes
 from delayd.reading.seals import SealReport, SealState, verify_seals
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 from tests.unit.cli.runner import run

@@ -7,7 +7,7 @@ from delayd.errors import BadArgument
 from delayd.hours import hour_name
 from delayd.reading.books import audit_directory
 from delayd.reading.plan import plan_audit
-from delayd.reading.side_lines import Sides, compare_sides, parse_lines, read_sides
+from delayd.reading.seals import Sides, compare_sides, parse_lines, read_sides
 from delayd.reading.tables import tallies
 from delayd.reading.verify import verify_directory
 from tests.simulation.audit import BOOKS

@@ -14,9 +14,8 @@ from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, Reason
 from delayd.reading import plan
 from delayd.reading.books import AuditReport, audit_directory, report_plan
-from delayd.reading.directory import Directory
 from delayd.reading.export import export_directory, export_plan
-from delayd.reading.word import ScheduleSnapshot, take_snapshot
+from delayd.reading.files.directory import Directory, ScheduleSnapshot, take_snapshot
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
 from tests.simulation.audit import BOOKS
 from tests.sql_audit import SCRIPT, audit_by_sql, differences

@@ -22,9 +22,8 @@ from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.names import Hasher
-from delayd.reading.directory import find_directories
-from delayd.reading.verify import VerifyReport, verify_directory, verify_files
-from delayd.reading.verify_file import FileReport, State
+from delayd.reading.files.directory import find_directories
+from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
 from delayd.state import LmdbState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 from tests.worlds.keys import KeyRow, entries_of
@@ -118,15 +117,15 @@ def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoi
     for report in (verify_directory(books.root), verify_files([str(path)])):
         found = report_on(report, path)
         if published:
-            assert found.state is State.DAMAGED and FILE_HEADER_BYTES < found.position < size
+            assert found.state is FileState.DAMAGED and FILE_HEADER_BYTES < found.position < size
             assert found.damage == "the checksum of the batches differs" and not report.sound
         elif log == "delay/message":
             # No checkpoint counts it, but only durable messages get an outcome.
-            assert found.state is State.DAMAGED and FILE_HEADER_BYTES < found.position < size and not report.torn
+            assert found.state is FileState.DAMAGED and FILE_HEADER_BYTES < found.position < size and not report.torn
             assert found.damage.startswith("the checksum of the batches differs, and message ")
             assert "an outcome in" in found.damage and not report.sound
         else:
-            assert found.state is State.TORN and report.sound
+            assert found.state is FileState.TORN and report.sound
 
 
 def test_rule_L5_a_message_log_that_ends_before_what_an_outcome_names_is_damage(books: Books) -> None:
@@ -136,7 +135,7 @@ def test_rule_L5_a_message_log_that_ends_before_what_an_outcome_names_is_damage(
     kept = whole[: whole.rindex(MAGIC_BYTES)]
     path.write_bytes(kept)
     found = report_on(verify_directory(books.root), path)
-    assert (found.state, found.position, found.groups) == (State.DAMAGED, len(kept), 1)
+    assert (found.state, found.position, found.groups) == (FileState.DAMAGED, len(kept), 1)
     assert found.damage.startswith("the log ends there, and message ")
 
 
@@ -294,15 +293,15 @@ def consume_files(books: Books, count: int) -> list[Path]:
 
 def test_sound_and_unsound_files_are_told_apart_by_state_and_sentence(books: Books) -> None:
     report = verify_directory(books.root)
-    assert {(file.state, file.sentence) for file in report.files} == {(State.OK, "")}
+    assert {(file.state, file.sentence) for file in report.files} == {(FileState.OK, "")}
     flip(books.path_of("schedule"), FILE_HEADER_BYTES + 100)
     with books.path_of("dispatch").open("ab") as file:
         file.write(bytes(7))
     report = verify_directory(books.root)
     damaged, torn = report_on(report, books.path_of("schedule")), report_on(report, books.path_of("dispatch"))
-    assert damaged.state is State.DAMAGED
+    assert damaged.state is FileState.DAMAGED
     assert damaged.sentence.startswith(f"{damaged.path} is damaged at byte {FILE_HEADER_BYTES}: ")
-    assert torn.state is State.TORN and torn.torn is not None
+    assert torn.state is FileState.TORN and torn.torn is not None
     assert torn.sentence == torn.torn.sentence
     assert f"{torn.path} ends with 7 bytes that are no whole group, from byte {torn.torn.position}" in torn.sentence
 
@@ -322,19 +321,19 @@ def test_a_consume_log_may_end_within_an_entry_in_its_last_segment_only(books: B
     first, second = consume_files(books, SEGMENT_ENTRIES + 5)
     second.write_bytes(second.read_bytes()[:-3])
     torn = report_on(verify_directory(books.root), second)
-    assert (torn.state, torn.rows) == (State.TORN, 4) and "ends within an entry" in torn.sentence
+    assert (torn.state, torn.rows) == (FileState.TORN, 4) and "ends within an entry" in torn.sentence
     whole = first.read_bytes()
     for wrong in (whole + bytes(3), whole[:-3], whole[:-ENTRY_BYTES]):
         first.write_bytes(wrong)
         damaged = report_on(verify_directory(books.root), first)
-        assert damaged.state is State.DAMAGED and "a later segment exists" in damaged.damage
+        assert damaged.state is FileState.DAMAGED and "a later segment exists" in damaged.damage
 
 
 def test_a_file_whose_creation_did_not_finish_is_no_damage_in_the_last_place_only(tmp_path: Path) -> None:
     first, _, last = segments(tmp_path)
     last.write_bytes(last.read_bytes()[:10])
     report = verify_directory(str(tmp_path / "segmented"))
-    assert report.sound and report_on(report, last).state is State.TORN
+    assert report.sound and report_on(report, last).state is FileState.TORN
     assert "creation" in report_on(report, last).sentence
     first.write_bytes(b"")
     (damaged,) = verify_directory(str(tmp_path / "segmented")).damaged
@@ -346,8 +345,8 @@ def test_a_damaged_first_header_does_not_keep_the_other_files_from_being_read(tm
     flip(first, 20)
     flip(third, FILE_HEADER_BYTES + 20)
     report = verify_directory(str(tmp_path / "segmented"))
-    assert report_on(report, first).state is State.DAMAGED
-    assert (report_on(report, second).state, report_on(report, second).groups) == (State.OK, 1)
+    assert report_on(report, first).state is FileState.DAMAGED
+    assert (report_on(report, second).state, report_on(report, second).groups) == (FileState.OK, 1)
 
 
 def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
@@ -355,9 +354,9 @@ def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_r
     first.unlink()
     first.mkdir()  # The system opens it and reads nothing of it, as with EIO.
     report = verify_directory(str(tmp_path / "segmented"))
-    assert report_on(report, first).state is State.DAMAGED
+    assert report_on(report, first).state is FileState.DAMAGED
     assert "EISDIR" in str(report_on(report, first).damage)
-    assert report_on(report, second).state is State.OK
+    assert report_on(report, second).state is FileState.OK
     with pytest.raises(Unreadable, match=first.name):
         find_directories(RealDisk(), str(tmp_path / "segmented"))
 
@@ -419,7 +418,7 @@ def test_rows_of_a_schedule_log_stand_in_filing_order(tmp_path: Path, sound: boo
     segment.flush()
     books.close()
     report = report_on(verify_directory(books.root), Path(segment.path))
-    assert (report.state is State.OK) == sound
+    assert (report.state is FileState.OK) == sound
     assert sound or "filing order" in report.damage
 
 
@@ -430,7 +429,7 @@ def test_a_checkpoint_that_was_never_published_is_empty(tmp_path: Path) -> None:
     (report,) = verify_files([f"{books.delay}/checkpoint"]).files
     assert (report.kind, report.state, report.sentence) == (
         "checkpoint",
-        State.EMPTY,
+        FileState.EMPTY,
         "no checkpoint was published yet",
     )
 
@@ -456,7 +455,7 @@ def test_a_single_file_belongs_to_the_directory_around_it_and_has_its_name(books
     copy = tmp_path / "copy.log"
     shutil.copy(message_log(books), copy)
     report = verify_files([str(strange), str(renamed), str(copy)])
-    assert [file.state for file in report.files] == [State.DAMAGED, State.DAMAGED, State.OK]
+    assert [file.state for file in report.files] == [FileState.DAMAGED, FileState.DAMAGED, FileState.OK]
     assert "it belongs to the directory with log_id" in report.files[0].damage
     assert "its header says that it is 2026112016.log" in report.files[1].damage
     assert report.files[2].rows == 20
@@ -468,7 +467,7 @@ def test_a_single_segment_may_be_torn_only_when_it_is_the_last(tmp_path: Path) -
         with path.open("ab") as file:
             file.write(bytes(40))
     assert [file.state for file in verify_files([str(path) for path in paths]).files] == [
-        *(State.DAMAGED, State.DAMAGED, State.TORN),
+        *(FileState.DAMAGED, FileState.DAMAGED, FileState.TORN),
     ]
 
 
@@ -480,8 +479,8 @@ def test_single_files_are_found_from_the_folder_that_they_are_in(books: Books, m
     names = ["../../checkpoint", path.name]
     report = verify_files(names, progress=lambda done, count: seen.append((done, count)))
     assert [(file.path, file.kind, file.state) for file in report.files] == [
-        (names[0], "checkpoint", State.OK),
-        (names[1], "schedule", State.DAMAGED),
+        (names[0], "checkpoint", FileState.OK),
+        (names[1], "schedule", FileState.DAMAGED),
     ]
     assert "more bytes are there" in report.files[1].damage
     assert seen == [(1, 2), (2, 2)]
@@ -498,7 +497,7 @@ def test_a_single_file_with_the_name_of_a_log_and_other_bytes_is_damage(tmp_path
     path = tmp_path / f"{0:020}.log"
     path.write_bytes(b"x" * 100)
     (report,) = verify_files([str(path)]).files
-    assert (report.kind, report.state, report.size_bytes) == ("unknown", State.DAMAGED, 100)
+    assert (report.kind, report.state, report.size_bytes) == ("unknown", FileState.DAMAGED, 100)
     assert "this is not a file of delayd" in report.damage
 
 
@@ -519,9 +518,9 @@ def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Pat
     assert verify_files([str(beside), str(second), str(filed)]).sound
     (seal,) = Path(f"{books.delay}/seal").iterdir()
     for path in (seal, beside, second, filed):
-        assert report_on(report, path).state is State.OK
+        assert report_on(report, path).state is FileState.OK
         flip(path, 100)
-        assert report_on(verify_directory(books.root), path).state is not State.OK
+        assert report_on(verify_directory(books.root), path).state is not FileState.OK
 
 
 def test_files_that_the_checkpoint_counts_and_that_are_gone_are_named(books: Books) -> None:
@@ -602,7 +601,7 @@ def test_rule_L9_a_flipped_bit_in_the_index_of_keys_is_named(books: Books, place
         return verify_files([str(path)]) if alone else verify_directory(books.root)
 
     found = report_on(report(), path)
-    assert report().sound and (found.kind, found.state, found.rows) == ("keys", State.OK, 200)
+    assert report().sound and (found.kind, found.state, found.rows) == ("keys", FileState.OK, 200)
     size = path.stat().st_size
     places = {"file header": 30, "header": 70, "tables": size - 20, "block": 140, "names": 1428, "end": size - 1}
     at = places[place]
@@ -611,7 +610,7 @@ def test_rule_L9_a_flipped_bit_in_the_index_of_keys_is_named(books: Books, place
     else:
         flip(path, at)
     damaged = report_on(report(), path)
-    assert damaged.state is State.DAMAGED and 0 <= damaged.position <= at, damaged
+    assert damaged.state is FileState.DAMAGED and 0 <= damaged.position <= at, damaged
 
 
 @pytest.mark.parametrize("fault", ["gone", "another", "unfinished"])
@@ -636,4 +635,4 @@ def test_a_run_of_keys_that_is_being_written_is_no_damage(books: Books) -> None:
     beside = Path(run_path(books.delay, 2))
     beside.write_bytes(bytes(128) + path.read_bytes()[128:4096])
     report = verify_directory(books.root)
-    assert report.sound and report_on(report, beside).state is State.TORN
+    assert report.sound and report_on(report, beside).state is FileState.TORN

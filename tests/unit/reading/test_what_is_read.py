@@ -21,11 +21,10 @@ from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
 from delayd.reading.books import AuditReport, audit_directory, audit_plan, plan_faults, seal_books
-from delayd.reading.directory import Directory, Role
-from delayd.reading.groups import StoredGroup, TornTail, read_known, segment_bases
-from delayd.reading.indexed import read_by_index
+from delayd.reading.files.directory import Directory, Role
+from delayd.reading.files.groups import StoredGroup, TornTail, read_by_index, read_known, segment_bases
+from delayd.reading.files.targets import Chunk, Piece, TargetIndexer, scan_nothing, scan_piece, split_piece
 from delayd.reading.plan import plan_audit
-from delayd.reading.realtime import Chunk, Piece, TargetIndexer, scan_nothing, scan_piece, split_piece
 from delayd.reading.verify import verify_directory
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 

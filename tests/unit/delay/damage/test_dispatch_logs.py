@@ -12,9 +12,8 @@ from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, open_segment
-from delayd.reading import dispatch as reading
-from delayd.reading.directory import find_directories
-from delayd.reading.word import take_snapshot
+from delayd.reading.files import origins as reading
+from delayd.reading.files.directory import find_directories, take_snapshot
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.damage.dispatch_logs import HOUR, HOUR_MS, damaged_dispatch_log, flip

@@ -7,19 +7,25 @@ could vanish.
 `read_groups` reads up to the end of a file that may grow: what does not check there is a torn tail, or damage that ends
 the reading. `skim` reads what is known to be durable, without the heaps of large batches, and any damage ends the
 reading. `read_known` and `read_log` read a log by both. `salvage` reads a part of a file whole, tells what does not
-check, and goes on behind it.
+check, and goes on behind it. `read_by_index` reads closed segments from their index files, when few rows are needed;
+an index is used only when it gives the segment's own checksums. `Follow` checks that the groups of a message log follow
+each other, and stand where the checkpoint says (rule S5).
 
 A heap that nobody asks for is neither read nor verified: `delayd log verify` and an audit of all hours read it.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
-from delayd.batch import HEADER_BYTES, Batch, BatchKind, parse
+from delayd.batch import HEADER_BYTES, Batch, BatchKind, Int64s, parse
 from delayd.disk import NOTHING_TO_SYNC, Disk, open_named
 from delayd.errors import BatchMalformed, DamagedData, SyncFailed
 from delayd.log.group import (
@@ -37,7 +43,9 @@ from delayd.log.group import (
     verify_group,
 )
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.segment import FILE_HEADER_BYTES, Segment, UnfinishedFile, open_segment
+from delayd.log.schedule import RESTORED_STEP
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, Segment, UnfinishedFile, open_segment
+from delayd.log.segment_index import FRONT_BYTES, IndexedGroup, read_index
 
 # One read takes the header of a group, and the columns of its first batch unless they are large.
 AHEAD_BYTES = 16 << 10
@@ -45,6 +53,9 @@ WINDOW_BYTES = 4 << 20  # Read at a time: its end cuts few groups, which are rea
 WHOLE_BYTES = 2 * AHEAD_BYTES  # If batches are smaller than this on average, reading their group in one go costs less.
 HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).
 RESYNC_BYTES = 4 << 20
+ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
+
+Result = TypeVar("Result")
 
 
 class LogMoved(Exception):
@@ -71,6 +82,21 @@ class TornTail:
             "file alone does not tell apart; the server takes them off at its next start, unless it knows that they "
             "were durable"
         )
+
+
+def until_still(data: str, read: Callable[[], Result], moved: Callable[[], None] | None = None) -> Result:
+    """Call ``read`` until the files stay unchanged during the call (rule P3); DamagedData when they never do.
+
+    ``moved`` is called before each further attempt; None when ``read`` looks at the files anew by itself.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return read()
+        except LogMoved as error:
+            last = error
+            if moved is not None:
+                moved()
+    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
 
 
 def read_groups(
@@ -524,3 +550,258 @@ class _Window:
         if self._file.pread_into(view, position) < size:
             raise DamagedData(self.path, position, "the batches are cut short")
         return view
+
+
+class Followed(NamedTuple):
+    """The fields of a group's header that are compared, and where the group ends."""
+
+    offset: int
+    end: int
+    epoch: int
+    base_sequence: int
+    row_count: int
+    appended_at_ms: int
+    previous_crc32c: int
+    header_crc32c: int
+    kind: int
+
+
+def followed(group: Group | IndexedGroup) -> Followed:
+    """What is compared of a group."""
+    header = group.header
+    return Followed(
+        header.offset,
+        group.end,
+        header.epoch,
+        header.base_sequence,
+        header.row_count,
+        header.appended_at_ms,
+        header.previous_crc32c,
+        header.header_crc32c,
+        header.kind,
+    )
+
+
+class Checked(NamedTuple):
+    """What a checkpoint says of a message log at an offset; None: it says nothing of this."""
+
+    offset: int
+    next_sequence: int | None
+    epoch: int | None
+    appended_at_ms: int | None = None  # Of the last group below the offset, and the checksum of its header.
+    crc32c: int | None = None
+
+
+class Follow:
+    """The groups of one log, in their order."""
+
+    def __init__(self, checked: Checked | None) -> None:
+        """``checked`` is None while no checkpoint was published."""
+        self.faults: list[str] = []
+        self.first = 0
+        self.last_appended_at_ms = 0
+        self._checked = checked  # Until the log has reached it.
+        self._next: int | None = None  # The sequence that the next row must have.
+        self._appended_at_ms = 0
+        self._crc32c: int | None = None
+        self._epoch = 0
+        self._end: int | None = None  # Where the group before ends.
+
+    def take(
+        self, group: Followed, rows: int | None = None, *, may_fall: bool = True, unused: Sequence[int] = ()
+    ) -> None:
+        """Look at the next group.
+
+        Args:
+            group: its header.
+            rows: how many rows its batches have; None: nobody has counted them.
+            may_fall: whether it may be appended before the group before it, as after an operator's word.
+            unused: how many sequences each of its records leaves unused.
+        """
+        at = f"the group at offset {group.offset}"
+        if self._checked is not None and group.offset >= self._checked.offset:
+            self._reach(self._checked, group.previous_crc32c, group.offset)
+        for count in unused:
+            if count != RESTORED_STEP:
+                self.faults.append(f"{at} leaves {count} sequences unused, an accepted server leaves {RESTORED_STEP}")
+            elif self._next is not None:
+                self._next += RESTORED_STEP
+        if group.appended_at_ms < self._appended_at_ms and not may_fall:
+            self.faults.append(f"{at} was appended at {group.appended_at_ms}, before the one before it")
+        if group.epoch < self._epoch:
+            self.faults.append(f"{at} is of epoch {group.epoch}, the one before it of {self._epoch}")
+        if group.kind == GroupKind.DATA:
+            if self._next is not None and group.base_sequence != self._next:
+                self.faults.append(f"{at} begins at message {group.base_sequence}, and {self._next} is the next one")
+            count = group.row_count if rows is None else rows
+            if count != group.row_count:
+                self.faults.append(f"{at} counts {group.row_count} rows, and has {count}")
+            self.first = self.first or group.base_sequence
+            self._next = group.base_sequence + count
+        self._appended_at_ms, self._crc32c = group.appended_at_ms, group.header_crc32c
+        self._epoch, self._end = max(self._epoch, group.epoch), group.end
+        self.last_appended_at_ms = max(self.last_appended_at_ms, group.appended_at_ms)
+
+    def end(self) -> list[str]:
+        """Return the faults; the log ends here for now."""
+        if self._checked is not None and self._end is not None:
+            self._reach(self._checked, None, self._end)
+        return self.faults
+
+    def _reach(self, checked: Checked, previous_crc32c: int | None, offset: int) -> None:
+        """Compare the log with what the checkpoint says at an offset, which the group at this one is the first to
+        reach.
+        """
+        self._checked = None
+        at = checked.offset
+        if self._end is not None and at not in (offset, self._end):
+            self.faults.append(f"no group of the message log begins at offset {at}, which the checkpoint names")
+        if None not in (self._next, checked.next_sequence) and self._next != checked.next_sequence:
+            what = f"the message log goes on with message {self._next} at offset {at}"
+            self.faults.append(f"{what}, the checkpoint with {checked.next_sequence}")
+        if self._crc32c is not None and checked.appended_at_ms not in (None, self._appended_at_ms):
+            what = f"the last group below offset {at} was appended at {self._appended_at_ms}"
+            self.faults.append(f"{what}, the checkpoint says {checked.appended_at_ms}")
+        if checked.epoch is not None and self._epoch > checked.epoch:
+            what = f"the message log has a group of epoch {self._epoch}"
+            self.faults.append(f"{what}, the checkpoint is of {checked.epoch}")
+        before = self._crc32c if self._crc32c is not None else previous_crc32c
+        if None not in (before, checked.crc32c) and before != checked.crc32c:
+            self.faults.append(f"the checkpoint names another group below offset {at} than the message log has")
+        self._next = self._next if checked.next_sequence is None else checked.next_sequence
+
+
+CHECKED_BYTES = 96  # The bytes of a front that its header's checksum covers, and that checksum.
+HEAP_WORD, COLUMNS_CRC32C = 4, 7  # Words of 32 bits in the front of a batch.
+POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's polynomial, with its bits reversed.
+LENGTH_BITS = 27  # Lengths below 128 MiB: a group is shorter.
+PIECES = 4  # The pieces of a batch: the front's beginning, the columns, the subject table, the rest of the heap.
+
+UInt32s = NDArray[np.uint32]
+
+
+def read_by_index(
+    disk: Disk, place: LogPlace, bounds: tuple[int, int, int], torn: list[TornTail]
+) -> Iterator[Group | IndexedGroup]:
+    """As `read_known`, but segments with a valid index are read from it."""
+    start, durable, stop = bounds
+    bases = segment_bases(disk, place)
+    offset, crc = start, None
+    for base, following in pairwise(bases):
+        if base != offset or following > stop:
+            continue
+        header, after = _header(disk, place, base, last=False), _header(disk, place, following, last=True)
+        if header is None or after is None:
+            break
+        size = file_size(disk, f"{place.folder}/{segment_name(base)}")
+        groups = None
+        # A cut file, or one that does not follow, is reported by the reader of segments.
+        if crc in (None, header.previous_crc32c) and size == following - base:
+            groups = read_index(disk, place, base, following, after.previous_crc32c)
+        if groups is not None and proves(groups, header, after):
+            yield from groups
+        else:
+            yield from read_log(disk, place, base, following, torn, crc)
+        offset, crc = following, after.previous_crc32c
+    yield from read_known(disk, place, (offset, durable, stop), torn, crc)
+
+
+def proves(groups: Sequence[CommitGroup | IndexedGroup], header: FileHeader, following: FileHeader) -> bool:
+    """Whether these are all groups of the segment between two file headers, unchanged."""
+    offset, crc = header.base_offset, header.previous_crc32c
+    for group in groups:
+        if (group.header.offset, group.header.previous_crc32c) != (offset, crc):
+            return False
+        offset, crc = group.end, group.header.header_crc32c
+    if (offset, crc) != (following.base_offset, following.previous_crc32c):
+        return False
+    return _contents_check([group for group in groups if isinstance(group, IndexedGroup)])
+
+
+def _contents_check(groups: Sequence[IndexedGroup]) -> bool:
+    """Whether the content checksum of each group follows from its pieces; groups without a batch have none."""
+    if not groups:
+        return True
+    fronts = np.concatenate([group.fronts for group in groups]).reshape(-1, FRONT_BYTES // 8)
+    if not len(fronts) or any(not len(group.sizes) for group in groups):
+        return False
+    words = fronts.view(np.uint32)
+    sizes = np.concatenate([group.sizes for group in groups])
+    tables = [8 * np.diff(group.name_starts) for group in groups]
+    heaps, table_bytes = words[:, HEAP_WORD].astype(np.int64), np.concatenate(tables)
+    lengths = np.empty((len(fronts), PIECES), np.int64)
+    lengths[:, 0], lengths[:, 1], lengths[:, 2] = CHECKED_BYTES, heaps - CHECKED_BYTES, table_bytes
+    lengths[:, 3] = sizes - heaps - table_bytes
+    if (lengths < 0).any():
+        return False
+    crcs = np.empty((len(fronts), PIECES), np.uint32)
+    data = memoryview(fronts.tobytes())
+    crcs[:, 0] = [crc32c(data[at : at + CHECKED_BYTES]) for at in range(0, len(data), FRONT_BYTES)]
+    crcs[:, 1] = words[:, COLUMNS_CRC32C]
+    crcs[:, 2] = [crc for group in groups for crc in _tables_crc32c(group)]
+    crcs[:, 3] = np.concatenate([group.rests for group in groups])
+    counts = np.array([len(group.sizes) for group in groups])
+    starts = PIECES * (np.cumsum(counts) - counts)
+    said = np.array([group.header.content_crc32c for group in groups], np.uint32)
+    return bool((joined(crcs.ravel(), lengths.ravel(), starts) == said).all())
+
+
+def _tables_crc32c(group: IndexedGroup) -> list[int]:
+    """The checksum of each batch's subject table."""
+    data = memoryview(group.names.tobytes())
+    bounds = (8 * group.name_starts).tolist()
+    return [crc32c(data[begin:end]) for begin, end in pairwise(bounds)]
+
+
+def _header(disk: Disk, place: LogPlace, base: int, *, last: bool) -> FileHeader | None:
+    segment = open_base(disk, place, base, last=last)
+    if segment is None:
+        return None
+    segment.close()
+    return segment.header
+
+
+def joined(crcs: UInt32s, lengths: Int64s, starts: Int64s) -> UInt32s:
+    """The CRC-32C of each whole; its pieces stand one behind the other, beginning at its entry of ``starts``.
+
+    A checksum is a polynomial's remainder, so the checksum of ``a + b`` is that of ``a``, moved on by the length of
+    ``b``, plus that of ``b``. Moving on by 2^k bytes is linear: four tables of 256 entries, one for each byte of it.
+
+    Args:
+        crcs: of each piece.
+        lengths: of each piece, in bytes.
+        starts: for each whole the index of its first piece, rising; each has one.
+    """
+    ends = np.cumsum(lengths)
+    counts = np.diff(np.append(starts, len(lengths)))
+    behind = np.repeat(ends[starts + counts - 1], counts) - ends
+    return np.bitwise_xor.reduceat(_moved(crcs, behind), starts)
+
+
+def _moved(crcs: UInt32s, lengths: Int64s) -> UInt32s:
+    """Each checksum, moved on by ``lengths`` bytes."""
+    moved = crcs.copy()
+    for bit in range(LENGTH_BITS):
+        rows = np.flatnonzero(lengths >> bit & 1)
+        if len(rows):
+            moved[rows] = _apply(_tables(bit), moved[rows])
+    return moved
+
+
+def _apply(tables: UInt32s, values: UInt32s) -> UInt32s:
+    found: UInt32s = tables[0].take(values & np.uint32(255))
+    for byte in (1, 2, 3):
+        found ^= tables[byte].take(values >> np.uint32(8 * byte) & np.uint32(255))
+    return found
+
+
+@lru_cache(maxsize=LENGTH_BITS)
+def _tables(bit: int) -> UInt32s:
+    """Tables that move a checksum on by 2^bit bytes: uint32[4, 256]."""
+    if bit:
+        before = _tables(bit - 1)
+        return _apply(before, before.ravel()).reshape(4, 256)
+    values = np.arange(256, dtype=np.uint32) << (np.arange(4, dtype=np.uint32) * np.uint32(8))[:, None]
+    for _ in range(8):
+        values = values >> np.uint32(1) ^ POLYNOMIAL * (values & np.uint32(1))
+    return values

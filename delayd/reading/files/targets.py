@@ -1,7 +1,7 @@
-"""Realtime: the realtime message log as an audit reads it: an index of handed-over batches, and their rows hour by
+"""Targets: realtime message logs as an audit reads them: an index of handed-over batches, and their rows hour by
 hour.
 
-Invariant: the log is scanned once, whole and verified, up to the size that it had before the other logs' sizes were
+Invariant: a log is scanned once, whole and verified, up to the size that it had before the other logs' sizes were
 taken. Then later batches are scanned, so that an outcome that was recorded meanwhile finds its row. One index row a
 batch is kept; the rows of an hour are read again, columns only, each batch verified by its own checksum.
 
@@ -34,11 +34,31 @@ from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, conten
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
-from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, named_of, rows_of_part
-from delayd.reading.directory import Directory
-from delayd.reading.follow import Checked, Follow, Followed, followed
-from delayd.reading.groups import LogMoved, Memory, StoredGroup, TornTail, log_size, read_known, segment_bases
-from delayd.reading.indexed import read_by_index
+from delayd.reading.files.directory import Directory
+from delayd.reading.files.groups import (
+    Checked,
+    Follow,
+    Followed,
+    LogMoved,
+    Memory,
+    StoredGroup,
+    TornTail,
+    followed,
+    log_size,
+    read_by_index,
+    read_known,
+    segment_bases,
+)
+from delayd.reading.files.rows import (
+    BATCH,
+    NO_INT64S,
+    NO_UINT64S,
+    Batches,
+    Target,
+    TargetRows,
+    UInt64s,
+    rows_of_part,
+)
 
 GROUP = np.dtype(
     [
@@ -46,27 +66,6 @@ GROUP = np.dtype(
         for name in Followed._fields
     ]
 )
-BATCH = np.dtype(
-    [
-        ("target", "<u4"),  # Index into the targets of a `TargetIndex`.
-        ("subject", "<u4"),
-        ("hour", "<u4"),
-        ("count", "<u4"),
-        ("segment_base", "<u8"),
-        ("offset", "<u8"),
-        ("origin_log_id", "<u8"),
-        ("epoch", "<u8"),
-        ("batch_id", "<u8"),
-        ("claimed_at_ms", "<i8"),
-        ("appended_at_ms", "<i8"),
-        ("columns_end", "<u4"),  # Where the checksummed columns end, from the start of the batch.
-        ("deliver_at", "<u4"),  # Where the column deliver_at_ms begins; sequence is the next one.
-        ("columns_crc32c", "<u4"),
-        ("decided", "u1"),  # Whether its origin's last watermark covers it (rule H1).
-        ("newer", "u1"),  # Whether it came after the other logs' sizes were taken; then it can only prove an outcome.
-    ]
-)
-Batches = NDArray[np.void]
 # The beginning of a DISPATCH batch (docs/formats/batch.md): header, kind part, and the first two columns' entries.
 FRONT = np.dtype(
     [
@@ -95,15 +94,6 @@ PIECE_BYTES = 64 << 20  # A piece of a scan that others read has at least this m
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A realtime server's message log; retention has removed what lies below ``start``."""
-
-    folder: str
-    log_id: int
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
 class TargetIndex:
     """All handed-over batches of some realtime logs, in order of target and offset."""
 
@@ -112,29 +102,6 @@ class TargetIndex:
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: where its log does not follow (rule S5).
-
-
-@dataclass(frozen=True, slots=True)
-class TargetRows:
-    """Rows of one hour and origin as the targets hold them; ``batch_of`` is for each row an index into ``batches``."""
-
-    sequence: UInt64s
-    deliver_at_ms: Int64s
-    batch_of: Int64s
-    batches: Batches
-    targets: tuple[Target, ...]
-    subjects: tuple[str, ...]
-    content_hash: UInt64s | None = None  # 0 for a row without a stated hash, and None if no row has one.
-
-    def hashes(self) -> UInt64s:
-        """The content hash of each row, 0 where it is not stated."""
-        return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
-
-    def take(self, rows: slice) -> "TargetRows":
-        """Some of the rows; of many batches only those that they name."""
-        batches, batch_of = named_of(self.batches, self.batch_of[rows])
-        columns = self.sequence[rows], self.deliver_at_ms[rows], batch_of
-        return TargetRows(*columns, batches, self.targets, self.subjects, self.hashes()[rows])
 
 
 class Greeting(NamedTuple):
@@ -168,7 +135,7 @@ class Chunk(NamedTuple):
     torn: list[TornTail]
 
 
-class Columns(NamedTuple):
+class TargetColumns(NamedTuple):
     """Sequences, due instants and content hashes of rows; a hash is 0 where it is not stated."""
 
     sequence: UInt64s
@@ -176,7 +143,7 @@ class Columns(NamedTuple):
     content_hash: UInt64s
 
 
-NO_COLUMNS = Columns(NO_UINT64S, NO_INT64S, NO_UINT64S)
+NO_COLUMNS = TargetColumns(NO_UINT64S, NO_INT64S, NO_UINT64S)
 
 
 Scan = Callable[[Sequence[Piece]], Iterable[Chunk]]  # Gives the chunks of all pieces, in their order.
@@ -571,7 +538,7 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: ran
                 batch_of = np.repeat(np.arange(low, high), batches["count"][low:high])
                 if part is not None:
                     rows = rows_of_part(columns.sequence, part)
-                    columns, batch_of = Columns._make(column[rows] for column in columns), batch_of[rows]
+                    columns, batch_of = TargetColumns._make(column[rows] for column in columns), batch_of[rows]
                 pieces.append((columns, batch_of))
         finally:
             file.close()
@@ -606,7 +573,7 @@ def _runs(batches: Batches) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> Columns:
+def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> TargetColumns:
     """The rows of batches that lie near each other."""
     begin = int(batches["offset"][0]) + COLUMNS_AT
     position = begin - int(batches["segment_base"][0]) + FILE_HEADER_BYTES
@@ -622,7 +589,7 @@ def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> Column
     return _columns_of(np.frombuffer(view, np.uint64), starts, batches)
 
 
-def _columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> Columns:
+def _columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> TargetColumns:
     """The rows of batches that begin at the bytes ``starts`` of ``words``, which hold their columns."""
     counts = batches["count"].astype(np.int64)
     # For each row the word of its due instant; the word of its sequence is as many words further as its batch has rows.
@@ -631,7 +598,7 @@ def _columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> Columns:
     places += np.arange(len(places))
     due = words.take(places).view(np.int64)
     places += np.repeat(counts, counts)
-    return Columns(words.take(places), due, _hashes_of(words, starts >> 3, batches, counts))
+    return TargetColumns(words.take(places), due, _hashes_of(words, starts >> 3, batches, counts))
 
 
 def _hashes_of(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s) -> UInt64s:

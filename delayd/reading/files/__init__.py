@@ -1,0 +1,10 @@
+"""The files of a data directory, read into columns; nothing is locked or changed (rules P3, L6).
+
+A map, from names to rows.
+
+    directory   which servers a directory holds, and what their checkpoints say (their *word*) and bound
+    groups      the groups of logs: whole, without bodies, behind damage, or by indexes; whether they follow each other
+    rows        rows of many batches as flat arrays; sorting them, and joining the rows of two logs
+    origins     an hour at its delay server: schedule log, message log, dispatch log, and decisions
+    targets     the same hour at the realtime servers: an index of batches, and their rows
+"""
