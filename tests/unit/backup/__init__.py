@@ -1,1 +1,0 @@
-"""Unit tests of delayd.backup, on a disk in memory."""
