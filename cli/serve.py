@@ -33,7 +33,7 @@ _SUMMARIES = {
 }
 _TEXTS = {
     "data": "directory of all servers of this machine; each has a folder of its own in it",
-    "host": "address to listen on",
+    "host": "address to listen on; the default lets no other machine in",
     "port": "port to listen on; 0 takes a free one, which the ready line names",
     "meta": "address of the meta server",
     "advertise_host": "name or address under which clients and other servers reach it",
@@ -44,33 +44,33 @@ _TEXTS = {
     "heartbeat_ms": "how often servers tell meta that they are alive",
     # What a delay server accepts.
     "horizon_days": "how far ahead a message may be due",
-    "hour_rows_max": "most messages that may be due in one hour",
+    "hour_rows_max": "most messages that may be due in one hour, which is loaded whole at 32 bytes each",
     "group_bytes_max": "most bytes that one fsync of the message log makes durable",
-    "intake_queue_bytes_max": "bytes that may wait for that fsync; beyond this, producers are told to wait",
-    "producer_keep_ms": "how long the server recognises a batch that a producer sends again",
-    "free_bytes_far": "below this much free disk, messages of later hours are refused",
-    "free_bytes_all": "below this much free disk, all messages are refused",
+    "intake_queue_bytes_max": "bytes that may wait for that fsync, at least a group; beyond, producers are told to wait",
+    "producer_keep_ms": "how long a batch that a producer sends again is recognised: longer than any client tries",
+    "free_bytes_far": "below this much free disk, messages of later hours are refused; at least free_bytes_all",
+    "free_bytes_all": "below this much free disk, all messages are refused; the rest is for pending ones",
     # From log to log.
     "checkpoint_every_ms": "time between checkpoints; a restart replays the log since the last one",
-    "checkpoint_bytes": "most bytes of log between two checkpoints",
+    "checkpoint_bytes": "most bytes of log between two checkpoints; a restart replays 1 GB in about a second",
     "replay_lag_bytes_max": "producers are told to wait while more bytes of log than this have no checkpoint",
     "load_ahead_ms": "how long before its beginning an hour is loaded",
-    "tail_bytes": "bytes of the newest part of the log that are kept in memory",
+    "tail_bytes": "bytes of the newest part of the log that are kept in memory, so that no disk is read for them",
     "source_cache_bytes": "memory for batches that are read for dispatch",
     # From a delay server to realtime servers.
-    "frames_in_flight_max": "most frames on their way to one realtime server at once",
+    "frames_in_flight_max": "most frames on their way to one realtime server; times frame_bytes_max below 64 MiB",
     "frame_rows_max": "most messages in one frame",
     "frame_bytes_max": "most bytes in one frame",
-    "undecided_bytes_max": "most bytes sent to one realtime server whose outcomes are not durable yet",
+    "undecided_bytes_max": "most bytes at a realtime server without durable outcomes; at least all its frames",
     "target_silence_ms_max": "a realtime server that answers nothing for this long is connected to anew",
-    "outcomes_flush_ms": "how often dispatch logs are fsynced",
-    "dispatch_give_up_after_ms": "a message becomes DEAD when a realtime server has refused it for this long",
+    "outcomes_flush_ms": "how often dispatch logs are fsynced; later only means more to ask after a crash",
+    "dispatch_give_up_after_ms": "a message that a realtime server has refused by name for this long is DEAD",
     # Settings for consumers.
-    "lease_ms_max": "longest lease that a pull may ask for",
+    "lease_ms_max": "longest lease that a pull may ask for; schedule the rest of longer work as another message",
     "pull_bytes_max": "most bytes in one answer",
     # What stays.
-    "segment_bytes": "size of one file of a log",
-    "retention_hours": "how long a sealed hour is kept after its end",
+    "segment_bytes": "size of one file of a log, which is removed as a whole",
+    "retention_hours": "how long a sealed hour is kept after its end, for audits",
     "retention_ms": "how long messages are kept at least, also when every group has acknowledged them",
 }
 _METAVARS = {
@@ -89,7 +89,10 @@ _DEFAULTS = {
 }
 # Settings that servers have in common and that mean another thing to each.
 _TEXTS_OF = {
-    ("meta", "lease_ms"): "a server that meta has not heard from for this long gets no new subjects",
+    (
+        "meta",
+        "lease_ms",
+    ): "a server silent for this long gets no new subjects; at least 3 heartbeats",
     ("realtime", "lease_ms"): "lease of a pull that names no lease",
     (
         "realtime",
@@ -133,9 +136,14 @@ def server_command(role: str) -> click.Command:
     )
 
 
+def setting_text(role: str, name: str) -> str:
+    """What a setting of a server is: the help of its option, and its row in docs/operations.md."""
+    return _TEXTS_OF.get((role, name)) or _TEXTS[name]
+
+
 def _option(role: str, setting: Field[Value]) -> click.Option:
     name = f"--{setting.name.replace('_', '-')}"
-    text = _TEXTS_OF.get((role, setting.name)) or _TEXTS[setting.name]
+    text = setting_text(role, setting.name)
     if isinstance(setting.default, bool):
         return click.Option([name], is_flag=True, default=None, help=text)
     bounds = ""

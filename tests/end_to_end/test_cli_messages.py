@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.operations_page import as_on_the_page, files_on_the_page
 from tests.unit.cli.runner import run
+from tests.unit.pages import as_on_the_page, files_on_the_page
 from tests.waiting import DEADLINE_S, wait_until
 
 from .up_process import Up, is_running, up

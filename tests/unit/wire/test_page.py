@@ -9,8 +9,7 @@ from delayd import limits
 from delayd.delay import producers, subjects
 from delayd.delay.ending import message_requests
 from delayd.wire import results, waits
-from delayd.wire.limits import DELAY_LIMITS, META_LIMITS, REALTIME_LIMITS
-from delayd.wire.requests import ANY, Cost, RequestType
+from delayd.wire.requests import RequestType
 from realtime import answers, intake, joins, parts, pulls, roster, subscriptions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
@@ -57,25 +56,7 @@ def test_a_bound_on_the_page_is_that_of_the_code(row: str, values: list[int]) ->
         assert f"{value:,}" in line, f"{row} {value:,}"
 
 
-UNITS = {"1": Cost.PLAIN, "16": Cost.COUNTERS, "1, behind light ones": Cost.HEAVY, "64": Cost.LISTING}
 ALSO_CALLED = {RequestType.META_SUBJECTS: "SUBJECTS"}
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def table() -> dict[int, list[str]]:
-    """The table of requests on the page, by type."""
-    section = PAGE.split("## Requests\n")[1].split("\n## ")[0]
-    rows = [cells(line) for line in section.splitlines() if re.match(r"\| \d", line)]
-    return {int(row[0]): row[1:] for row in rows}
-
-
-def bytes_of(text: str) -> int:
-    """The number of bytes in `16 MiB + 64 KiB`."""
-    parts = [part.split() for part in text.split(" + ")] if text != "none" else []
-    return sum(int(count) << {"MiB": 20, "KiB": 10}[unit] for count, unit in parts)
 
 
 def heads() -> dict[tuple[int, str], set[str]]:
@@ -92,23 +73,8 @@ def fields_in(text: str) -> set[str]:
 
 
 def test_the_page_has_each_request_with_its_fields_and_no_other_one() -> None:
-    assert {number: row[0] for number, row in table().items()} == {kind.value: kind.name for kind in RequestType}
     declared = {(kind.value, ALSO_CALLED.get(kind, kind.name)): {*kind.terms.fields.split()} for kind in RequestType}
     told = heads()
     assert told.keys() == declared.keys()
     for kind, fields in declared.items():
         assert told[kind] == fields, kind
-
-
-@pytest.mark.parametrize("kind", RequestType)
-def test_a_request_on_the_page_is_served_as_it_is_declared(kind: RequestType) -> None:
-    _, servers, trusted, fenced, body, head, units = table()[kind]
-    terms = kind.terms
-    assert servers == ("any" if terms.servers == ANY else ", ".join(terms.servers))
-    assert (trusted, fenced) == ("yes" * terms.trusted, "yes" * terms.fenced)
-    assert bytes_of(body) == terms.body_bytes_max
-    assert UNITS[units] is terms.cost
-    for of_role, role in zip((META_LIMITS, DELAY_LIMITS, REALTIME_LIMITS), ANY, strict=True):
-        room = of_role.by_type_trusted.get(kind, of_role.plain)
-        assert room.head_bytes == bytes_of(head)
-        assert (kind in of_role.bodies) == (role in terms.servers and terms.body_bytes_max > 0)
