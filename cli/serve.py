@@ -46,7 +46,7 @@ _TEXTS = {
     "horizon_days": "how far ahead a message may be due",
     "hour_rows_max": "most messages that may be due in one hour, which is loaded whole at 32 bytes each",
     "group_bytes_max": "most bytes that one fsync of the message log makes durable",
-    "intake_queue_bytes_max": "bytes that may wait for that fsync, at least a group; beyond, producers are told to wait",
+    "intake_queue_bytes_max": "bytes that may wait for that fsync, at least a group; beyond that, producers must wait",
     "producer_keep_ms": "how long a batch that is sent again is recognised: longer than any client tries",
     "free_bytes_far": "below this much free disk, messages of later hours are refused; at least free_bytes_all",
     "free_bytes_all": "below this much free disk, all messages are refused; the rest is for pending ones",
