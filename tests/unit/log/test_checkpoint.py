@@ -24,12 +24,6 @@ def published(disk: MemoryDisk, count: int) -> CheckpointFile:
     return file
 
 
-def test_nothing_is_read_before_the_first_publication(disk: MemoryDisk) -> None:
-    assert read_checkpoint(disk, "/data") is None
-    published(disk, 0).close()
-    assert read_checkpoint(disk, "/data") is None
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_newest_publication_is_read_also_by_the_next_writer(disk: MemoryDisk, count: int) -> None:
     published(disk, count).close()
@@ -71,8 +65,3 @@ def test_a_file_of_another_directory_or_a_newer_format_is_refused_by_name(disk: 
     file.pwritev([header], 0)
     with pytest.raises(NewerFormat, match="version 2"):
         read_checkpoint(disk, "/data")
-
-
-def test_a_checkpoint_that_does_not_fit_its_slot_is_a_bug(disk: MemoryDisk) -> None:
-    with pytest.raises(AssertionError, match="does not fit"):
-        published(disk, 1).publish({"hours": bytes(SLOT_BYTES)}, 5)

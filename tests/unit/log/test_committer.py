@@ -32,9 +32,6 @@ class Letters(Committer[str, str]):
 
     def _close(self) -> str | None:
         group, self.waiting = self.waiting[:2], self.waiting[2:]
-        if "!" in group:
-            self.put("?")
-            group = group.replace("!", "")
         if self.waiting:
             self.commit()
         return group or None
@@ -83,12 +80,6 @@ def test_groups_are_told_in_order_where_each_write_returns_at_once() -> None:
     letters.answers |= {"a": "bcde", "bc": "f"}
     letters.put("a")
     assert letters.told == letters.done == ["A", "BC", "DE", "F"] and letters.idle
-
-
-def test_what_comes_while_a_group_is_closed_is_in_a_later_one_even_if_that_one_is_empty() -> None:
-    letters = Letters(InlineExecutor())
-    letters.put("!")
-    assert letters.told == ["?"] and letters.idle
 
 
 def test_rule_L8_a_group_that_finds_no_space_is_written_again_and_what_came_meanwhile_is_behind_it() -> None:

@@ -7,7 +7,7 @@ import logging
 import pytest
 from crc32c import crc32c
 
-from delayd.errors import DamagedData, DiskFull, NewerFormat, ServerStopped, SyncFailed
+from delayd.errors import DamagedData, NewerFormat, ServerStopped
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, list_segments, open_log, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
@@ -62,67 +62,6 @@ def test_a_full_segment_rolls_and_a_scan_goes_on_in_the_next_one() -> None:
     assert numbers(log, middle.end) == list(range(6, 12))
 
 
-def test_a_scan_up_to_the_durable_offset_does_not_look_at_what_is_just_being_written() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 2)
-    file = disk.open(f"{PLACE.folder}/{segment_name(0)}", write=True)
-    file.pwritev([b"half of a group" * 20], FILE_HEADER_BYTES + log.end)
-    assert numbers(log) == [0, 1]
-
-
-def test_a_scan_of_groups_larger_than_one_read_finds_them_whole() -> None:
-    log = open_log(MemoryDisk(), LogPlace("/data", FileKind.REALTIME, 1), 5)
-    for number in range(3):
-        log.append([group(number, 3_000_000)], 5)
-    log.flush()
-    assert numbers(log) == [0, 1, 2]
-
-
-def test_deleted_segments_are_gone_and_what_is_referred_to_stays() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 12)
-    fifth = list(log.scan(0, log.durable))[4]
-    assert log.remove(log.detach_below(fifth.header.offset)) > 0
-    assert log.start <= fifth.header.offset
-    assert numbers(log, fifth.header.offset) == list(range(4, 12))
-    with pytest.raises(DamagedData, match="not kept any more"):
-        log.read(0, 8)
-    log.remove(log.detach_below(1 << 40))
-    assert len(disk.list_folder(PLACE.folder)) == 1, "the last segment stays"
-    assert open_log(disk.after_crash(), PLACE, 5, log.end, log.crc32c).end == log.end
-
-
-def test_rule_L3_a_full_disk_in_the_middle_of_an_append_is_cut_back_and_refused() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 2)
-    before = (log.end, log.crc32c)
-    disk.capacity_bytes = disk.used_bytes + 500
-    with pytest.raises(DiskFull):
-        log.append([group(2), group(3), group(4)], 5)
-    assert (log.end, log.crc32c) == before
-    assert disk.open(f"{PLACE.folder}/{segment_name(0)}").size() == FILE_HEADER_BYTES + log.end
-    # The whole groups of the failed append must not be there after a crash either.
-    assert numbers(open_log(disk.after_crash(), PLACE, 5)) == [0, 1]
-    disk.capacity_bytes += 10_000
-    log.append([group(5)], 5)
-    log.flush()
-    assert numbers(open_log(disk.after_crash(), PLACE, 5)) == [0, 1, 5]
-
-
-def test_rule_L8_a_disk_that_is_full_at_a_roll_leaves_no_file_and_the_log_goes_on_when_space_is_back() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 4)
-    disk.capacity_bytes = disk.used_bytes + 10
-    for _ in range(2):
-        with pytest.raises(DiskFull):
-            log.append([group(4)], 5)
-    assert len(disk.list_folder(PLACE.folder)) == 1
-    disk.capacity_bytes += 10_000
-    log.append([group(4)], 5)
-    log.flush()
-    assert numbers(open_log(disk.after_crash(), PLACE, 5)) == [0, 1, 2, 3, 4]
-
-
 def test_a_failed_write_that_cannot_be_cut_back_stops_the_server() -> None:
     disk = MemoryDisk(Faults())
     log = filled(disk, 1)
@@ -132,20 +71,6 @@ def test_a_failed_write_that_cannot_be_cut_back_stops_the_server() -> None:
         log.append([group(1)], 5)
     with pytest.raises(ServerStopped):
         log.append([group(1)], 5)
-
-
-def test_rule_L1_after_a_failed_sync_nothing_is_appended_or_reported_durable_any_more() -> None:
-    disk = MemoryDisk(Faults())
-    log = filled(disk, 1)
-    durable = log.durable
-    log.append([group(1)], 5)
-    disk.faults.fail_sync_at = disk.syncs + 1
-    with pytest.raises(SyncFailed):
-        log.flush()
-    for use in (log.flush, lambda: log.append([group(2)], 5)):
-        with pytest.raises(ServerStopped):
-            use()
-    assert log.durable == durable
 
 
 def test_rule_L1_recovery_says_how_much_it_cut_and_wrote_back(caplog: pytest.LogCaptureFixture) -> None:
