@@ -14,8 +14,8 @@ import uvloop
 from bench.figures import Figures
 from bench.messages import now_ms
 from bench.servers import servers
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 
 SUBJECT = "bench.again"
 RATE = 500  # Messages a second.

@@ -20,7 +20,7 @@ from bench.redis_peer import Line, command, redis_server
 from bench.schedule import SENDERS
 from bench.servers import servers
 from delayd import CancelAnswer
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchReceipt, Receipt
 
 Row = TypeVar("Row")

@@ -20,8 +20,8 @@ import numpy as np
 import uvloop
 
 from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, parse
+from delayd.client.producer import AsyncProducer, Producer
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.producer import AsyncProducer, Producer
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MIN

@@ -16,7 +16,7 @@ from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, HOUR_MS, Instants, now_ms, send_batches
 from bench.servers import Servers, servers
 from delayd import CancelAnswer
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchReceipt, Receipt
 from delayd.config import parse_address
 from delayd.net.connection import connect

@@ -16,7 +16,7 @@ from bench.messages import HOUR_MS, now_ms, send_batches, spread
 from bench.near import CALM_S, RATE, flood
 from bench.servers import Servers, servers
 from bench.steady import DRAIN_S, producing, subject_name
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from tests.end_to_end.wall_clock import WallClock
 
 LATER = "bench.later"

@@ -13,7 +13,7 @@ from bench.messages import HOUR_MS, TWO_YEARS_MS, Instants, now_ms, send_batches
 from bench.redis_load import fill
 from bench.redis_peer import Line, redis_server
 from bench.servers import Servers, servers
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.far"
 

@@ -19,8 +19,8 @@ from bench.messages import BATCH_ROWS, now_ms, send_batches
 from bench.redis_load import fill
 from bench.redis_peer import HOST, MOVE, PENDING, READY, Line, Taker, redis_server
 from bench.servers import servers
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 
 SUBJECT = "bench.herd"
 PULL_ROWS = 8_000  # The delay server puts at most this many into one frame, so stored batches are answered whole.

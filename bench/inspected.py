@@ -20,7 +20,7 @@ from bench.figures import Figures
 from bench.messages import now_ms, send_batches
 from bench.servers import Servers, servers
 from bench.steady import DRAIN_S, producing, subject_name
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 RATE = 1_000
 CALM_S = 7  # Until as many fall due as are sent.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bench.cancels import SUBJECT, cancel_columns, rate, tomorrow, under_way, with_producer
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, Instants, latencies
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 
 class _Column(NamedTuple):

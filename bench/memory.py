@@ -17,7 +17,7 @@ from bench.process import memory_bytes
 from bench.redis_load import fill
 from bench.redis_peer import Line, redis_server
 from bench.servers import Servers, servers
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.memory"
 STILL_S = 0.5

@@ -16,7 +16,7 @@ from bench.figures import Figures
 from bench.messages import HOUR_MS, TWO_YEARS_MS, now_ms, send_batches, spread
 from bench.servers import Servers, servers
 from bench.steady import DRAIN_S, producing, subject_name
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 RATE = 1_000
 CALM_S = 2  # Until the first near messages are due.

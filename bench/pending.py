@@ -11,7 +11,7 @@ import uvloop
 from bench.figures import Figures
 from bench.messages import HOUR_MS, Instants, now_ms, send_batches, spread
 from bench.servers import Servers, servers
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.pending"
 

@@ -16,8 +16,8 @@ from bench.process import memory_bytes
 from bench.redis_load import fill
 from bench.redis_peer import Line, Taker, redis_server
 from bench.servers import Servers, servers
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 
 SUBJECT = "bench.restart"
 FIRST_MS, LAST_MS = 500, 3_000_000

@@ -27,7 +27,7 @@ from bench.messages import (
 from bench.redis_load import fill
 from bench.redis_peer import HOST, ID_BYTES, PENDING, Line, redis_server, zadds
 from bench.servers import servers
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.schedule"
 SENDERS = 1_000

@@ -30,7 +30,7 @@ from typing import TypeVar
 import uvloop
 
 import delayd
-from delayd.client.sending.producer import Producer
+from delayd.client.producer import Producer
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.delay.server import DelayServer
 from delayd.net.held_start import Service

@@ -22,7 +22,7 @@ from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, BODY_BYTES, now_ms
 from bench.redis_peer import ID_BYTES, Line, Taker, redis_server, zadd
 from bench.servers import Servers, servers
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
 
 SUBJECT = "bench.steady"

@@ -18,8 +18,8 @@ from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, now_ms, send_batches
 from bench.redis_peer import Line, command, redis_server
 from bench.servers import servers
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 
 SUBJECT, STREAM = "bench.streams", b"stream"
 ROWS = 100  # Of one pull.

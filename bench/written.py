@@ -14,7 +14,7 @@ from bench.process import file_bytes, written_by_children_bytes
 from bench.redis_load import fill
 from bench.redis_peer import Line, Taker, redis_server
 from bench.servers import Servers, servers
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.written"
 AHEAD_MS = (4_000, 8_000)

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import click
 
+from delayd.client.asking.walking import Walked
 from delayd.client.instants import utc
-from delayd.client.sending.walking import Walked
 from delayd.errors import DelaydError
 
 from .exits import NOT_BALANCED, OK, TRY_LATER

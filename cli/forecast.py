@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Int64s
-from delayd.client.ask import quotas_of
+from delayd.client.asking.ask import QUOTAS
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_start_ms
@@ -260,12 +260,11 @@ async def _asked(subject: str, log_ids: Sequence[int], meta: str) -> list[Quota]
     for log_id in log_ids:
         if log_id not in known:
             raise ServerUnavailable(f"delay server {log_id:016x} runs, and the meta server at {meta} does not know it")
-        async with ask.reached(known[log_id]) as connection:
-            limits = NO_LIMITS
-            async for info in quotas_of(connection, subject):
-                if info.subject == subject:
-                    limits = Quota(info.per_second, info.pending, info.pending_bytes)
-            found.append(limits)
+        limits = NO_LIMITS
+        for info in await QUOTAS.of(known[log_id], {"prefix": subject}):
+            if info.subject == subject:
+                limits = Quota(info.per_second, info.pending, info.pending_bytes)
+        found.append(limits)
     return found
 
 

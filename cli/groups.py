@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from delayd.client.admin import Admin, Letter
-from delayd.client.ask import (
+from delayd.client.asking.ask import (
     GroupAt,
     Listing,
     delete_group,
@@ -25,7 +25,7 @@ from delayd.client.ask import (
     pause_group,
 )
 from delayd.client.instants import instant_ms
-from delayd.client.sending.producer import Producer
+from delayd.client.producer import Producer
 from delayd.errors import DelaydError
 from delayd.wire.listings import GroupInfo
 from delayd.wire.positions import AtInstant, AtSequence, End, Position

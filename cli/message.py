@@ -18,9 +18,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.client.sending.producer import Producer
+from delayd.client.asking.walking import PendingMessage
+from delayd.client.producer import Producer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
-from delayd.client.sending.walking import PendingMessage
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument
 from delayd.log_id import LogId

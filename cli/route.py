@@ -10,7 +10,7 @@ from itertools import groupby
 
 import click
 
-from delayd.client.ask import GroupAt, groups_at
+from delayd.client.asking.ask import GroupAt, groups_at
 from delayd.errors import BadArgument, NoRealtimeServer, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.retry_subject import is_reserved
@@ -76,7 +76,7 @@ async def _move(operator: Operator, subject: str, log_id: int) -> str:
         # Counted behind the move: whoever consumes on makes it less. Delay servers may still hand some messages over.
         for server in servers:
             if server.log_id != log_id and server.alive:
-                for group in await groups_at(server, subject):
+                for group in await groups_at([server], subject):
                     told += _stays(group)
         return told
 
@@ -110,7 +110,7 @@ async def _move_all(operator: Operator, source: int, strand: bool) -> int:
 
 async def _all_that_stays(server: ask.Known | None, strand: bool) -> dict[str, Sequence[GroupAt]]:
     """By subject, the groups of a server. Raises ServerUnavailable when nobody knows what it has, unless ``strand``."""
-    listed = await groups_at(server, None) if server is not None else None
+    listed = await groups_at([server], None) if server is not None else None
     if listed is None or listed.missing:
         if strand:
             return {}

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import click
 
+from delayd.client.producer import Producer
 from delayd.client.sending.options import OnConflict
-from delayd.client.sending.producer import Producer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 from delayd.limits import MESSAGE_BYTES_MAX

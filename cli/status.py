@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from delayd.client.ask import group_pages
+from delayd.client.asking.ask import GROUPS, groups_head
 from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection
@@ -151,7 +151,7 @@ async def _groups_of(seen: Seen) -> list[GroupInfo]:
     host, _, port = seen.address.rpartition(":")
     try:
         async with ask.connected(host, int(port)) as connection:
-            return [info async for page in group_pages(connection, None, True) for info in page]
+            return await GROUPS.at(connection, groups_head(None, ages=True))
     except DelaydError:
         return []
 

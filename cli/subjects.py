@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from delayd.client.ask import list_quotas, set_quota
+from delayd.client.asking.ask import list_quotas, set_quota
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument
 from delayd.net.connection import Connection

@@ -4,7 +4,6 @@ Invariant: servers are asked two things a round, whatever they hold; a rate is t
 of a server over the time between them by its own clock.
 """
 
-import asyncio
 import io
 import json
 import select
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 import click
 
-from delayd.client.ask import groups_at
+from delayd.client.asking.ask import groups_at
 from delayd.wire.listings import GroupInfo
 
 from . import ask
@@ -119,10 +118,9 @@ async def _ask(meta: str) -> Look:
     seen = await ask_all(meta)
     async with ask.meta(meta) as connection:
         servers = [server for server in await ask.known_servers(connection, "realtime") if server.alive]
-    found = await asyncio.gather(*(groups_at(server, None) for server in servers))
-    for listed in found:
-        tell_missing(listed)
-    return Look(seen, [(place.server.log_id, place.info) for listed in found for place in listed])
+    listed = await groups_at(servers, None)
+    tell_missing(listed)
+    return Look(seen, [(place.server.log_id, place.info) for place in listed])
 
 
 def _server_row(before: Seen | None, now: Seen) -> tuple[Cell, ...]:

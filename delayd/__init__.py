@@ -22,7 +22,7 @@ _HOMES: dict[str, str] = {
     "AsyncMessage": "delayd.client.pulling.consumer",
     "AsyncMessageBatch": "delayd.client.pulling.consumer",
     "Backoff": "delayd.client.pulling.acks",
-    "AsyncProducer": "delayd.client.sending.producer",
+    "AsyncProducer": "delayd.client.producer",
     "BatchFailed": "delayd.client.sending.receipts",
     "BatchReceipt": "delayd.client.sending.receipts",
     "CancelAnswer": "delayd.wire.ending",
@@ -31,11 +31,11 @@ _HOMES: dict[str, str] = {
     "Embedded": "delayd.embedded",
     "Message": "delayd.client.pulling.consumer",
     "MessageBatch": "delayd.client.pulling.consumer",
-    "MessageInfo": "delayd.client.sending.asking",
+    "MessageInfo": "delayd.client.asking.messages",
     "MessageState": "delayd.wire.ending",
-    "PendingMessage": "delayd.client.sending.walking",
-    "PendingPage": "delayd.client.sending.walking",
-    "Producer": "delayd.client.sending.producer",
+    "PendingMessage": "delayd.client.asking.walking",
+    "PendingPage": "delayd.client.asking.walking",
+    "Producer": "delayd.client.producer",
     "Receipt": "delayd.client.sending.receipts",
     "Reject": "delayd.worker.verdicts",
     "RescheduleAnswer": "delayd.wire.ending",
@@ -44,7 +44,7 @@ _HOMES: dict[str, str] = {
     "Retry": "delayd.worker.verdicts",
     "SendFuture": "delayd.client.sending.receipts",
     "SendVerdict": "delayd.client.sending.receipts",
-    "Walked": "delayd.client.sending.walking",
+    "Walked": "delayd.client.asking.walking",
     "Worker": "delayd.worker.worker",
     "open": "delayd.embedded",
     "open_data": "delayd.reading.data",
@@ -94,6 +94,12 @@ __all__ += errors.__all__
 if TYPE_CHECKING:
     from delayd.client.admin import Admin as Admin
     from delayd.client.admin import AsyncAdmin as AsyncAdmin
+    from delayd.client.asking.messages import MessageInfo as MessageInfo
+    from delayd.client.asking.walking import PendingMessage as PendingMessage
+    from delayd.client.asking.walking import PendingPage as PendingPage
+    from delayd.client.asking.walking import Walked as Walked
+    from delayd.client.producer import AsyncProducer as AsyncProducer
+    from delayd.client.producer import Producer as Producer
     from delayd.client.pulling.acks import Backoff as Backoff
     from delayd.client.pulling.consumer import AsyncConsumer as AsyncConsumer
     from delayd.client.pulling.consumer import AsyncMessage as AsyncMessage
@@ -101,9 +107,6 @@ if TYPE_CHECKING:
     from delayd.client.pulling.consumer import Consumer as Consumer
     from delayd.client.pulling.consumer import Message as Message
     from delayd.client.pulling.consumer import MessageBatch as MessageBatch
-    from delayd.client.sending.asking import MessageInfo as MessageInfo
-    from delayd.client.sending.producer import AsyncProducer as AsyncProducer
-    from delayd.client.sending.producer import Producer as Producer
     from delayd.client.sending.receipts import BatchFailed as BatchFailed
     from delayd.client.sending.receipts import BatchReceipt as BatchReceipt
     from delayd.client.sending.receipts import Receipt as Receipt
@@ -111,9 +114,6 @@ if TYPE_CHECKING:
     from delayd.client.sending.receipts import RescheduledBatch as RescheduledBatch
     from delayd.client.sending.receipts import SendFuture as SendFuture
     from delayd.client.sending.receipts import SendVerdict as SendVerdict
-    from delayd.client.sending.walking import PendingMessage as PendingMessage
-    from delayd.client.sending.walking import PendingPage as PendingPage
-    from delayd.client.sending.walking import Walked as Walked
     from delayd.embedded import Embedded as Embedded
     from delayd.embedded import open as open
     from delayd.reading.data import Data as Data

@@ -24,8 +24,8 @@ from delayd.client.admin import Admin
 from delayd.client.blocking import LoopThread
 from delayd.client.engine import THREAD_S, forget, remember
 from delayd.client.instants import monotonic_s
+from delayd.client.producer import AsyncProducer, Producer
 from delayd.client.pulling.consumer import AsyncConsumer, Consumer
-from delayd.client.sending.producer import AsyncProducer, Producer
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.errors import AlreadyClosed, BadArgument, BadSetting, ServerStopped
 from delayd.net import inside

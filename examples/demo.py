@@ -18,8 +18,8 @@ from datetime import timedelta
 import numpy as np
 from rich.console import Console
 
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import LOWER_BOUNDS_MS
 

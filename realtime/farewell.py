@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.errors import DelaydError
 from delayd.log_limit import LogLimit
 

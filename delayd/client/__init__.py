@@ -3,9 +3,11 @@
 A map. `delayd/__init__.py` names what users import from here. Each client is written for the caller's event loop, and
 its blocking form is made from that. Both share one core, which lives on one event loop of one process.
 
-    sending             producers
+    producer            AsyncProducer, Producer, and what both have on a loop
+    sending             what becomes of a send
+    asking              questions to servers: about messages, and what operators ask
+    admin               what operators ask of running servers, and decide
     pulling             consumers
-    admin, ask          what operators ask of running servers, and decide; one question to a server that meta knows
 All of them
     limits, instants    check what the caller said, and know what time it is at a server
     routing             which servers there are, the connection to each, and which of them gets what

@@ -1,12 +1,10 @@
 """Admin: what operators ask of a running cluster, and decide about it, from the caller's own event loop or any thread.
 
+Dead letters of a group, and messages that are to come to it again, are pending messages of its retry subject
+(docs/consuming.md, Dead letters): they are found, ended and moved as every pending message is.
+
 Invariant: a decision is durable before its call returns. What only an operator may decide needs the cluster's secret;
 what any producer may do, such as to end dead letters, needs none.
-
-Letters: dead letters of a group, and messages that are to come to it again, which delay servers keep as pending
-messages of its retry subject (docs/consuming.md, Dead letters).
-
-Invariant: all of it is found, ended and moved as every pending message is.
 """
 
 from __future__ import annotations
@@ -18,26 +16,25 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from delayd.client import ask
-from delayd.client.ask import GroupAt, Listing, Moved, QuotaAt
-from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
-from delayd.client.engine import AsyncClient, Client, OwnEngine, OwnLoopEngine
-from delayd.client.instants import instant_ms, utc
-from delayd.client.limits import check_subject, need_meta
-from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
-from delayd.client.sending.producer import ProducerCore
-from delayd.client.sending.receipts import Receipt
-from delayd.client.sending.walking import (
+from delayd.client.asking import ask
+from delayd.client.asking.ask import GroupAt, Listing, Moved, QuotaAt
+from delayd.client.asking.walking import (
     Pages,
     PendingMessage,
     Progress,
     Walked,
-    Walker,
     blocking_pages,
     page_of,
     shift_ms_of,
     window_of,
 )
+from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
+from delayd.client.engine import AsyncClient, Client, OwnEngine, OwnLoopEngine
+from delayd.client.instants import instant_ms, utc
+from delayd.client.limits import check_subject, need_meta
+from delayd.client.producer import ProducerCore
+from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
+from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, BadSetting
 from delayd.headers import Headers
 from delayd.life import (
@@ -98,40 +95,15 @@ class DeadGroup(NamedTuple):
     letters: int
 
 
-def letters_window(place: GroupAt, since: datetime | None, before: datetime | None) -> Window:
+def letters_window(place: GroupAt, since: datetime | None = None, before: datetime | None = None) -> Window:
     """The dead letters of a group that died in a window; BadArgument, NaiveDatetime when it is none."""
     return window_of(place.kept_as, _due(since), _due(before), DEAD_TAG)
-
-
-def retries_window(place: GroupAt, due_from: datetime | None, due_before: datetime | None) -> Window:
-    """Whatever a group gave back and that is due in a window."""
-    return window_of(place.kept_as, due_from, due_before, None)
 
 
 def letters_of(log_id: int, piece: Piece, *, dead: bool) -> list[Letter]:
     """The dead letters of a piece of a walk, or what waits to come again."""
     found = map(_letter, page_of(log_id, piece, whole=True))
     return [letter for letter in found if (letter.dead_at is not None) == dead]
-
-
-async def count_letters(walker: Walker, place: GroupAt) -> int:
-    """How many dead letters a group has."""
-    return (await walker.cancel(letters_window(place, None, None), dry_run=True, progress=None)).found
-
-
-async def redrive(walker: Walker, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
-    """Send dead letters to their group again at once, as the first attempt."""
-    return await walker.reschedule(window, shift_ms_of(-KEPT), {}, dry_run=dry_run, progress=progress)
-
-
-async def purge(walker: Walker, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
-    """End dead letters for good."""
-    return await walker.cancel(window, dry_run=dry_run, progress=progress)
-
-
-def page_of_letters(*, dead: bool) -> Callable[[int, Piece], list[Letter]]:
-    """What makes a page of letters."""
-    return partial(letters_of, dead=dead)
 
 
 def _due(died: datetime | None) -> datetime | None:
@@ -317,7 +289,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         places = await self._at_each(subject, group, lambda place: ask.delete_group(place, secret))
         ended = 0
         for place in [] if keep_pending else places:
-            window = retries_window(place, None, None)
+            window = window_of(place.kept_as, None, None, None)
             ended += (await self._walk(self._core.walker.cancel(window, dry_run=False, progress=None))).done
         return ended
 
@@ -326,8 +298,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         listed = await self._listed(subject)
         counted: list[DeadGroup] = []
         for place in listed:
-            count = await self._walk(count_letters(self._core.walker, place))
-            counted.append(DeadGroup(place.subject, place.group, count))
+            walk = self._core.walker.cancel(letters_window(place), dry_run=True, progress=None)
+            counted.append(DeadGroup(place.subject, place.group, (await self._walk(walk)).found))
         return Listing([each for each in counted if each.letters], listed.missing)
 
     async def dead_letters(
@@ -342,7 +314,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             before: only those that were dead before then.
         """
         window = letters_window(await self._place(subject, group), since, before)
-        return self._core.walker.pages(window, Content.WHOLE, page_of_letters(dead=True))
+        return self._core.walker.pages(window, Content.WHOLE, partial(letters_of, dead=True))
 
     async def retries(
         self, subject: str, group: str, *, due_from: datetime | None = None, due_before: datetime | None = None
@@ -355,8 +327,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             due_from: when the first of them comes; None: the earliest.
             due_before: they come before this; None: all later ones.
         """
-        window = retries_window(await self._place(subject, group), due_from, due_before)
-        return self._core.walker.pages(window, Content.WHOLE, page_of_letters(dead=False))
+        window = window_of((await self._place(subject, group)).kept_as, due_from, due_before, None)
+        return self._core.walker.pages(window, Content.WHOLE, partial(letters_of, dead=False))
 
     async def redrive(
         self,
@@ -379,7 +351,9 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             progress: called with the counts so far, after each piece.
         """
         window = letters_window(await self._place(subject, group), since, before)
-        return await self._walk(redrive(self._core.walker, window, dry_run=dry_run, progress=progress))
+        return await self._walk(
+            self._core.walker.reschedule(window, shift_ms_of(-KEPT), {}, dry_run=dry_run, progress=progress)
+        )
 
     async def purge(
         self,
@@ -393,7 +367,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
     ) -> Walked:
         """End dead letters for good, or only count them; the arguments are those of `redrive`."""
         window = letters_window(await self._place(subject, group), since, before)
-        return await self._walk(purge(self._core.walker, window, dry_run=dry_run, progress=progress))
+        return await self._walk(self._core.walker.cancel(window, dry_run=dry_run, progress=progress))
 
     async def quotas(self, prefix: str = "") -> Listing[QuotaAt]:
         """List the quotas of subjects that begin with ``prefix``, one for each delay server.

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from delayd.client.admin import Letter
+from delayd.client.asking.walking import PendingMessage
 from delayd.client.instants import set_clock
 from delayd.client.limits import check_subject
-from delayd.client.sending.walking import PendingMessage
 from delayd.clock import ClockEvidence, JudgedClock
 from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed, BadRequest

@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from delayd.client.producer import Producer
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.producer import Producer
 from delayd.config import Value
 from delayd.errors import DelaydError, DiskReserve, RetryLater
 from delayd.reading.books import audit_directory

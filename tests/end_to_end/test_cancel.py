@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from delayd.client.producer import Producer
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.producer import Producer
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, decode_answers, encode_asked
 from delayd.wire.requests import RequestType

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from delayd.client.producer import Producer
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.producer import Producer
 from delayd.errors import DelaydError
 from delayd.waits import WaitKind
 from tests.end_to_end.cluster import (

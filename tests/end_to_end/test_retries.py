@@ -11,7 +11,7 @@ import pytest
 import delayd
 from cli import ask
 from delayd import Backoff, Consumer, Producer
-from delayd.client.ask import groups_at
+from delayd.client.asking.ask import groups_at
 from delayd.errors import StaleHandle
 from tests.end_to_end.cluster import Cluster, cluster, command
 from tests.waiting import DEADLINE_S, wait_until
@@ -205,7 +205,7 @@ def _give_back_and_reject(meta: str, subject: str, count: int) -> str:
     async def found() -> str:
         async with ask.meta(meta) as connection:
             (server,) = await ask.known_servers(connection, "realtime")
-        (place,) = await groups_at(server, subject)
+        (place,) = await groups_at([server], subject)
         return place.kept_as
 
     return ask.run(found)

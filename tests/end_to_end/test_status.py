@@ -82,7 +82,7 @@ def test_a_server_that_is_gone_and_what_waits_for_it_are_shown_with_what_helps(s
 
 def test_a_server_that_hangs_is_named_and_the_others_are_shown(servers: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough for those that serve on a busy machine; nobody should wait for ten seconds here.
-    monkeypatch.setattr("delayd.client.ask.ANSWER_MS", 3_000)
+    monkeypatch.setattr("delayd.client.asking.ask.ANSWER_MS", 3_000)
     until_code(servers, 0)  # A server is ready before meta knows it.
     pid = servers.ready("delay")[-1].pid
     os.kill(pid, signal.SIGSTOP)

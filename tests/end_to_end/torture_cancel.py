@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from delayd import CancelAnswer, MessageState
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
 from delayd.errors import DelaydError, SendHandle
 

@@ -16,8 +16,8 @@ from typing import Self
 import numpy as np
 
 from delayd import CancelAnswer, RescheduleAnswer, SendVerdict
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.options import OnConflict
-from delayd.client.sending.producer import AsyncProducer
 from delayd.client.sending.receipts import Accepted as AcceptedBatch
 from delayd.client.sending.receipts import BatchFailed, Receipt, Verdicts
 from delayd.errors import DelaydError, InFlight, KeyPending, OutcomeUnknown, SendHandle

@@ -14,8 +14,8 @@ from typing import Self
 
 import numpy as np
 
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 

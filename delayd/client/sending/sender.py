@@ -33,7 +33,6 @@ from delayd.client.instants import ServerClock, monotonic_us
 from delayd.client.routing import DelayGroup, Groups, KeyOwners, MetaView, RetryWaits, spread_ms, unreadable
 from delayd.client.sending.receipts import Accepted, Verdicts
 from delayd.errors import (
-    BadArgument,
     BadRequest,
     BatchMalformed,
     ClockInDoubt,
@@ -234,30 +233,6 @@ class Sender:
         """
         parcel.ended = ended
         self._try(parcel)
-
-    async def ask(self, handle: SendHandle) -> Accepted | None:
-        """Ask what became of a batch whose outcome was unknown; None when it was not kept and never will be."""
-        if not isinstance(handle, SendHandle):
-            raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
-        until = self._loop.time() + self._timeout_s
-        _, connection = await self.groups.reached(handle.log_id, until)
-        head: Head = {
-            "log_id": handle.log_id,
-            "producer_id": handle.producer_id,
-            "producer_batch": handle.producer_batch,
-        }
-        left_ms = max(until - self._loop.time(), 0.0) * 1000
-        answer = await connection.request(RequestType.OUTCOME, head, timeout_ms=left_ms)
-        try:
-            _check_log(answer.head, handle.log_id)
-            state = need_str(answer.head, "state")
-            if state == "accepted":
-                return _accepted(need_map(answer.head, "result"), handle.log_id, answer.body)
-            if state != "unknown":
-                raise BadRequest(f"the state is {state}, which is neither accepted nor unknown")
-        except (BadRequest, BatchMalformed) as error:
-            raise unreadable(connection, error) from error
-        return None
 
     async def close(self) -> None:
         """End all connections."""
@@ -578,6 +553,20 @@ def _outcome(result: Head, log_id: int, count: int, body: Buffer) -> Accepted | 
     if "next_free_ms" in result:
         details["next_free_ms"] = need_instant(result, "next_free_ms")
     return Refusal(error_by_code(need_str(result, "error"), message, retry_after_ms, details), rows)
+
+
+def read_outcome(answer: Frame, log_id: int) -> Accepted | None:
+    """Read what became of a batch; None when it was not kept and never will be.
+
+    Raises:
+        BadRequest, BatchMalformed: it is no such answer.
+    """
+    state = need_str(answer.head, "state")
+    if state == "accepted":
+        return _accepted(need_map(answer.head, "result"), log_id, answer.body)
+    if state != "unknown":
+        raise BadRequest(f"the state is {state}, which is neither accepted nor unknown")
+    return None
 
 
 def _accepted(result: Head, log_id: int, body: Buffer) -> Accepted:

@@ -14,7 +14,7 @@ import pytest
 
 import delayd
 from delayd import CancelAnswer, MessageState, RescheduleAnswer
-from delayd.client.sending.asking import MessageAsker
+from delayd.client.asking.messages import About, Asker
 from delayd.errors import ConnectionLost
 from delayd.wire.requests import RequestType
 from tests.conformance.public.desk import LATER, Desk
@@ -35,18 +35,18 @@ class Sent(NamedTuple):
 def one_lost_answer(patch: pytest.MonkeyPatch, kind: RequestType, meanwhile: Callable[[], object]) -> Iterator[None]:
     """Have the first answer of a kind get lost, and do something before the client asks again."""
     lost: list[RequestType] = []
-    asked: Callable[..., Any] = MessageAsker._ask_once
+    asked: Callable[..., Any] = Asker.once
 
-    async def ask(self: MessageAsker, request: RequestType, *more: Any) -> Any:
-        answers = await asked(self, request, *more)
-        if request is kind and not lost:
-            lost.append(request)
+    async def ask(self: Asker, question: About, *more: Any) -> Any:
+        answers = await asked(self, question, *more)
+        if question.request is kind and not lost:
+            lost.append(question.request)
             await asyncio.to_thread(meanwhile)
             raise ConnectionLost("the answer is lost", sent=True)
         return answers
 
     with patch.context() as patched:
-        patched.setattr(MessageAsker, "_ask_once", ask)
+        patched.setattr(Asker, "once", ask)
         yield
     assert lost == [kind]
 

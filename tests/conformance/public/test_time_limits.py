@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 import uvloop
 
 import delayd
-from delayd.client import ask
+from delayd.client.asking import ask
+from delayd.client.asking.walking import BlockingPages, Pages
 from delayd.client.pulling.message import MessageColumns
-from delayd.client.sending.walking import BlockingPages, Pages
 from delayd.secret import SECRET_FILE
 from tests.conformance.public.faulty_line import FaultyLine
 from tests.conformance.public.surface import methods_of, parameters_of

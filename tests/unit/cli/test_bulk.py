@@ -6,7 +6,7 @@ import pytest
 
 from cli.bulk import Wording, in_bulk
 from cli.exits import OK, TRY_LATER
-from delayd.client.sending.walking import Walked
+from delayd.client.asking.walking import Walked
 
 MOVES = Wording("moved", "are due later then.", goes_on=True)
 CANCELS = Wording("cancelled", "are cancelled then.")

@@ -198,7 +198,7 @@ def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
 
 
 def test_a_server_that_takes_a_connection_and_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.client.ask.ANSWER_MS", 100)
+    monkeypatch.setattr("delayd.client.asking.ask.ANSWER_MS", 100)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         ran = run("servers", "--meta", address)

@@ -14,9 +14,9 @@ import pytest
 import uvloop
 from freezegun import freeze_time
 
+from delayd.client.producer import Producer
 from delayd.client.pulling import stock
 from delayd.client.pulling.consumer import Consumer
-from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, QueueFull, StaleHandle
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import LIMIT_S, PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside

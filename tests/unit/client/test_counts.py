@@ -13,10 +13,10 @@ import numpy as np
 import uvloop
 
 from delayd.batch import ColumnId, ProducerPart
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.sending.options import Items
 from delayd.client.sending.outbox import CROWD_ROWS, pack_rows
-from delayd.client.sending.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
 from delayd.wire.requests import RequestType
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside

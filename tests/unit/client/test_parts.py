@@ -14,11 +14,11 @@ import pytest
 
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.limits import check_subject, need_address, pack_headers
+from delayd.client.producer import Producer
 from delayd.client.pulling.consumer import AsyncConsumer, Consumer
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.options import ProducerSettings
 from delayd.client.sending.outbox import Slots
-from delayd.client.sending.producer import Producer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt, SendFuture
 from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
 from delayd.hours import INSTANT_MS_MIN

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import BadRequest, ConnectionLost, OutcomeUnknown, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import ANSWER, ERROR, Frame, Head, HeadValue, encode_frame

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import (
     AlreadyClosed,
     BadArgument,

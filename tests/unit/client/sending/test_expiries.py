@@ -12,7 +12,7 @@ import pytest
 
 import delayd
 from delayd.batch import Batch, ColumnId
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.errors import BadArgument, BadExpiry, CallerError, NaiveDatetime
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from delayd.client import routing
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.errors import (
     BadHeaders,
     ClockInDoubt,

@@ -12,10 +12,10 @@ import pytest
 
 import delayd
 from delayd.batch import Batch, ColumnId, parse
-from delayd.client.sending import asking as questions
+from delayd.client.asking.messages import asked_of
+from delayd.client.producer import AsyncProducer
+from delayd.client.asking import messages as questions
 from delayd.client.sending import sender
-from delayd.client.sending.asking import asked_of
-from delayd.client.sending.producer import AsyncProducer
 from delayd.client.sending.receipts import Accepted, SendVerdict, Verdicts, receipts
 from delayd.errors import (
     BadArgument,

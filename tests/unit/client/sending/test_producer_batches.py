@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchFailed
 from delayd.errors import (
     BadArgument,

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending import outbox, sender
 from delayd.client.sending.outbox import Gathering
-from delayd.client.sending.producer import AsyncProducer
 from delayd.errors import (
     BadArgument,
     HourFull,

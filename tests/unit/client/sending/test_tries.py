@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import ROWS_MAX, BatchKind, ColumnId, parse
-from delayd.client.sending.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import ReceiptColumns
 from delayd.net.connection import Connection
 from delayd.wire.ending import ANSWER, CancelAnswer, MessageState, RescheduleAnswer

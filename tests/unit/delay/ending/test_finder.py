@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import ProducerPart, parse
-from delayd.client.sending.walking import page_of
+from delayd.client.asking.walking import page_of
 from delayd.delay.ending import copies, finder
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.ledger.ledger import Ledger

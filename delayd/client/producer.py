@@ -21,12 +21,35 @@ from typing import Concatenate, NamedTuple, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.client.asking.messages import (
+    CANCEL,
+    GET,
+    RESCHEDULE,
+    Asker,
+    MessageInfo,
+    NewInstants,
+    asked_of,
+    asked_of_batch,
+    count_of,
+)
+from delayd.client.asking.walking import (
+    Follower,
+    Pages,
+    PendingPage,
+    Progress,
+    Walked,
+    Walker,
+    blocking_pages,
+    bounds_of,
+    check_walk,
+    shift_ms_of,
+    window_of,
+)
 from delayd.client.blocking import BlockingClient, Inbox, LoopThread, OnThread, blocking, form_of
 from delayd.client.engine import AsyncClient, OnLoop, OwnEngine, OwnLoopEngine, forget, remember
 from delayd.client.instants import Delays, DeliverAt, DeliverAtMs, wish, wish_column
 from delayd.client.limits import need_bool
 from delayd.client.routing import MetaView
-from delayd.client.sending.asking import MessageAsker, MessageInfo, NewInstants, PlaceAsker, asked_of, asked_of_batch
 from delayd.client.sending.options import Columns, Key, ProducerSettings, Sends, SendsBatches, Single, named
 from delayd.client.sending.outbox import ROW_BYTES, Outbox, row_bytes
 from delayd.client.sending.outbox import Progress as BatchProgress
@@ -44,19 +67,6 @@ from delayd.client.sending.receipts import (
     rescheduled_of,
 )
 from delayd.client.sending.sender import Sender
-from delayd.client.sending.walking import (
-    Follower,
-    Pages,
-    PendingPage,
-    Progress,
-    Walked,
-    Walker,
-    blocking_pages,
-    bounds_of,
-    check_walk,
-    shift_ms_of,
-    window_of,
-)
 from delayd.errors import QueueFull, SendHandle
 from delayd.wire.ending import AnswerRows, CancelAnswer
 
@@ -148,7 +158,7 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
             keys: in place of the receipt, a key for each message; the answers are in their order.
         """
         rows = asked_of_batch(subject, receipt, keys)
-        answers = await self._run(self._core.messages.cancel(rows))
+        _, answers = await self._run(self._core.messages.ask(CANCEL, rows))
         return answers["answer"].copy()
 
     async def reschedule(
@@ -218,8 +228,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         """
         rows = asked_of_batch(subject, receipt, keys)
         core = self._core
-        instants = NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, rows.row_count, self._horizon))
-        return rescheduled_batch_of(*await self._run(core.messages.reschedule(rows, instants)))
+        instants = NewInstants(*wish_column(delay, deliver_at, deliver_at_ms, count_of(rows.asked), self._horizon))
+        return rescheduled_batch_of(*await self._run(core.messages.ask(RESCHEDULE, rows, instants)))
 
     async def get(
         self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
@@ -248,7 +258,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
             keys: in place of the receipt, a key for each message; the answers are in their order.
         """
         rows = asked_of_batch(subject, receipt, keys)
-        return await self._run(self._core.messages.get(rows))
+        _, answers = await self._run(self._core.messages.ask(GET, rows))
+        return answers
 
     def pending(
         self,
@@ -382,7 +393,7 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         Args:
             handle: the ``handle`` of the error. Ask within a minute.
         """
-        return await self._run(self._core.sender.ask(handle))
+        return await self._run(self._core.messages.outcome(handle))
 
     async def flush(self) -> None:
         """Wait until all earlier sends have an outcome. It raises no errors of sends: each send raises its own."""
@@ -456,17 +467,16 @@ class ProducerCore(OnLoop):
         self._meta = MetaView(meta)
         limits = settings.timeout_ms, settings.unreached_s
         self.sender = Sender(self._meta, *limits)
-        self.messages = MessageAsker(self.sender.groups, self.sender.owners, *limits)
+        self.messages = Asker(self.sender.groups, self.sender.owners, self._meta, *limits)
         self.walker = Walker(self.messages)
         self.follower = Follower(meta, self.messages)
-        self.places = PlaceAsker(self.sender.groups, self._meta, *limits)
         self.unheard = Unheard()
         self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, self.unheard)
 
     async def send_batch(self, columns: Columns, window_ms: int | None = None) -> BatchReceipt:
         """Send the rows of one call and wait until each has ended; with a window, a server chooses their instants."""
         if window_ms is not None:
-            columns = await self.places.place_columns(columns, window_ms)
+            columns = await self.messages.place_columns(columns, window_ms)
         if not columns.bodies:
             return BatchReceipt(())
         answered: asyncio.Future[BatchReceipt] = self.loop.create_future()
@@ -541,7 +551,7 @@ class AwaitedSends(ProducerCore):
             raise QueueFull(f"{PLACING_MAX} sends with spread wait for their instants; await some of them first")
 
         async def place() -> Receipt:
-            return await self.queue(await self.places.place(row, window_ms))
+            return await self.queue(await self.messages.place(row, window_ms))
 
         task = self.loop.create_task(place())
         self._placing.add(task)
@@ -622,7 +632,7 @@ class ThreadedSends(ProducerCore):
 
     def queue_spread(self, row: Single, window_ms: int) -> SendFuture:
         """The same, once a server has chosen its instant."""
-        return self.queue(self._thread.call(self.places.place(row, window_ms)))
+        return self.queue(self._thread.call(self.messages.place(row, window_ms)))
 
     def _take(self, items: deque[tuple[Single, int, SendFuture]]) -> None:
         add = self.outbox.add

@@ -1,21 +1,16 @@
-"""Walking: goes through pending messages, and through the lives of one.
+"""Walking: goes through the pending messages of a subject and a window, and through the lives of one.
 
-Pending: the pending messages of a subject, as pages (docs/clients.md, What is pending).
-
-Invariant: the items of a page's columns stand in the same order. A message that is pending from the first page to the
-last one, and is not moved, is on one page.
-
-Walker: goes through the pending messages of a subject and a window, on all delay servers, a piece at a time.
-
-Invariant: a message counts as cancelled or moved only when its server has said so.
-
-Lives: where a message is now that a group gave back (docs/clients.md, Follow a message that comes again).
+Pages hands them to the caller (docs/clients.md, What is pending); `Walker` ends or moves them, on all delay servers, a
+piece at a time; `Follower` says where a message is now that a group gave back (docs/clients.md, Follow a message that
+comes again):
 
      the receipt of a send ─▶ GET: handed over to realtime server T     its group at T has the retry subject s
                                                                          │
      the delay server of the receipt ─▶ FIND s, origin=sequence  ◀───────┘  ─▶ the message as it waits there
 
-Invariant: what is told about a life is told about the message of that receipt, in that group, and about no other one.
+Invariants: a message that is pending from the first page to the last one, and is not moved, is on one page. One counts
+as cancelled or moved only when its server has said so. What is told about a life is told about the message of that
+receipt, in that group, and about no other one.
 """
 
 from __future__ import annotations
@@ -31,21 +26,26 @@ from functools import cached_property, partial, wraps
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.client.ask import find_group
-from delayd.client.blocking import LoopThread, told
-from delayd.client.instants import instant_ms
-from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta
-from delayd.client.sending.asking import (
+from delayd.client.asking.ask import find_group
+from delayd.client.asking.messages import (
+    CANCEL,
+    GET,
+    RESCHEDULE,
     AskedOne,
     AskedRows,
-    MessageAsker,
+    Asker,
     MessageInfo,
     NewInstants,
     asked_of,
     info_of,
+    window_behind,
 )
+from delayd.client.blocking import LoopThread, told
+from delayd.client.instants import instant_ms
+from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta
 from delayd.client.sending.receipts import Receipt, ReceiptColumns
 from delayd.errors import BadArgument, DelaydError
 from delayd.headers import Headers, decode_headers
@@ -61,8 +61,9 @@ WHOLE_ROWS_FIRST = 4_096  # And so many first: a piece full of messages of 1 KB.
 
 A = TypeVar("A")
 P = ParamSpec("P")
-T = TypeVar("T", bound=Sized)
-PageOf = Callable[[int, Piece], T]  # Makes a page of a server's log_id, and its piece of the walk.
+T = TypeVar("T")
+Page = TypeVar("Page", bound=Sized)
+PageOf = Callable[[int, Piece], Page]  # Makes a page of a server's log_id, and its piece of the walk.
 
 
 class PendingMessage(NamedTuple):
@@ -148,7 +149,7 @@ class PendingPage(ReceiptColumns):
             yield heap[start:end]
 
 
-class Pages(Generic[T]):
+class Pages(Generic[Page]):
     """The pages of one walk, in an event loop: ``async for``, one server after another.
 
     Fields:
@@ -157,9 +158,7 @@ class Pages(Generic[T]):
         unread: see `PendingPage`, so far.
     """
 
-    def __init__(
-        self, messages: MessageAsker, window: Window, page_of: PageOf[T], key: AskedRows | None = None
-    ) -> None:
+    def __init__(self, messages: Asker, window: Window, page_of: PageOf[Page], key: AskedRows | None = None) -> None:
         """``window`` says what the pages are to have; ``key`` chooses one message."""
         self.found = self.in_flight = self.unread = 0
         self._messages = messages
@@ -171,7 +170,7 @@ class Pages(Generic[T]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> T:
+    async def __anext__(self) -> Page:
         while True:
             if self._servers is None:
                 self._servers = await self._begin()
@@ -179,11 +178,11 @@ class Pages(Generic[T]):
                 raise StopAsyncIteration
             log_id = self._servers[-1]
             piece = await self._messages.find(log_id, self._window)
-            rows_max = self._rows_max_after(len(piece.rows))
-            place, until = (Place(), 0) if piece.place is None else (piece.place, piece.until_sequence)
-            self._window = self._window._replace(place=place, until_sequence=until, rows_max=rows_max)
-            if piece.place is None:
+            left = window_behind(self._window, piece)
+            if left is None:
                 self._servers.pop()
+                left = self._window._replace(place=Place(), until_sequence=0)
+            self._window = left._replace(rows_max=self._rows_max_after(len(piece.rows)))
             self.in_flight += piece.in_flight
             self.unread += piece.unread
             page = self._page_of(log_id, piece)
@@ -191,7 +190,7 @@ class Pages(Generic[T]):
             if len(page):
                 return page
 
-    async def next(self) -> T | None:
+    async def next(self) -> Page | None:
         """The next page; None when there is none left."""
         try:
             return await self.__anext__()
@@ -212,8 +211,7 @@ class Pages(Generic[T]):
         """The servers to ask. A key has one owner, which says where its message is."""
         if self._key is None:
             return sorted(await self._messages.servers(), reverse=True)
-        log_ids, answers = await self._messages.locate(self._key)
-        (found,) = answers
+        log_ids, (found,) = await self._messages.ask(GET, self._key)
         if found["state"] == MessageState.IN_FLIGHT:
             self.in_flight += 1
         due_ms, sequence = int(found["deliver_at_ms"]), int(found["sequence"])
@@ -228,14 +226,14 @@ class Pages(Generic[T]):
         return [int(log_ids[0])]
 
 
-class BlockingPages(Generic[T]):
+class BlockingPages(Generic[Page]):
     """The pages of one walk, for a program without an event loop; the fields are those of `Pages`."""
 
-    def __init__(self, pages: Pages[T], thread: LoopThread) -> None:
+    def __init__(self, pages: Pages[Page], thread: LoopThread) -> None:
         self._pages = pages
         self._thread = thread
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Page]:
         while (page := self._thread.call(self._pages.next(), ends_with_caller=True)) is not None:
             yield page
 
@@ -255,11 +253,13 @@ class BlockingPages(Generic[T]):
         return self._pages.unread
 
 
-def blocking_pages(method: Callable[Concatenate[A, P], Pages[T]]) -> Callable[Concatenate[Any, P], BlockingPages[T]]:
+def blocking_pages(
+    method: Callable[Concatenate[A, P], Pages[Page]],
+) -> Callable[Concatenate[Any, P], BlockingPages[Page]]:
     """The blocking form of a method that gives pages: these are for a plain ``for``."""
 
     @wraps(method)
-    def called(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> BlockingPages[T]:
+    def called(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> BlockingPages[Page]:
         pages = method(self, *args, **kwargs)
         return BlockingPages(pages, self._own.standing().thread)
 
@@ -276,8 +276,6 @@ def page_of(log_id: int, piece: Piece, *, whole: bool) -> PendingPage:
         log_ids, sequences, due_ms, accepted_ms, sizes, piece.in_flight, piece.unread, _batch=batch, _whole=whole
     )
 
-
-Page = TypeVar("Page", bound=Sized)
 
 _MS = timedelta(milliseconds=1)
 _PAIR = "[0-9a-f]{16}-[0-9]{1,19}"
@@ -345,21 +343,21 @@ def check_walk(dry_run: bool, progress: Progress | None) -> None:
         need_callable("progress", progress)
 
 
-class _Counts(NamedTuple):
-    """What came of the wish about the messages of a piece."""
+Act = Callable[[AskedRows, Piece], Awaitable[NDArray[np.uint8]]]
+"""Does what is wished about the messages of a piece, and returns the answer about each."""
 
-    done: int = 0
-    in_flight: int = 0
-    ended: int = 0
+NO_ANSWERS = np.empty(0, np.uint8)
 
-
-_Act = Callable[[AskedRows, Piece], Awaitable[_Counts]]
+# In the answers to both wishes: CANCELLED or MOVED, and IN_FLIGHT.
+_DONE, _IN_FLIGHT = 1, 3
+assert [*map(int, (CancelAnswer.CANCELLED, RescheduleAnswer.MOVED))] == [_DONE] * 2, "a walk counts both"
+assert [*map(int, (CancelAnswer.IN_FLIGHT, RescheduleAnswer.IN_FLIGHT))] == [_IN_FLIGHT] * 2, "a walk counts both"
 
 
 class Walker:
     """Walks for one producer, on one loop."""
 
-    def __init__(self, messages: MessageAsker) -> None:
+    def __init__(self, messages: Asker) -> None:
         self._messages = messages
 
     def pending(self, window: Window, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
@@ -377,10 +375,8 @@ class Walker:
     async def cancel(self, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
         """Cancel what is pending in a window, or only count it."""
 
-        async def act(rows: AskedRows, _: Piece) -> _Counts:
-            counts = Counter((await self._messages.cancel(rows))["answer"].tolist())
-            done, in_flight = counts[CancelAnswer.CANCELLED], counts[CancelAnswer.IN_FLIGHT]
-            return _Counts(done, in_flight, rows.row_count - done - in_flight)
+        async def act(rows: AskedRows, _: Piece) -> NDArray[np.uint8]:
+            return (await self._messages.ask(CANCEL, rows))[1]["answer"]
 
         return await _Walk(self._messages, window, None if dry_run else act, progress).run()
 
@@ -389,12 +385,9 @@ class Walker:
     ) -> Walked:
         """Move what is pending in a window, or only count it; ``bounds``: of the walk that this one resumes."""
 
-        async def act(rows: AskedRows, piece: Piece) -> _Counts:
+        async def act(rows: AskedRows, piece: Piece) -> NDArray[np.uint8]:
             instants = np.clip(piece.rows["deliver_at_ms"] + shift_ms, INSTANT_MS_MIN, INSTANT_MS_MAX)
-            _, answers = await self._messages.reschedule(rows, NewInstants(instants, False))
-            counts = Counter(answers["answer"].tolist())
-            done, in_flight = counts[RescheduleAnswer.MOVED], counts[RescheduleAnswer.IN_FLIGHT]
-            return _Counts(done, in_flight, rows.row_count - done - in_flight)
+            return (await self._messages.ask(RESCHEDULE, rows, NewInstants(instants, False)))[1]["answer"]
 
         return await _Walk(self._messages, window, None if dry_run else act, progress, dict(bounds)).run()
 
@@ -404,9 +397,9 @@ class _Walk:
 
     def __init__(
         self,
-        messages: MessageAsker,
+        messages: Asker,
         window: Window,
-        act: _Act | None,
+        act: Act | None,
         progress: Progress | None,
         bounds: dict[int, int] | None = None,
     ) -> None:
@@ -439,37 +432,41 @@ class _Walk:
         return self._walked._replace(resume="")
 
     async def _at(self, log_id: int) -> None:
-        place: Place | None = Place()
-        until = (self._bounds or {}).get(log_id, 0)
-        while place is not None:
-            window = self._window._replace(place=place, until_sequence=until)
-            try:
-                piece = await self._messages.find(log_id, window)
-            except DelaydError as error:
-                self._failed[log_id] = error
+        left: Window | None = self._window._replace(until_sequence=(self._bounds or {}).get(log_id, 0))
+        while left is not None:
+            piece = await self._try(log_id, self._messages.find(log_id, left))
+            if piece is None:
                 return
-            place, until = piece.place, piece.until_sequence
+            until = piece.until_sequence
             if self._bounds is not None and self._act is not None and self._bounds.get(log_id) != until:
                 # It is told before anything is moved: a caller that is interrupted then can go on, too.
                 self._bounds[log_id] = until
                 self._tell()
-            row_count, counts = len(piece.rows), _Counts()
-            if row_count and self._act is not None:
-                log_ids = np.full(row_count, log_id, np.uint64)
-                try:
-                    counts = await self._act(AskedRows(log_ids, piece.asked(), row_count, self._window.subject), piece)
-                except DelaydError as error:
-                    self._failed[log_id] = error
-                    return
-            self._add(piece, counts)
+            answers: NDArray[np.uint8] | None = NO_ANSWERS
+            if len(piece.rows) and self._act is not None:
+                log_ids = np.full(len(piece.rows), log_id, np.uint64)
+                rows = AskedRows(log_ids, piece.asked(), self._window.subject)
+                answers = await self._try(log_id, self._act(rows, piece))
+            if answers is None:
+                return
+            self._add(piece, Counter(answers.tolist()))
+            left = window_behind(left, piece)
 
-    def _add(self, piece: Piece, counts: _Counts) -> None:
-        walked = self._walked
+    async def _try(self, log_id: int, asked: Awaitable[T]) -> T | None:
+        """None when the server fails: the walk has ended there."""
+        try:
+            return await asked
+        except DelaydError as error:
+            self._failed[log_id] = error
+            return None
+
+    def _add(self, piece: Piece, answers: Counter[int]) -> None:
+        walked, done, in_flight = self._walked, answers[_DONE], answers[_IN_FLIGHT]
         self._walked = Walked(
             walked.found + len(piece.rows),
-            walked.done + counts.done,
-            walked.in_flight + piece.in_flight + counts.in_flight,
-            walked.ended + counts.ended,
+            walked.done + done,
+            walked.in_flight + piece.in_flight + in_flight,
+            walked.ended + answers.total() - done - in_flight,
             walked.unread + piece.unread,
         )
         self._tell()
@@ -501,55 +498,33 @@ _CANCEL_OF = {
     MessageState.IN_FLIGHT: CancelAnswer.IN_FLIGHT,
     MessageState.UNKNOWN: CancelAnswer.UNKNOWN,
 }
-
-
-class WaitingLife(NamedTuple):
-    """A message as it waits for a group.
-
-    ``kept_as`` is the subject under which its delay server keeps it; ``message`` is None when nothing waits there.
-    ``in_flight``: it is being handed over to the group again at this moment.
-    """
-
-    kept_as: str
-    message: PendingMessage | None
-    in_flight: bool
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it is a dead letter."""
-        return self.message is not None and DEAD_TAG in self.message.tags
+_GONE = CancelAnswer.ALREADY_DISPATCHED
 
 
 class _Followed(NamedTuple):
-    """The first life of a message, and what waits for the group; ``life`` is None while it was not handed over."""
+    """A message that was sent to a group, as far as it is known."""
 
     log_id: int
     answer: np.void  # Of its delay server about the first life; its dtype is ANSWER.
-    life: WaitingLife | None
+    waiting: AskedOne | None  # What waits for the group now.
+    is_dead: bool = False  # And is a dead letter.
+    in_flight: bool = False  # It is being handed over to the group again at this moment.
 
     @property
     def first(self) -> MessageInfo:
         """What became of the first life."""
         return info_of(self.answer)
 
-    def need_handed_over(self, group: str) -> None:
-        """Raise BadArgument while the message is pending for all groups."""
-        if self.first.state is MessageState.PENDING:
-            what = f"the message was not handed over to {group} yet, and is pending for all groups of its subject"
-            raise BadArgument(f"{what}; leave out group= to end or move it for all of them")
-
     @property
     def told(self) -> CancelAnswer:
         """The answer to a wish about it when nothing waits for the group."""
-        if self.life is not None and self.life.in_flight:
-            return CancelAnswer.IN_FLIGHT
-        return _CANCEL_OF.get(self.first.state, CancelAnswer.ALREADY_DISPATCHED)
+        return CancelAnswer.IN_FLIGHT if self.in_flight else _CANCEL_OF.get(self.first.state, _GONE)
 
 
 class Follower:
     """Asks about single messages for one producer, on one loop; without a group, about their first lives."""
 
-    def __init__(self, address: str, messages: MessageAsker) -> None:
+    def __init__(self, address: str, messages: Asker) -> None:
         self._address = address
         self._messages = messages
 
@@ -558,24 +533,20 @@ class Follower:
         if group is None:
             return await self._messages.get_one(one)
         followed = await self._follow(subject, group, one)
-        life = followed.life
-        if life is None or life.message is None:
-            in_flight = life is not None and life.in_flight
-            return followed.first._replace(state=MessageState.IN_FLIGHT) if in_flight else followed.first
-        waiting = await self._messages.get_one(asked_of(life.kept_as, life.message.receipt))
-        is_dead = life.is_dead and waiting.state is MessageState.PENDING
+        if followed.waiting is None:
+            return followed.first._replace(state=MessageState.IN_FLIGHT) if followed.in_flight else followed.first
+        waiting = await self._messages.get_one(followed.waiting)
+        is_dead = followed.is_dead and waiting.state is MessageState.PENDING
         return waiting._replace(state=MessageState.DEAD) if is_dead else waiting
 
     async def cancel(self, subject: str, group: str | None, one: AskedOne) -> CancelAnswer:
         """End a message that waits to come to a group again, or is a dead letter of it."""
-        if group is None:
-            return await self._messages.cancel_one(one)
-        followed = await self._follow(subject, group, one)
-        followed.need_handed_over(group)
-        life = followed.life
-        if life is None or life.message is None:
-            return followed.told
-        return await self._messages.cancel_one(asked_of(life.kept_as, life.message.receipt))
+        if group is not None:
+            followed = await self._follow_handed_over(subject, group, one)
+            if followed.waiting is None:
+                return followed.told
+            one = followed.waiting
+        return await self._messages.cancel_one(one)
 
     async def reschedule(
         self, subject: str, group: str | None, one: AskedOne, instants: NewInstants
@@ -584,23 +555,26 @@ class Follower:
 
         Returns the delay server and its answer, which is about the first life when nothing waits for the group.
         """
-        if group is None:
-            return await self._move(one, instants)
-        followed = await self._follow(subject, group, one)
-        followed.need_handed_over(group)
-        life = followed.life
-        if life is None or life.message is None:
-            answer = followed.answer.copy()
-            answer["answer"] = RescheduleAnswer[followed.told.name]
-            return followed.log_id, answer
-        return await self._move(asked_of(life.kept_as, life.message.receipt), instants)
-
-    async def _move(self, one: AskedOne, instants: NewInstants) -> tuple[int, np.void]:
-        log_ids, answers = await self._messages.reschedule(one.rows(), instants)
+        if group is not None:
+            followed = await self._follow_handed_over(subject, group, one)
+            if followed.waiting is None:
+                answer = followed.answer.copy()
+                answer["answer"] = RescheduleAnswer[followed.told.name]
+                return followed.log_id, answer
+            one = followed.waiting
+        log_ids, answers = await self._messages.ask(RESCHEDULE, one.rows(), instants)
         return int(log_ids[0]), answers[0]
 
+    async def _follow_handed_over(self, subject: str, group: str, one: AskedOne) -> _Followed:
+        """As `_follow`; BadArgument while the message is pending for all groups."""
+        followed = await self._follow(subject, group, one)
+        if followed.first.state is MessageState.PENDING:
+            what = f"the message was not handed over to {group} yet, and is pending for all groups of its subject"
+            raise BadArgument(f"{what}; leave out group= to end or move it for all of them")
+        return followed
+
     async def _follow(self, subject: str, group: str, one: AskedOne) -> _Followed:
-        log_ids, answers = await self._messages.locate(one.rows())
+        log_ids, answers = await self._messages.ask(GET, one.rows())
         log_id, answer = int(log_ids[0]), answers[0]
         if answer["state"] != MessageState.DISPATCHED:
             return _Followed(log_id, answer, None)
@@ -610,19 +584,13 @@ class Follower:
         if kept_as is None:
             raise BadArgument(f"the realtime server {target:016x} of this message has no group {group}")
         window = Window(kept_as.encode(), 0, INSTANT_MS_MAX, content=Content.LABELS, origin=int(answer["sequence"]))
-        return _Followed(log_id, answer, await self._life(log_id, kept_as, window))
-
-    async def _life(self, log_id: int, kept_as: str, window: Window) -> WaitingLife:
-        found: PendingMessage | None = None
-        in_flight = False
-        at: Place | None = window.place
-        while at is not None:
-            piece = await self._messages.find(log_id, window._replace(place=at))
-            window = window._replace(until_sequence=piece.until_sequence)
-            in_flight = in_flight or piece.in_flight > 0
-            for message in page_of(log_id, piece, whole=False):
-                # A newer life takes the place of an older one.
-                if found is None or message.receipt.sequence > found.receipt.sequence:
-                    found = message
-            at = piece.place
-        return WaitingLife(kept_as, found, in_flight)
+        lives: list[PendingMessage] = []
+        in_flight = 0
+        async for piece in self._messages.pieces(log_id, window):
+            lives += page_of(log_id, piece, whole=False)
+            in_flight += piece.in_flight
+        if not lives:
+            return _Followed(log_id, answer, None, in_flight=in_flight > 0)
+        # A newer life takes the place of an older one.
+        life = max(lives, key=lambda message: message.receipt.sequence)
+        return _Followed(log_id, answer, asked_of(kept_as, life.receipt), DEAD_TAG in life.tags, in_flight > 0)

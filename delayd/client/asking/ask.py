@@ -1,23 +1,25 @@
-"""Ask: asks a server that meta knows one thing, or a few, and waits for the answers; for operators, not for traffic.
+"""Ask: one question to one server that meta knows, to all of a role, and page by page; for operators, not for traffic.
 
-Invariant: every wait has a limit, and a server that is not there is named with its address. Within `in_time` all waits
-together have one limit, which is that of a caller's call.
+A question whose answer is a list is declared as data (`Listed`): which servers it goes to, the request, how a page is
+read, and behind what the next page begins. `at_each` asks all servers at once, and joins what they have:
 
-Groups: consumer groups as the realtime servers list them, and an operator's decisions about one of them.
+    list_quotas("a:7400")      meta names the delay servers A, B, C
+      A: page of 500, page of 20     520 quotas
+      B: page of 3                     3 quotas       Listing of 523, and one sentence about C in ``missing``
+      C: can't be reached
 
-Invariant: a server that can't be asked is named; a listing without it never looks complete.
-
-Quotas: what subjects may have at the delay servers, and how much of it they use (docs/quotas.md).
+Invariant: every wait has a limit, and a server that is not there is named with its address; a listing without it never
+looks complete. Within `in_time` all waits together have one limit, which is that of a caller's call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from delayd.config import parse_address
 from delayd.errors import (
@@ -46,6 +48,10 @@ HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged f
 ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
 
 _UNTIL: ContextVar[float | None] = ContextVar("until", default=None)  # When the time of a call is over, on its loop.
+
+
+PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
+AGED_PAGE = 100  # The same with the age of their oldest message.
 
 
 class Known(NamedTuple):
@@ -128,18 +134,21 @@ async def reached(server: Known) -> AsyncIterator[Connection]:
 
 async def ask(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
     """Ask one thing; returns the head of the answer."""
-    try:
-        frame = await connection.request(request, head, timeout_ms=ANSWER_MS)
-    except RequestFailed as error:
-        what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
-        raise type(error)(what, sent=error.sent) from error
-    return frame.head
+    with _naming(connection):
+        return (await connection.request(request, head, timeout_ms=ANSWER_MS)).head
 
 
 async def prove(connection: Connection, secret: Secret) -> None:
     """Prove the cluster's secret. Raises NotTrusted when the other side has another secret."""
-    try:
+    with _naming(connection):
         await trust.prove(connection, secret, 0, ANSWER_MS)
+
+
+@contextmanager
+def _naming(connection: Connection) -> Iterator[None]:
+    """Let an error say which server gave no answer."""
+    try:
+        yield
     except RequestFailed as error:
         what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
         raise type(error)(what, sent=error.sent) from error
@@ -195,9 +204,6 @@ def _known(info: ServerInfo) -> Known:
     return Known(*where, info.alive, info.seen_ms_ago, info.cordoned)
 
 
-PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
-AGED_PAGE = 100  # The same with the age of their oldest message, which may cost some reads for each.
-
 T = TypeVar("T")
 
 
@@ -211,6 +217,61 @@ class Listing(list[T]):
     def __init__(self, items: Iterable[T] = (), missing: Iterable[str] = ()) -> None:
         super().__init__(items)
         self.missing = tuple(missing)
+
+
+class Listed(NamedTuple, Generic[T]):
+    """A question to all servers of a role, whose answers are pages of a list."""
+
+    what: str  # It lists, as a sentence about a server says that can't be asked.
+    role: str
+    request: RequestType
+    read: Callable[[Head], tuple[list[T], bool]]  # A page, and whether there are more.
+    place: Callable[[T], HeadValue]  # Behind an item the next page begins.
+    first: HeadValue  # The place before all items.
+
+    async def at(self, connection: Connection, head: Mapping[str, HeadValue]) -> list[T]:
+        """All that the server at the other end has, page by page; ``head``: what is asked beside the place."""
+        items, place = list[T](), self.first
+        while True:
+            page, more = self.read(await ask(connection, self.request, {**head, "after": place}))
+            items += page
+            # A server that has more and lists none would be asked for ever.
+            if not more or not page:
+                return items
+            place = self.place(page[-1])
+
+    async def of(self, server: Known, head: Mapping[str, HeadValue]) -> list[T]:
+        """All that one server has."""
+        async with reached(server) as connection:
+            return await self.at(connection, head)
+
+
+GROUPS = Listed(
+    "groups", "realtime", RequestType.GROUPS, read_groups, lambda info: [info.subject, info.group], ["", ""]
+)
+QUOTAS = Listed("quotas", "delay", RequestType.QUOTAS, read_quotas, lambda info: info.subject, "")
+
+
+async def at_each(
+    servers: Iterable[Known], act: Callable[[Known], Awaitable[list[T]]], lacks: Callable[[Known], str]
+) -> Listing[T]:
+    """Ask, or decide, at all servers; ``lacks`` begins the sentence about one that can't be asked."""
+    missing: list[str] = []
+
+    async def at(server: Known) -> list[T]:
+        try:
+            return await act(server)
+        except DelaydError as error:
+            missing.append(f"{lacks(server)}: {error.message}")
+            return []
+
+    # All at once, so that one which hangs leaves the others their time.
+    found = await asyncio.gather(*map(at, servers))
+    return Listing([item for items in found for item in items], sorted(missing))
+
+
+def _are_missing(listed: Listed[T]) -> Callable[[Known], str]:
+    return lambda server: f"{listed.what} of {server.address} are missing"
 
 
 class GroupAt(NamedTuple):
@@ -272,28 +333,25 @@ class Moved(NamedTuple):
 
 async def list_groups(address: str, subject: str | None = None, *, ages: bool = True) -> Listing[GroupAt]:
     """The groups of a subject, or of all, by subject and group."""
-    async with meta(address) as connection:
-        servers = await known_servers(connection, "realtime")
-    # All at once, so that one which hangs leaves the others their time.
-    listed = await asyncio.gather(*(groups_at(server, subject, ages=ages) for server in servers))
-    found = [place for at_server in listed for place in at_server]
-    missing = [each for at_server in listed for each in at_server.missing]
-    return Listing(sorted(found, key=lambda place: (place.subject, place.group)), missing)
+    listed = await groups_at(await _servers_of(address, GROUPS.role), subject, ages=ages)
+    return Listing(sorted(listed, key=lambda place: (place.subject, place.group)), listed.missing)
 
 
-async def groups_at(server: Known, subject: str | None, *, ages: bool = False) -> Listing[GroupAt]:
-    """The groups of one realtime server."""
-    what = f"groups of {server.address} are missing"
-    if not server.alive:
-        silent_s = server.seen_ms_ago // 1_000
-        return Listing((), [f"{what}: meta has not heard of it for {silent_s} s; see `delayd servers`"])
-    try:
-        async with reached(server) as connection:
-            return Listing(
-                [GroupAt(server, info) async for page in group_pages(connection, subject, ages) for info in page]
-            )
-    except DelaydError as error:
-        return Listing((), [f"{what}: {error.message}"])
+async def groups_at(servers: Iterable[Known], subject: str | None, *, ages: bool = False) -> Listing[GroupAt]:
+    """The groups of some realtime servers."""
+
+    async def act(server: Known) -> list[GroupAt]:
+        if not server.alive:
+            silent_s = server.seen_ms_ago // 1_000
+            raise ServerUnavailable(f"meta has not heard of it for {silent_s} s; see `delayd servers`")
+        return [GroupAt(server, info) for info in await GROUPS.of(server, groups_head(subject, ages=ages))]
+
+    return await at_each(servers, act, _are_missing(GROUPS))
+
+
+def groups_head(subject: str | None, *, ages: bool) -> Head:
+    """What is asked of groups; their ages may cost a server some reads for each, so it is asked for fewer at once."""
+    return {"subject": subject, "limit": AGED_PAGE if ages else PAGE, "ages": ages}
 
 
 async def find_group(address: str, subject: str, group: str) -> Listing[GroupAt]:
@@ -339,19 +397,6 @@ def one_place(places: Listing[GroupAt]) -> GroupAt:
     return place
 
 
-async def group_pages(connection: Connection, subject: str | None, ages: bool) -> AsyncIterator[list[GroupInfo]]:
-    """The groups of the realtime server at the other end, page by page."""
-    after: list[HeadValue] = ["", ""]
-    asked: Head = {"subject": subject, "limit": AGED_PAGE if ages else PAGE, "ages": ages}
-    more = True
-    while more:
-        page, more = read_groups(await ask(connection, RequestType.GROUPS, {**asked, "after": after}))
-        yield page
-        more = more and bool(page)
-        if page:
-            after = [page[-1].subject, page[-1].group]
-
-
 class QuotaAt(NamedTuple):
     """A subject's quota at one delay server, and how much of it is used.
 
@@ -371,52 +416,32 @@ class QuotaAt(NamedTuple):
 
 async def list_quotas(address: str, prefix: str = "") -> Listing[QuotaAt]:
     """The quotas of subjects that begin with ``prefix``, by subject and server."""
-    found: list[QuotaAt] = []
-    missing: list[str] = []
 
-    async def ask_one(server: Known) -> None:
-        try:
-            async with reached(server) as connection:
-                found.extend([QuotaAt(server, info) async for info in quotas_of(connection, prefix)])
-        except DelaydError as error:
-            missing.append(f"quotas of {server.address} are missing: {error.message}")
+    async def act(server: Known) -> list[QuotaAt]:
+        return [QuotaAt(server, info) for info in await QUOTAS.of(server, {"prefix": prefix})]
 
-    # All at once, so that one which hangs leaves the others their time.
-    await asyncio.gather(*map(ask_one, await _delay_servers(address)))
-    return Listing(sorted(found, key=lambda each: (each.subject, each.server.log_id)), missing)
+    listed = await at_each(await _delay_servers(address), act, _are_missing(QUOTAS))
+    return Listing(sorted(listed, key=lambda each: (each.subject, each.server.log_id)), listed.missing)
 
 
 async def set_quota(address: str, subject: str, limits: Mapping[str, int | None], secret: Secret) -> Listing[Known]:
-    """Set a subject's quota as a whole at all delay servers; returns those where it is set now."""
-    done: list[Known] = []
-    missing: list[str] = []
+    """Set a subject's quota as a whole at all delay servers; returns those where it is set now, by their log."""
 
-    async def set_at(server: Known) -> None:
-        try:
-            await decide(server, RequestType.SET_QUOTA, {"subject": subject, **limits}, secret)
-            done.append(server)
-        except DelaydError as error:
-            missing.append(f"the quota is not set at {server.log_id:016x}: {error.message}")
+    async def act(server: Known) -> list[Known]:
+        await decide(server, RequestType.SET_QUOTA, {"subject": subject, **limits}, secret)
+        return [server]
 
-    await asyncio.gather(*map(set_at, await _delay_servers(address)))
-    return Listing(sorted(done, key=lambda server: server.log_id), sorted(missing))
+    servers = await _delay_servers(address)
+    return await at_each(servers, act, lambda server: f"the quota is not set at {server.log_id:016x}")
 
 
-async def quotas_of(connection: Connection, prefix: str) -> AsyncIterator[QuotaInfo]:
-    """The quotas that a delay server has for subjects with this prefix, and how much of them is used."""
-    after, more = "", True
-    while more:
-        head = {"after": after, "prefix": prefix}
-        page, more = read_quotas(await ask(connection, RequestType.QUOTAS, head))
-        for info in page:
-            yield info
-        more = more and bool(page)
-        after = page[-1].subject if page else after
+async def _servers_of(address: str, role: str) -> list[Known]:
+    async with meta(address) as connection:
+        return await known_servers(connection, role)
 
 
 async def _delay_servers(address: str) -> list[Known]:
-    async with meta(address) as connection:
-        servers = await known_servers(connection, "delay")
+    servers = await _servers_of(address, "delay")
     if not servers:
         raise NoDelayServer("meta knows no delay server; start one with `delayd up`")
     return servers

@@ -1,0 +1,8 @@
+"""Asking: questions to servers, from the caller's arguments to the joined answer (docs/keys.md, docs/admin.md).
+
+A map.
+
+    messages            a question as data; asks delay servers about messages, and follows those that moved
+    walking             goes through all pending messages of a subject and a window, and through the lives of one
+    ask                 what operators ask: one server that meta knows, or all of a role
+"""
