@@ -12,9 +12,9 @@ import pytest
 
 import delayd
 from delayd.batch import Batch, ColumnId, parse
+from delayd.client.asking import messages as questions
 from delayd.client.asking.messages import asked_of
 from delayd.client.producer import AsyncProducer
-from delayd.client.asking import messages as questions
 from delayd.client.sending import sender
 from delayd.client.sending.receipts import Accepted, SendVerdict, Verdicts, receipts
 from delayd.errors import (
