@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection as Pipe
 import numpy as np
 import uvloop
 
-from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, parse
+from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
 from delayd.client.producer import AsyncProducer, Producer
 from delayd.client.pulling.consumer import Consumer
-from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MIN
 from delayd.net.connection import Connection
@@ -41,7 +41,7 @@ def dispatched() -> bytes:
     """A batch as a delay server makes it."""
     table = encode_subject_table([b"bench"])
     ends, bodies = lay_out([BODY] * PULL_ROWS, len(table))
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.zeros(PULL_ROWS, np.int64)),
         (ColumnId.SEQUENCE, np.arange(PULL_ROWS, dtype=np.uint64)),
         (ColumnId.BODY_END, ends),

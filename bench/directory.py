@@ -11,12 +11,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
-from delayd.content import Region, hash_items, subject_states
+from delayd.batch.batch import encode, encode_subject_table
+from delayd.batch.columns import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
+from delayd.batch.content import Region, hash_items, subject_states
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.sealing import compare
-from delayd.disk import Disk, RealDisk
-from delayd.encode import encode, encode_subject_table
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.dispatch import END_ROW, NewPart, Outcome, encode_outcomes
@@ -26,6 +25,7 @@ from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.log.segment_index import index_segment
+from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.files.groups import segment_bases
 
 DELAY_ID, REALTIME_ID = 0xDE1A, 0x4EA1

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.pair import Pair
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, Int64s, ProducerPart, parse
+from delayd.batch.batch import Batch, encode, encode_subject_table, parse
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, Int64s, ProducerPart
 from delayd.config import DelayConfig, RealtimeConfig
-from delayd.encode import encode, encode_subject_table
 from delayd.hours import HOUR_MS
 from delayd.reading.seals import SealState, verify_seals
 
@@ -168,7 +168,7 @@ def _batch(due: Int64s, number: int) -> Batch:
     count = len(due)
     table = encode_subject_table([SUBJECTS[number % len(SUBJECTS)]])
     ends = len(table) + BODY_BYTES * np.arange(1, count + 1)
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, due),
         (ColumnId.BODY_END, ends.astype(np.uint32)),
     ]

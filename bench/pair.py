@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from delayd.batch import Batch, Buffer
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Buffer
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.producers import AcceptedBatch
-from delayd.disk import RealDisk
 from delayd.errors import DelaydError
-from delayd.state import LmdbState
+from delayd.machine.disk import RealDisk
+from delayd.machine.state import LmdbState
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import ANSWER, MORE, Frame, HeadValue

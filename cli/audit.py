@@ -16,9 +16,9 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import click
 
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, BadSetting
 from delayd.hours import hour_name
+from delayd.machine.disk import RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks

@@ -21,15 +21,15 @@ import delayd
 from delayd.backup import ROLES, STATE, Cut, Held, Manifest, Source, Stage, Terms, read_journal, read_manifest, take
 from delayd.backup import restore as put_back
 from delayd.config import parse_address
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable
-from delayd.holder import LOCK, is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
+from delayd.machine.disk import RealDisk
+from delayd.machine.identity import LOCK, is_held
+from delayd.machine.state import LMDB_FILE
 from delayd.net.connection import Connection
 from delayd.net.cut import FOLDER, SIZES, read_sizes
 from delayd.reading.verify import verify_directory
 from delayd.secret import FILE_MODE, SECRET_FILE, Secret
-from delayd.state import LMDB_FILE
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_bool, need_str, need_u64
 from delayd.wire.requests import RequestType

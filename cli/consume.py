@@ -16,10 +16,10 @@ from typing import Self
 
 import click
 
+from delayd.batch.names import is_pattern
 from delayd.client.pulling.consumer import Consumer, MessageBatch
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders, RetryLater
-from delayd.patterns import is_pattern
 
 from .listing import printable
 from .options import Command, meta_option, offer_groups, offer_subjects

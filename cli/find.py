@@ -15,8 +15,8 @@ from itertools import islice
 
 import click
 
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument
+from delayd.machine.disk import RealDisk
 from delayd.reading.files.groups import Memory
 from delayd.reading.find import FilePiece, Finder, Found, FoundRow, Pattern, Search, Wanted, find_pieces
 

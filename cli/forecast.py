@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.client.asking.ask import QUOTAS
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable

@@ -14,10 +14,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.disk import RealDisk
+from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_of_ms, hour_start_ms
+from delayd.machine.disk import RealDisk
 from delayd.reading.data import Hour, HourCount, Schedule, schedules
 from delayd.reading.files.rows import ScheduleRows
 from delayd.reading.verify import verify_directory

@@ -14,13 +14,12 @@ import click
 import msgpack
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind, ColumnId
+from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.config import DATA_DEFAULT
-from delayd.disk import Disk, RealDisk, open_named
 from delayd.errors import BadArgument, DamagedData, key_text
-from delayd.holder import LOCK, is_held
 from delayd.hours import hour_name
-from delayd.location import ROW_BITS, ROW_MASK
 from delayd.log.checkpoint import MAGIC as CHECKPOINT_MAGIC
 from delayd.log.checkpoint import read_checkpoint_file
 from delayd.log.consume import PAGE_ENTRIES, ConsumePlace, check_pages, entries_in
@@ -34,11 +33,12 @@ from delayd.log.seal import decode_seals
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
 from delayd.log.segment_index import index_records
 from delayd.log.tally import TALLY, decode_tallies
+from delayd.machine.disk import Disk, RealDisk, open_named
+from delayd.machine.identity import LOCK, is_held
+from delayd.machine.state import LMDB_MAGIC, check_stored, read_state_file
 from delayd.reading.files.directory import KIND_POSITION, need_log_file, open_any
 from delayd.reading.files.groups import TornTail, read_groups
 from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
-from delayd.state import check_stored, read_state_file
-from delayd.state_file import LMDB_MAGIC
 
 from .exits import NOT_BALANCED, OK
 from .hours import in_chunks

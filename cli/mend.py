@@ -17,7 +17,6 @@ from typing import NamedTuple
 import click
 import msgpack
 
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.control import SkippedSequences, encode_known
 from delayd.log.give_up import Damage, End, end_of, find_damage, give_up
@@ -26,11 +25,11 @@ from delayd.log.log import LogPlace
 from delayd.log.proof import decided_behind, pulled_behind
 from delayd.log.schedule import RESTORED_STEP
 from delayd.log.segment import Confirmed, FileKind
+from delayd.machine.disk import RealDisk
+from delayd.machine.operating import Wait
+from delayd.machine.state import LmdbState, OperatorLog
 from delayd.net.connection import Connection
-from delayd.operator_log import OperatorLog
 from delayd.reading.verify import verify_directory
-from delayd.state import LmdbState
-from delayd.waits import Wait
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_bool, need_str
 from delayd.wire.mend import PAGE_MAX, Decision, Quarantined, find_entry, read_list

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from delayd.client.asking.walking import PendingMessage
 from delayd.client.producer import Producer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
-from delayd.disk import RealDisk
-from delayd.errors import BadArgument
-from delayd.log_id import LogId
+from delayd.errors import BadArgument, LogId
+from delayd.machine.disk import RealDisk
 from delayd.reading.trace import Trace, trace
 from delayd.wire.ending import AnswerRows, CancelAnswer, MessageState, RescheduleAnswer
 

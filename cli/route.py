@@ -10,10 +10,10 @@ from itertools import groupby
 
 import click
 
+from delayd.batch.names import is_reserved
 from delayd.client.asking.ask import GroupAt, groups_at
 from delayd.errors import BadArgument, NoRealtimeServer, ServerUnavailable
 from delayd.net.connection import Connection
-from delayd.retry_subject import is_reserved
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_str
 from delayd.wire.meta import SUBJECTS_MAX, read_subject_page

@@ -9,8 +9,8 @@ from typing import TextIO
 
 import click
 
-from delayd.disk import RealDisk
 from delayd.hours import hour_name
+from delayd.machine.disk import RealDisk
 from delayd.reading.seals import (
     Compared,
     SealReport,

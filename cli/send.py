@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 
 import click
 
+from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import Producer
 from delayd.client.sending.options import OnConflict
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
-from delayd.limits import MESSAGE_BYTES_MAX
 
 from . import ask
 from .listing import progress

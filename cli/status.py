@@ -16,8 +16,8 @@ import click
 from delayd.client.asking.ask import GROUPS, groups_head
 from delayd.config import parse_address
 from delayd.errors import DelaydError
+from delayd.machine.operating import Wait, WaitKind
 from delayd.net.connection import Connection
-from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_int, need_map, need_str, need_u64
 from delayd.wire.listings import GroupInfo

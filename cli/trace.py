@@ -5,7 +5,7 @@ Invariant: what is listed was read from the named byte of the named file; what c
 
 import click
 
-from delayd.disk import RealDisk
+from delayd.machine.disk import RealDisk
 from delayd.reading.trace import trace as follow
 
 from .listing import Cell, columns, show

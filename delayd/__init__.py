@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from delayd import errors
 from delayd.errors import *  # noqa: F403 - each is named in errors.__all__
-from delayd.log_id import LogId
+from delayd.errors import LogId
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _HOMES: dict[str, str] = {
     "Worker": "delayd.worker.worker",
     "open": "delayd.embedded",
     "open_data": "delayd.reading.data",
-    "traceparent": "delayd.tracing",
+    "traceparent": "delayd.batch.labels",
 }
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
 __all__ += errors.__all__
 
 if TYPE_CHECKING:
+    from delayd.batch.labels import traceparent as traceparent
     from delayd.client.admin import Admin as Admin
     from delayd.client.admin import AsyncAdmin as AsyncAdmin
     from delayd.client.asking.messages import MessageInfo as MessageInfo
@@ -118,7 +119,6 @@ if TYPE_CHECKING:
     from delayd.embedded import open as open
     from delayd.reading.data import Data as Data
     from delayd.reading.data import open_data as open_data
-    from delayd.tracing import traceparent as traceparent
     from delayd.wire.ending import CancelAnswer as CancelAnswer
     from delayd.wire.ending import MessageState as MessageState
     from delayd.wire.ending import RescheduleAnswer as RescheduleAnswer

@@ -27,18 +27,17 @@ import msgpack
 import numpy as np
 from crc32c import crc32c
 
-from delayd.disk import Disk, Lock, open_named
 from delayd.errors import BadArgument, DamagedData, DamagedValue, DataError, NewerFormat, Unreadable
-from delayd.holder import LOCK
 from delayd.hours import hour_name
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.schedule import HOUR_ROW, REMOVED, decode_hours, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.machine.disk import Disk, Lock, open_named
+from delayd.machine.identity import LOCK
+from delayd.machine.state import LMDB_FILE, check_stored, read_pairs
 from delayd.reading.findings import FOLDER as ACCEPTANCES
 from delayd.reading.findings import acceptance_files
-from delayd.state import LMDB_FILE, check_stored
-from delayd.state_file import read_pairs
 
 NAME = "backup.json"
 FORMAT = 1

@@ -16,12 +16,11 @@ from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import ClassVar
 
-from delayd.address import META_LOCAL, META_PORT, PORT_MAX, Address, read_address
-from delayd.batch import BYTES_MAX as BATCH_BYTES_MAX
-from delayd.batch import ROWS_MAX as BATCH_ROWS_MAX
+from delayd.address import META_LOCAL, META_PORT, PORT_MAX, Address, host_fault, read_address
+from delayd.batch.columns import BYTES_MAX as BATCH_BYTES_MAX
+from delayd.batch.columns import ROWS_MAX as BATCH_ROWS_MAX
+from delayd.batch.names import LEASE_MS_MAX
 from delayd.errors import BadSetting
-from delayd.host import host_fault
-from delayd.limits import LEASE_MS_MAX
 
 Value = str | int | bool
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from delayd.log_id import LogId
-
 # `delayd` offers these too: a program catches `delayd.QueueFull`.
 __all__ = [
     "AlreadyClosed",
@@ -723,3 +721,18 @@ def _kinds(kind: type[DelaydError]) -> Iterator[type[DelaydError]]:
     yield kind
     for narrower in kind.__subclasses__():
         yield from _kinds(narrower)
+
+
+class LogId(int):
+    """A log_id: a number on the wire and in columns, 16 hexadecimal digits in text.
+
+    >>> LogId(0xA000000000000007)
+    a000000000000007
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{int(self):016x}"
+
+    __repr__ = __str__

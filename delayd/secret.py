@@ -25,8 +25,8 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
-from delayd.disk import create_whole
 from delayd.errors import BadSetting, NotWritable
+from delayd.machine.disk import create_whole
 
 SECRET_FILE = "cluster.secret"  # In the data directory.
 SECRET_BYTES = 32

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from delayd.errors import BadArgument, BadRequest, DamagedValue, FencedInstance, key_text
-from delayd.state import State
+from delayd.machine.state import State
 from delayd.wire.meta import Cordons, ServerInfo
 
 PREFIX = b"cordon/"

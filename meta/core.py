@@ -21,7 +21,7 @@ from operator import itemgetter
 
 import msgpack
 
-from delayd.clock import Clock
+from delayd.batch.names import check_subject, is_reserved, parse_retry_subject
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -38,13 +38,11 @@ from delayd.errors import (
     UnknownServer,
     key_text,
 )
-from delayd.executor import Done, Executor
+from delayd.machine.clock import Clock
+from delayd.machine.executor import Done, Executor
+from delayd.machine.operating import Wait, WaitKind
+from delayd.machine.state import OperatorLog, State
 from delayd.net.roles import SERVER_PREFIX
-from delayd.operator_log import OperatorLog
-from delayd.retry_subject import is_reserved, parse_retry_subject
-from delayd.state import State
-from delayd.validate import check_subject
-from delayd.waits import Wait, WaitKind
 from delayd.wire.heads import U64_MAX
 from delayd.wire.meta import SUBJECTS_MAX, Cordons, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, Versions, slots_text

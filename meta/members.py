@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from delayd.errors import DamagedValue, DelaydError
-from delayd.state import State
+from delayd.machine.state import State
 from delayd.wire.slots import MEMBERS_MAX, NO_SLOTS, SlotClaims, SlotOwners, SlotSet
 
 MEMBER_PREFIX = b"slot_member/"

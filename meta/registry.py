@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from delayd.address import is_inside
-from delayd.clock import Clock
 from delayd.errors import BadArgument, FencedInstance, PlaceTaken, SlowDown, StaleEpoch, UnknownServer
-from delayd.identity import check_epoch
+from delayd.machine.clock import Clock
+from delayd.machine.identity import check_epoch
 from delayd.wire.meta import SERVERS_MAX, Registered, ServerInfo
 
 Key = tuple[str, int]  # Role and log_id.

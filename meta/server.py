@@ -11,10 +11,19 @@ import os
 from collections.abc import Callable
 
 from delayd.config import MetaConfig, describe, listens_everywhere
-from delayd.disk import Lock
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
-from delayd.holder import LOCK, holder_name
-from delayd.identity import draw_id, known_cluster_id, open_cluster_id, open_identity
+from delayd.machine.disk import Lock
+from delayd.machine.identity import (
+    LOCK,
+    draw_id,
+    holder_name,
+    known_cluster_id,
+    known_place,
+    open_cluster_id,
+    open_identity,
+    settle_place,
+)
+from delayd.machine.state import State
 from delayd.net.connection import Connection
 from delayd.net.cut import Cuts, remove_left
 from delayd.net.held_start import HeldServer
@@ -22,8 +31,6 @@ from delayd.net.machine import REAL_MACHINE, KeptState, Machine
 from delayd.net.roles import check_role
 from delayd.net.server import Server
 from delayd.net.trust import Guard
-from delayd.place import known_place, settle_place
-from delayd.state import State
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_bool,

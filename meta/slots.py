@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from delayd.errors import BadArgument, DamagedValue
-from delayd.state import State
+from delayd.machine.state import State
 from delayd.wire.heads import U64_MAX
 from delayd.wire.slots import SLOTS, VERSIONS, SlotClaims, SlotOwners, SlotSet, Versions, slots_text
 

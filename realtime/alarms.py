@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Generic, TypeVar
 
-from delayd.clock import Clock
+from delayd.machine.clock import Clock
 
 T = TypeVar("T")
 

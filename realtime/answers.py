@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
+from delayd.batch.names import is_reserved
 from delayd.errors import DamagedData, RetryLater, Shortage
-from delayd.retry_subject import is_reserved
 from delayd.wire import listings
 from delayd.wire.frame import Head
 from delayd.wire.heads import WINDOW_ROW_BYTES

@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.disk import Disk, File, unsynced_files_max
 from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped, Shortage
-from delayd.executor import Abandoned, Done
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
-from delayd.site import Site
+from delayd.machine.disk import Disk, File, unsynced_files_max
+from delayd.machine.executor import Abandoned, Done
+from delayd.machine.identity import Site
 
 from .groups import GroupCopy
 from .index import Index, Subject

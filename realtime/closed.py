@@ -26,13 +26,13 @@ from delayd.errors import (
     ServerStopped,
     Shortage,
 )
-from delayd.executor import Done, Executor, Priority
 from delayd.log.log import Log
 from delayd.log.segment import Segment
 from delayd.log.segment_index import IndexMaker
 from delayd.log.tally import Tallies, covered
 from delayd.log.tallying import Differing, Tallier
-from delayd.waits import Wait, WaitKind
+from delayd.machine.executor import Done, Executor, Priority
+from delayd.machine.operating import Wait, WaitKind
 
 from .alarms import Alarms
 from .segment_indexes import SegmentIndexes

@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delayd.batch import Batch, DispatchPart, padded
-from delayd.clock import Clock
+from delayd.batch.batch import Batch
+from delayd.batch.columns import DispatchPart, padded
 from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
-from delayd.executor import Executor
 from delayd.log.committer import RETRY_MS, Committer, Written, write_groups
 from delayd.log.control import HelloHeard, Known, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.pull import PullEntry, encode_entries
+from delayd.machine.clock import Clock
+from delayd.machine.executor import Executor
 
 from .alarms import Alarms
 from .handoff import Hello, Origin

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from delayd.batch.labels import ERROR_BYTES_MAX
+from delayd.batch.names import GROUP_NAME_BYTES_MAX, check_subject, is_reserved
 from delayd.config import RealtimeConfig
 from delayd.errors import BadRequest, BadSubject, UnknownServer
-from delayd.life import ERROR_BYTES_MAX
-from delayd.limits import GROUP_NAME_BYTES_MAX
 from delayd.log.pull import PullOp
-from delayd.retry_subject import is_reserved
-from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     HANDLE_MOST,

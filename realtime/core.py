@@ -11,22 +11,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from delayd.clock import JudgedClock
 from delayd.config import RealtimeConfig
-from delayd.disk import Disk
 from delayd.errors import (
     DelaydError,
     ServerStopped,
     Stopping,
 )
-from delayd.executor import Executor
-from delayd.fence import Fence
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import write_again
-from delayd.site import Site
-from delayd.state import State
-from delayd.waits import CLOCK_UNCONFIRMED, Wait, WaitKind
+from delayd.machine.clock import JudgedClock
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Executor
+from delayd.machine.identity import Site
+from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
+from delayd.machine.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head

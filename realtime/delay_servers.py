@@ -11,8 +11,7 @@ from functools import partial
 
 from delayd.errors import BadArgument, BadRequest, DelaydError, HandoffRefused, RestoredOrigin, StaleSession
 from delayd.log.control import OriginAccepted
-from delayd.log_limit import LogLimit
-from delayd.waits import Wait, WaitKind
+from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_int,

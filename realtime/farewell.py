@@ -14,7 +14,7 @@ from typing import Protocol
 
 from delayd.client.producer import AsyncProducer
 from delayd.errors import DelaydError
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 
 from .groups import Group
 

@@ -6,10 +6,11 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
+from delayd.batch.labels import bloom_of, decode_tags, encode_tags
+from delayd.batch.names import TAGS_MAX
 from delayd.errors import BadRequest, BadTags
-from delayd.limits import TAGS_MAX
-from delayd.tags import bloom_of, decode_tags, encode_tags
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_strs
 

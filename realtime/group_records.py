@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from delayd.batch.names import is_reserved
 from delayd.errors import BadArgument
 from delayd.log.control import (
     GroupBegins,
@@ -22,8 +23,7 @@ from delayd.log.control import (
     GroupOrdered,
     Known,
 )
-from delayd.log_limit import LogLimit
-from delayd.retry_subject import is_reserved
+from delayd.machine.operating import LogLimit
 from delayd.wire.positions import End, Position
 
 from .acks import SECRET_BITS

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delayd.batch import HEADER_BYTES, Batch, ColumnId, DispatchPart
+from delayd.batch.batch import Batch
+from delayd.batch.columns import HEADER_BYTES, ColumnId, DispatchPart
 from delayd.errors import FencedInstance, RestoredOrigin, SlowDown, StaleEpoch, StaleSession
-from delayd.identity import check_epoch
+from delayd.machine.identity import check_epoch
 
 from .peer import Peer
 

@@ -11,10 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from delayd.batch import Batch
-from delayd.disk import Disk
+from delayd.batch.batch import Batch
+from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.errors import DamagedData, Rebuilding, Shortage, SlowDown, read_error
-from delayd.location import ROW_BITS, ROW_MASK
 from delayd.log.consume import (
     ConsumePlace,
     ConsumeTail,
@@ -25,6 +24,7 @@ from delayd.log.consume import (
     segment_bases,
 )
 from delayd.log.log import Log
+from delayd.machine.disk import Disk
 
 SUBJECTS_MAX = 262_144  # Subjects that have had messages: 0.8 KB of memory each, and a folder on disk.
 READ_ENTRIES = 4_096  # One read of a consume log serves this many messages: 32 KiB.

@@ -7,26 +7,23 @@ import struct
 
 from crc32c import crc32c
 
-from delayd.batch import (
+from delayd.batch.batch import BARE_COLUMNS_AT, BARE_DIRECTORY, BARE_HEAP_AT, PADS, Batch, parse, read_directory
+from delayd.batch.columns import (
     HEADER,
     HEADER_BYTES,
     HEADER_CHECKED,
     MAGIC,
     PARTS,
     VERSION,
-    Batch,
     BatchKind,
     ColumnId,
     DispatchPart,
     padded,
-    parse,
-    read_directory,
 )
-from delayd.encode import BARE_COLUMNS_AT, BARE_DIRECTORY, BARE_HEAP_AT, PADS
+from delayd.batch.names import HEADERS_BYTES_MAX
+from delayd.batch.validate import check_batch, names_one_subject
 from delayd.errors import BatchMalformed
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
-from delayd.limits import HEADERS_BYTES_MAX
-from delayd.validate import check_batch, names_one_subject
 from delayd.wire.heads import INT_MAX
 
 from .handoff import Origin, W
@@ -72,7 +69,7 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
 
 
 def read_bare(body: memoryview, position: int) -> tuple[Batch, DispatchPart, int] | None:
-    """The result of `read_batch` for a batch that `delayd.encode.encode_bare` made; None for any other or faulty batch.
+    """The result of `read_batch` for a batch that `encode_bare` made; None for any other or faulty batch.
 
     With many subjects nearly every batch of a frame is made so. This takes a third of the time, because there is only
     one layout.

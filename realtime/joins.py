@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from delayd.batch.names import SUBSCRIBED_MAX, Pattern
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -20,9 +21,7 @@ from delayd.errors import (
     RetryLater,
     ServerStopped,
 )
-from delayd.limits import SUBSCRIBED_MAX
-from delayd.log_limit import LogLimit
-from delayd.patterns import Pattern
+from delayd.machine.operating import LogLimit
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_str,

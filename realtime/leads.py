@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delayd.clock import Clock
 from delayd.errors import ExclusiveConflict, RetryLater
+from delayd.machine.clock import Clock
 
 from .acks import SECRET_BITS
 from .peer import Peer

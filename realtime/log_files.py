@@ -12,11 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.errors import DamagedData, DataError, DelaydError, HandoffRefused
-from delayd.executor import Done, Executor, Priority, run
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import LOOK_MS, Append, LogWatch, OnFiles, Told
-from delayd.site import Site
+from delayd.machine.executor import Done, Executor, Priority, run
+from delayd.machine.identity import Site
 from delayd.wire.mend import Decision, Quarantined
 
 from .alarms import Alarms

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from delayd.errors import BadArgument
-from delayd.waits import Wait, WaitKind
+from delayd.machine.operating import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_bool,

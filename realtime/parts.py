@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns
-from delayd.clock import Clock
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind, Buffer, ColumnArray, ColumnId
+from delayd.batch.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
-from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 from delayd.log.pull import PullEntry, PullOp
+from delayd.machine.clock import Clock
 
 from .filters import OPEN
 from .groups import Group
@@ -221,7 +222,7 @@ def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
     picked = range(row, row + rows)
     gathered = gather([Pick(batch, picked)])
     sequences = batch.uint64s(ColumnId.SEQUENCE)[row : row + rows]
-    others: dict[ColumnId, Columns] = {ColumnId.CONTENT_HASH: batch.content_hashes()[row : row + rows]}
+    others: dict[ColumnId, ColumnArray] = {ColumnId.CONTENT_HASH: batch.content_hashes()[row : row + rows]}
     if ColumnId.ACCEPTED_AT_MS in batch:
         others[ColumnId.ACCEPTED_AT_MS] = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
     return compose(BatchKind.DISPATCH, batch.dispatch, gathered, sequences, [subject.encode()], others).joined()

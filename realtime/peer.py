@@ -6,7 +6,7 @@ Invariant: each request is answered exactly once; a peer that has disconnected d
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError
 from delayd.wire.frame import HeadValue
 

@@ -29,11 +29,11 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import PullEntry, PullOp
 from delayd.log.retry import Decision
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 from delayd.wire.frame import Head
 from delayd.wire.stale import StaleRow
 

@@ -19,11 +19,9 @@ from functools import partial
 import numpy as np
 from crc32c import crc32c
 
-from delayd.batch import HEADER, HEADER_BYTES, BatchKind, Buffer
-from delayd.disk import Disk, File
+from delayd.batch.columns import HEADER, HEADER_BYTES, BatchKind, Buffer
+from delayd.batch.names import SUBJECT_BYTES_MAX, check_subject
 from delayd.errors import DamagedData, DelaydError, ServerStopped
-from delayd.executor import Done, Executor
-from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log.consume import (
     NEW_SUFFIX,
     ConsumePlace,
@@ -36,7 +34,8 @@ from delayd.log.consume import (
 )
 from delayd.log.group import GroupKind, content_position
 from delayd.log.log import Log
-from delayd.validate import check_subject
+from delayd.machine.disk import Disk, File
+from delayd.machine.executor import Done, Executor
 
 from .alarms import Alarms
 from .index import Index, Subject

@@ -12,13 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from delayd.batch import ROWS_MAX, Batch, ColumnId
-from delayd.clock import Clock
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ROWS_MAX, ColumnId
+from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.config import RealtimeConfig
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, DataError, Shortage
-from delayd.identity import Identity, open_identity
-from delayd.location import ROW_BITS, ROW_MASK
 from delayd.log.consume import (
     SEGMENT_ENTRIES,
     ConsumeTail,
@@ -34,7 +32,10 @@ from delayd.log.log import Log, LogPlace, open_log, open_needed_log
 from delayd.log.proof import pulled_behind
 from delayd.log.segment import FileKind
 from delayd.log.tally import tally_place
-from delayd.state import State
+from delayd.machine.clock import Clock
+from delayd.machine.disk import Disk
+from delayd.machine.identity import Identity, open_identity
+from delayd.machine.state import State
 
 from .commit import hello_of_record
 from .handoff import Origins

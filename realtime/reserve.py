@@ -5,9 +5,9 @@ A frame that is refused for this reason was never appended (rule H6), so the del
 
 import logging
 
-from delayd.clock import Clock
-from delayd.disk import Disk
 from delayd.errors import DiskReserve
+from delayd.machine.clock import Clock
+from delayd.machine.disk import Disk
 
 PLENTY_BYTES = 1 << 30  # This much above the reserve is several times what all frames within PLENTY_MS can hold.
 PLENTY_MS = 100  # For this long a disk with plenty of space is not asked again: each question is a system call.

@@ -19,12 +19,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from delayd.disk import Disk
 from delayd.errors import RetryLater, Shortage
-from delayd.executor import Done, Executor
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, remove_segments, segment_bases
 from delayd.log.log import Log
 from delayd.log.segment import Segment
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Done, Executor
 
 from .checkpoint import Snapshot
 from .groups import Group, GroupCopy

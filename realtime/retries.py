@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from delayd.batch import ProducerPart
-from delayd.clock import Clock
+from delayd.batch.columns import ProducerPart
+from delayd.batch.gather import row_bytes
+from delayd.batch.labels import DEAD_KEPT_MS, cut_text
+from delayd.batch.names import ORDERED_WAIT_MS_MAX, retry_subject
 from delayd.errors import BadArgument, DelaydError, SlowDown
-from delayd.gather import row_bytes
-from delayd.life import DEAD_KEPT_MS, cut_text
-from delayd.limits import ORDERED_WAIT_MS_MAX
 from delayd.log.control import RetryAccepted, RetryDecided
 from delayd.log.retry import Decision, RetryRow, encode_rows
-from delayd.log_limit import LogLimit
-from delayd.retry_subject import retry_subject
-from delayd.waits import Wait, WaitKind
+from delayd.machine.clock import Clock
+from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
 from delayd.wire.stale import StaleRow

@@ -13,11 +13,10 @@ from typing import NamedTuple, cast
 import msgpack
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns, ProducerPart
-from delayd.errors import BadHeaders
-from delayd.gather import Gathered, GatheredItems, compose_new, item_of
-from delayd.headers import Headers, decode_headers
-from delayd.life import (
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind, Buffer, ColumnArray, ColumnId, ProducerPart
+from delayd.batch.gather import Gathered, GatheredItems, compose_new, item_of
+from delayd.batch.labels import (
     ATTEMPT,
     DEAD_AT_MS,
     DEAD_TAG,
@@ -29,10 +28,15 @@ from delayd.life import (
     LIFE_PREFIX,
     ORIGIN,
     REASON,
+    Headers,
+    bloom_of_item,
+    decode_headers,
+    decode_tags,
+    encode_tags,
 )
-from delayd.limits import HEADERS_BYTES_MAX, LIFE_BYTES_MAX, MESSAGE_BYTES_MAX, TAGS_MAX
+from delayd.batch.names import HEADERS_BYTES_MAX, LIFE_BYTES_MAX, MESSAGE_BYTES_MAX, TAGS_MAX
+from delayd.errors import BadHeaders
 from delayd.log.retry import RetryRow
-from delayd.tags import bloom_of_item, decode_tags, encode_tags
 
 
 class Source(NamedTuple):
@@ -51,7 +55,7 @@ def retry_batch(part: ProducerPart, subject: str, sources: Sequence[Source], at_
         _headers(batch, row, how, at_ms, length) for (batch, row, how), (length, _) in zip(rows, bodies, strict=True)
     ]
     regions = {ColumnId.HEADERS_END: _items([headers for headers, _ in lives])}
-    others: dict[ColumnId, Columns] = {
+    others: dict[ColumnId, ColumnArray] = {
         ColumnId.DELIVER_AT_MS: np.array([how.due_ms for _, _, how in rows], np.int64),
         ColumnId.ORIGIN_SEQUENCE: np.array([origin for _, origin in lives], np.uint64),
     }

@@ -5,8 +5,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from delayd.batch.names import is_reserved, parse_retry_subject, retry_subject
 from delayd.errors import SlowDown
-from delayd.retry_subject import is_reserved, parse_retry_subject, retry_subject
 
 from .groups import Group
 from .kept import LostGroup

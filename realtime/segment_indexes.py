@@ -6,10 +6,10 @@ is read; one that can't be written is left out. Only the worker thread uses this
 
 import logging
 
-from delayd.disk import Disk
 from delayd.errors import DataError
 from delayd.log.log import LogPlace
 from delayd.log.segment_index import FOLDER, IndexMaker, index_groups, index_header, index_path, write_index
+from delayd.machine.disk import Disk
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ import os
 
 from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
-from delayd.identity import draw_id
+from delayd.machine.identity import draw_id
+from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
@@ -22,7 +23,6 @@ from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
-from delayd.waits import WaitKind
 from delayd.wire.frame import Frame
 from delayd.wire.limits import REALTIME_LIMITS
 from delayd.wire.meta import Registered

@@ -8,7 +8,7 @@ Invariant: a group or subject that changes while others are copied is copied as 
 
 from dataclasses import replace
 
-from delayd.clock import JudgedClock
+from delayd.machine.clock import JudgedClock
 
 from .checkpoint import Snapshot, consume_part
 from .closed import ClosedSegments

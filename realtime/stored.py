@@ -8,7 +8,8 @@ from collections.abc import Container
 
 from crc32c import crc32c
 
-from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, BatchKind, ColumnId, DispatchPart
 from delayd.errors import BatchMalformed, DamagedData, DataError, NotReady, Shortage, Unreadable, read_error
 from delayd.log.log import Log
 

@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 
+from delayd.batch.names import Pattern
 from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
-from delayd.patterns import Pattern
 from delayd.wire.heads import U32_MAX
 
 from .filters import OPEN

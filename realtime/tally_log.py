@@ -7,12 +7,12 @@ uses this.
 
 import logging
 
-from delayd.batch import BatchKind
-from delayd.disk import Disk
+from delayd.batch.columns import BatchKind
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.tally import Tallies, decode_tallies, encode_tallies, joined
+from delayd.machine.disk import Disk
 
 ASIDE_SUFFIX = ".damaged"
 

@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError, DelaydError, NotReady
-from delayd.executor import Done
 from delayd.log.give_up import Damage, find_damage, give_up
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.watch import Told
-from delayd.operator_log import OperatorLog
-from delayd.site import Site
+from delayd.machine.disk import Disk, list_named, open_named
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
+from delayd.machine.state import OperatorLog
 from delayd.wire.mend import Decision, Quarantined
 
 from .alarms import Alarms

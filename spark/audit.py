@@ -21,9 +21,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
+from delayd.machine.disk import RealDisk
 from delayd.reading.arrow import TIMESTAMP, to_arrow
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.files.groups import LogMoved, until_still

@@ -8,20 +8,10 @@ from operator import itemgetter
 import numpy as np
 from crc32c import crc32c
 
-from delayd.batch import (
-    HEADER,
-    Batch,
-    BatchKind,
-    Buffer,
-    ColumnId,
-    Columns,
-    KindPart,
-    ProducerPart,
-    parse,
-)
-from delayd.content import content_hash
-from delayd.encode import encode, encode_subject_table, lay_out
-from delayd.tags import bloom_of, decode_tags, encode_tags
+from delayd.batch.batch import Batch, encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import HEADER, BatchKind, Buffer, ColumnArray, ColumnId, KindPart, ProducerPart
+from delayd.batch.content import content_hash
+from delayd.batch.labels import bloom_of, decode_tags, encode_tags
 
 SUBJECT = b"orders.eu"
 PRODUCER = ProducerPart(1, 2, 0)
@@ -45,7 +35,7 @@ def messages(
     """Encode one batch of messages."""
     heap: list[Buffer] = [encode_subject_table(subjects)]
     begin = len(heap[0])
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.array(due if due is not None else range(len(bodies)), np.int64))
     ]
     if sequences is not None:

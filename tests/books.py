@@ -10,13 +10,13 @@ from pathlib import Path
 import msgpack
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart, parse
-from delayd.content import content_hash
+from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart, ProducerPart, SchedulePart
+from delayd.batch.content import content_hash
+from delayd.batch.gather import Pick, compose, gather
+from delayd.batch.labels import bloom_of, encode_tags
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.sealing import compare
-from delayd.disk import Disk, RealDisk
-from delayd.encode import encode, encode_subject_table, lay_out
-from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.control import Ended, Record, encode_known, encode_records
@@ -29,7 +29,7 @@ from delayd.log.schedule import HOUR_ROW, REMOVED, SEALED, dispatch_path, schedu
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.log.tally import TALLY, encode_tallies
-from delayd.tags import bloom_of, encode_tags
+from delayd.machine.disk import Disk, RealDisk
 
 DELAY_ID = 0xDE1A
 REALTIME_ID = 0x4EA1
@@ -111,7 +111,7 @@ class Books:
         bodies = [row.body for row in rows]
         table = encode_subject_table([name.encode() for name in subjects])
         names = np.arange(count, dtype=np.uint32) % len(subjects)
-        columns: dict[ColumnId, Columns] = {
+        columns: dict[ColumnId, ColumnArray] = {
             ColumnId.DELIVER_AT_MS: np.array(due_ms, np.int64),
             ColumnId.SUBJECT: names,
         }
@@ -297,7 +297,7 @@ class Books:
         bodies = [self.bodies.get(row.sequence, b"?") for row in rows]
         ends, heap = lay_out(bodies, len(table))
         hashes = np.array([content_hash(subject.encode(), b"", body) for body in bodies], np.uint64)
-        columns: list[tuple[ColumnId, Columns]] = [
+        columns: list[tuple[ColumnId, ColumnArray]] = [
             (ColumnId.DELIVER_AT_MS, due),
             (ColumnId.SEQUENCE, sequences),
             (ColumnId.BODY_END, ends.astype(np.uint32)),
@@ -409,7 +409,7 @@ class Books:
         picked = [rows[int(index)] for index in pick.rows]
         subjects = sorted({row.subject for row in picked})
         past_due = any(row.appended_at_ms >= row.deliver_at_ms for row in picked)
-        others: dict[ColumnId, Columns] = {}
+        others: dict[ColumnId, ColumnArray] = {}
         if len(subjects) > 1:
             others[ColumnId.SUBJECT] = np.array([subjects.index(row.subject) for row in picked], np.uint32)
         if past_due:

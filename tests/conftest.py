@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-from delayd.log_limit import forget_all  # noqa: E402 - compiled already with the line above
+from delayd.machine.operating import forget_all  # noqa: E402 - compiled already with the line above
 
 # A shared machine makes any single example slow now and then, which says nothing about the code.
 settings.register_profile(

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from delayd.disk import RealDisk
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, report_plan
 from delayd.reading.export import export_plan
 from delayd.reading.files.groups import until_still

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from delayd.fence import Fence
+from delayd.machine.operating import Fence
 from delayd.net.connection import Connection, Handler, connect
 from delayd.net.membership import Membership
 from delayd.net.trust import prove

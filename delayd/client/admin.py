@@ -16,6 +16,19 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from delayd.batch.labels import (
+    ATTEMPT,
+    DEAD_AT_MS,
+    DEAD_KEPT_MS,
+    DEAD_TAG,
+    ERROR,
+    FIRST_DUE_MS,
+    KEY,
+    LIFE_PREFIX,
+    ORIGIN,
+    REASON,
+    Headers,
+)
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GroupAt, Listing, Moved, QuotaAt
 from delayd.client.asking.walking import (
@@ -36,19 +49,6 @@ from delayd.client.producer import ProducerCore
 from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, BadSetting
-from delayd.headers import Headers
-from delayd.life import (
-    ATTEMPT,
-    DEAD_AT_MS,
-    DEAD_KEPT_MS,
-    DEAD_TAG,
-    ERROR,
-    FIRST_DUE_MS,
-    KEY,
-    LIFE_PREFIX,
-    ORIGIN,
-    REASON,
-)
 from delayd.secret import SECRET_FILE, Secret, read_secret
 from delayd.wire.finding import Content, Piece, Window
 from delayd.wire.positions import AtInstant, AtSequence, End, Position

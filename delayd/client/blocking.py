@@ -20,7 +20,7 @@ import os
 import re
 import sys
 import threading
-from _queue import SimpleQueue  # As in `delayd.executor`.
+from _queue import SimpleQueue  # As in `delayd.machine.executor`.
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
@@ -33,7 +33,7 @@ import uvloop
 from delayd.client.engine import THREAD_S, Client, OwnEngine, Seat, forget, note_close, remember
 from delayd.client.instants import monotonic_s
 from delayd.errors import AlreadyClosed, BadSetting, DelaydError
-from delayd.executor import Done
+from delayd.machine.executor import Done
 
 A = TypeVar("A")
 P = ParamSpec("P")

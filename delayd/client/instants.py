@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.client.limits import need_address, need_timedelta
 from delayd.errors import BadArgument, BadInstant, ClockInDoubt, NaiveDatetime, PastHorizon
 from delayd.hours import INSTANT_MS_MIN

@@ -15,12 +15,17 @@ import msgpack
 import numpy as np
 
 from delayd.address import META_LOCAL, META_VARIABLE, Address, meta_address, read_address
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
+from delayd.batch.labels import LIFE_PREFIX, TRACE_HEADER, traceparent
+from delayd.batch.names import (
+    GROUP_NAME_BYTES_MAX,
+    HEADERS_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    RETRY_PREFIX,
+    SUBJECT_BYTES_MAX,
+    is_reserved,
+)
 from delayd.errors import BadArgument, BadSetting, BadSubject, CallerError, MessageTooLarge
-from delayd.life import LIFE_PREFIX
-from delayd.limits import GROUP_NAME_BYTES_MAX, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
-from delayd.retry_subject import RETRY_PREFIX, is_reserved
-from delayd.tracing import HEADER, traceparent
 from delayd.wire.heads import U32_MAX
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
@@ -91,7 +96,7 @@ def pack_headers(headers: Headers | None) -> bytes:
     """
     trace = traceparent.get()
     if trace and (headers is None or isinstance(headers, Mapping)):
-        headers = {HEADER: trace, **(headers or {})}
+        headers = {TRACE_HEADER: trace, **(headers or {})}
     if headers is None:
         return NO_HEADERS
     if not isinstance(headers, Mapping):

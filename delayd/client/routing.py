@@ -49,6 +49,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch.content import Names, slots_of_names
 from delayd.client.instants import clock_of, monotonic_us
 from delayd.client.limits import need_address
 from delayd.errors import (
@@ -66,7 +67,6 @@ from delayd.errors import (
     UnknownRequest,
     UnknownServer,
 )
-from delayd.names import Names, slots_of_names
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_instant, need_u64

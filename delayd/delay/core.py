@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from delayd.batch import Batch, ColumnId, Int64s
-from delayd.clock import JUMP_MS, Clock
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
@@ -57,17 +57,16 @@ from delayd.delay.table import message_rows
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
-from delayd.disk import Disk
-from delayd.executor import Executor
-from delayd.fence import Fence
 from delayd.hours import hour_of_ms, hour_start_ms
-from delayd.identity import open_identity
 from delayd.log.key_run import KnownRuns
 from delayd.log.quota import Limits
 from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
-from delayd.site import Site
-from delayd.state import State
-from delayd.waits import Wait
+from delayd.machine.clock import JUMP_MS, Clock
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Executor
+from delayd.machine.identity import Site, open_identity
+from delayd.machine.operating import Fence, Wait
+from delayd.machine.state import State
 
 log = logging.getLogger(__name__)
 

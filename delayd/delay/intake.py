@@ -11,8 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, Buffer, ColumnId, Int64s
-from delayd.clock import JUMP_MS
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Buffer, ColumnId, Int64s
+from delayd.batch.labels import check_again, check_drained, check_own
+from delayd.batch.validate import check_batch, check_expiry, check_headers, rows_detail
 from delayd.config import COMMIT_BYTES_MAX, DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.stored import Stored
@@ -28,17 +30,15 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
-from delayd.executor import Done
-from delayd.expiry import check_expiry
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.committer import Committer, Written, write_groups
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.schedule import RESTORED_STEP, Skipped
-from delayd.reserved import check_again, check_drained, check_own
-from delayd.site import Site
-from delayd.validate import check_batch, check_headers, rows_detail
+from delayd.machine.clock import JUMP_MS
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

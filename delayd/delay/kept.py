@@ -25,7 +25,7 @@ from typing import cast
 import msgpack
 import numpy as np
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     OUTCOME_PREFIX,
@@ -42,7 +42,6 @@ from delayd.delay.filing.words import GIVEN_UP_PREFIX, SALVAGE_PREFIX, GivenUp
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.state_values import DROPPED_KEY, ENDED_KEY, TARGET_PREFIX, decode_dropped
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.dispatch import END_ROW
@@ -50,7 +49,8 @@ from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.key_run import KnownRuns
 from delayd.log.schedule import Skipped, decode_hours, open_schedule_log, schedule_path
-from delayd.state import State
+from delayd.machine.disk import Disk
+from delayd.machine.state import State
 
 log = logging.getLogger(__name__)
 

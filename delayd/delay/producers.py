@@ -27,7 +27,8 @@ from typing import NamedTuple, cast
 
 import msgpack
 
-from delayd.batch import MOVED_PRODUCER_ID, Batch, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import MOVED_PRODUCER_ID, ColumnId
 from delayd.errors import BatchMalformed, BatchNumberReused, DelaydError, ProducerLost, SlowDown
 from delayd.log.ended import ENDED_BYTES, decode_ended
 

@@ -14,11 +14,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from delayd.clock import Clock
-from delayd.disk import Disk, list_named
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
+from delayd.machine.clock import Clock
+from delayd.machine.disk import Disk, list_named
 from delayd.wire.mend import Decision, Quarantined
 
 Decided = Callable[[bool, str], None]

@@ -13,7 +13,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId
+from delayd.batch.columns import BatchKind, ColumnId
+from delayd.batch.sequences import NO_SEQUENCES, among
 from delayd.config import DelayConfig
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.delay.books.outcomes import reopen_dispatch_log
@@ -35,10 +36,8 @@ from delayd.delay.take_back import doubtful, give_up_outcomes, take_back_outcome
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.delay.timers.loader import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms
-from delayd.identity import Identity
 from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, Tried, decode_known
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.ended import (
@@ -57,9 +56,9 @@ from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.proof import decided_behind
 from delayd.log.schedule import Skipped
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
-from delayd.sequences import NO_SEQUENCES, among
-from delayd.site import Site
-from delayd.state import State
+from delayd.machine.disk import Disk
+from delayd.machine.identity import Identity, Site
+from delayd.machine.state import State
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
 

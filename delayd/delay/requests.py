@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from delayd.batch import HEADER, Batch, BatchKind, Buffer, Int64s, parse
-from delayd.clock import JudgedClock
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import HEADER, BatchKind, Buffer, Int64s
+from delayd.batch.names import check_subject
+from delayd.batch.validate import refused_rows
 from delayd.delay.core import DelayCore
 from delayd.delay.ending.requested import Wish
 from delayd.delay.producers import AcceptedBatch, Allowance
@@ -16,7 +18,7 @@ from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer
 from delayd.log.ended import ENDED_BYTES
 from delayd.log.quota import Limits
-from delayd.validate import check_subject, refused_rows
+from delayd.machine.clock import JudgedClock
 from delayd.wire.drain import DrainProgress, read_drain_order
 from delayd.wire.ending import (
     AnswerRows,

@@ -10,7 +10,8 @@ long after they are due: below -COARSE_FROM_MS, 12 days before the hour, the col
     -(1 << 30)           -(1 << 30) ms
     -(1 << 30) - 7       -(1 << 30) ms - 7 s
 
-A location (delayd/location.py) says where the row rests; bit 62 alone: in the file beside a damaged schedule log.
+A location (delayd/batch/sequences.py) says where the row rests; bit 62 alone: in the file beside a damaged schedule
+log.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from delayd.batch import FEW_ROWS
+from delayd.batch.columns import FEW_ROWS
+from delayd.batch.sequences import OFFSET_BITS, Sequences, SequenceSet
 from delayd.hours import HOUR_MS
-from delayd.location import OFFSET_BITS
-from delayd.sequences import Sequences, SequenceSet
 
 ROW = np.dtype(
     [

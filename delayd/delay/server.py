@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.ledger.owed import Leaving
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
-from delayd.identity import draw_id
 from delayd.log.quota import Limits
+from delayd.machine.identity import draw_id
+from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection, connect
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
@@ -33,7 +34,6 @@ from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
-from delayd.waits import WaitKind
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes

@@ -7,7 +7,6 @@ forgotten row does not.
 
 from collections.abc import Iterable
 
-from delayd.clock import Clock
 from delayd.delay.damage.held import HeldRows
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
@@ -16,6 +15,7 @@ from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.timers.wheel import Wheel
 from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import Value
+from delayd.machine.clock import Clock
 
 WAITS_FOR_CLOCK = "the clock of the delay server is not confirmed; see `delayd clock`"
 

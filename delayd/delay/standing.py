@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.damage.held import HeldRows
 from delayd.delay.ending.endings import Endings
@@ -18,11 +17,11 @@ from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.quotas.quotas import Quotas
-from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import SEALED
-from delayd.state import State
-from delayd.waits import CLOCK_UNCONFIRMED, Wait, WaitKind
+from delayd.machine.clock import Clock
+from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
+from delayd.machine.state import State
 from delayd.wire.slots import slots_text
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.intake import Intake
-from delayd.executor import Done, Executor
+from delayd.machine.executor import Done, Executor
 
 
 class Stopping:

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from delayd.batch import Batch, BatchKind
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind
 from delayd.log.group import CommitGroup
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 
 # Bound for the names that rows in memory use, about a million names; beyond it new names are refused.
 BYTES_MAX = 256 << 20

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS, SPARSE, Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import FEW_ROWS, SPARSE, ColumnId, Int64s
+from delayd.batch.gather import CARRIED, ROW_COLUMNS_BYTES, SPARSE_COLUMN_BYTES, TAGS_COLUMNS_BYTES
+from delayd.batch.sequences import ROW_BITS, pack_locations
 from delayd.delay.rows import COARSE_FROM_MS, ONE_ROW, ROW, Rows, due_within, encode_due, filing_hours, new_rows
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
-from delayd.gather import CARRIED, ROW_COLUMNS_BYTES, SPARSE_COLUMN_BYTES, TAGS_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
-from delayd.location import ROW_BITS, pack_locations
 
 _CARRIED = frozenset(CARRIED)
 

@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch.sequences import among
 from delayd.delay.books.dispatch_logs import open_dispatch_log, read_outcomes
 from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.filing.hour_table import BESIDE_PREFIX, HourFile, hour_key, hour_put
@@ -38,8 +39,7 @@ from delayd.log.dispatch import OutcomeRows
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
-from delayd.sequences import among
-from delayd.site import Site
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, cast
 import msgpack
 from crc32c import crc32c
 
-from delayd.disk import Disk, File, open_named
 from delayd.errors import DamagedData, DataError, NewerFormat
 from delayd.log.segment import FileKind
+from delayd.machine.disk import Disk, File, open_named
 
 MAGIC = b"delaydcp"
 VERSION = 1

@@ -26,11 +26,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from delayd.clock import Clock
 from delayd.errors import DataError, DiskFull, ServerStopped, Shortage
-from delayd.executor import Done, Executor
 from delayd.log.group import NewGroup
 from delayd.log.log import Log
+from delayd.machine.clock import Clock
+from delayd.machine.executor import Done, Executor
 
 RETRY_MS = 1_000  # Pause between tries on a full disk; a try costs one write.
 

@@ -13,9 +13,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.disk import Buffer, Disk, File
+from delayd.batch.sequences import ROW_BITS
 from delayd.errors import DamagedData, NewerFormat, read_error
-from delayd.location import ROW_BITS
 from delayd.log.segment import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -25,6 +24,7 @@ from delayd.log.segment import (
     create_segment,
     open_segment,
 )
+from delayd.machine.disk import Buffer, Disk, File
 
 SEGMENT_ENTRIES = 1 << 20
 ENTRY_BYTES = 8

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import msgpack
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId
-from delayd.encode import encode, lay_out
+from delayd.batch.batch import Batch, encode, lay_out
+from delayd.batch.columns import BatchKind, ColumnId
 from delayd.errors import BatchMalformed
 
 RecordValue = int | str | bytes | list[int]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, ColumnId, OutcomePart
-from delayd.encode import encode
+from delayd.batch.batch import Batch, encode
+from delayd.batch.columns import BatchKind, ColumnId, OutcomePart
 from delayd.errors import BatchMalformed
 
 PART = np.dtype(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.errors import BatchMalformed
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from delayd.log.dispatch import Reason

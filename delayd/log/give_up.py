@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError
 from delayd.log.group import NewGroup
 from delayd.log.log import NAME_DIGITS, LogPlace, open_log, segment_name
 from delayd.log.segment import COPY_SUFFIX, READ_BYTES, Confirmed, FileHeader, FileKind, Segment
+from delayd.machine.disk import Disk, list_named, open_named
 
 ASIDE_SUFFIX = ".given-up"
 

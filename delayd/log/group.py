@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from delayd.batch import Batch, Buffer, padded, parse
-from delayd.encode import PADS
+from delayd.batch.batch import PADS, Batch, parse
+from delayd.batch.columns import Buffer, padded
 
 MAGIC = 0x50555247
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")

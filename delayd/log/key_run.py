@@ -14,10 +14,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s, padded
-from delayd.disk import NamedReads
+from delayd.batch.columns import Int64s, padded
 from delayd.errors import DamagedData
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, read_file_header
+from delayd.machine.disk import NamedReads
 
 FOLDER = "keys"
 STATE_KEY = b"keys"

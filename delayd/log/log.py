@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from delayd.disk import Disk, list_named
 from delayd.errors import DamagedData, DataError, Shortage, read_error
 from delayd.log.group import CommitGroup, GroupHeader, NewGroup
 from delayd.log.segment import (
@@ -24,6 +23,7 @@ from delayd.log.segment import (
     lost_segment,
     open_segment,
 )
+from delayd.machine.disk import Disk, list_named
 
 log = logging.getLogger(__name__)
 

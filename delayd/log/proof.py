@@ -22,8 +22,7 @@ from typing import NamedTuple, cast
 import msgpack
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId
-from delayd.disk import Disk
+from delayd.batch.columns import BatchKind, ColumnId
 from delayd.errors import BatchMalformed, DamagedData, DamagedValue, Unreadable
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.control import GroupCreated, GroupMoved, decode_known
@@ -33,6 +32,7 @@ from delayd.log.log import LogPlace, list_segments
 from delayd.log.pull import PullOp, decode_entries
 from delayd.log.schedule import SEALED, decode_hours
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.machine.disk import Disk
 
 # Keys of a realtime server's state (docs/formats/checkpoint.md, LMDB).
 CHECKPOINT_KEY = b"checkpoint"

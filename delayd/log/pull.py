@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from delayd.batch import ROWS_MAX, Batch, BatchKind, ColumnId
-from delayd.encode import encode_column
+from delayd.batch.batch import Batch, encode_column
+from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.errors import BatchMalformed
 
 ENTRY = struct.Struct("<BxHIQQQIIq")

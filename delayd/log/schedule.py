@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.machine.disk import Disk
 
 SEALED = 1  # Flags of an hour: each of its rows has exactly one outcome (rule S1).
 DEAD = 2  # Some of them are DEAD, so the hour is not to be deleted (rule S2).

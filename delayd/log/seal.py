@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import DTYPES, Batch, BatchKind, ColumnId
-from delayd.encode import encode
+from delayd.batch.batch import Batch, encode
+from delayd.batch.columns import DTYPES, BatchKind, ColumnId
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from delayd.batch import Buffer
-from delayd.disk import Disk, File, open_named
+from delayd.batch.columns import Buffer
 from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, Shortage, SyncFailed, read_error
 from delayd.log.group import (
     BATCHES_MAX,
@@ -34,7 +33,7 @@ from delayd.log.group import (
     verify_chain,
     verify_group,
 )
-from delayd.open_files import REMOVED, REPLACED
+from delayd.machine.disk import REMOVED, REPLACED, Disk, File, open_named
 
 FILE_MAGIC = b"delaydlg"
 FILE_VERSION = 1

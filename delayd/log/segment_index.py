@@ -13,9 +13,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import MAGIC, Batch, BatchKind, Buffer, Int64s, padded
-from delayd.disk import Disk
-from delayd.encode import PADS, encode
+from delayd.batch.batch import PADS, Batch, encode
+from delayd.batch.columns import MAGIC, BatchKind, Buffer, Int64s, padded
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.log.group import (
     HEADER,
@@ -31,6 +30,7 @@ from delayd.log.group import (
 )
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
+from delayd.machine.disk import Disk
 
 FOLDER = "index"
 FRONT_BYTES = 112  # The first bytes of a DISPATCH batch: header, kind part, and the first two columns' entries.

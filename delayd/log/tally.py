@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import DTYPES, ROWS_MAX, Batch, BatchKind, ColumnId
-from delayd.content import Tally
-from delayd.encode import encode
+from delayd.batch.batch import Batch, encode
+from delayd.batch.columns import DTYPES, ROWS_MAX, BatchKind, ColumnId
+from delayd.batch.content import Tally
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind
 

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import HEADER_BYTES, MAGIC, REGIONS, VERSION, Batch, BatchKind, ColumnId, Int64s, parse
-from delayd.content import HASHED_REGIONS, NOT_STATED, Region, UInt64s, hash_items, hash_rows, states_of, tally
-from delayd.limits import SUBJECT_BYTES_MAX
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import HEADER_BYTES, MAGIC, REGIONS, VERSION, BatchKind, ColumnId, Int64s
+from delayd.batch.content import HASHED_REGIONS, NOT_STATED, Region, UInt64s, hash_items, hash_rows, states_of, tally
+from delayd.batch.names import SUBJECT_BYTES_MAX
+from delayd.batch.validate import check_batch
 from delayd.log.group import HEADER, CommitGroup, GroupKind, content_position
 from delayd.log.tally import TALLY, Tallies, joined
-from delayd.validate import check_batch
 
 Bools = NDArray[np.bool_]
 

@@ -2,7 +2,7 @@
 again that a start left out (rule L10).
 
 An open descriptor reads a removed file to its end, so nothing is lost until this process ends. A server keeps the file
-open that it appends to, and the ones that it used last (`delayd.open_files`). New groups go to another
+open that it appends to, and the ones that it used last (`delayd.machine.disk`). New groups go to another
 file, and the server is told, so that it can write elsewhere what the file held.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from delayd.clock import Clock
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Done, Executor, Priority
 from delayd.log.log import Found, Log
 from delayd.log.segment import Segment
+from delayd.machine.clock import Clock
+from delayd.machine.executor import Done, Executor, Priority
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import (
     BadMagic,
     BadRequest,

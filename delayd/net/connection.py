@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
 from delayd.address import is_inside
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import (
     BadRequest,
     ConnectionLost,
@@ -35,7 +35,7 @@ from delayd.errors import (
     TooManyConnections,
     UnknownRequest,
 )
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 from delayd.net import inside
 from delayd.net.bounds import BOUNDS, Bounds
 from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BYTES, UNITS_A_S, UNITS_OF_TYPE, Budget

@@ -15,10 +15,9 @@ from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from delayd.errors import BadRequest, ConnectionLost, DelaydError, ServerUnavailable, error_by_code
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
-from delayd.waits import Wait, WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     ERROR_TEXT_BYTES_MAX,

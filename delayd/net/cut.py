@@ -25,12 +25,12 @@ from typing import Protocol
 import msgpack
 from crc32c import crc32c
 
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DelaydError, NotReady, NotWritable
-from delayd.executor import Done, Executor
 from delayd.log.checkpoint import NAME as CHECKPOINT
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Done, Executor
+from delayd.machine.state import LMDB_FILE, StateCopy
 from delayd.net.machine import KeptState
-from delayd.state import LMDB_FILE, StateCopy
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_instant,

@@ -32,11 +32,11 @@ from delayd.errors import (
     read_error,
 )
 from delayd.log.give_up import end_of
+from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.secret import Secret
-from delayd.waits import WaitKind
 from delayd.wire.frame import Frame, Head
 from delayd.wire.mend import Decision, Quarantined, list_head
 from delayd.wire.requests import RequestType

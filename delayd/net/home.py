@@ -14,14 +14,13 @@ from typing import Protocol
 from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from delayd.clock import ClockEvidence
 from delayd.config import DelayConfig, RealtimeConfig
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Done, Priority
-from delayd.holder import LOCK, holder_name
-from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.machine.clock import ClockEvidence
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import LOCK, Identity, holder_name, known_cluster_id, known_identity
 from delayd.net.cut import remove_left
 from delayd.net.held_start import HeldServer
 from delayd.net.machine import Machine

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 from delayd.address import INSIDE_SUFFIX
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import AlreadyClosed, ServerUnavailable
 
 HIGH_BYTES = 1 << 20  # Above this an end is told that the other one does not take its bytes.

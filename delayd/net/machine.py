@@ -12,13 +12,13 @@ from typing import Protocol
 
 import uvloop
 
-from delayd.clock import ClockEvidence, JudgedClock, SystemClock
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
-from delayd.disk import Disk, RealDisk
-from delayd.executor import Executor, Post, ThreadExecutor
-from delayd.place import place_of
+from delayd.machine.clock import ClockEvidence, JudgedClock, SystemClock
+from delayd.machine.disk import Disk, RealDisk
+from delayd.machine.executor import Executor, Post, ThreadExecutor
+from delayd.machine.identity import place_of
+from delayd.machine.state import LmdbState, State, StateCopy
 from delayd.secret import Secret, open_secret
-from delayd.state import LmdbState, State, StateCopy
 
 REST_S = 0.02  # Pause between two parts of a checkpoint, so that group commits get their turn at the disk.
 
@@ -71,7 +71,7 @@ class Machine(Protocol):
         """The cluster's secret; raises what `open_secret` raises."""
 
     def place(self, folder: str) -> int:
-        """See delayd.place."""
+        """See delayd.machine.identity."""
 
     def rest(self) -> None:
         """Leave the disk to others for a moment; called by jobs of an executor."""

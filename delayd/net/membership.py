@@ -21,14 +21,12 @@ from delayd.errors import (
     StaleEpoch,
     WrongCluster,
 )
-from delayd.fence import META, Fence
-from delayd.identity import keep_cluster_id, known_cluster_id
+from delayd.machine.identity import keep_cluster_id, keep_place, known_cluster_id, known_place
+from delayd.machine.operating import META, Fence, WaitKind
+from delayd.machine.state import State
 from delayd.net.connection import Connection
 from delayd.net.trust import Guard, Proved, prove
-from delayd.place import keep_place, known_place
 from delayd.secret import Secret
-from delayd.state import State
-from delayd.waits import WaitKind
 
 # Refusals which mean that this server may be a copy or an older life, and what an operator can do.
 _FENCING: dict[type[DelaydError], WaitKind] = {
@@ -45,7 +43,7 @@ log = logging.getLogger(__name__)
 class Membership:
     """The secret, the cluster and the place of one server; all methods belong to the loop's thread.
 
-    `place` is the place of its folder (see `delayd.place`). `fence` is put up while this server may not serve.
+    `place` is the place of its folder (`delayd.machine.identity`). `fence` is put up while this server may not serve.
     `on_doubt` is called when this server may have been moved, restored or copied.
     """
 

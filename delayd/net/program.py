@@ -30,7 +30,7 @@ from delayd.errors import (
     ServerStopped,
     Shortage,
 )
-from delayd.holder import LOCK, leaving, mark_stopping
+from delayd.machine.identity import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.heap import bound_heap

@@ -3,10 +3,10 @@
 Invariant: the check writes nothing, and knows a folder by what its server has written there.
 """
 
-from delayd.disk import Disk, list_named, open_named
 from delayd.errors import BadSetting, DataError
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, kind_of_file
-from delayd.state import State
+from delayd.machine.disk import Disk, list_named, open_named
+from delayd.machine.state import State
 
 ROLES = {FileKind.MESSAGE: "delay", FileKind.REALTIME: "realtime"}
 """Whose message log the files of a kind are."""

@@ -18,7 +18,7 @@ import uvloop
 
 from delayd.address import is_inside
 from delayd.errors import BadSetting, DelaydError, TooManyConnections
-from delayd.log_limit import tell_left_out
+from delayd.machine.operating import tell_left_out
 from delayd.net import inside
 from delayd.net.bounds import BOUNDS, Bounds
 from delayd.net.budget import Budget

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 
 WRITE_BUFFER_BYTES_MAX = 1 << 20  # Enough to keep a socket busy for a turn of the loop; above it the peer is slow.
 # Frames of this size are worth a system call: the peer begins with them while more are being made.

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.content import NOT_STATED
+from delayd.batch.columns import Int64s
+from delayd.batch.content import NOT_STATED
+from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
-from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.log.schedule import Skipped

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from delayd.content import Tally
-from delayd.disk import Disk, RealDisk
+from delayd.batch.content import Tally
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import RESTORED_STEP, dispatch_path
 from delayd.log.seal import Seal
+from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.files.directory import ScheduleSnapshot

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId, Int64s
-from delayd.disk import Disk, open_named
+from delayd.batch.columns import BatchKind, ColumnId, Int64s
+from delayd.batch.sequences import ROW_BITS
 from delayd.errors import BatchMalformed, DamagedData, DataError
-from delayd.location import ROW_BITS
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
@@ -26,6 +25,7 @@ from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp
 from delayd.log.retry import decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
+from delayd.machine.disk import Disk, open_named
 from delayd.reading.files.directory import Directory
 from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases
 from delayd.reading.files.rows import Batches

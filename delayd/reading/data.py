@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.disk import Disk, RealDisk
+from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData, NaiveDatetime
 from delayd.hours import HOUR_MS, hour_from_name, hour_name, hour_of_ms
 from delayd.log.dispatch import NO_OUTCOMES, Outcome, OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.log.seal import SealFacts
+from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.files.directory import (
     Directory,
     Role,

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
 from delayd.hours import hour_name
+from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import Progress, plan_faults, seal_books
 from delayd.reading.files.groups import until_still

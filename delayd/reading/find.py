@@ -17,15 +17,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, ColumnId, Int64s
-from delayd.disk import Disk
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind, ColumnId, Int64s
+from delayd.batch.labels import KEY, decode_headers, decode_tags, rows_with_tags
+from delayd.batch.sequences import find
 from delayd.errors import BadArgument, BadHeaders, DamagedData
-from delayd.headers import decode_headers
 from delayd.hours import hour_of_ms, hours_of
-from delayd.life import KEY
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileKind, Segment
+from delayd.machine.disk import Disk
 from delayd.reading.files.directory import (
     Directory,
     Role,
@@ -55,8 +56,6 @@ from delayd.reading.files.origins import (
     read_outcomes,
     read_tail,
 )
-from delayd.sequences import find
-from delayd.tags import decode_tags, rows_with_tags
 
 Mask = NDArray[np.bool_]
 

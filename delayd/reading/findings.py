@@ -22,10 +22,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
+from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData, DataError, NewerFormat
 from delayd.hours import INSTANT_MS_MAX, hour_from_name, hour_name
+from delayd.machine.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
 from delayd.reading.files.directory import Directory
 from delayd.secret import Secret
 

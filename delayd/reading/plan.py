@@ -22,12 +22,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from delayd.disk import Disk
 from delayd.errors import BadArgument
-from delayd.holder import LOCK
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import OutcomeRows
+from delayd.machine.disk import Disk
+from delayd.machine.identity import LOCK
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog, Span, Spans
 from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.files.directory import (

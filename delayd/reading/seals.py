@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import BatchKind
-from delayd.content import Tally, tally
-from delayd.disk import Disk, RealDisk
+from delayd.batch.columns import BatchKind
+from delayd.batch.content import Tally, tally
 from delayd.errors import BadArgument, CallerError, DamagedData
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import PART, Outcome, OutcomeRows
@@ -31,6 +30,7 @@ from delayd.log.seal import NO_SEAL, OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts,
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.tally import NO_TALLIES, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
 from delayd.log.tallying import Tallier
+from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases, until_still
 from delayd.reading.files.origins import NO_HOURS, read_hour, read_outcomes

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.content import NOT_STATED
+from delayd.batch.content import NOT_STATED
+from delayd.batch.sequences import are_filed
 from delayd.errors import BadSetting
 from delayd.hours import hour_name
-from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason, reason_name
 from delayd.reading.audit import STATES, Classes, FiledByLog
 from delayd.reading.consumption import GroupBooks

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId
-from delayd.disk import Disk
+from delayd.batch.columns import BatchKind, ColumnId
+from delayd.batch.names import parse_retry_subject, retry_subject
+from delayd.batch.sequences import ROW_BITS, locate
 from delayd.errors import BadArgument, BatchMalformed, DamagedData
 from delayd.hours import hour_name, hour_of_ms
-from delayd.location import ROW_BITS, locate
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
@@ -30,6 +30,7 @@ from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.retry import decode_rows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
+from delayd.machine.disk import Disk
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.groups import (
     log_size,
@@ -52,7 +53,6 @@ from delayd.reading.files.origins import (
 )
 from delayd.reading.files.rows import NO_INT64S, RowCollector, ScheduleRows
 from delayd.reading.find import Finder, FoundRow, Search, Wanted
-from delayd.retry_subject import parse_retry_subject, retry_subject
 
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))

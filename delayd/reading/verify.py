@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import MOVED_PRODUCER_ID, Batch, BatchKind, ColumnId
-from delayd.content import hash_rows
-from delayd.disk import Disk, NamedReads, RealDisk, open_named
+from delayd.batch.batch import Batch
+from delayd.batch.columns import MOVED_PRODUCER_ID, BatchKind, ColumnId
+from delayd.batch.content import hash_rows
 from delayd.errors import BadArgument, BatchMalformed, CallerError, DamagedData, DamagedValue, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import NAME as CHECKPOINT
@@ -39,7 +39,9 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment,
 from delayd.log.segment_index import IndexMaker
 from delayd.log.tally import FOLDER, Tallies, covered
 from delayd.log.tallying import Tallier
-from delayd.place import MARKER
+from delayd.machine.disk import Disk, NamedReads, RealDisk, open_named
+from delayd.machine.identity import MARKER
+from delayd.machine.state import LMDB_FILE, Pair, check_pairs, check_stored, read_pairs, read_state_file
 from delayd.reading.consumption import wrong_entries
 from delayd.reading.files.directory import (
     MESSAGE_KINDS,
@@ -57,8 +59,6 @@ from delayd.reading.files.groups import LogMoved, TornTail, file_size, read_grou
 from delayd.reading.files.origins import BESIDE_SUFFIX, beside_path
 from delayd.reading.findings import read_acceptances
 from delayd.reading.seals import read_held, segment_differs
-from delayd.state import LMDB_FILE, check_pairs, check_stored, read_state_file
-from delayd.state_file import Pair, read_pairs
 
 HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each file belongs to one hour.
 ALONE = (*HOURLY, FileKind.INDEX, FileKind.KEYS)  # Each of these files is a log of its own.

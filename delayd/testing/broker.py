@@ -11,19 +11,19 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
+from delayd.batch.names import is_reserved
 from delayd.client.admin import Letter
 from delayd.client.asking.walking import PendingMessage
 from delayd.client.instants import set_clock
 from delayd.client.limits import check_subject
-from delayd.clock import ClockEvidence, JudgedClock
 from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed, BadRequest
-from delayd.executor import Done, Post, Priority
+from delayd.machine.clock import ClockEvidence, JudgedClock
+from delayd.machine.executor import Done, Post, Priority
+from delayd.machine.state import StateCopy
 from delayd.net.machine import Config
 from delayd.reading.find import Finder, FoundRow, Search, Wanted
-from delayd.retry_subject import is_reserved
 from delayd.secret import SECRET_BYTES, Secret
-from delayd.state import StateCopy
 from delayd.testing.broker_clock import BrokerClock, ServersLoop
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

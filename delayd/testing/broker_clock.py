@@ -33,9 +33,9 @@ from delayd.client.pulling.consumer_core import ConsumerCore
 from delayd.client.pulling.message import Pulled
 from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.stock import Batch
-from delayd.clock import ClockSources
 from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
+from delayd.machine.clock import ClockSources
 from delayd.wire.frame import Head
 from delayd.worker.threads import Threads
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delayd.clock import ClockEvidence, ClockSources, JudgedClock
+from delayd.machine.clock import ClockEvidence, ClockSources, JudgedClock
 
 START_MS = 1_800_000_000_000  # 2027-01-15 08:00 UTC, the start of an hour.
 BOOTTIME_START_MS = 100_000  # Not zero, so that a mix-up of the clocks shows.

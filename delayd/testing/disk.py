@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
-from delayd.disk import Buffer, SyncLatch
 from delayd.errors import DirectoryInUse, DiskFull, SyncFailed
+from delayd.machine.disk import Buffer, SyncLatch
 from delayd.testing.tree import Cut, DataChange, Folder, Inode, PowerLoss, Write
 
 CAPACITY_BYTES = 1 << 40

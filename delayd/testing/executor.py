@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from delayd.executor import Done, Priority, Waiting, run
+from delayd.machine.executor import Done, Priority, Waiting, run
 
 R = TypeVar("R")
 

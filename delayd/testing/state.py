@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from delayd.errors import DamagedValue
-from delayd.state import check_key, check_pairs, check_stored, with_checksum
+from delayd.machine.operating import Wait
+from delayd.machine.state import check_key, check_pairs, check_stored, with_checksum
 from delayd.testing.disk import MemoryDisk
-from delayd.waits import Wait
 
 NAME = "state"  # Stands for the path of a file.
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, parse
-from delayd.encode import encode, lay_out, one_subject_table
+from delayd.batch.batch import Batch, encode, lay_out, one_subject_table, parse
+from delayd.batch.columns import BatchKind, Buffer, ColumnArray, ColumnId, Int64s
+from delayd.batch.validate import check_batch
 from delayd.errors import BadKey, BadRequest, BatchMalformed
 from delayd.hours import INSTANT_MS_MAX
-from delayd.validate import check_batch
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_u64
 
@@ -109,7 +109,7 @@ def encode_asked_keys(asked: AskedKeys, wanted_at_ms: Int64s | None = None) -> b
     """Make the body of a request by key, of at most `KEY_ROWS_MAX` rows; ``wanted_at_ms`` as in `encode_asked`."""
     table = one_subject_table(asked.subject)
     ends, keys = lay_out(asked.keys, len(table))
-    columns: list[tuple[ColumnId, Columns]] = [(ColumnId.KEY_END, ends)]
+    columns: list[tuple[ColumnId, ColumnArray]] = [(ColumnId.KEY_END, ends)]
     if asked.numbers:
         columns.append((ColumnId.ORIGIN_SEQUENCE, np.array(asked.numbers, np.uint64)))
     if wanted_at_ms is not None:

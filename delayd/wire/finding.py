@@ -12,11 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BatchKind, Buffer, ColumnId
+from delayd.batch.labels import encode_tags
+from delayd.batch.names import check_subject
+from delayd.batch.validate import check_batch
 from delayd.errors import BadArgument, BadRequest
 from delayd.hours import INSTANT_MS_MAX
-from delayd.tags import encode_tags
-from delayd.validate import check_batch, check_subject
 from delayd.wire.ending import Asked
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (

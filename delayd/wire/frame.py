@@ -20,9 +20,9 @@ import msgpack
 import numpy as np
 from crc32c import crc32c
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
+from delayd.batch.labels import undecoded_reason
 from delayd.errors import BadMagic, BadRequest, BadVersion, FrameDamaged, FrameTooLarge, HeadTooLarge, ProtocolError
-from delayd.headers import undecoded_reason
 
 HeadValue = None | bool | int | float | str | bytes | Sequence["HeadValue"] | Mapping[str, "HeadValue"]
 Head = dict[str, HeadValue]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import islice
 
 from delayd.errors import BadArgument
-from delayd.waits import Wait, WaitKind
+from delayd.machine.operating import Wait, WaitKind
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     need_int,

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from delayd.address import PORT_MAX
+from delayd.address import HOST_BYTES_MAX, PORT_MAX, host_fault
+from delayd.batch.names import check_subject
 from delayd.errors import BadRequest
-from delayd.host import HOST_BYTES_MAX, host_fault
-from delayd.log_limit import LogLimit
-from delayd.validate import check_subject
+from delayd.machine.operating import LogLimit
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     is_u64,
@@ -49,7 +48,7 @@ class Registered:
     port: int
     epoch: int
     pid: int
-    place: int = 0  # Where its folder is, see delayd.place; 0: not known.
+    place: int = 0  # Where its folder is, see delayd.machine.identity; 0: not known.
 
     def to_head(self) -> Head:
         """As the head of REGISTER."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Buffer, Int64s
+from delayd.batch.columns import Buffer, Int64s
 from delayd.errors import BadRequest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import Head, HeadValue

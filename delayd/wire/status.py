@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from delayd.waits import Wait
+from delayd.machine.operating import Wait
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.waits import waits_head
 

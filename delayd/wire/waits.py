@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from delayd.errors import BadRequest
-from delayd.waits import Wait
+from delayd.machine.operating import Wait
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_list
 from delayd.wire.room import TEXT_PREFIX_BYTES_MAX, cut_text, text_bytes

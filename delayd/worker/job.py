@@ -11,16 +11,16 @@ import os
 import sys
 import traceback
 
+from delayd.batch.labels import TRACE_HEADER, traceparent, traceparent_of
 from delayd.client.pulling.consumer import AsyncMessage, Message
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders
-from delayd.tracing import HEADER, traceparent, traceparent_of
 from delayd.worker.handler import Handler
 from delayd.worker.middleware import Chain, Finish, Hooks
 from delayd.worker.verdicts import ACK, Reject, Retry, Verdict, verdict_of
 
 _PID = os.getpid
-_HEADER = HEADER.encode()
+_HEADER = TRACE_HEADER.encode()
 
 
 class Job:

@@ -25,7 +25,7 @@ from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Message
 from delayd.client.pulling.options import exclusive_of
 from delayd.client.routing import RetryWaits
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 from delayd.worker.blocking import BlockingWords
 from delayd.worker.handler import Handler
 from delayd.worker.job import Job, run_in_thread, work_on

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from delayd.client.limits import need_listed
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadArgument
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 
 Finish = Callable[[Coroutine[Any, Any, object]], Awaitable[object]]
 """Has a coroutine of a middleware run to its end on the loop: awaited there, or waited for in a handler's thread."""

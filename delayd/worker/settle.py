@@ -13,7 +13,7 @@ from typing import Any
 from delayd.client.pulling.acks import ACK, Word, rejected
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
 from delayd.errors import AlreadyClosed, DelaydError
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 from delayd.worker.handler import HandlerSettings
 from delayd.worker.verdicts import Kind, Verdict
 

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from _queue import Empty, SimpleQueue  # As in `delayd.executor`.
+from _queue import Empty, SimpleQueue  # As in `delayd.machine.executor`.
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from _queue import SimpleQueue  # As in `delayd.executor`.
+from _queue import SimpleQueue  # As in `delayd.machine.executor`.
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context

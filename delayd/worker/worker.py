@@ -24,7 +24,7 @@ from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.pulling.options import BACKOFF, LEASE, Start
 from delayd.errors import BadArgument, BadSetting, WrongLoop
-from delayd.log_limit import tell_left_out
+from delayd.machine.operating import tell_left_out
 from delayd.worker.decoding import Decode
 from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Handler, HandlerSettings, TimeLimit, name_of
 from delayd.worker.lane import Lane

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from delayd.clock import JudgedClock, SystemClock
+from delayd.machine.clock import JudgedClock, SystemClock
 from delayd.testing.clock import SimClock
 
 

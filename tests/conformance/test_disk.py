@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.disk import Disk, RealDisk
 from delayd.errors import DirectoryInUse
+from delayd.machine.disk import Disk, RealDisk
 from delayd.testing.disk import MemoryDisk
 
 

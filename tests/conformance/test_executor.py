@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from delayd.executor import Done, Executor, Priority, ThreadExecutor
+from delayd.machine.executor import Done, Executor, Priority, ThreadExecutor
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from tests.waiting import DEADLINE_S
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delayd.errors import DamagedValue
-from delayd.state import LmdbState, State
+from delayd.machine.state import LmdbState, State
 from delayd.testing.state import MemoryState
 
 Damage = Callable[[State, bytes], State]

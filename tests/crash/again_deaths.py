@@ -5,11 +5,12 @@ Messages come again, dead letters are kept, sent to their group again (moved to 
 
 from __future__ import annotations
 
-from delayd.batch import ProducerPart, parse
-from delayd.life import DEAD_TAG
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
+from delayd.batch.labels import DEAD_TAG
+from delayd.batch.names import retry_subject
 from delayd.log.retry import RetryRow
 from delayd.reading.find import Finder, Search, Wanted
-from delayd.retry_subject import retry_subject
 from delayd.testing.clock import START_MS
 from realtime.retry_batch import Source, retry_batch
 from tests.crash.delay_deaths import BEFORE_HOUR_MS, HOUR_MS, Death, finish

@@ -6,18 +6,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId, SchedulePart
+from delayd.batch.columns import BatchKind, ColumnId, SchedulePart
 from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.filing.hour_table import FiledHours, HourTable, merge_hours
 from delayd.delay.filing.schedule_writer import ScheduleWriter
-from delayd.disk import File
-from delayd.identity import Identity
 from delayd.log.consume import ConsumeTail, append_entries, check_tail, consume_place, read_entries
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
-from delayd.site import Site
+from delayd.machine.disk import File
+from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

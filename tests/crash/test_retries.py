@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from delayd.batch import Batch, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId
 from delayd.log import checkpoint
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash, Faults, MemoryDisk

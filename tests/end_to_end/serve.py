@@ -4,8 +4,8 @@ import os
 import sys
 from importlib import import_module
 
-from delayd import clock
 from delayd.config import load_config
+from delayd.machine import clock
 from delayd.net import held_start
 
 BUG_VARIABLE = "DELAYD_TEST_BUG"  # A delay server has the planted bug that its environment names so.

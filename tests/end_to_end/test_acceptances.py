@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.end_to_end.cluster import COMMAND_EVERY_S, cluster, command
 from tests.end_to_end.older_copies import backed_up, restore
 from tests.unit.cli.runner import run

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import delayd
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.end_to_end.cluster import Cluster, cluster, decide, flip, logged, put_back, stopped
 from tests.unit.cli.runner import run
 from tests.waiting import wait_until

@@ -19,8 +19,8 @@ from .up_process import Up, is_running, up, up_command
 _ROLES = ("meta", "delay", "realtime")
 HOLD = """
 import sys, time
-from delayd.disk import RealDisk
-from delayd.holder import mark_stopping
+from delayd.machine.disk import RealDisk
+from delayd.machine.identity import mark_stopping
 lock = RealDisk().lock(sys.argv[1], sys.argv[2])
 mark_stopping(sys.argv[1])
 print("held", flush=True)

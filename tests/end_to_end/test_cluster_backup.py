@@ -11,11 +11,12 @@ import pytest
 
 from cli import ask
 from delayd.backup import ROLES, read_manifest
-from delayd.batch import ProducerPart, parse
-from delayd.disk import RealDisk
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
+from delayd.batch.names import retry_subject
 from delayd.log.retry import RetryRow
+from delayd.machine.disk import RealDisk
 from delayd.net.connection import Connection
-from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_map, need_maps
 from delayd.wire.requests import RequestType

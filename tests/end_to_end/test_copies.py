@@ -15,7 +15,7 @@ import pytest
 from delayd.client.producer import Producer
 from delayd.client.pulling.consumer import Consumer
 from delayd.errors import DelaydError
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.end_to_end.cluster import (
     COMMAND_EVERY_S,
     META,

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import delayd
+from delayd.batch.content import Names, slots_of_names
 from delayd.config import Value
 from delayd.errors import DelaydError, OwnerUnknown
-from delayd.names import Names, slots_of_names
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from delayd.wire.slots import slots_of_text
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.trials import Operator, tries

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import delayd
-from delayd.retry_subject import retry_subject
+from delayd.batch.names import retry_subject
 from realtime import ephemeral, farewell
 from tests.waiting import DEADLINE_S, wait_until
 

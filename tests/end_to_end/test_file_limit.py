@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import delayd
-from delayd.log_limit import LINES_A_MINUTE
+from delayd.machine.operating import LINES_A_MINUTE
 from delayd.net.files import FILES_MIN, connections_for
 from delayd.wire.frame import encode_frame
 from delayd.wire.requests import RequestType

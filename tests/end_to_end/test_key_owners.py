@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import delayd
-from delayd.names import Names, slots_of_names
+from delayd.batch.content import Names, slots_of_names
 from delayd.wire.slots import slots_of_text
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.up_process import Up, up

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import delayd
 from delayd.config import Value
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.end_to_end import (
     test_copies,
     test_empty_meta,

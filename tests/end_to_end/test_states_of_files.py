@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
+from delayd.machine.operating import WaitKind
 from delayd.testing.disk import MemoryDisk
-from delayd.waits import WaitKind
 from tests.end_to_end.cluster import cluster, command, flip, flip_value, put_back, stopped
 from tests.end_to_end.trials import LOOK_S, tries
 from tests.end_to_end.wall_clock import WallClock

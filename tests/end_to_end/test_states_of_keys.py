@@ -9,7 +9,7 @@ from pathlib import Path
 
 import delayd
 from delayd.config import Value
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.end_to_end.cluster import cluster, log_id_of, until_away
 from tests.end_to_end.draining import open_fleet
 from tests.end_to_end.trials import Operator, tries

@@ -8,9 +8,9 @@ from signal import SIGCONT, SIGSTOP
 
 import msgpack
 
-from delayd.identity import EPOCH_STEPS_MAX
-from delayd.state import LmdbState
-from delayd.waits import WaitKind
+from delayd.machine.identity import EPOCH_STEPS_MAX
+from delayd.machine.operating import WaitKind
+from delayd.machine.state import LmdbState
 from tests.end_to_end.cluster import META, Cluster, cluster, log_id_of, until_away
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.trials import tries

@@ -6,10 +6,11 @@ Invariant: the realtime message log is read here message by message, bodies too,
 from collections.abc import Iterator
 from pathlib import Path
 
-from delayd.batch import Batch, BatchKind, ColumnId
-from delayd.disk import RealDisk
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind, ColumnId
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.directory import Role, find_directories
 from delayd.reading.files.groups import TornTail, log_size, read_log, segment_bases

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from delayd.batch import ProducerPart
+from delayd.batch.columns import ProducerPart
 from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.net.connection import connect

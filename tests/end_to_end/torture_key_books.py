@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd import SendVerdict
-from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome, Reason
+from delayd.machine.disk import RealDisk
 from delayd.reading.data import schedules
 
 from .torture_keys import Keyed, KeyLedger, State

@@ -18,7 +18,7 @@ from typing import NamedTuple, ParamSpec
 from cli.exits import NOT_BALANCED, OK
 from cli.options import DATA_VARIABLE
 from delayd.address import META_VARIABLE
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.end_to_end.processes import ServerProcess
 from tests.named_commands import A_SERVER, COMMAND, commands_in
 from tests.unit.cli.runner import Ran, run

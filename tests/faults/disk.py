@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from enum import Enum
 
-from delayd.disk import Buffer, File
+from delayd.machine.disk import Buffer, File
 from delayd.testing.disk import MemoryDisk
 
 

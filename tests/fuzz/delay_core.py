@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from delayd.batch import Buffer, ProducerPart
+from delayd.batch.columns import Buffer, ProducerPart
 from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.hours import INSTANT_MS_MAX

@@ -14,7 +14,8 @@ import sys
 import time
 from collections import Counter
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 from crc32c import crc32c
 
-from delayd.batch import BatchKind, DispatchPart, Int64s, ProducerPart
+from delayd.batch.columns import BatchKind, DispatchPart, Int64s, ProducerPart
 from delayd.wire.ending import Asked, AskedKeys, encode_asked, encode_asked_keys
 from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, Frame, HeadValue
 from delayd.wire.heads import need_rows, need_u64

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from delayd.batch import ProducerPart
+from delayd.batch.columns import ProducerPart
 from delayd.secret import SECRET_FILE, Secret, read_secret
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType

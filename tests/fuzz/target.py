@@ -20,7 +20,7 @@ from typing import Self
 
 import msgpack
 
-from delayd.batch import parse
+from delayd.batch.batch import parse
 from delayd.errors import DelaydError
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, Head, HeadValue

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from delayd.batch import BatchKind, Buffer, ColumnId, DispatchPart, ProducerPart, SchedulePart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind, Buffer, ColumnId, DispatchPart, ProducerPart, SchedulePart
+from delayd.batch.content import Hasher, Names
+from delayd.batch.gather import Pick, compose, gather
 from delayd.delay.keys.entries import new_entries
 from delayd.delay.keys.run import write_run
-from delayd.gather import Pick, compose, gather
 from delayd.log.checkpoint import HEADER, CheckpointFile
 from delayd.log.control import Ended, encode_known, encode_records
 from delayd.log.dispatch import NewPart, Outcome, Reason, encode_outcomes
@@ -20,7 +22,6 @@ from delayd.log.key_run import run_path
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.log.seal import Seal, SealFacts, encode_seal
 from delayd.log.segment import FileHeader, FileKind
-from delayd.names import Hasher, Names
 from delayd.testing.disk import MemoryDisk
 from tests.batches import messages
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, ColumnId, DispatchPart, OutcomePart, ProducerPart, SchedulePart, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BatchKind, ColumnId, DispatchPart, OutcomePart, ProducerPart, SchedulePart
+from delayd.batch.content import Hasher
+from delayd.batch.validate import check_batch
 from delayd.delay.keys.run import open_run
 from delayd.delay.stored import stored_batches
 from delayd.log.checkpoint import read_checkpoint
@@ -17,9 +20,7 @@ from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.schedule import decode_hours
 from delayd.log.seal import decode_seals
 from delayd.log.segment import FileHeader, FileKind, open_segment
-from delayd.names import Hasher
 from delayd.testing.disk import MemoryDisk
-from delayd.validate import check_batch
 from tests.batches import bodies_of, tags_of
 from tests.golden.samples import (
     BODIES,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
 from realtime import acks, pull_replay, pulls

@@ -22,9 +22,10 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
-from delayd.batch import Batch, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId
+from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.errors import DelaydError
-from delayd.retry_subject import parse_retry_subject, retry_subject
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head, HeadValue

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.batch import ColumnId
+from delayd.address import HOST_BYTES_MAX
+from delayd.batch.columns import ColumnId
 from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_by_code
-from delayd.host import HOST_BYTES_MAX
-from delayd.waits import Wait
+from delayd.machine.operating import Wait
 from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
 from delayd.wire.heads import (
     INT_MAX,

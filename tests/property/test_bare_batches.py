@@ -7,11 +7,11 @@ import struct
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayd.batch import HEADER_BYTES, Batch, DispatchPart
-from delayd.encode import BARE_DIRECTORY, BARE_HEAP_AT, encode_bare
+from delayd.batch.batch import BARE_DIRECTORY, BARE_HEAP_AT, Batch, encode_bare
+from delayd.batch.columns import HEADER_BYTES, DispatchPart
+from delayd.batch.names import HEADERS_BYTES_MAX
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MAX
-from delayd.limits import HEADERS_BYTES_MAX
 from delayd.wire.heads import INT_MAX
 from realtime.intake import HOUR_MAX, read_bare, read_batch
 from tests.batches import with_true_checksums

@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.batch import HEADER, REGIONS, Batch, BatchKind, ColumnId, DispatchPart, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import HEADER, REGIONS, BatchKind, ColumnId, DispatchPart
+from delayd.batch.gather import Pick, compose, gather, reorder
+from delayd.batch.validate import check_batch
 from delayd.errors import BadKey, BadSubject, BadTags, BatchMalformed, MessageTooLarge
-from delayd.gather import Pick, compose, gather, reorder
-from delayd.validate import check_batch
 from tests.batches import bodies_of, messages, parsed, tags_of, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)

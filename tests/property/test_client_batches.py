@@ -10,7 +10,10 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from delayd.batch import Batch, ColumnId, Int64s, ProducerPart, parse
+from delayd.batch.batch import Batch, encode_single, parse
+from delayd.batch.columns import ColumnId, Int64s, ProducerPart
+from delayd.batch.labels import encode_tags
+from delayd.batch.validate import check_batch
 from delayd.client.instants import ServerClock
 from delayd.client.pulling.acks import merge
 from delayd.client.sending.options import NO_LABEL, Columns, Items, Label, Labels, Single
@@ -25,11 +28,7 @@ from delayd.client.sending.outbox import (
     split_rows,
 )
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
-from delayd.encode import encode_single
-from delayd.errors import DelaydError, HourFull
-from delayd.log_id import LogId
-from delayd.tags import encode_tags
-from delayd.validate import check_batch
+from delayd.errors import DelaydError, HourFull, LogId
 
 LOG_ID = LogId(5)
 PART = ProducerPart(2**64 - 1, 7, 3)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayd import content
-from delayd.batch import parse
-from delayd.content import (
+from delayd.batch import content
+from delayd.batch.batch import parse
+from delayd.batch.content import (
     Region,
     Regions,
     content_hash,

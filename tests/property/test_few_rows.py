@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayd import batch as batch_module
-from delayd import validate
-from delayd.batch import FEW_ROWS, Batch, BatchKind, ColumnId, DispatchPart, SchedulePart, parse
+from delayd.batch import batch as batch_module
+from delayd.batch import validate
+from delayd.batch.batch import Batch, encode_bare, parse
+from delayd.batch.columns import FEW_ROWS, BatchKind, ColumnId, DispatchPart, SchedulePart
+from delayd.batch.names import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
+from delayd.batch.sequences import ROW_BITS
+from delayd.batch.validate import check_batch, refused_rows
 from delayd.client.pulling import message
 from delayd.client.pulling.message import FEW_ITEMS, PulledPart, items_of
 from delayd.delay import rows as rows_module
@@ -23,12 +27,8 @@ from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms, new
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import message_rows
-from delayd.encode import encode_bare
 from delayd.errors import BatchMalformed, MessageTooLarge
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
-from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
-from delayd.location import ROW_BITS
-from delayd.validate import check_batch, refused_rows
 from tests.batches import messages, with_true_checksums
 
 APPENDED_AT_MS = 500_000 * HOUR_MS + 17

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.batch import parse
+from delayd.batch.batch import parse
+from delayd.batch.labels import IN_ARRAYS_FROM, decode_headers
+from delayd.batch.validate import check_batch, check_headers, refused_rows
 from delayd.errors import BadHeaders
-from delayd.headers import IN_ARRAYS_FROM, decode_headers
-from delayd.validate import check_batch, check_headers, refused_rows
 from tests.batches import messages
 
 TEXT = st.text(max_size=12)

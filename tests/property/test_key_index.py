@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from delayd.batch.content import Hasher, Names
 from delayd.delay.keys import index as index_module
 from delayd.delay.keys import run as run_module
 from delayd.errors import DataError
 from delayd.log import key_run
-from delayd.names import Hasher, Names
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.worlds.keys import DUE_MS, HOUR, SEED, KeyHouse, KeyRow, Name

@@ -12,16 +12,16 @@ from random import Random
 import numpy as np
 import pytest
 
+from delayd.batch.validate import refused_rows
 from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.quotas import counted, counting, quotas
-from delayd.disk import Disk
 from delayd.errors import QuotaReached
 from delayd.log.quota import NO_LIMITS, Limits, encode_limits, quota_key
-from delayd.state import State
+from delayd.machine.disk import Disk
+from delayd.machine.state import State
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
-from delayd.validate import refused_rows
 from delayd.wire.ending import Asked
 from tests.worlds import chaos
 from tests.worlds.chaos import Chaos

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayd.sequences import PART_ROWS_MAX, Pile, Sequences, add_part, among, find, find_each
+from delayd.batch.sequences import PART_ROWS_MAX, Pile, Sequences, add_part, among, find, find_each
 
 SEQUENCES = st.integers(0, 40) | st.sampled_from([1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 SETS = st.sets(SEQUENCES, max_size=12)

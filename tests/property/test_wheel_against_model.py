@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from delayd.batch.sequences import pack_locations
 from delayd.delay.rows import Rows, due_at_ms, new_rows
 from delayd.delay.timers.wheel import OPEN_AHEAD_MS, Wheel, prepare
 from delayd.hours import HOUR_MS
-from delayd.location import pack_locations
 
 FIRST_HOUR = 490_000
 HOURS = 3

@@ -21,8 +21,8 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from delayd.disk import Disk
 from delayd.errors import DamagedData
+from delayd.machine.disk import Disk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import FindingKind
 from delayd.reading.verify import verify_directory

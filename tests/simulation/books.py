@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from delayd.batch import ColumnId
+from delayd.batch.columns import ColumnId
 from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import CommitGroup
 from delayd.log.segment import FileKind

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from delayd.batch import Batch, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Int64s
 from delayd.errors import CallerError, DelaydError, RetryLater
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import Reason

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from delayd.batch import parse
+from delayd.batch.batch import parse
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError, NotReady
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.delay_side import NAME, DelayLife

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from delayd.batch import Batch, Buffer, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import Buffer, ColumnId
 from delayd.errors import DamagedData, DelaydError, DiskFull, ServerStopped, ServerUnavailable
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash

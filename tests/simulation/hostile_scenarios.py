@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from delayd.batch import Buffer, ProducerPart
+from delayd.batch.columns import Buffer, ProducerPart
 from delayd.errors import DelaydError, RetryLater
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from delayd.testing.clock import SimClock

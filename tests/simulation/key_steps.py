@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.parts import Parts
 from tests.simulation.steps import Kinds

@@ -5,8 +5,8 @@ Invariant: what is slow is one thread of the delay server; everything else has a
 
 from __future__ import annotations
 
-from delayd.executor import Priority
 from delayd.hours import hour_of_ms
+from delayd.machine.executor import Priority
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.delay_side import NAME
 from tests.simulation.parts import Parts

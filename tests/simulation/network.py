@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Protocol
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.heads import error_from_head, error_head

@@ -9,7 +9,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId
+from delayd.batch.validate import check_batch, check_headers
 from delayd.delay import intake as delay_intake
 from delayd.delay import recovery as delay_recovery
 from delayd.delay import take_back
@@ -42,7 +44,6 @@ from delayd.log.seal import SealFacts
 from delayd.log.segment import Segment
 from delayd.net import trust
 from delayd.testing.executor import StepExecutor
-from delayd.validate import check_batch, check_headers
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType
 from tests.worlds import port_bugs

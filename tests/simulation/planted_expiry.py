@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from delayd.batch.gather import Gathered
 from delayd.delay.handoff.sender import Sender
 from delayd.delay.rows import Rows
-from delayd.gather import Gathered
 from tests.worlds.patches import Bugs, Patch, changed
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from delayd.batch import Batch, DispatchPart
+from delayd.batch.batch import Batch
+from delayd.batch.columns import DispatchPart
 from delayd.delay.handoff.link import Link
 from delayd.log.log import Log
 from delayd.wire import heads as wire_heads

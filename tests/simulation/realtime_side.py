@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from random import Random
 
-from delayd.batch import ColumnId
+from delayd.batch.columns import ColumnId
 from delayd.config import RealtimeConfig
 from delayd.errors import BatchMalformed, ServerStopped
 from delayd.log.group import CommitGroup, GroupKind

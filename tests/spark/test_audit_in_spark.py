@@ -14,10 +14,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from bench.directory import DirectoryWriter, Shape
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.log.pull import PullEntry, PullOp
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.targets import Chunk, Piece, split_piece
 from delayd.reading.plan import plan_audit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delayd.disk import RealDisk
+from delayd.machine.disk import RealDisk
 from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import TABLES, HourTables
 from delayd.testing.disk import MemoryDisk

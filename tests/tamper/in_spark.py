@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData, DelaydError
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, report_plan
 from delayd.reading.files.groups import LogMoved
 from delayd.reading.files.targets import Chunk, Piece, scan_piece, split_piece

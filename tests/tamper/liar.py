@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from delayd.batch import Batch, parse
+from delayd.batch.batch import Batch, parse
 from delayd.delay.quarantine import missing_parts
 from delayd.log.checkpoint import CheckpointFile, Payload, read_checkpoint
 from delayd.log.dispatch import END_ROW, NewPart, decode_outcomes, encode_outcomes

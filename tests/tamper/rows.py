@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, KindPart
-from delayd.content import content_hash
-from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.batch.batch import Batch, encode, encode_subject_table, lay_out
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, KindPart
+from delayd.batch.content import content_hash
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
     """A batch of the kind of another one, of these rows, with its kind part or another."""
     names = list(dict.fromkeys(row.subject for row in rows))
     table = encode_subject_table(names)
-    regions: list[tuple[ColumnId, Columns]] = []
+    regions: list[tuple[ColumnId, ColumnArray]] = []
     for column, items in (
         (ColumnId.KEY_END, [row.key for row in rows]),
         (ColumnId.HEADERS_END, [row.headers for row in rows]),
@@ -75,7 +75,7 @@ def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
             regions.append((column, item_ends.astype(np.uint32)))
             table += region + bytes(-len(region) & 7)
     ends, bodies = lay_out([row.body for row in rows], len(table))
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.array([row.due_ms for row in rows], np.int64))
     ]
     if ColumnId.SEQUENCE in like:

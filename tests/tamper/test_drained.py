@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from delayd.client.sending.receipts import Receipt
-from delayd.disk import RealDisk
+from delayd.errors import LogId
 from delayd.hours import hour_name
-from delayd.log_id import LogId
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import audit_directory
 from delayd.reading.data import open_data
 from delayd.reading.trace import trace

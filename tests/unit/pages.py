@@ -23,8 +23,8 @@ from cli.main import PLACES
 from cli.serve import setting_text
 from delayd.config import CONFIGS
 from delayd.delay.books.retention import NOT_SEALED
+from delayd.machine.operating import WaitKind
 from delayd.net.registration import RegistrationState
-from delayd.waits import WaitKind
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.requests import ANY, RequestType
 

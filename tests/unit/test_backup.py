@@ -23,11 +23,11 @@ from delayd.backup import (
     restore,
     take,
 )
-from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData, DirectoryInUse, DiskFull, NewerFormat, NotReady
-from delayd.holder import LOCK
 from delayd.log.schedule import HOUR_ROW, schedule_path
-from delayd.state import LMDB_FILE, LmdbState
+from delayd.machine.disk import Disk
+from delayd.machine.identity import LOCK
+from delayd.machine.state import LMDB_FILE, LmdbState
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from delayd.batch import BYTES_MAX, HEADER, ROWS_MAX, BatchKind, ColumnId, ProducerPart, parse
-from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import BYTES_MAX, HEADER, ROWS_MAX, BatchKind, ColumnId, ProducerPart
 from delayd.errors import BatchMalformed
 from tests.batches import bodies_of, messages, parsed, with_true_checksums
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from delayd.clock import BELIEVED_AFTER_MS, JUMP_MS, SystemClock
+from delayd.machine.clock import BELIEVED_AFTER_MS, JUMP_MS, SystemClock
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 
 HOUR_MS = 3_600_000

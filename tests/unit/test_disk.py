@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.disk import BUFFERS_MAX, Buffer, File, RealDisk, create_whole, unsynced_files_max
 from delayd.errors import DirectoryInUse, DiskFull, NotWritable, Shortage, SyncFailed
+from delayd.machine.disk import BUFFERS_MAX, Buffer, File, RealDisk, create_whole, unsynced_files_max
 
 READ_ONLY_FOLDER = "/sys"  # Not writable for any user, root too.
 HOLD_A_LOCK = """
 import sys
-from delayd.disk import RealDisk
+from delayd.machine.disk import RealDisk
 RealDisk().lock(sys.argv[1], "delay")
 print("held", flush=True)
 sys.stdin.read()

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from delayd.executor import Abandoned, Done, Priority, ThreadExecutor
+from delayd.machine.executor import Abandoned, Done, Priority, ThreadExecutor
 from delayd.testing.disk import Crash
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from tests.waiting import DEADLINE_S, wait_until

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart, SchedulePart, parse
-from delayd.content import content_hash
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind, ColumnId, DispatchPart, SchedulePart
+from delayd.batch.content import content_hash
+from delayd.batch.gather import Pick, compose, gather, gather_singles, reorder, row_bytes
+from delayd.batch.labels import bloom_of, encode_tags
+from delayd.batch.validate import check_batch
 from delayd.errors import BatchMalformed
-from delayd.gather import Pick, compose, gather, gather_singles, reorder, row_bytes
-from delayd.tags import bloom_of, encode_tags
-from delayd.validate import check_batch
 from tests.batches import bodies_of, messages, parsed
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)

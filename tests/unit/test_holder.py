@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from delayd.disk import RealDisk
 from delayd.errors import DirectoryInUse, NotWritable
-from delayd.holder import holder_name, leaving, mark_stopping
+from delayd.machine.disk import RealDisk
+from delayd.machine.identity import holder_name, leaving, mark_stopping
 
 HOLD = """
 import sys, time
-from delayd.disk import RealDisk
-from delayd.holder import holder_name, mark_stopping
+from delayd.machine.disk import RealDisk
+from delayd.machine.identity import holder_name, mark_stopping
 lock = RealDisk().lock(sys.argv[1], holder_name("delay", supervised="supervised" in sys.argv))
 if "stopping" in sys.argv: mark_stopping(sys.argv[1])
 print("held", flush=True)

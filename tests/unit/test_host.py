@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from delayd.address import host_fault
 from delayd.client.limits import need_address
 from delayd.config import load_config, parse_address
 from delayd.errors import BadArgument, BadRequest, BadSetting, ServerUnavailable
-from delayd.host import host_fault
 from delayd.net.connection import connect
 from delayd.wire.frame import Head
 from delayd.wire.meta import read_registered, read_servers

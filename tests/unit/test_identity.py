@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from delayd.errors import BadSetting, DamagedData, DamagedValue, EpochOutOfRange, NewerFormat, StateMissing
-from delayd.identity import (
+from delayd.machine.identity import (
     EPOCH_MAX,
     EPOCH_STEPS_MAX,
     FORMAT,

@@ -13,14 +13,15 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayd import tags as tags_module
-from delayd import validate
-from delayd.batch import FEW_ROWS, BatchKind, ColumnId, DispatchPart, SchedulePart, parse
+from delayd.batch import labels as tags_module
+from delayd.batch import validate
+from delayd.batch.batch import parse
+from delayd.batch.columns import FEW_ROWS, BatchKind, ColumnId, DispatchPart, SchedulePart
+from delayd.batch.content import Names
+from delayd.batch.labels import ITEM_BYTES_MAX, bloom_of, bloom_of_item, decode_tags, encode_tags
+from delayd.batch.names import KEY_BYTES_MAX, TAG_BYTES_MAX, TAGS_MAX
+from delayd.batch.validate import check_batch, check_key, refused_rows
 from delayd.errors import BadKey, BadTags, BatchMalformed, DelaydError
-from delayd.limits import KEY_BYTES_MAX, TAG_BYTES_MAX, TAGS_MAX
-from delayd.names import Names
-from delayd.tags import ITEM_BYTES_MAX, bloom_of, bloom_of_item, decode_tags, encode_tags
-from delayd.validate import check_batch, check_key, refused_rows
 from tests.batches import messages, with_true_checksums
 
 MANY = FEW_ROWS + 8
@@ -194,7 +195,7 @@ def test_a_bloom_that_is_not_that_of_the_tags_is_refused(count: int) -> None:
 
 def test_items_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The factors of the hash are known, so somebody may make tags that have the hash of other ones."""
-    monkeypatch.setattr("delayd.content.Region.values", lambda region: np.zeros(len(region), np.uint64))
+    monkeypatch.setattr("delayd.batch.content.Region.values", lambda region: np.zeros(len(region), np.uint64))
     check_batch(parse(messages([b"b"] * MANY, tags=[["t", "u", "v"][: row % 4] for row in range(MANY)])))
     data = with_tag_items([b"\x91\xa1t"] * (MANY - 1) + [b"\x91\xa1\xff"])
     blooms = np.full(MANY, bloom_of(["t"]), np.uint64)

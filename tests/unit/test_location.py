@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from delayd.location import OFFSET_MAX, are_filed, locate, message_log_offset, pack_locations
+from delayd.batch.sequences import OFFSET_MAX, are_filed, locate, message_log_offset, pack_locations
 
 
 @pytest.mark.parametrize("in_schedule_log", [False, True])

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from delayd.log_limit import LINES_A_MINUTE, MINUTE_S, LogLimit
+from delayd.machine.operating import LINES_A_MINUTE, MINUTE_S, LogLimit
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from delayd.disk import File, SyncLatch
 from delayd.errors import DiskFull, SyncFailed
+from delayd.machine.disk import File, SyncLatch
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import SECTOR_BYTES, PowerLoss
 

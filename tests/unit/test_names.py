@@ -36,4 +36,4 @@ def test_the_page_of_the_api_is_as_the_docstrings_say() -> None:
 def test_the_package_alone_loads_no_client_and_no_server() -> None:
     code = "import sys, delayd; print(*sorted(name for name in sys.modules if name.startswith('delayd')))"
     ran = run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["delayd", "delayd.errors", "delayd.log_id"]
+    assert ran.stdout.split() == ["delayd", "delayd.errors"]

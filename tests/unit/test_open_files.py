@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from delayd import open_files
-from delayd.disk import File, RealDisk, open_named
 from delayd.errors import DamagedData
-from delayd.open_files import REMOVED, REPLACED
+from delayd.machine import disk as disk_module
+from delayd.machine.disk import REMOVED, REPLACED, File, RealDisk, open_named
 
 MOST = 4
 FILES = 50
@@ -22,7 +21,7 @@ FILES = 50
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealDisk]:
-    monkeypatch.setattr(open_files, "OPEN_FILES_MAX", MOST)
+    monkeypatch.setattr(disk_module, "OPEN_FILES_MAX", MOST)
     made = RealDisk()
     yield made
     made.close()

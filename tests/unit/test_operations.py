@@ -66,4 +66,4 @@ def test_a_server_says_of_no_other_state_that_it_waits_for_an_operator() -> None
             for function in ast.walk(ast.parse(source)):
                 if isinstance(function, ast.FunctionDef) and re.search(r"\bWait\(", ast.unparse(function)):
                     built.add((str(path.relative_to(ROOT)), function.name))
-    assert built == {("delayd/waits.py", "wait"), ("delayd/delay/standing.py", "refuses")}
+    assert built == {("delayd/machine/operating.py", "wait"), ("delayd/delay/standing.py", "refuses")}

@@ -2,8 +2,8 @@
 
 import pytest
 
+from delayd.batch.names import Pattern, is_pattern
 from delayd.errors import BadSubject
-from delayd.patterns import Pattern, is_pattern
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from delayd.place import known_place, place_of, settle_place
+from delayd.machine.identity import known_place, place_of, settle_place
 from delayd.testing.state import MemoryState
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayd.retry_subject import is_reserved, parse_retry_subject, retry_subject
+from delayd.batch.names import is_reserved, parse_retry_subject, retry_subject
 
 
 @pytest.mark.parametrize(("log_id", "group_id"), [(1, 1), ((1 << 64) - 1, (1 << 32) - 1), (0xC1D5F2A98B3E47, 12)])

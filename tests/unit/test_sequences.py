@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from delayd.batch.sequences import NO_SEQUENCES, SequenceSet
 from delayd.delay.rows import new_rows
-from delayd.sequences import NO_SEQUENCES, SequenceSet
 
 TOP = (1 << 64) - 1
 CASES = {

@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from delayd.errors import DamagedData, DamagedValue, DirectoryInUse, NewerFormat, NotWritable, Shortage, SyncFailed
-from delayd.state import LmdbState, check_stored, read_state_file
+from delayd.machine.state import LmdbState, check_stored, read_state_file
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from delayd.batch.labels import decode_headers, traceparent, traceparent_of
 from delayd.client.limits import pack_headers
 from delayd.client.sending.options import Sends, Single, columns_of
-from delayd.headers import decode_headers
 from delayd.hours import INSTANT_MS_MIN
-from delayd.tracing import traceparent, traceparent_of
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -8,10 +8,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from delayd.batch import (
+from delayd.batch.batch import Batch, encode, parse
+from delayd.batch.columns import (
     FEW_ROWS,
     HEADER_BYTES,
-    Batch,
     BatchKind,
     ColumnId,
     DispatchPart,
@@ -19,15 +19,13 @@ from delayd.batch import (
     OutcomePart,
     SchedulePart,
     padded,
-    parse,
 )
-from delayd.encode import encode
+from delayd.batch.names import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, check_subject
+from delayd.batch.validate import ROWS_NAMED_MAX, check_batch, check_headers, refused_rows
 from delayd.errors import BadHeaders, BadSubject, BatchMalformed, MessageTooLarge
-from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
 from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
-from delayd.validate import ROWS_NAMED_MAX, check_batch, check_headers, check_subject, refused_rows
 from tests.batches import PRODUCER, messages, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)

@@ -5,7 +5,7 @@ from string import Formatter
 
 import pytest
 
-from delayd.waits import WaitKind
+from delayd.machine.operating import WaitKind
 from tests.named_commands import check_commands, commands_in
 
 WORDS = {"role": "delay", "path": "/data/file.log", "id": "schedule/2026112115", "slots": "1-3", "subject": "orders.eu"}

@@ -13,7 +13,8 @@ from random import Random
 
 import numpy as np
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms, hour_start_ms
 from delayd.log.dispatch import Reason

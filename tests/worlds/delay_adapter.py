@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from delayd.batch import Batch, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Int64s
+from delayd.batch.content import Names, slots_of_names
 from delayd.config import DelayConfig
 from delayd.delay import recovery
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
@@ -41,7 +43,6 @@ from delayd.log import checkpoint
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.ended import EndedRows
 from delayd.log.schedule import REMOVED, decode_hours
-from delayd.names import Names, slots_of_names
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, DispatchPart, parse
-from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.batch.batch import Batch, encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
 from delayd.hours import hour_of_ms
 
 ORIGIN = 0xD31A
@@ -33,7 +33,7 @@ def dispatch_batch(
     packed += bytes(-len(packed) & 7)
     ends, heap = lay_out(bodies, len(table) + len(packed))
     first = 1000 * batch_id if first_sequence is None else first_sequence
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.full(len(bodies), DUE_MS, np.int64)),
         (ColumnId.SEQUENCE, np.arange(first, first + len(bodies), dtype=np.uint64)),
         *([(ColumnId.HEADERS_END, header_ends.astype(np.uint32))] if headers else []),

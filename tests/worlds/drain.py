@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from delayd.batch import parse
+from delayd.batch.batch import parse
 from delayd.errors import DelaydError
 from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.slots import SlotSet

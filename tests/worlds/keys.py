@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delayd.batch.content import Hasher, Names
 from delayd.delay.keys.entries import Entries, Found, new_entries
 from delayd.delay.keys.index import KeyIndex, open_index
 from delayd.delay.keys.keyed import KeyedRows
-from delayd.identity import Identity
 from delayd.log.key_run import STATE_KEY, KnownRuns
-from delayd.names import Hasher, Names
-from delayd.site import Site
+from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

@@ -11,7 +11,7 @@ from typing import cast
 
 from delayd.config import MetaConfig
 from delayd.errors import DelaydError
-from delayd.identity import Identity
+from delayd.machine.identity import Identity
 from delayd.net.connection import Connection
 from delayd.net.trust import Guard
 from delayd.secret import SECRET_BYTES, Secret

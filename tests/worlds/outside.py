@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from delayd.batch import ProducerPart
+from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import MemoryDisk

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from delayd.disk import Buffer
 from delayd.errors import SyncFailed
+from delayd.machine.disk import Buffer
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk, MemoryFile
 from delayd.testing.state import MemoryState

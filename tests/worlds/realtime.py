@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.config import RealtimeConfig, load_config
 from delayd.errors import DelaydError
-from delayd.executor import Executor
+from delayd.machine.executor import Executor
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import InlineExecutor

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from delayd.config import RealtimeConfig
-from delayd.executor import Executor
+from delayd.machine.executor import Executor
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState

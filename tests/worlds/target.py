@@ -13,7 +13,9 @@ from random import Random
 
 import numpy as np
 
-from delayd.batch import Batch, Buffer, ColumnId, DispatchPart, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import Buffer, ColumnId, DispatchPart
+from delayd.batch.validate import check_batch
 from delayd.errors import (
     ConnectionLost,
     DelaydError,
@@ -23,7 +25,6 @@ from delayd.errors import (
     StaleEpoch,
     StaleSession,
 )
-from delayd.validate import check_batch
 from delayd.wire.frame import ANSWER, MORE, Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_int,

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Generic, NamedTuple, TypeVar
 
+from delayd.batch.names import retry_subject
 from delayd.config import parse_address
 from delayd.errors import (
     BadArgument,
@@ -33,7 +34,6 @@ from delayd.errors import (
 )
 from delayd.net import trust
 from delayd.net.connection import Connection, connect
-from delayd.retry_subject import retry_subject
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_int, need_u64

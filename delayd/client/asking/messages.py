@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX, Int64s
+from delayd.batch.columns import ROWS_MAX, Int64s
 from delayd.client.instants import ServerClock, monotonic_us, utc
 from delayd.client.limits import check_subject
 from delayd.client.routing import (
@@ -55,13 +55,13 @@ from delayd.errors import (
     CallerError,
     ConnectionLost,
     DelaydError,
+    LogId,
     RequestTimedOut,
     RetryLater,
     SendHandle,
     ServerUnavailable,
 )
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log_id import LogId
 from delayd.net.connection import Connection
 from delayd.wire.ending import (
     ANSWER,

@@ -28,7 +28,9 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeV
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.labels import DEAD_TAG, Headers, decode_headers, decode_tags, encode_tags
 from delayd.client.asking.ask import find_group
 from delayd.client.asking.messages import (
     CANCEL,
@@ -47,12 +49,8 @@ from delayd.client.blocking import LoopThread, told
 from delayd.client.instants import instant_ms
 from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta
 from delayd.client.sending.receipts import Receipt, ReceiptColumns
-from delayd.errors import BadArgument, DelaydError
-from delayd.headers import Headers, decode_headers
+from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, INSTANT_MS_MIN
-from delayd.life import DEAD_TAG
-from delayd.log_id import LogId
-from delayd.tags import decode_tags, encode_tags
 from delayd.wire.ending import CancelAnswer, MessageState, RescheduleAnswer
 from delayd.wire.finding import ROWS_MAX, Content, Piece, Place, Window
 

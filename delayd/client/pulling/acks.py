@@ -21,6 +21,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
+from delayd.batch.labels import cut_text
+from delayd.batch.names import LEASE_MS_MAX
 from delayd.client.limits import is_number, need_text, need_timedelta, need_whole
 from delayd.client.routing import RetryWaits, spread_ms, unreadable
 from delayd.errors import (
@@ -35,9 +37,7 @@ from delayd.errors import (
     RetryLater,
     StaleHandle,
 )
-from delayd.life import cut_text
-from delayd.limits import LEASE_MS_MAX
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType

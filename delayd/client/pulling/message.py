@@ -19,18 +19,16 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd import life
-from delayd.batch import Batch, ColumnId, Int64s, padded
+from delayd.batch import labels
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s, padded
+from delayd.batch.gather import item_of
+from delayd.batch.labels import Headers, decode_headers, decode_tags
+from delayd.batch.names import ORDERED_WAIT_MS_MAX, RETRY_PREFIX
 from delayd.client.instants import utc
 from delayd.client.pulling.acks import ACK, Handles, Word, later, rejected
 from delayd.client.pulling.options import ConsumerSettings, Subjects
-from delayd.errors import BadArgument, BadBody, BadHeaders, DelaydError
-from delayd.gather import item_of
-from delayd.headers import Headers, decode_headers
-from delayd.limits import ORDERED_WAIT_MS_MAX
-from delayd.log_id import LogId
-from delayd.retry_subject import RETRY_PREFIX
-from delayd.tags import decode_tags
+from delayd.errors import BadArgument, BadBody, BadHeaders, DelaydError, LogId
 
 ATTEMPT_MAX = 65_535
 _RETRY = RETRY_PREFIX.encode()
@@ -49,7 +47,7 @@ class PulledPart(NamedTuple):
 
 
 class Life(NamedTuple):
-    """What a message was before it came again (`delayd.life`)."""
+    """What a message was before it came again (`delayd.batch.labels`)."""
 
     attempts: int = 0  # Those of its earlier lives.
     origin_sequence: int = 0  # The sequence of its first life; 0: this is its first one.
@@ -74,10 +72,10 @@ def life_of(batch: Batch, row: int) -> Life:
     except BadHeaders:
         return FIRST_LIFE
     # A dead letter that somebody has sent back to its group begins anew.
-    attempts = 0 if life.REASON in headers else _number(headers, life.ATTEMPT)
-    error = headers.get(life.ERROR, "")
-    origin, first_due_ms = _number(headers, life.ORIGIN), _number(headers, life.FIRST_DUE_MS)
-    key = headers.get(life.KEY)
+    attempts = 0 if labels.REASON in headers else _number(headers, labels.ATTEMPT)
+    error = headers.get(labels.ERROR, "")
+    origin, first_due_ms = _number(headers, labels.ORIGIN), _number(headers, labels.FIRST_DUE_MS)
+    key = headers.get(labels.KEY)
     known_key = key if isinstance(key, str) else None
     return Life(attempts, origin, first_due_ms, error if isinstance(error, str) else "", known_key)
 
@@ -536,7 +534,7 @@ def items_of(part: PulledPart, column: ColumnId) -> list[bytes]:
 
 
 def _own_tags(item: bytes) -> tuple[str, ...]:
-    return tuple(tag for tag in decode_tags(item) if not tag.startswith(life.TAG_PREFIX))
+    return tuple(tag for tag in decode_tags(item) if not tag.startswith(labels.TAG_PREFIX))
 
 
 def _readable(packed: bytes) -> Mapping[str, str | bytes]:
@@ -548,9 +546,9 @@ def _readable(packed: bytes) -> Mapping[str, str | bytes]:
 
 def own_headers(headers: Headers) -> Headers:
     """The headers that a message was sent with, without those of servers."""
-    if not any(name.startswith(life.LIFE_PREFIX) for name in headers):
+    if not any(name.startswith(labels.LIFE_PREFIX) for name in headers):
         return headers
-    return {name: value for name, value in headers.items() if not name.startswith(life.LIFE_PREFIX)}
+    return {name: value for name, value in headers.items() if not name.startswith(labels.LIFE_PREFIX)}
 
 
 def over(attempt: int, most: int) -> str:

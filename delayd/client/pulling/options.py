@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
+from delayd.batch.labels import encode_tags
+from delayd.batch.names import ORDERED_WAIT_MS_MAX, SUBSCRIBED_MAX, TAGS_MAX, Pattern, is_pattern, is_reserved
 from delayd.client.instants import instant_ms
 from delayd.client.limits import (
     TIMEOUT_MS_MAX,
@@ -37,10 +39,6 @@ from delayd.client.pulling.acks import LEASE_MAX, LEASE_MIN, Backoff
 from delayd.client.sending.options import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadSubject, BadTags
 from delayd.hours import INSTANT_MS_MAX
-from delayd.limits import ORDERED_WAIT_MS_MAX, SUBSCRIBED_MAX, TAGS_MAX
-from delayd.patterns import Pattern, is_pattern
-from delayd.retry_subject import is_reserved
-from delayd.tags import encode_tags
 from delayd.wire.positions import AtInstant, End, Position
 
 MANY = "give one subject, a list such as ['orders.cancel', 'mail.send'], or a pattern such as 'orders.*'"

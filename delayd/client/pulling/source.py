@@ -38,7 +38,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from delayd.batch import BatchKind, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind
 from delayd.client.instants import monotonic_us
 from delayd.client.pulling.acks import (
     NACK,

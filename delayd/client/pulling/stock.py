@@ -43,7 +43,7 @@ from delayd.client.instants import monotonic_s
 from delayd.client.pulling.acks import Handles
 from delayd.client.pulling.message import MessageColumns, Pulled
 from delayd.errors import CallerError, StaleHandle
-from delayd.log_limit import LogLimit
+from delayd.machine.operating import LogLimit
 
 # Messages held ahead are worked off within this: fifty round trips to a server; other consumers hardly miss them.
 AHEAD_S = 0.25

@@ -22,9 +22,10 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd import batch as batches
-from delayd import validate
-from delayd.batch import ColumnId, Int64s
+from delayd.batch import validate
+from delayd.batch.columns import ColumnArray, ColumnId, Int64s
+from delayd.batch.labels import TAG_PREFIX, bloom_of_item, encode_tags, ordering_hash, traceparent
+from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.instants import (
     HORIZON_MS,
     Delays,
@@ -58,11 +59,6 @@ from delayd.client.limits import (
 from delayd.client.sending.receipts import BatchReceipt, Receipt
 from delayd.errors import BadArgument, BadExpiry, BadKey, BadSetting, BadTags, MessageTooLarge, NaiveDatetime
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
-from delayd.life import TAG_PREFIX
-from delayd.limits import MESSAGE_BYTES_MAX
-from delayd.ordering import ordering_hash
-from delayd.tags import bloom_of_item, encode_tags
-from delayd.tracing import traceparent
 
 # Longer than an acknowledgement takes on a calm machine: a second batch that leaves beside the first one costs the
 # server as much as that and is answered no sooner.
@@ -400,7 +396,7 @@ class Labels(NamedTuple):
         """Some rows."""
         return Labels(*([column[row] for row in rows] for column in self))  # type: ignore[arg-type]
 
-    def add_to(self, columns: dict[ColumnId, batches.Columns], regions: dict[ColumnId, Items]) -> None:
+    def add_to(self, columns: dict[ColumnId, ColumnArray], regions: dict[ColumnId, Items]) -> None:
         """Add the columns and regions that these labels need, to columns that say when the rows are due."""
         if any(self.keys):
             regions[ColumnId.KEY_END] = Items(self.keys, lengths_of(self.keys))

@@ -34,7 +34,7 @@ Invariant: errors and receipts name rows by their place in the caller's columns,
 Packing: rows of a producer as one PRODUCER batch (docs/formats/batch.md).
 
 Invariant: a batch that is packed here passes a delay server's intake: limits were checked before, layout and checksums
-are made here. A row alone is made by `delayd.encode.encode_single`.
+are made here. A row alone is made by `delayd.batch.batch.encode_single`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from typing import Self
 
 import numpy as np
 
-from delayd import batch as batches
-from delayd.batch import REGIONS, BatchKind, Buffer, ColumnId, Int64s, ProducerPart
+from delayd.batch.batch import PADS, encode_pieces, encode_single, encode_subject_table, one_subject_table
+from delayd.batch.columns import REGIONS, BatchKind, Buffer, ColumnArray, ColumnId, Int64s, ProducerPart
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
 from delayd.client.sending.options import NO_LABEL, Columns, Items, Labels, Single
@@ -65,7 +65,6 @@ from delayd.client.sending.receipts import (
     receipts,
 )
 from delayd.client.sending.sender import NO_KEYED_ROWS, KeyedRows, Parcel, Sender, Split, Waiter
-from delayd.encode import PADS, encode_pieces, encode_single, encode_subject_table, one_subject_table
 from delayd.errors import DelaydError, QueueFull
 
 
@@ -123,7 +122,7 @@ BYTES_TARGET = 4 << 20  # One message of the largest size may come on top, so th
 def pack_rows(
     part: ProducerPart,
     subjects: Sequence[bytes],
-    columns: Mapping[ColumnId, batches.Columns],
+    columns: Mapping[ColumnId, ColumnArray],
     regions: Mapping[ColumnId, Items],
 ) -> tuple[bytes, bytes]:
     """Make the batch in two pieces, because the second one holds the only copy that is made of a body.
@@ -226,7 +225,7 @@ class Gathering:
             relative = np.array(are_relative, np.bool_)
             deliver_at_ms[relative] = clock.latest_ms_column(deliver_at_ms[relative])
             self._deliver_at_ms = deliver_at_ms.tolist()
-        columns: dict[ColumnId, batches.Columns] = {ColumnId.DELIVER_AT_MS: deliver_at_ms}
+        columns: dict[ColumnId, ColumnArray] = {ColumnId.DELIVER_AT_MS: deliver_at_ms}
         names: Sequence[str] = subjects[:1]
         if subjects.count(names[0]) < len(subjects):
             index = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
@@ -362,7 +361,7 @@ class Block:
         regions = {ColumnId.BODY_END: Items(columns.bodies, columns.body_bytes)}
         if columns.headers is not None:
             regions[ColumnId.HEADERS_END] = Items(columns.headers, lengths_of(columns.headers))
-        packed: dict[ColumnId, batches.Columns] = {ColumnId.DELIVER_AT_MS: self._deliver_at_ms}
+        packed: dict[ColumnId, ColumnArray] = {ColumnId.DELIVER_AT_MS: self._deliver_at_ms}
         if columns.labels is not None:
             columns.labels.add_to(packed, regions)
         return pack_rows(part, [columns.subject], packed, regions)

@@ -34,14 +34,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.client.instants import utc
 from delayd.client.limits import is_number, need_callable, need_text
-from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending
+from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending, LogId
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import Reason
 from delayd.log.ended import decode_ended, others_filed_at_ms
-from delayd.log_id import LogId
 from delayd.wire.ending import AnswerRows, RescheduleAnswer
 
 Column = TypeVar("Column", bound=np.generic)

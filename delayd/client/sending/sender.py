@@ -28,7 +28,8 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX, Buffer, ProducerPart
+from delayd.batch.columns import ROWS_MAX, Buffer, ProducerPart
+from delayd.batch.content import Names, slots_of_names
 from delayd.client.instants import ServerClock, monotonic_us
 from delayd.client.routing import DelayGroup, Groups, KeyOwners, MetaView, RetryWaits, spread_ms, unreadable
 from delayd.client.sending.receipts import Accepted, Verdicts
@@ -40,6 +41,7 @@ from delayd.errors import (
     Detail,
     HourFull,
     InternalError,
+    LogId,
     NotOwner,
     OutcomeUnknown,
     QuotaReached,
@@ -51,8 +53,6 @@ from delayd.errors import (
     error_by_code,
 )
 from delayd.log.ended import ENDED_BYTES
-from delayd.log_id import LogId
-from delayd.names import Names, slots_of_names
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.delay.books.outcomes import append_parts, reopen_dispatch_log
 from delayd.delay.quarantine import forget_quarantine, missing_parts, quarantine_path
-from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.hours import hour_from_name
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import Segment
+from delayd.machine.disk import Disk
 
 
 def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:

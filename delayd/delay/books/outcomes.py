@@ -16,13 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX
+from delayd.batch.columns import ROWS_MAX
 from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
-from delayd.executor import Done
 from delayd.hours import hour_name
 from delayd.log.committer import RETRY_MS, Committer
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes, join_columns
@@ -30,7 +28,9 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
 from delayd.log.watch import write_again
-from delayd.site import Site
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

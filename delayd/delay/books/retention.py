@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from delayd.clock import Clock
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.seal_log import SealDiffers, SealLog
@@ -28,7 +27,6 @@ from delayd.delay.filing.words import given_up_key
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
-from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
@@ -36,7 +34,9 @@ from delayd.log.log import Log
 from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import SealFacts, SealMark
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
-from delayd.site import Site
+from delayd.machine.clock import Clock
+from delayd.machine.executor import Done, Executor, Priority
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from collections.abc import Container
 
 import msgpack
 
-from delayd.batch import BatchKind
-from delayd.disk import Disk
+from delayd.batch.columns import BatchKind
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, open_log
 from delayd.log.seal import Seal, SealFacts, SealMark, decode_seals, encode_seal, seal_place
 from delayd.log.watch import write_again
-from delayd.state import State
+from delayd.machine.disk import Disk
+from delayd.machine.state import State
 
 KEY = b"seal"
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId
-from delayd.content import NOT_STATED, tally
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
+from delayd.batch.content import NOT_STATED, tally
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.seal import OUTCOME_ROW, SCHEDULE_ROW, SealFacts
 

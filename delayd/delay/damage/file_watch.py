@@ -17,14 +17,13 @@ import numpy as np
 
 from delayd.delay.filing.hour_table import HourFile, HourTable, OutcomeEnd
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
-from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError, NewerFormat, read_error
-from delayd.executor import Done, Priority
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
-from delayd.open_files import REMOVED
-from delayd.site import Site
+from delayd.machine.disk import REMOVED, Disk, open_named
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 
 LOOK_MS = 30_000
 HOURS_A_LOOK = 1_024  # Two files each, some microseconds: the hours of two years are looked at within ten minutes.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.clock import Clock
+from delayd.batch.sequences import message_log_offset
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.sources import Sources
 from delayd.delay.handoff.waiting import lowest_offset, split_off
@@ -20,8 +20,8 @@ from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.errors import DamagedData, Shortage
 from delayd.hours import hour_name
-from delayd.location import message_log_offset
 from delayd.log.dispatch import NewPart, Outcome
+from delayd.machine.clock import Clock
 
 log = logging.getLogger(__name__)
 

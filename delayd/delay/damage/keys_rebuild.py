@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import ColumnId
+from delayd.batch.columns import ColumnId
+from delayd.batch.content import Hasher
+from delayd.batch.sequences import Sequences, among
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.filing.hour_table import FiledHours, HourFile, OutcomeEnd
 from delayd.delay.filing.schedule_log import scan_fronts, scan_groups
@@ -27,14 +29,12 @@ from delayd.delay.keys.keyed import KeyedRows, filed_rows
 from delayd.delay.keys.run import Run, write_run
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Done, Priority
 from delayd.log.dispatch import Outcome
 from delayd.log.ended import TOOK_NO_KEY, EndedRows
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileHeader, FileKind, open_segment
-from delayd.names import Hasher
-from delayd.sequences import Sequences, among
-from delayd.site import Site
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

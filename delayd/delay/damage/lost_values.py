@@ -12,8 +12,8 @@ from delayd.delay.producers import Producers
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.errors import DamagedValue, DiskFull
-from delayd.executor import Done
-from delayd.site import Site
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 
 
 class LostValues:

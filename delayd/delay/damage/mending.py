@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from delayd.batch import ROWS_MAX
+from delayd.batch.columns import ROWS_MAX
+from delayd.batch.sequences import NO_SEQUENCES
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import OutcomeEnd, outcome_put
 from delayd.delay.filing.words import GivenUp, given_up_put, salvage_put
@@ -29,12 +30,11 @@ from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.take_back import check_schedule, take_back_outcomes
 from delayd.errors import DamagedData, DataError, DiskFull
-from delayd.executor import Done
 from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log.schedule import dispatch_path
-from delayd.sequences import NO_SEQUENCES
-from delayd.site import Site
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

@@ -18,29 +18,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import (
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import (
     BYTES_MAX,
     KIND_COLUMNS,
     MOVED_PRODUCER_ID,
     ROWS_MAX,
-    Batch,
     BatchKind,
+    ColumnArray,
     ColumnId,
-    Columns,
     Int64s,
     ProducerPart,
     SchedulePart,
-    parse,
 )
-from delayd.content import NOT_STATED
+from delayd.batch.content import NOT_STATED, Names, slots_of_names
+from delayd.batch.gather import Gathered, GatheredItems, Pick, compose, compose_new, gather, reorder, row_bytes
+from delayd.batch.sequences import NO_INDICES, ROW_BITS, ROW_MASK, SCHEDULE_BIT, Indices, Locations, Sequences
 from delayd.delay.filing.sources import Sources
 from delayd.errors import DamagedData, Shortage
-from delayd.executor import Executor
-from delayd.gather import Gathered, GatheredItems, Pick, compose, compose_new, gather, reorder, row_bytes
 from delayd.hours import HOUR_MS
-from delayd.location import ROW_BITS, ROW_MASK, SCHEDULE_BIT, Locations
-from delayd.names import Names, slots_of_names
-from delayd.sequences import NO_INDICES, Indices, Sequences
+from delayd.machine.executor import Executor
 from delayd.wire.finding import FOUND, Content, Window
 from delayd.wire.finding import Place as WalkPlace
 from delayd.wire.slots import SlotSet
@@ -204,7 +201,7 @@ def _moved_batch(picks: Sequence[Pick], chosen: Indices, moves: ToMove) -> Batch
     subjects, subject_of = _subjects(picks)
     sequences = moves.sequences.take(rows)
     origins = gathered.kept.get(ColumnId.ORIGIN_SEQUENCE, np.zeros(len(rows), np.uint64))
-    others: dict[ColumnId, Columns] = dict(gathered.kept)
+    others: dict[ColumnId, ColumnArray] = dict(gathered.kept)
     others[ColumnId.DELIVER_AT_MS] = moves.wanted_at_ms.take(rows)
     # The first row of a message has no origin; each later one has the first one's sequence.
     others[ColumnId.ORIGIN_SEQUENCE] = np.where(origins == 0, sequences, origins)
@@ -301,7 +298,7 @@ def _composed(picks: list[Pick], rows: LocatedRows, order: NDArray[np.intp], win
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     left_out = _left_out(picks)
-    others: dict[ColumnId, Columns] = {}
+    others: dict[ColumnId, ColumnArray] = {}
     if window.content is Content.LABELS:
         gathered = gather(picks, _LABELS, _SCHEDULE.kept)
         none = GatheredItems(np.zeros(len(rows), np.int64), [])

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import ROWS_MAX, Batch, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ROWS_MAX, ColumnId
+from delayd.batch.sequences import Indices, Pile
 from delayd.delay.ending.copies import COPY_ROWS
 from delayd.delay.ending.requested import WAITS_MAX, Requested
 from delayd.delay.intake import Decided, OpenGroup
@@ -22,7 +24,6 @@ from delayd.delay.producers import Producers
 from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
-from delayd.sequences import Indices, Pile
 from delayd.wire.ending import AnswerRows, MessageState, MoveTry, Tries
 
 MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.

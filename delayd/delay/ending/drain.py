@@ -19,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, ProducerPart
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, ProducerPart
+from delayd.batch.sequences import Locations, pack_locations
 from delayd.delay.ending.copies import Copied, Leave, ToMove, copy_rows
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.message_requests import MessageRequests
@@ -31,12 +33,10 @@ from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import Leaving
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.errors import BadArgument, BadRequest, DamagedData, DataError, DelaydError, NotReady, SlowDown
-from delayd.executor import Done, Executor, Priority
 from delayd.hours import INSTANT_MS_MAX
-from delayd.location import Locations, pack_locations
-from delayd.log_limit import LogLimit
-from delayd.site import Site
-from delayd.waits import Wait, WaitKind
+from delayd.machine.executor import Done, Executor, Priority
+from delayd.machine.identity import Site
+from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.ending import AnswerRows, MessageState
 from delayd.wire.finding import Piece, Window

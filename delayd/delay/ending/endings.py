@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
 from delayd.delay.ending.drain import Drain, OnProgress
 from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
@@ -24,9 +25,9 @@ from delayd.delay.keys.taken_names import TakenNames
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import Producers
 from delayd.errors import DelaydError
-from delayd.fence import Fence
 from delayd.log.ended import decided_about
-from delayd.site import Site
+from delayd.machine.identity import Site
+from delayd.machine.operating import Fence
 from delayd.wire.drain import DrainOrder, DrainProgress
 from delayd.wire.ending import Asked, MoveTry, Tries
 from delayd.wire.finding import Window

@@ -23,7 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.labels import may_have_tags, rows_with_tags
+from delayd.batch.sequences import NO_INDICES, Locations, pack_locations
 from delayd.delay.ending.copies import (
     CACHE_BYTES,
     LOCATED,
@@ -43,12 +46,9 @@ from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
 from delayd.errors import DataError, DelaydError, SlowDown
-from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.location import Locations, pack_locations
-from delayd.sequences import NO_INDICES
-from delayd.site import Site
-from delayd.tags import may_have_tags, rows_with_tags
+from delayd.machine.executor import Done, Executor, Priority
+from delayd.machine.identity import Site
 from delayd.wire.finding import FOUND, Content, FoundRows, Piece, Window
 from delayd.wire.finding import Place as WalkPlace
 

@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import ROWS_MAX, Batch, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ROWS_MAX, Int64s
+from delayd.batch.content import Names, slots_of_names
 from delayd.delay.ending.message_requests import Answer, MessageRequests
 from delayd.delay.ending.requested import Wish
 from delayd.delay.keys.entries import Asked, Found, Rows
@@ -25,9 +27,8 @@ from delayd.delay.keys.owned_slots import OwnedSlots
 from delayd.delay.keys.taken_names import Named, TakenNames, Watch
 from delayd.delay.reply import Reply
 from delayd.errors import DamagedData, DelaydError, SlowDown
-from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS
-from delayd.names import Names, slots_of_names
+from delayd.machine.executor import Done, Executor, Priority
 from delayd.wire.ending import AnswerRows, MessageState, Tries
 from delayd.wire.ending import Asked as AskedRows
 from delayd.wire.slots import SlotSet

@@ -36,7 +36,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.content import Names, slots_of_names
+from delayd.batch.sequences import Indices, Sequences
 from delayd.delay.intake import Intake, OpenGroup
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
 from delayd.delay.keys.index import View
@@ -47,12 +50,10 @@ from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
-from delayd.executor import Done, Priority
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, EndedRows, note_hours_of_others
-from delayd.names import Names, slots_of_names
-from delayd.sequences import Indices, Sequences
-from delayd.site import Site
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 from delayd.wire.ending import MessageState
 from delayd.wire.slots import NO_SLOTS, SlotSet, slot_set
 

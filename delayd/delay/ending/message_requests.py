@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.delay.ending.copies import Copied, copy_rows
 from delayd.delay.ending.deciding import Moved, OpenCommit
 from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, Leads, Leaver, Requested, Whole, Wish
@@ -31,8 +31,8 @@ from delayd.delay.ledger.wanted import wanted_of
 from delayd.delay.producers import Producers
 from delayd.delay.reply import Reply
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
-from delayd.executor import Done, Executor, Priority
 from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.machine.executor import Done, Executor, Priority
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, MessageState, MoveTry, Tries
 
 COMMIT_ROWS_MAX = 2 * PIECE_ROWS  # A turn of the loop decides about so many rows of all requests, and

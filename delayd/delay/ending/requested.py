@@ -22,7 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s, ProducerPart
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s, ProducerPart
+from delayd.batch.sequences import Indices, Locations
 from delayd.delay.ending.copies import Copied, Leave, ToMove
 from delayd.delay.keys.taken_names import Named
 from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Look, RowPlaces
@@ -33,9 +35,7 @@ from delayd.delay.rows import filing_hours
 from delayd.delay.subjects import Subjects
 from delayd.errors import BadArgument
 from delayd.hours import HOUR_MS
-from delayd.location import Locations
 from delayd.log.ended import ENDED, decode_ended
-from delayd.sequences import Indices
 from delayd.wire.ending import (
     ANSWER,
     AnswerRows,

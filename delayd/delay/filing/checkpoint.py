@@ -27,7 +27,6 @@ from typing import NamedTuple
 import msgpack
 import numpy as np
 
-from delayd.clock import ClockEvidence
 from delayd.config import DelayConfig
 from delayd.delay.filing.handed_over import HandedOver, sort_handed_over
 from delayd.delay.filing.hour_table import BESIDE_PREFIX, FiledHours, OutcomeEnd, hour_puts, merge_hours, outcome_put
@@ -38,14 +37,15 @@ from delayd.delay.keys.index import Frozen, KeyIndex, Written
 from delayd.delay.producers import Producers
 from delayd.delay.state_values import ENDED_KEY, TARGET_PREFIX
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
-from delayd.executor import Done
 from delayd.log.checkpoint import CheckpointFile, Value
 from delayd.log.dispatch import END_ROW
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, Skipped
 from delayd.log.seal import SealMark
-from delayd.site import Site
+from delayd.machine.clock import ClockEvidence
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 

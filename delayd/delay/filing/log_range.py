@@ -14,18 +14,18 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import DTYPES, KIND_COLUMNS, BatchKind, ColumnId, Columns, Int64s
-from delayd.content import HASHED_REGIONS, NOT_STATED, Region
+from delayd.batch.columns import DTYPES, KIND_COLUMNS, BatchKind, ColumnArray, ColumnId, Int64s
+from delayd.batch.content import HASHED_REGIONS, NOT_STATED, Region
+from delayd.batch.gather import ROW_COLUMNS_BYTES, GatheredItems
+from delayd.batch.sequences import among
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import subjects_of, tabulate
 from delayd.errors import DamagedData
-from delayd.gather import ROW_COLUMNS_BYTES, GatheredItems
 from delayd.hours import HOUR_MS
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log
-from delayd.sequences import among
 
 # This much of the log is in memory at a time; a column of its rows stays below `MMAP_BYTES` of delayd.net.heap.
 WINDOW_BYTES = 16 << 20
@@ -97,7 +97,7 @@ class LogRange:
         self._regions = KIND_COLUMNS[BatchKind.SCHEDULE].regions
         self._places: dict[ColumnId, _Places] = {}  # For each of these regions in which a row has an item.
         self._kept = KIND_COLUMNS[BatchKind.SCHEDULE].kept
-        self.kept: dict[ColumnId, Columns] = {}  # Each of these columns that a batch has.
+        self.kept: dict[ColumnId, ColumnArray] = {}  # Each of these columns that a batch has.
         self._words = np.empty(0, np.uint64)  # Room for the window that is copied from.
         self._subjects = Subjects()  # Its own numbers, because the server's numbers are given on the loop only.
         self.deliver_at_ms = np.empty(count, np.int64)

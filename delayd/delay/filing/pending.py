@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.rows import ROW, Rows, copy_rows, hour_span, join_rows, new_rows
 

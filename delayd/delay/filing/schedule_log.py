@@ -4,17 +4,18 @@ P4).
 
 from collections.abc import Iterator
 
-from delayd.batch import HEADER, Batch, BatchKind, padded, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import HEADER, BatchKind, padded
+from delayd.batch.validate import check_subjects
 from delayd.delay.filing.hour_table import HourFile, HourFiles
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import BESIDE
 from delayd.delay.stored import Stored
-from delayd.disk import Disk
 from delayd.errors import BadSubject, BatchMalformed, DamagedData
 from delayd.log.group import CommitGroup, content_position
 from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, Segment
-from delayd.validate import check_subjects
+from delayd.machine.disk import Disk
 
 FRONT_BYTES = 4 << 10  # Room for a batch of 100 rows; from the second batch on, the one before says how much to read.
 

@@ -11,21 +11,21 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId, Columns, Int64s, SchedulePart
-from delayd.content import NOT_STATED, hash_items, subject_states
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, Int64s, SchedulePart
+from delayd.batch.content import NOT_STATED, hash_items, subject_states
+from delayd.batch.gather import Gathered, compose
 from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
 from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
-from delayd.executor import Abandoned
-from delayd.gather import Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
-from delayd.site import Site
+from delayd.machine.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
+from delayd.machine.executor import Abandoned
+from delayd.machine.identity import Site
 
 PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each such part.
 # To read one row, its whole batch is read and verified; from this size on a batch is also decoded efficiently.
@@ -130,7 +130,7 @@ class ScheduleWriter:
                 )
                 if known is not None:
                     hashes = np.where(known[of] == NOT_STATED, hashes, known[of])
-                others: dict[ColumnId, Columns] = {ColumnId.CONTENT_HASH: hashes}
+                others: dict[ColumnId, ColumnArray] = {ColumnId.CONTENT_HASH: hashes}
                 if len(used) > 1:
                     others[ColumnId.SUBJECT] = subject_of
                 if bool((gathered.deliver_at_ms < accepted_at_ms[of]).any()):

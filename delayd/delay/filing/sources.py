@@ -7,17 +7,18 @@ verified once, and stay in a cache for as long as it has room.
 from collections import OrderedDict
 from collections.abc import Callable
 
-from delayd.batch import BYTES_MAX, HEADER, Batch, parse
-from delayd.content import differing_row
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BYTES_MAX, HEADER
+from delayd.batch.content import differing_row
+from delayd.batch.sequences import OFFSET_MAX, ROW_BITS, SCHEDULE_BIT
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import BESIDE
 from delayd.delay.stored import Stored
-from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData
-from delayd.location import OFFSET_MAX, ROW_BITS, SCHEDULE_BIT
 from delayd.log.log import Log
 from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import Segment
+from delayd.machine.disk import Disk
 
 READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read is enough where the length is not known.
 READER_CACHE_BYTES = 16 << 20  # One batch at its limit.

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgpack
 import numpy as np
 
+from delayd.batch.sequences import NO_SEQUENCES, Sequences
 from delayd.delay.filing.hour_table import hour_key
-from delayd.sequences import NO_SEQUENCES, Sequences
 
 GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up.
 

@@ -15,8 +15,7 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS
-from delayd.clock import Clock
+from delayd.batch.columns import FEW_ROWS
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
 from delayd.delay.handoff.waiting import lowest_offset, split_off
@@ -25,6 +24,7 @@ from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.wheel import Wheel
 from delayd.log.control import TargetNote, encode_known
+from delayd.machine.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, DispatchPart, Int64s
-from delayd.content import NOT_STATED, hash_bares
+from delayd.batch.batch import Batch
+from delayd.batch.columns import FEW_ROWS, BatchKind, Buffer, ColumnId, DispatchPart, Int64s
+from delayd.batch.content import NOT_STATED, hash_bares
+from delayd.batch.gather import BESIDE_BARE, DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
+from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.delay.rows import NO_ROWS, Rows
 from delayd.errors import DamagedData, Shortage
-from delayd.gather import BESIDE_BARE, DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
-from delayd.location import ROW_BITS, ROW_MASK
 
 PICK_ROWS = 8  # A pick costs as much as this many rows copied one by one: numpy calls against plain integers.
 SINGLE_BYTES_MAX = 4_096  # Longer rows cost by their bytes, and nothing is saved by looking at them together.

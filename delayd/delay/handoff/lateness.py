@@ -11,8 +11,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.clock import Clock
+from delayd.batch.columns import Int64s
+from delayd.machine.clock import Clock
 from delayd.reading.findings import BUCKETS, count_ms, quantile_ms
 
 SECONDS = 10

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch.sequences import Sequences
 from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.watched_wire import WatchedWire
@@ -34,9 +35,7 @@ from delayd.errors import (
 )
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
-from delayd.log_limit import LogLimit
-from delayd.sequences import Sequences
-from delayd.waits import Wait, WaitKind
+from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
     WINDOW_MOST,

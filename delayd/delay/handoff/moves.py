@@ -12,8 +12,8 @@ import msgpack
 
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.errors import DamagedValue, DiskFull, key_text
-from delayd.executor import Done, Executor
-from delayd.state import State
+from delayd.machine.executor import Done, Executor
+from delayd.machine.state import State
 from delayd.wire.meta import Move
 
 SEEN_KEY = b"moves_seen"

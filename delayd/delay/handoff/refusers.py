@@ -17,8 +17,8 @@ from functools import partial
 import msgpack
 
 from delayd.errors import DamagedValue, DiskFull, DiskReserve, key_text
-from delayd.executor import Done, Executor
-from delayd.state import State
+from delayd.machine.executor import Done, Executor
+from delayd.machine.state import State
 
 PREFIX = b"refuser/"
 

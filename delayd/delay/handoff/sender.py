@@ -12,8 +12,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX, ColumnId, DispatchPart
-from delayd.clock import Clock
+from delayd.batch.batch import encode_bare
+from delayd.batch.columns import ROWS_MAX, ColumnId, DispatchPart
+from delayd.batch.gather import Gathered, content_hashes_of, reorder
+from delayd.batch.sequences import NO_SEQUENCES
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.sources import Sources
@@ -31,13 +33,10 @@ from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
 from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
-from delayd.encode import encode_bare
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
-from delayd.fence import Fence
-from delayd.gather import Gathered, content_hashes_of, reorder
 from delayd.log.dispatch import NewPart, Outcome
-from delayd.log_limit import LogLimit
-from delayd.sequences import NO_SEQUENCES
+from delayd.machine.clock import Clock
+from delayd.machine.operating import Fence, LogLimit
 from delayd.wire.frame import Frame
 from delayd.wire.heads import (
     LANDED_MOST,

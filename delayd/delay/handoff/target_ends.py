@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgpack
 
 from delayd.errors import DamagedValue, key_text
-from delayd.state import State
-from delayd.waits import Wait
+from delayd.machine.operating import Wait
+from delayd.machine.state import State
 
 PREFIX = b"end/"
 KEY = struct.Struct(">4sQ")

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from delayd.delay.handoff.target_ends import KEY as END_KEY
 from delayd.delay.handoff.target_ends import PREFIX as END_PREFIX
-from delayd.operator_log import OperatorLog, Pairs
-from delayd.state import State
+from delayd.machine.state import OperatorLog, Pairs, State
 
 LOST_PREFIX = b"lost/"
 ACCEPTED_PREFIX = b"accepted/"

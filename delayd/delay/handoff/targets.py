@@ -21,9 +21,9 @@ from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
-from delayd.executor import Done
-from delayd.operator_log import Pairs
-from delayd.site import Site
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
+from delayd.machine.state import Pairs
 from delayd.wire.targets import TargetInfo
 
 OnDone = Callable[[DelaydError | str], None]

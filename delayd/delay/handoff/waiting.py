@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS
+from delayd.batch.columns import FEW_ROWS
+from delayd.batch.sequences import among, message_log_offset
 from delayd.delay.rows import NO_ROWS, Rows, join_rows, without
-from delayd.location import message_log_offset
-from delayd.sequences import among
 
 JOINED_ROWS = 4_096  # Arrays are joined up to this length: so a queue of single rows is a few arrays of 128 KB each.
 PILED_FROM_ROWS = 131_072  # With more rows the target is away, or far behind.

@@ -9,10 +9,10 @@ without the disk.
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from delayd.batch import Buffer
-from delayd.clock import Clock
+from delayd.batch.columns import Buffer
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.errors import DelaydError
+from delayd.machine.clock import Clock
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import RequestType
 

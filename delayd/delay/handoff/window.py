@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.delay.rows import Rows
 
 

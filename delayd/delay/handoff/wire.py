@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError
 from delayd.wire.frame import Frame, HeadValue
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.content import UInt64s
-from delayd.names import Bools, Hasher, Names
+from delayd.batch.columns import Int64s
+from delayd.batch.content import Bools, Hasher, Names, UInt64s
 
 ROW = np.dtype([("sequence", "<u8"), ("deliver_at_ms", "<i8"), ("hour", "<u4")])
 NO_SEQUENCE = 0  # No row has this sequence.

@@ -24,16 +24,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delayd.batch.content import Hasher, Names, slots_of_names
 from delayd.delay.keys.entries import NO_ENTRIES, Asked, Entries, Found, Rows, merge, new_entries
 from delayd.delay.keys.keyed import Hours, KeyedRows
 from delayd.delay.keys.run import PIECE_ENTRIES, Run, open_run, write_pieces, write_run
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Done, Priority
 from delayd.log.key_run import BLOCK_ENTRIES, FOLDER, KnownRuns, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
-from delayd.names import Hasher, Names, slots_of_names
-from delayd.site import Site
+from delayd.machine.disk import Disk
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 from delayd.wire.slots import SlotSet
 
 log = logging.getLogger(__name__)

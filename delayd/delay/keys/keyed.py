@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
-from delayd.content import UInt64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.content import Bools, Names, UInt64s
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored
-from delayd.names import Bools, Names
 
 Hours = NDArray[np.uint32]
 

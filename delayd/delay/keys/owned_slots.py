@@ -34,8 +34,8 @@ from delayd.errors import (
     SlowDown,
     key_text,
 )
-from delayd.executor import Done
-from delayd.site import Site
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 from delayd.wire.heads import need_u64
 from delayd.wire.slots import (
     NO_SLOTS,

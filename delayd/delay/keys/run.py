@@ -13,10 +13,9 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s, padded
-from delayd.content import UInt64s
+from delayd.batch.columns import Int64s, padded
+from delayd.batch.content import Hasher, Names, UInt64s, word_counts
 from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Index
-from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError
 from delayd.log.key_run import (
     BLOCK_ENTRIES,
@@ -31,7 +30,7 @@ from delayd.log.key_run import (
     run_path,
 )
 from delayd.log.segment import FileHeader, UnfinishedFile
-from delayd.names import Hasher, Names, word_counts
+from delayd.machine.disk import Disk, open_named
 
 BUCKET_ENTRIES = 16  # With fewer entries in a bucket, the table of buckets takes more memory than it saves time.
 ENTRY = np.dtype(

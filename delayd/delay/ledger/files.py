@@ -15,20 +15,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.sequences import Indices, Locations, Sequences, pack_locations
 from delayd.delay.filing.hour_table import HourFiles
 from delayd.delay.filing.schedule_log import scan_hour
 from delayd.delay.ledger.hour_outcomes import HourOutcomes
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.subjects import Subjects
 from delayd.errors import DamagedData, DataError
-from delayd.executor import Done, Priority
-from delayd.location import Locations, pack_locations
 from delayd.log.dispatch import Outcome, OutcomeRows, Reason
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
-from delayd.sequences import Indices, Sequences
-from delayd.site import Site
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)

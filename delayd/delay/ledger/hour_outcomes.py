@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
+from delayd.batch.sequences import Sequences, add_part, find
 from delayd.errors import DamagedData
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.segment import Segment
-from delayd.sequences import Sequences, add_part, find
 
 BLOCK_BYTES = 4 << 10  # Groups that are read together.
 ROW_BYTES = 12

@@ -36,6 +36,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch.sequences import NO_SEQUENCES, Indices, Locations, Pile, Sequences, among
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import FiledHours, OutcomeEnd
 from delayd.delay.ledger.files import STATE_OF_REASON, HourPlace, HourReader, LookedUp
@@ -46,11 +47,9 @@ from delayd.delay.quarantine import Kind, Quarantine
 from delayd.delay.rows import Rows, hour_span, join_rows, new_rows, without
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DelaydError
-from delayd.executor import Done, Executor, Priority
-from delayd.location import Locations
 from delayd.log.dispatch import Reason
 from delayd.log.ended import EndedRows
-from delayd.sequences import NO_SEQUENCES, Indices, Pile, Sequences, among
+from delayd.machine.executor import Done, Executor, Priority
 from delayd.wire.ending import ANSWER, AnswerRows, MessageState
 
 Bools = NDArray[np.bool_]

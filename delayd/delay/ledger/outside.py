@@ -21,9 +21,9 @@ from weakref import ReferenceType, ref
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch.sequences import Indices, Sequences, find_each
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows
-from delayd.sequences import Indices, Sequences, find_each
 
 SORT_FROM_ROWS = 65_536  # So many rows may be searched as they are, in some 200 us; more are sorted first.
 RUN_ROWS_MAX = 262_144  # The worker sorts so many at a time, in some 20 ms.

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
+from delayd.batch.sequences import NO_INDICES, Indices, Sequences, SequenceSet, find
 from delayd.delay.rows import Rows, due_within, filing_hours
 from delayd.delay.subjects import Subjects
 from delayd.errors import BadRequest
-from delayd.sequences import NO_INDICES, Indices, Sequences, SequenceSet, find
 from delayd.wire.ending import Asked
 
 TABLE_FROM_ROWS = 4_096  # An array of this many rows is worth a table of the wanted ones.

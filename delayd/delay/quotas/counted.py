@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
-from delayd.sequences import find
+from delayd.batch.columns import Int64s
+from delayd.batch.sequences import find
 
 BLOCK_ROWS = 65_536
 NEW_ROWS = 1_024  # A block begins with room for so many rows, and doubles it.

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.sequences import among
 from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.schedule_log import scan_fronts
@@ -25,7 +27,6 @@ from delayd.delay.quotas.counted import ROW_BYTES, CountedRows, join, make_rows
 from delayd.delay.quotas.profile import Profile
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import stored_batches
-from delayd.disk import Disk
 from delayd.errors import DamagedData, NewerFormat, SlowDown
 from delayd.hours import hour_name
 from delayd.log.ended import EndedRows
@@ -33,7 +34,7 @@ from delayd.log.group import GroupKind
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, dispatch_path
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
-from delayd.sequences import among
+from delayd.machine.disk import Disk
 
 log = logging.getLogger(__name__)
 

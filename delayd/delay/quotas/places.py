@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.delay.quotas.profile import Profile, Seconds
 
 GIVEN_MS = 10_000  # An instant that was given out counts as taken for so long, or up to a second longer.

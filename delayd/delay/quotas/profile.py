@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 
 HOUR_S = 3_600
 DAY_HOURS = 24

@@ -20,7 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Int64s
+from delayd.batch.validate import rows_detail
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
@@ -41,7 +43,6 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
-from delayd.executor import Done, Priority
 from delayd.log.ended import EndedRows
 from delayd.log.log import Log
 from delayd.log.quota import (
@@ -52,8 +53,8 @@ from delayd.log.quota import (
     encode_limits,
     quota_key,
 )
-from delayd.site import Site
-from delayd.validate import rows_detail
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 
 QUOTAS_MAX = 1_000
 WATCHED_MAX = 100  # Subjects without a quota that are counted because callers ask for places.

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from delayd.batch import FEW_ROWS
+from delayd.batch.columns import FEW_ROWS
+from delayd.batch.sequences import SCHEDULE_BIT, Sequences
 from delayd.delay.rows import COARSE_FROM_MS, NO_ROWS, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
 from delayd.delay.timers.ready import NEVER, SORTED_ROWS_MIN, SPARSE_ROWS, ReadyRows
 from delayd.hours import HOUR_MS, hour_start_ms
-from delayd.location import SCHEDULE_BIT
-from delayd.sequences import Sequences
 
 SLOT_MS = 500  # At most this much is sorted at once; rows still fire to the millisecond.
 SLOTS = HOUR_MS // SLOT_MS

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ColumnId
+from delayd.batch.columns import ColumnId
+from delayd.batch.sequences import NO_SEQUENCES, SequenceSet, among
 from delayd.delay.filing.hour_table import NOTHING, HourFile
 from delayd.delay.filing.pending import counts_of_hours, rows_of_hour, rows_of_hours
 from delayd.delay.filing.schedule_log import scan_fronts
@@ -24,11 +25,10 @@ from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import rows_of, subjects_of, tabulate
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
-from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.log.segment import FILE_HEADER_BYTES
-from delayd.sequences import NO_SEQUENCES, SequenceSet, among
-from delayd.site import Site
+from delayd.machine.disk import Disk
+from delayd.machine.identity import Site
 
 PIECE_ROWS = 32_768  # Made into pending rows at a time: their columns stay in the processor's cache meanwhile.
 # A run of hours that have passed has so many rows at most, and so many hours with rows: the loop takes some 10 ms to

@@ -17,15 +17,15 @@ from functools import partial
 
 import numpy as np
 
+from delayd.batch.sequences import NO_SEQUENCES, Sequences
 from delayd.delay.rows import Rows, hour_span, without
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import FilesOfHour, LoadedHour, LoadedRun, load_run, order_hour, order_run
 from delayd.delay.timers.wheel import PreparedRows
 from delayd.errors import Shortage
-from delayd.executor import Done, Priority
 from delayd.hours import hour_name, hour_of_ms
-from delayd.sequences import NO_SEQUENCES, Sequences
-from delayd.site import Site
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 
 RUN_HOURS = 4_096  # Looked at together, when they have passed.
 

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from delayd.batch.sequences import add_part
 from delayd.delay.rows import NO_ROWS, Rows, join_rows
 from delayd.hours import HOUR_MS
-from delayd.sequences import add_part
 
 SPARSE_ROWS = 512  # So few rows are sorted at once however far apart they are due.
 SORTED_ROWS_MIN = 5_000  # With this many rows or more it pays to check whether opened rows are in order already.

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from delayd.batch.sequences import Sequences, message_log_offset
 from delayd.delay.rows import NO_ROWS, Rows, hour_span, join_rows, latest_due_ms
 from delayd.delay.timers.hour_wheel import OPEN_AHEAD_MS, TAIL_ROWS, HourWheel, PreparedRows, prepare
-from delayd.location import message_log_offset
-from delayd.sequences import Sequences
 
 __all__ = ["OPEN_AHEAD_MS", "PreparedRows", "Wheel", "prepare"]
 

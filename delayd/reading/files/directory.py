@@ -17,9 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from delayd.disk import Disk, open_named
 from delayd.errors import BadArgument, DamagedData, DataError
-from delayd.holder import LOCK, is_held
 from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import Payload, Value, read_checkpoint
@@ -27,6 +25,8 @@ from delayd.log.dispatch import END_ROW
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import DEAD, REMOVED, SEALED, Skipped, decode_hours, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.machine.disk import Disk, open_named
+from delayd.machine.identity import LOCK, is_held
 from delayd.reading.files.groups import LogMoved, file_size, log_size, segment_bases
 
 # The position of two bytes in a file header that name the kind of the file (docs/formats/segment.md).

@@ -25,8 +25,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import HEADER_BYTES, Batch, BatchKind, Int64s, parse
-from delayd.disk import NOTHING_TO_SYNC, Disk, open_named
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import HEADER_BYTES, BatchKind, Int64s
 from delayd.errors import BatchMalformed, DamagedData, SyncFailed
 from delayd.log.group import (
     HEADER,
@@ -46,6 +46,7 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import RESTORED_STEP
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, Segment, UnfinishedFile, open_segment
 from delayd.log.segment_index import FRONT_BYTES, IndexedGroup, read_index
+from delayd.machine.disk import NOTHING_TO_SYNC, Disk, open_named
 
 # One read takes the header of a group, and the columns of its first batch unless they are large.
 AHEAD_BYTES = 16 << 10

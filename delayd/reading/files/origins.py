@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, ColumnId, Int64s, parse
-from delayd.disk import Disk, open_named
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BatchKind, ColumnId, Int64s
+from delayd.batch.sequences import find, locate
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import hour_from_name, hour_name, hour_of_ms, hours_of
-from delayd.location import locate
 from delayd.log.control import Ended, LogTime, OperatorWord, SkippedSequences, decode_sound
 from delayd.log.dispatch import NO_OUTCOMES, PART, Outcome, OutcomeRows, Reason, decode_outcomes, reason_name
 from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
@@ -31,6 +31,7 @@ from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.machine.disk import Disk, open_named
 from delayd.reading.files.directory import Directory, ScheduleSnapshot
 from delayd.reading.files.groups import (
     Checked,
@@ -58,7 +59,6 @@ from delayd.reading.files.rows import (
     rises,
     rows_of_part,
 )
-from delayd.sequences import find
 
 ROW_BYTES = 24  # A row of a batch has three columns of 8 bytes.
 DECODE_ROWS = 16_384  # Outcomes decoded at a time: their arrays stay in the processor's cache.

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import KEPT, Batch, ColumnId, Int64s, padded
-from delayd.content import PIECE_WORDS, Region, Regions, hash_items, mixed, region_of, subject_states
-from delayd.encode import PADS
+from delayd.batch.batch import PADS, Batch
+from delayd.batch.columns import KEPT, ColumnId, Int64s, padded
+from delayd.batch.content import PIECE_WORDS, Region, Regions, hash_items, mixed, region_of, subject_states
+from delayd.batch.sequences import ROW_BITS, SCHEDULE_BIT, are_filed, find
 from delayd.errors import BatchMalformed
 from delayd.hours import hours_of
-from delayd.location import ROW_BITS, SCHEDULE_BIT, are_filed
 from delayd.log.dispatch import OutcomeRows
-from delayd.sequences import find
 
 UInt64s = NDArray[np.uint64]
 UInt32s = NDArray[np.uint32]
@@ -92,7 +91,7 @@ class ScheduleRows:
 
     ``appended_at_ms`` is when the delay server took the message, 0 where a schedule log does not say it; such a row was
     not yet due when it was taken. ``subject`` is an index into ``subjects``; ``location`` is that of
-    delayd/location.py; ``content_hash`` is 0 for a row without a stated hash, and None if no row has one.
+    delayd/batch/sequences.py; ``content_hash`` is 0 for a row without a stated hash, and None if no row has one.
     """
 
     sequence: UInt64s

@@ -22,11 +22,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
-from delayd.content import NOT_STATED
-from delayd.disk import Disk, File, open_named
+from delayd.batch.columns import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
+from delayd.batch.content import NOT_STATED
+from delayd.batch.names import SUBJECT_BYTES_MAX
 from delayd.errors import DamagedData
-from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log import tallying
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import HelloHeard, decode_sound
@@ -34,6 +33,7 @@ from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, conten
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
+from delayd.machine.disk import Disk, File, open_named
 from delayd.reading.files.directory import Directory
 from delayd.reading.files.groups import (
     Checked,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from delayd.batch import Batch, BatchKind
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind
 from delayd.log.schedule import dispatch_path, schedule_path
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY

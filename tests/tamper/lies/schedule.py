@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.log.schedule import SEALED, schedule_path
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar

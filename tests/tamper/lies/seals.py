@@ -10,7 +10,8 @@ from typing import cast
 
 import numpy as np
 
-from delayd.batch import ColumnId, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ColumnId
 from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.log.dispatch import NewPart, Outcome, decode_outcomes, encode_outcomes
 from delayd.log.schedule import SEALED, dispatch_path, schedule_path

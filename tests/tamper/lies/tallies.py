@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.log.tally import decode_tallies, encode_tallies
 from tests.simulation.audit import BOOKS
 from tests.tamper.liar import Liar

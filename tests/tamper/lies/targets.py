@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.log.control import Record, decode_records, encode_records
 from delayd.log.group import GroupKind
 from tests.simulation.audit import BOOKS

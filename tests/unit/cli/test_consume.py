@@ -5,7 +5,8 @@ import json
 import pytest
 
 from cli.consume import WRITERS
-from delayd.batch import BatchKind, DispatchPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind, DispatchPart
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled, PulledPart
 from tests.batches import messages
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cli.hours import Window
-from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome
+from delayd.machine.disk import RealDisk
 from delayd.reading import data
 from delayd.reading.data import Counted, Hour, Schedule, schedules
 from delayd.reading.files.origins import HourRows

@@ -18,7 +18,7 @@ from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 from delayd.log.quota import Limits as Quota
 from delayd.log.quota import encode_limits, quota_key
-from delayd.state import LmdbState
+from delayd.machine.state import LmdbState
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 from .runner import Ran, run

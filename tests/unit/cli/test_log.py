@@ -9,14 +9,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from delayd.disk import File, RealDisk
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
 from delayd.log.control import Ended, Record, encode_known, encode_records
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES
-from delayd.state import LmdbState
+from delayd.machine.disk import File, RealDisk
+from delayd.machine.state import LmdbState
 from tests.batches import messages
 from tests.books import HOUR, START_MS, Books
 

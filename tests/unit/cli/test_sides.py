@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from delayd.disk import RealDisk
 from delayd.log.group import GroupKind
+from delayd.machine.disk import RealDisk
 from tests.simulation.audit import BOOKS, copy_tree
 from tests.tamper.honest import honest
 from tests.tamper.liar import Liar

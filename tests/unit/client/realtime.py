@@ -14,11 +14,11 @@ from typing import cast
 import msgpack
 import numpy as np
 
-from delayd.batch import BatchKind, Buffer, ColumnId, Columns, DispatchPart
+from delayd.batch.batch import encode, encode_subject_table, lay_out
+from delayd.batch.columns import BatchKind, Buffer, ColumnArray, ColumnId, DispatchPart
+from delayd.batch.names import retry_subject
 from delayd.client.limits import Headers
-from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.net.connection import Connection
-from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_int,
@@ -222,7 +222,7 @@ class SmallRealtime(SmallServer):
         table = encode_subject_table([subject.encode()])
         due = np.array([message.deliver_at_ms for message in messages], np.int64)
         sequences = np.array([message.sequence for message in messages], np.uint64)
-        columns: list[tuple[ColumnId, Columns]] = [(ColumnId.DELIVER_AT_MS, due), (ColumnId.SEQUENCE, sequences)]
+        columns: list[tuple[ColumnId, ColumnArray]] = [(ColumnId.DELIVER_AT_MS, due), (ColumnId.SEQUENCE, sequences)]
         heap: list[Buffer] = [table]
         begin = len(table)
         if any(message.headers for message in messages):

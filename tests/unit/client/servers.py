@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from delayd.batch import Batch, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId
 from delayd.errors import DelaydError
 from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.net.connection import Connection

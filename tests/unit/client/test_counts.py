@@ -12,7 +12,7 @@ from types import FrameType
 import numpy as np
 import uvloop
 
-from delayd.batch import ColumnId, ProducerPart
+from delayd.batch.columns import ColumnId, ProducerPart
 from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.sending.options import Items

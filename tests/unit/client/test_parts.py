@@ -20,9 +20,8 @@ from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.options import ProducerSettings
 from delayd.client.sending.outbox import Slots
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt, SendFuture
-from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
+from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, LogId, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
-from delayd.log_id import LogId
 
 
 def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
 from delayd.log.dispatch import Outcome

@@ -2,7 +2,9 @@
 
 import pytest
 
-from delayd.batch import Batch, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
+from delayd.batch.validate import check_batch
 from delayd.delay.timers.loader import load_hour
 from delayd.hours import hour_of_ms
 from delayd.log.log import open_log
@@ -11,7 +13,6 @@ from delayd.log.seal import decode_seals, seal_place
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.validate import check_batch
 from tests.batches import bodies_of
 from tests.worlds.delay import FOLDER, World, wanted
 from tests.worlds.files import read_schedule_log

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.clock import BELIEVED_AFTER_MS
 from delayd.delay.core import DelayCore
 from delayd.delay.rows import COARSE_MS
 from delayd.errors import ClockInDoubt, PastHorizon
 from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.machine.clock import BELIEVED_AFTER_MS
 from delayd.reading.verify import verify_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss

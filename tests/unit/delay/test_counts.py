@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
 from delayd.testing.clock import START_MS
 from tests.counts import calls, operations
 from tests.unit.delay.handoff import cable_of, ready_world

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.batch import MOVED_PRODUCER_ID, BatchKind, ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import MOVED_PRODUCER_ID, BatchKind, ProducerPart
 from delayd.config import COMMIT_BYTES_MAX
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.intake import DECIDED_BYTES_MAX, Decided, OpenGroup

@@ -4,8 +4,7 @@ import pytest
 
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
-from delayd.fence import META
-from delayd.waits import WaitKind
+from delayd.machine.operating import META, WaitKind
 from tests.named_commands import check_commands
 from tests.worlds.delay import TARGET_IDS, World, new_world, wanted
 

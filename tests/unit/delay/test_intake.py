@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
+from delayd.batch.validate import refused_rows
 from delayd.delay.producers import AcceptedBatch
 from delayd.errors import (
     BadHeaders,
@@ -26,7 +28,6 @@ from delayd.log.segment import FileKind
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
-from delayd.validate import refused_rows
 from tests.batches import messages
 from tests.worlds.delay import FOLDER, PRODUCER_ID, World, encode_wanted, wanted
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from delayd.batch import Buffer, ProducerPart
+from delayd.batch.columns import Buffer, ProducerPart
 from delayd.delay.requests import Requests
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType

@@ -5,18 +5,19 @@ from functools import partial
 import numpy as np
 import pytest
 
-from delayd import sequences as sequences_module
-from delayd.batch import ProducerPart, parse
+from delayd.batch import sequences as sequences_module
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
+from delayd.batch.sequences import Sequences
 from delayd.delay import intake, producers
 from delayd.delay.filing.checkpoint import Told
 from delayd.delay.handoff import dispatcher
 from delayd.delay.handoff.dispatcher import _split
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import new_rows
-from delayd.executor import Priority
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.schedule import schedule_path
-from delayd.sequences import Sequences
+from delayd.machine.executor import Priority
 from delayd.testing.clock import START_MS
 from tests.counts import calls
 from tests.unit.delay.handoff import ready_world

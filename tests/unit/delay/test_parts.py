@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from delayd.batch import BYTES_MAX, HEADER
+from delayd.batch.columns import BYTES_MAX, HEADER
+from delayd.batch.sequences import pack_locations
 from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import HourFile, HourTable
@@ -17,10 +18,8 @@ from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
-from delayd.identity import Identity
-from delayd.location import pack_locations
 from delayd.log.dispatch import NewPart, Outcome
-from delayd.site import Site
+from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor

@@ -6,7 +6,8 @@ import tracemalloc
 
 import pytest
 
-from delayd.batch import Batch, ProducerPart, parse
+from delayd.batch.batch import Batch, encode_single, parse
+from delayd.batch.columns import ProducerPart
 from delayd.delay import producers as module
 from delayd.delay.producers import (
     IDLE_MS,
@@ -19,7 +20,6 @@ from delayd.delay.producers import (
     Allowance,
     Producers,
 )
-from delayd.encode import encode_single
 from delayd.errors import BatchNumberReused, DelaydError, SlowDown
 
 Answer = tuple[AcceptedBatch | DelaydError, bool]

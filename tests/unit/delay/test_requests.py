@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, DispatchPart, ProducerPart
+from delayd.batch.batch import Batch
+from delayd.batch.columns import BatchKind, DispatchPart, ProducerPart
 from delayd.delay.producers import Allowance, Waiter
 from delayd.delay.requests import PIECE_BATCHES, Requests, split
 from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer

@@ -8,7 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind, ProducerPart
 from delayd.delay import subjects as module
 from delayd.delay.producers import AcceptedBatch
 from delayd.delay.rows import ROW, new_rows

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart
-from delayd.content import content_hash
-from delayd.encode import encode, encode_subject_table, lay_out
-from delayd.tags import bloom_of, encode_tags
+from delayd.batch.batch import encode, encode_subject_table, lay_out
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
+from delayd.batch.content import content_hash
+from delayd.batch.labels import bloom_of, encode_tags
 
 Row = tuple[int, int, bytes, bytes, int]  # Sequence, due, headers, body, hash; a hash of -1: the right one.
 
@@ -32,7 +32,7 @@ def batch(
     region += bytes(-len(region) & 7)
     ends, bodies = lay_out([row[3] for row in rows], begin + (len(region) if headers else 0))
     hashes = [content_hash(subject, row[2], row[3]) if row[4] == -1 else row[4] for row in rows]
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.array([row[1] for row in rows], np.int64)),
         (ColumnId.SEQUENCE, np.array([row[0] for row in rows], np.uint64)),
         *([(ColumnId.TAG_BLOOM, np.array(list(map(bloom_of, tagged)), np.uint64))] if tags else []),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import DiskFull, ServerStopped, Shortage, SyncFailed
-from delayd.executor import Executor
 from delayd.log.committer import Committer
+from delayd.machine.executor import Executor
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import InlineExecutor, StepExecutor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.batch import parse
+from delayd.batch.batch import parse
 from delayd.delay.quarantine import missing_parts
 from delayd.errors import BatchMalformed
 from delayd.log.control import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind
-from delayd.content import Tally, content_hash, tally
+from delayd.batch.columns import BatchKind
+from delayd.batch.content import Tally, content_hash, tally
 from delayd.errors import BatchMalformed
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
 from delayd.log.tallying import Tallier

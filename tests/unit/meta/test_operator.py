@@ -275,7 +275,7 @@ def test_rule_B1_a_route_that_is_used_while_it_would_be_given_back_stays() -> No
 
 
 def test_only_the_newest_entries_of_operators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.operator_log.ENTRIES_MAX", 5)
+    monkeypatch.setattr("delayd.machine.state.ENTRIES_MAX", 5)
     world = SteppedMeta()
     world.register(realtime_server(1))
     for number in range(12):

@@ -8,7 +8,7 @@ import pytest
 
 from delayd.address import INSIDE_SUFFIX
 from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown, StaleEpoch
-from delayd.identity import EPOCH_MAX, EPOCH_STEPS_MAX
+from delayd.machine.identity import EPOCH_MAX, EPOCH_STEPS_MAX
 from delayd.wire.meta import SERVERS_MAX
 
 from .servers import LEASE_MS, SteppedMeta, delay_server, realtime_server

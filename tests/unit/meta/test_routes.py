@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.address import HOST_BYTES_MAX
 from delayd.errors import BadRequest, BadSubject, DamagedData, DiskFull, DiskReserve, SyncFailed
-from delayd.host import HOST_BYTES_MAX
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, encode_frame

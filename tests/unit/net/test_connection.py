@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import (
     ConnectionLost,
     DelaydError,

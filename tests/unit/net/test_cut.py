@@ -8,10 +8,10 @@ import pytest
 
 from delayd.config import DelayConfig
 from delayd.errors import DamagedData, DelaydError, NotReady
+from delayd.machine.state import LMDB_FILE, LmdbState, read_state_file
 from delayd.net.cut import FOLDER, SIZES, Cuts, pack_sizes, read_sizes
 from delayd.net.home import Home
 from delayd.net.machine import REAL_MACHINE
-from delayd.state import LMDB_FILE, LmdbState, read_state_file
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType

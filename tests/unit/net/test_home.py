@@ -14,16 +14,16 @@ import apscheduler.schedulers.base
 import pytest
 
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
-from delayd.disk import RealDisk
 from delayd.errors import BadSetting
 from delayd.log.segment import FileHeader, FileKind, create_segment
+from delayd.machine.disk import RealDisk
+from delayd.machine.state import LmdbState
 from delayd.net import home
 from delayd.net.connection import CLOSE_MS_MAX
 from delayd.net.home import Home
 from delayd.net.machine import REAL_MACHINE
 from delayd.net.program import STOP_MS_MAX
 from delayd.net.roles import SERVER_PREFIX
-from delayd.state import LmdbState
 from meta.server import MetaService
 from tests.waiting import DEADLINE_S, until
 

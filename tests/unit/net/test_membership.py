@@ -15,10 +15,9 @@ from delayd.errors import (
     StaleEpoch,
     WrongCluster,
 )
-from delayd.fence import Fence
+from delayd.machine.operating import Fence, WaitKind
 from delayd.net.membership import Membership
 from delayd.testing.state import MemoryState
-from delayd.waits import WaitKind
 from tests.trust import SECRET
 
 PLACE, OTHER_PLACE, CLUSTER = 5, 6, 0xC1

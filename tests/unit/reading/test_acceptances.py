@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.disk import RealDisk
+from delayd.machine.disk import RealDisk
 from delayd.reading.files.directory import Directory, Role
 from delayd.reading.findings import (
     FINDING,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.holder import is_held
+from delayd.machine.identity import is_held
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.plan import LifeState
 from tests.books import HOUR_MS, REALTIME_ID, START_MS, Books

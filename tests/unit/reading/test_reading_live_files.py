@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.log import LogPlace
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import audit_directory
 from delayd.reading.files.directory import Role, find_directories, take_snapshot
 from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log

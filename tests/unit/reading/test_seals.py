@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, parse
+from delayd.batch.batch import Batch, encode, parse
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId
 from delayd.delay.quarantine import missing_parts
-from delayd.encode import encode
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.dispatch import NewPart, Outcome, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
@@ -67,11 +67,11 @@ def rewrite_schedule(books: Books, change: Callable[[Batch], bytes | None], hour
     books.publish()
 
 
-def same_columns(batch: Batch) -> list[tuple[ColumnId, Columns]]:
+def same_columns(batch: Batch) -> list[tuple[ColumnId, ColumnArray]]:
     return [(ColumnId(column), batch.column(column).copy()) for column in batch.offsets]
 
 
-def made_of(batch: Batch, columns: list[tuple[ColumnId, Columns]]) -> bytes:
+def made_of(batch: Batch, columns: list[tuple[ColumnId, ColumnArray]]) -> bytes:
     return encode(BatchKind.SCHEDULE, batch.schedule, batch.count, columns, [bytes(batch.heap)], batch.subject_count)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayd.content import Tally
+from delayd.batch.content import Tally
 from delayd.errors import BadArgument
 from delayd.hours import hour_name
 from delayd.reading.books import audit_directory

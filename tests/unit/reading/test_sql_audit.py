@@ -9,9 +9,9 @@ import duckdb
 import numpy as np
 import pytest
 
-from delayd.disk import Disk
 from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, Reason
+from delayd.machine.disk import Disk
 from delayd.reading import plan
 from delayd.reading.books import AuditReport, audit_directory, report_plan
 from delayd.reading.export import export_directory, export_plan

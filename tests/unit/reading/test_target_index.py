@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart
-from delayd.disk import RealDisk
-from delayd.encode import encode, encode_bare, encode_subject_table
+from delayd.batch.batch import encode, encode_bare, encode_subject_table
+from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
+from delayd.machine.disk import RealDisk
 from delayd.reading.files import targets
 from delayd.reading.files.directory import Directory, Role
 from delayd.reading.files.targets import TargetIndexer, read_target_rows

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart
+from delayd.batch.batch import encode, encode_subject_table
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, OutcomePart, SchedulePart
+from delayd.batch.content import Hasher
 from delayd.delay.keys.run import write_run
 from delayd.delay.quarantine import quarantine_path, schedule_beside_path
-from delayd.disk import File, RealDisk
-from delayd.encode import encode, encode_subject_table
 from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
@@ -21,10 +21,10 @@ from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
-from delayd.names import Hasher
+from delayd.machine.disk import File, RealDisk
+from delayd.machine.state import LmdbState
 from delayd.reading.files.directory import find_directories
 from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
-from delayd.state import LmdbState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 from tests.worlds.keys import KeyRow, entries_of
 
@@ -388,7 +388,7 @@ def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
 
 
 def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> bytes:
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.array([START_MS + due_ms for due_ms, _ in rows], np.int64)),
         (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
         (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),

@@ -12,14 +12,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from bench.directory import DELAY_ID, FIRST_HOUR, REALTIME_ID, DirectoryWriter, Shape
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, ProducerPart, padded
-from delayd.disk import RealDisk, RealFile
-from delayd.encode import encode, encode_subject_table
+from delayd.batch.batch import Batch, encode, encode_subject_table
+from delayd.batch.columns import BatchKind, Buffer, ColumnId, ProducerPart, padded
 from delayd.errors import DamagedData
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, content_position
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
+from delayd.machine.disk import RealDisk, RealFile
 from delayd.reading.books import AuditReport, audit_directory, audit_plan, plan_faults, seal_books
 from delayd.reading.files.directory import Directory, Role
 from delayd.reading.files.groups import StoredGroup, TornTail, read_by_index, read_known, segment_bases

@@ -4,9 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from delayd.batch import HEADER_BYTES, Batch, ColumnId, DispatchPart, Int64s, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import HEADER_BYTES, ColumnId, DispatchPart, Int64s
+from delayd.batch.gather import row_bytes
 from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
-from delayd.gather import row_bytes
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_maps, need_rows
 from delayd.wire.requests import RequestType

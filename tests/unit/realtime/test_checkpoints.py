@@ -2,8 +2,8 @@
 
 import pytest
 
-from delayd.executor import Abandoned
 from delayd.log.checkpoint import read_checkpoint
+from delayd.machine.executor import Abandoned
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import (
     need_int,

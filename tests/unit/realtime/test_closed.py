@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from delayd.content import Tally, content_hash, tally
+from delayd.batch.content import Tally, content_hash, tally
 from delayd.hours import hour_of_ms
 from delayd.log.tally import covered, sum_tallies
 from delayd.testing.executor import StepExecutor

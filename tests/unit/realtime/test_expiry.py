@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind, ColumnId
 from delayd.errors import BatchMalformed
 from delayd.hours import INSTANT_MS_MAX
 from delayd.testing.tree import PowerLoss

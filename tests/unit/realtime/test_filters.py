@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart
-from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.batch.batch import encode, encode_subject_table, lay_out
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
+from delayd.batch.labels import bloom_of_item, encode_tags
 from delayd.errors import BadRequest, OtherFilter
 from delayd.hours import hour_of_ms
 from delayd.log.pull import PullEntry, PullOp
-from delayd.tags import bloom_of_item, encode_tags
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_u64
 from delayd.wire.requests import RequestType
@@ -31,7 +31,7 @@ def _batch(batch_id: int, rows: list[Tagged]) -> bytes:
     packed += bytes(-len(packed) & 7)
     ends, heap = lay_out([body for body, _ in rows], len(table) + len(packed))
     first = 1000 * batch_id
-    columns: list[tuple[ColumnId, Columns]] = [
+    columns: list[tuple[ColumnId, ColumnArray]] = [
         (ColumnId.DELIVER_AT_MS, np.full(len(rows), DUE_MS, np.int64)),
         (ColumnId.SEQUENCE, np.arange(first, first + len(rows), dtype=np.uint64)),
         (ColumnId.TAG_BLOOM, np.array([bloom_of_item(item) for item in items], np.uint64)),

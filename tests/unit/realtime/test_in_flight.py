@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.batch.names import retry_subject
 from delayd.errors import BadRequest
-from delayd.retry_subject import retry_subject
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     need_int,

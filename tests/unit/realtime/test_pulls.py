@@ -2,11 +2,12 @@
 
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import BatchKind, ColumnId
+from delayd.batch.labels import bloom_of
+from delayd.batch.validate import check_batch
 from delayd.errors import BadRequest, BadSubject, UnknownRequest
-from delayd.tags import bloom_of
 from delayd.testing.executor import StepExecutor
-from delayd.validate import check_batch
 from delayd.wire.heads import need_maps, need_rows
 from delayd.wire.requests import RequestType
 from tests.batches import messages, tags_of

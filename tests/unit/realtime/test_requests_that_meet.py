@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis.strategies import integers, lists, tuples
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError
 from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.executor import StepExecutor

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from delayd.batch import Batch, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId
+from delayd.batch.labels import DEAD_KEPT_MS, DEAD_TAG, Headers
+from delayd.batch.names import retry_subject
+from delayd.batch.validate import check_batch
 from delayd.errors import BadRequest, BadSubject, SlowDown
-from delayd.headers import Headers
-from delayd.life import DEAD_KEPT_MS, DEAD_TAG
-from delayd.retry_subject import retry_subject
-from delayd.validate import check_batch
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     need_maps,

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from delayd.disk import Disk
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumeTail
 from delayd.log.pull import PullEntry, PullOp
+from delayd.machine.disk import Disk
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from delayd.wire.requests import RequestType
 from realtime import pulls as pulls_module

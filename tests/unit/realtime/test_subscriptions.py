@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from delayd.batch.names import SUBSCRIBED_MAX, retry_subject
 from delayd.errors import BadArgument, BadRequest, BadSubject, DelaydError, SlowDown
-from delayd.limits import SUBSCRIBED_MAX
 from delayd.log.segment import FILE_HEADER_BYTES
-from delayd.retry_subject import retry_subject
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (

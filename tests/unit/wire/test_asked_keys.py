@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.batch import ROWS_MAX, BatchKind, ColumnId
-from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.batch.batch import encode, encode_subject_table, lay_out
+from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
+from delayd.batch.content import Names
+from delayd.batch.names import KEY_BYTES_MAX, SUBJECT_BYTES_MAX
 from delayd.errors import BadKey, BadRequest, BadSubject, BatchMalformed, CallerError
-from delayd.limits import KEY_BYTES_MAX, SUBJECT_BYTES_MAX
-from delayd.names import Names
 from delayd.wire.ending import (
     KEY_ROWS_MAX,
     Asked,

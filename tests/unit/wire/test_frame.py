@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from delayd.batch import Buffer
+from delayd.batch.columns import Buffer
 from delayd.errors import BadMagic, BadVersion, DelaydError, FrameDamaged, FrameTooLarge, HeadTooLarge
 from delayd.wire.frame import (
     ANSWER,

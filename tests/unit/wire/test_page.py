@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd import limits
+from delayd.batch import names
 from delayd.delay import producers, subjects
 from delayd.delay.ending import message_requests
 from delayd.wire import results, waits
@@ -34,10 +34,10 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
             [message_requests.ROWS_UNDER_WAY_MAX, message_requests.ROWS_OWED_MAX],
         ),
         ("| numbers that OUTCOME called unknown |", [producers.FENCED_MAX]),
-        ("| the name of a group |", [limits.GROUP_NAME_BYTES_MAX]),
+        ("| the name of a group |", [names.GROUP_NAME_BYTES_MAX]),
         ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),
         ("| groups; of one subject |", [roster.GROUPS_MAX, roster.GROUPS_OF_SUBJECT_MAX]),
-        ("| subjects in the list of one subscription |", [limits.SUBSCRIBED_MAX]),
+        ("| subjects in the list of one subscription |", [names.SUBSCRIBED_MAX]),
         (
             "| subscriptions of one connection; of all; subjects in all lists |",
             [subscriptions.OF_PEER_MAX, subscriptions.SUBSCRIPTIONS_MAX, subscriptions.NAMES_MAX],

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from delayd.errors import BadRequest
-from delayd.waits import Wait, WaitKind
+from delayd.machine.operating import Wait, WaitKind
 from delayd.wire.frame import HEAD_BYTES_MAX, Head
 from delayd.wire.slots import SLOTS, slots_text
 from delayd.wire.waits import TEXT_MAX, WAITS_MAX, read_waits, waits_head

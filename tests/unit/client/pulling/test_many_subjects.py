@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from delayd.batch.names import SUBSCRIBED_MAX
 from delayd.client.pulling import consumer_core, many_source
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessageBatch
 from delayd.errors import BadArgument, BadSubject, NoRealtimeServer, RequestFailed, RetryLater, StaleHandle
-from delayd.limits import SUBSCRIBED_MAX
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.unit.client.core_server import CoreServer

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart, parse
+from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import Stock
-from delayd.encode import encode, encode_subject_table, lay_out
 
 FAR = 1e12  # When a lease ends that does not.
 

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import delayd
-from delayd.batch import Batch, ColumnId
+from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
 from delayd.client.producer import AsyncProducer
 from delayd.errors import BadArgument, BadExpiry, CallerError, NaiveDatetime
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside

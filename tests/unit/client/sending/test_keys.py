@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import delayd
-from delayd.batch import Batch, ColumnId, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId
+from delayd.batch.content import Names, slots_of_names
 from delayd.client.asking import messages as questions
 from delayd.client.asking.messages import asked_of
 from delayd.client.producer import AsyncProducer
@@ -26,6 +28,7 @@ from delayd.errors import (
     DelaydError,
     InFlight,
     KeyPending,
+    LogId,
     NotOwner,
     OutcomeUnknown,
     RetryLater,
@@ -33,8 +36,6 @@ from delayd.errors import (
 )
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, EndedRows
-from delayd.log_id import LogId
-from delayd.names import Names, slots_of_names
 from delayd.net.connection import Connection
 from delayd.wire.ending import ANSWER, Asked, CancelAnswer, MessageState, read_asked_keys
 from delayd.wire.frame import Frame, Head

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import ROWS_MAX, BatchKind, ColumnId, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import ReceiptColumns
 from delayd.net.connection import Connection

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from delayd.batch import Batch, BatchKind, ColumnId, SchedulePart, parse
-from delayd.content import content_hash
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BatchKind, ColumnId, SchedulePart
+from delayd.batch.content import content_hash
+from delayd.batch.gather import Pick, compose, gather
 from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.delay.core import DelayCore
 from delayd.delay.quarantine import missing_parts
-from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup

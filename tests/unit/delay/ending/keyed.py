@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delayd.batch import Batch
+from delayd.batch.batch import Batch
 from delayd.log.dispatch import Reason
 from delayd.log.ended import decode_ended
 from delayd.wire.ending import AskedKeys, encode_asked_keys, read_asked_keys

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from delayd.batch import ColumnId, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ColumnId
+from delayd.batch.content import Names, slots_of_names
 from delayd.delay.ending import copies
 from delayd.delay.ending.drain import LEAVING_MAX, NEAR_MS
 from delayd.delay.producers import AcceptedBatch
@@ -21,7 +23,6 @@ from delayd.errors import (
     ServerInUse,
     SlowDown,
 )
-from delayd.names import Names, slots_of_names
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.drain import DrainOrder

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
 from delayd.client.asking.walking import page_of
 from delayd.delay.ending import copies, finder
 from delayd.delay.filing.schedule_log import scan_fronts

@@ -8,10 +8,10 @@ from random import Random
 import numpy as np
 import pytest
 
+from delayd.batch.content import Hasher
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.quarantine import Kind
 from delayd.errors import DiskReserve, SlowDown
-from delayd.names import Hasher
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.ending import CancelAnswer, MessageState

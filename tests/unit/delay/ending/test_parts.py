@@ -8,13 +8,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.batch import ROWS_MAX, BatchKind, ColumnId
+from delayd.batch.batch import encode
+from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.ledger.owed import HOURS_AT_ONCE, PARTS_AT_ONCE, Owed, in_one
 from delayd.delay.ledger.wanted import Wanted, wanted_of
 from delayd.delay.quarantine import Kind
 from delayd.delay.rows import Rows, new_rows
-from delayd.encode import encode
 from delayd.errors import BadRequest, BatchMalformed, DamagedData
 from delayd.hours import HOUR_MS
 from delayd.log.dispatch import NewPart, Reason

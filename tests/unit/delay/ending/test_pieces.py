@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
+from delayd.batch.sequences import Locations
 from delayd.delay.ending import requested
 from delayd.delay.ending.requested import Wish
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError, DiskReserve
-from delayd.location import Locations
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer

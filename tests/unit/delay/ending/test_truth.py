@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 
 from delayd.delay.core import DelayCore
-from delayd.executor import Priority
 from delayd.hours import hour_of_ms
 from delayd.log.ended import decode_ended, others_filed_at_ms
 from delayd.log.schedule import RESTORED_STEP
+from delayd.machine.executor import Priority
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss

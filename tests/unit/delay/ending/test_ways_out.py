@@ -11,7 +11,7 @@ import pytest
 from delayd.delay.ending import copies
 from delayd.delay.ending.requested import Wish
 from delayd.errors import BadRequest, DamagedData, DelaydError, Shortage, SlowDown
-from delayd.executor import Done
+from delayd.machine.executor import Done
 from delayd.testing.clock import START_MS
 from delayd.wire.ending import AnswerRows, Asked, MessageState, RescheduleAnswer
 from delayd.wire.finding import Window

@@ -5,14 +5,15 @@ from random import Random
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BatchKind, ColumnId, ProducerPart
+from delayd.batch.validate import check_batch
 from delayd.delay.filing import log_range, schedule_writer
 from delayd.delay.filing.schedule_writer import BATCH_BYTES
-from delayd.executor import Abandoned
 from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.machine.executor import Abandoned
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.validate import check_batch
 from tests.batches import bodies_of, messages
 from tests.worlds.delay import FOLDER, PRODUCER_ID, World, wanted
 from tests.worlds.files import read_schedule_log

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.batch import Batch, ProducerPart, parse
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ProducerPart
+from delayd.batch.validate import check_expiry, refused_rows
 from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.delay.producers import AcceptedBatch
 from delayd.errors import BadExpiry, BatchMalformed, DelaydError
-from delayd.expiry import check_expiry
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import Outcome
 from delayd.log.segment import FileKind, open_segment
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.validate import refused_rows
 from delayd.wire.ending import Asked
 from tests.batches import messages
 from tests.worlds.delay import DATA, FOLDER, PRODUCER_ID, TARGET_IDS, World

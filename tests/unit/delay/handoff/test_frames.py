@@ -7,8 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, parse
-from delayd.content import content_hash
+from delayd.batch.batch import Batch, encode_bare, parse
+from delayd.batch.columns import FEW_ROWS, BatchKind, DispatchPart
+from delayd.batch.content import content_hash
+from delayd.batch.gather import Gathered
+from delayd.batch.sequences import ROW_BITS
 from delayd.delay.handoff import frames
 from delayd.delay.handoff.frames import (
     PICK_ROWS,
@@ -19,9 +22,6 @@ from delayd.delay.handoff.frames import (
     split_by_subject_and_hour,
 )
 from delayd.delay.rows import Rows, new_rows
-from delayd.encode import encode_bare
-from delayd.gather import Gathered
-from delayd.location import ROW_BITS
 from tests.batches import bodies_of, messages, parsed
 from tests.counts import lines
 

@@ -1,6 +1,6 @@
 """The pace of frames: little waits for the answer to the frame before it, much fills the window."""
 
-from delayd.batch import Batch, parse
+from delayd.batch.batch import Batch, parse
 from delayd.delay.handoff.sender import BATCHES_A_FRAME
 from delayd.testing.clock import START_MS
 from tests.unit.delay.handoff import cable_of, ready_world

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.batch import Batch, ColumnId, ProducerPart, parse
-from delayd.tags import bloom_of
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import ColumnId, ProducerPart
+from delayd.batch.labels import bloom_of
 from delayd.testing.clock import START_MS
 from tests.batches import bodies_of, messages, tags_of
 from tests.worlds import target as target_module

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayd.batch.content import Hasher
 from delayd.delay.keys import index as index_module
 from delayd.delay.keys.entries import Found, merge
 from delayd.delay.keys.index import _first_to_merge
 from delayd.log.key_run import run_path
-from delayd.names import Hasher
 from delayd.testing.tree import PowerLoss
 from tests.worlds.keys import DUE_MS, FOLDER, HOUR, SEED, KeyHouse, KeyRow, entries_of, facts, names_of
 

@@ -22,8 +22,7 @@ from delayd.errors import (
     SlotsInUse,
     SlowDown,
 )
-from delayd.identity import Identity
-from delayd.site import Site
+from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

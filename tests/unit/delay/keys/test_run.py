@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayd.batch.content import Hasher
 from delayd.delay.keys.entries import Asked, Found, merge
 from delayd.delay.keys.run import Run, open_run, write_run
 from delayd.errors import DamagedData, DiskFull, Shortage, Unreadable
 from delayd.log.key_run import BLOCK_ENTRIES, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
-from delayd.names import Hasher
 from delayd.testing.disk import Faults, MemoryDisk
 from tests.worlds.keys import DUE_MS, FOLDER, HOUR, LOG_ID, SEED, KeyRow, Name, entries_of, facts, names_of
 

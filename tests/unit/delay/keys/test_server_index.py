@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch.batch import parse
+from delayd.batch.columns import ProducerPart
+from delayd.batch.content import Names
 from delayd.delay.damage import keys_rebuild
 from delayd.errors import DiskFull
 from delayd.hours import hour_of_ms
@@ -15,7 +17,6 @@ from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, EndedRows
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.schedule import schedule_path
-from delayd.names import Names
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.state import MemoryState

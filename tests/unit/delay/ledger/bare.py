@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from delayd.batch.sequences import Sequences
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.ledger.ledger import Ledger
@@ -15,7 +16,6 @@ from delayd.delay.rows import Rows, due_within, new_rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.wheel import Wheel
-from delayd.sequences import Sequences
 
 HOUR = 500_000
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayd.batch import Int64s
+from delayd.batch.columns import Int64s
 from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.places import BLOCK_S, GIVEN_MS, Given, Picker, fill
 from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX, WATCHED_MS

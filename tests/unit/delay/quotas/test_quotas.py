@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from delayd.batch.validate import refused_rows
 from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.counting import Counting, Found
 from delayd.errors import (
@@ -24,7 +25,6 @@ from delayd.errors import (
 from delayd.log.quota import NO_LIMITS, Limits
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.validate import refused_rows
 from delayd.wire.ending import CancelAnswer
 from tests.unit.delay.quotas.setting import SUBJECT, pending, set_quota, use
 from tests.worlds.delay import World, wanted

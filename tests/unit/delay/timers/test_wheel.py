@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayd.batch.sequences import pack_locations
 from delayd.delay.rows import Rows, due_at_ms, new_rows
 from delayd.delay.timers.hour_wheel import FOLD_RUNS, SLOTS, HourWheel
 from delayd.delay.timers.wheel import OPEN_AHEAD_MS, Wheel, prepare
 from delayd.hours import HOUR_MS, hour_start_ms
-from delayd.location import pack_locations
 
 HOUR = 490_000
 START_MS = hour_start_ms(HOUR)

@@ -1,11 +1,10 @@
-"""Batch: columns of messages followed by a heap of bytes (docs/formats/batch.md, version 1).
+"""Batch: columns of messages followed by a heap of bytes, read and made (docs/formats/batch.md, version 1).
 
-The maker of a batch computes its checksums, and everybody else keeps the batch as it came: nothing here copies a body.
+The maker of a batch computes its checksums, and everybody else keeps the batch as it came: reading copies no body.
 """
 
 import struct
-from collections.abc import Mapping
-from enum import IntEnum
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,212 +12,42 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from delayd.batch.columns import (
+    BYTES_MAX,
+    COLUMNS_MAX,
+    DIRECTORY_ENTRY,
+    DTYPES,
+    FEW_ROWS,
+    HEADER,
+    HEADER_BYTES,
+    HEADER_CHECKED,
+    KEPT,
+    KIND_BYTES,
+    KINDS,
+    MAGIC,
+    PARTS,
+    REGIONS,
+    ROWS_MAX,
+    SKIPPABLE_FROM,
+    SUBJECTS_CRC32C_AT,
+    SUBJECTS_MAX,
+    VERSION,
+    BatchKind,
+    Buffer,
+    ColumnArray,
+    ColumnId,
+    DispatchPart,
+    Int64s,
+    KindPart,
+    OutcomePart,
+    ProducerPart,
+    SchedulePart,
+    padded,
+)
 from delayd.errors import BatchMalformed
 
-Buffer = bytes | bytearray | memoryview
-Int64s = NDArray[np.int64]
-Columns = NDArray[np.generic]
-
-MAGIC = 0x48435442
-VERSION = 1
-HEADER = struct.Struct("<IBBHIIIHHIIII")
-HEADER_BYTES = HEADER.size
-HEADER_CHECKED = HEADER_BYTES - 4  # The header's own checksum is its last field.
-DIRECTORY_ENTRY = struct.Struct("<HHI")
-
-ROWS_MAX = 65_536  # A row of a batch fits the 16 bits of a location.
-BYTES_MAX = 16 << 20  # A frame of one batch is then a bounded piece of work for every thread.
-COLUMNS_MAX = 32
-FEW_ROWS = 32  # Up to this many rows a loop is faster than numpy.
-SUBJECTS_MAX = 65_535
 # Batches of one shape repeat their directory, and share one layout of at most 32 columns.
 DIRECTORIES_REMEMBERED = 4_096
-SKIPPABLE_FROM = 0x4000  # Columns from this id on may be skipped by a reader that does not know them.
-
-
-class BatchKind(IntEnum):
-    """The use of a batch; each kind has a kind part of its own."""
-
-    PRODUCER = 1
-    SCHEDULE = 2
-    DISPATCH = 3
-    OUTCOME = 4
-    CONTROL = 5
-    PULL = 6
-    SEAL = 7
-    TALLY = 8
-    INDEX = 9
-    ASKED = 10
-
-
-class ColumnId(IntEnum):
-    """Columns by the number that the directory gives them."""
-
-    DELIVER_AT_MS = 1
-    SEQUENCE = 2
-    KEY_HASH = 3
-    TAG_BLOOM = 4
-    SUBJECT = 5
-    KEY_END = 6
-    TAGS_END = 7
-    HEADERS_END = 8
-    BODY_END = 9
-    ACCEPTED_AT_MS = 10
-    ORIGIN_SEQUENCE = 11
-    ATTEMPT = 12
-    ROW_FLAGS = 13
-    ORDERING_KEY_HASH = 14
-    EXPIRES_AT_MS = 15
-    ENTRY = 16
-    SEAL = 17
-    BODY_LEFT_OUT = 18
-    CONTENT_HASH = 19
-    TALLY = 20
-    WANTED_AT_MS = 21
-
-
-DTYPES: dict[int, np.dtype[np.generic]] = {
-    ColumnId.DELIVER_AT_MS: np.dtype("<i8"),
-    ColumnId.SEQUENCE: np.dtype("<u8"),
-    ColumnId.KEY_HASH: np.dtype("<u8"),
-    ColumnId.TAG_BLOOM: np.dtype("<u8"),
-    ColumnId.SUBJECT: np.dtype("<u4"),
-    ColumnId.KEY_END: np.dtype("<u4"),
-    ColumnId.TAGS_END: np.dtype("<u4"),
-    ColumnId.HEADERS_END: np.dtype("<u4"),
-    ColumnId.BODY_END: np.dtype("<u4"),
-    ColumnId.ACCEPTED_AT_MS: np.dtype("<i8"),
-    ColumnId.ORIGIN_SEQUENCE: np.dtype("<u8"),
-    ColumnId.ATTEMPT: np.dtype("<u2"),
-    ColumnId.ROW_FLAGS: np.dtype("<u2"),
-    ColumnId.ORDERING_KEY_HASH: np.dtype("<u8"),
-    ColumnId.EXPIRES_AT_MS: np.dtype("<i8"),
-    ColumnId.ENTRY: np.dtype("V48"),
-    ColumnId.SEAL: np.dtype("V200"),
-    ColumnId.BODY_LEFT_OUT: np.dtype("<u4"),
-    ColumnId.CONTENT_HASH: np.dtype("<u8"),
-    ColumnId.TALLY: np.dtype("V64"),
-    ColumnId.WANTED_AT_MS: np.dtype("<i8"),
-}
-# The columns of ends: each has a region in the heap. Regions stand in the order of their columns' ids.
-REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)
-# Columns without a region that stay with a row wherever it is copied to a batch that may have them; 0 states nothing.
-SPARSE = (ColumnId.ORDERING_KEY_HASH, ColumnId.EXPIRES_AT_MS)  # Of these, few rows have one.
-KEPT = (ColumnId.TAG_BLOOM, ColumnId.ORIGIN_SEQUENCE, ColumnId.ROW_FLAGS, *SPARSE)
-
-
-class KindColumns(NamedTuple):
-    """The columns of one kind of batch: those that each batch has, and all that one may have."""
-
-    required: frozenset[ColumnId]
-    allowed: frozenset[ColumnId]
-
-    @property
-    def regions(self) -> tuple[ColumnId, ...]:
-        """The regions that a batch of the kind may have, in the heap's order."""
-        return tuple(column for column in REGIONS if column in self.allowed)
-
-    @property
-    def kept(self) -> tuple[ColumnId, ...]:
-        """The columns of `KEPT` that a batch of the kind may have."""
-        return tuple(column for column in KEPT if column in self.allowed)
-
-
-def _exactly(*columns: ColumnId) -> KindColumns:
-    return KindColumns(frozenset(columns), frozenset(columns))
-
-
-_MESSAGE = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.BODY_END})
-_STORED = _MESSAGE | {ColumnId.SEQUENCE}
-_FILED = _STORED | {ColumnId.CONTENT_HASH}
-_RECEIPT = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.ACCEPTED_AT_MS})
-_TAGS = {ColumnId.TAGS_END, ColumnId.TAG_BLOOM}
-_KEYS_AND_TAGS = {ColumnId.KEY_END, ColumnId.ROW_FLAGS} | _TAGS
-# Whatever a copy of rows carries over, and whatever intake lets pass, follows from this table.
-KIND_COLUMNS: dict[BatchKind, KindColumns] = {
-    # A producer gives no sequence and no instant of acceptance: the server gives both.
-    BatchKind.PRODUCER: KindColumns(
-        _MESSAGE,
-        _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ORIGIN_SEQUENCE, *SPARSE} | _KEYS_AND_TAGS,
-    ),
-    BatchKind.SCHEDULE: KindColumns(
-        _FILED,
-        _FILED
-        | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT}
-        | {ColumnId.ORIGIN_SEQUENCE, *SPARSE}
-        | _KEYS_AND_TAGS,
-    ),
-    # A key has done its work when a row is handed over. It goes with the row for the consumer, so without row flags.
-    BatchKind.DISPATCH: KindColumns(
-        _STORED, _FILED | {ColumnId.KEY_END, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, *SPARSE} | _TAGS
-    ),
-    BatchKind.OUTCOME: _exactly(ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH),
-    BatchKind.CONTROL: _exactly(ColumnId.BODY_END),
-    BatchKind.PULL: _exactly(ColumnId.ENTRY),
-    BatchKind.SEAL: _exactly(ColumnId.SEAL),
-    BatchKind.TALLY: _exactly(ColumnId.TALLY),
-    BatchKind.INDEX: _exactly(),
-    BatchKind.ASKED: KindColumns(_RECEIPT, _RECEIPT | {ColumnId.WANTED_AT_MS}),
-}
-# An ASKED batch that names its rows by their keys, and not by their receipts.
-ASKED_BY_KEY = KindColumns(
-    frozenset({ColumnId.KEY_END}),
-    frozenset({ColumnId.KEY_END, ColumnId.SUBJECT, ColumnId.WANTED_AT_MS, ColumnId.ORIGIN_SEQUENCE}),
-)
-
-
-class ProducerPart(NamedTuple):
-    """Kind part of a PRODUCER batch (rule I1)."""
-
-    producer_id: int
-    producer_batch: int
-    low_water: int
-
-
-MOVED_PRODUCER_ID = 0  # Of batches that a delay server makes itself, with moved rows; no producer may use it.
-
-
-class SchedulePart(NamedTuple):
-    """Kind part of a SCHEDULE batch: the range of the message log from which it was gathered (rule P3), and its
-    hour.
-    """
-
-    source_start: int
-    source_end: int
-    hour: int
-
-
-class DispatchPart(NamedTuple):
-    """Kind part of a DISPATCH batch (rules H1, T2)."""
-
-    origin_log_id: int
-    epoch: int
-    batch_id: int
-    w_epoch: int
-    w_id: int
-    claimed_at_ms: int
-    hour: int
-
-
-class OutcomePart(NamedTuple):
-    """Kind part of an OUTCOME batch."""
-
-    hour: int
-
-
-SUBJECTS_CRC32C_AT = HEADER_BYTES + 20  # In a SCHEDULE batch's kind part, behind the fields of `SchedulePart`.
-KindPart = ProducerPart | SchedulePart | DispatchPart | OutcomePart | None
-PARTS: dict[BatchKind, tuple[struct.Struct, type[ProducerPart | SchedulePart | DispatchPart | OutcomePart]]] = {
-    BatchKind.PRODUCER: (struct.Struct("<QQQ"), ProducerPart),
-    BatchKind.SCHEDULE: (struct.Struct("<QQI4x"), SchedulePart),
-    BatchKind.DISPATCH: (struct.Struct("<QQQQQqI4x"), DispatchPart),
-    BatchKind.OUTCOME: (struct.Struct("<I4x"), OutcomePart),
-}
-
-
-def padded(size: int) -> int:
-    """Round ``size`` up to a multiple of 8."""
-    return (size + 7) & ~7
 
 
 class Layout(NamedTuple):
@@ -264,7 +93,7 @@ class Batch:
     def __contains__(self, column: int) -> bool:
         return column in self.offsets
 
-    def column(self, column: int) -> Columns:
+    def column(self, column: int) -> ColumnArray:
         """View a column: ``count`` items of its dtype; KeyError when it is absent."""
         return np.frombuffer(self.buffer, DTYPES[column], self.count, self.offsets[column])
 
@@ -351,7 +180,7 @@ class Batch:
         return starts, ends
 
     def keyed_rows(self) -> Int64s:
-        """The rows that have a key, int64[n]; `delayd.names.Names.of_batch` takes them."""
+        """The rows that have a key, int64[n]; `delayd.batch.content.Names.of_batch` takes them."""
         if ColumnId.KEY_END not in self.offsets:
             return np.empty(0, np.int64)
         starts, ends = self.region(ColumnId.KEY_END)
@@ -401,8 +230,8 @@ class Batch:
     def verify_subjects(self) -> None:
         """Check the checksum of a SCHEDULE batch's subject table, which a load reads without the rest of the heap.
 
-        `delayd.validate.check_subjects` must have proved before that the whole table is there. BatchMalformed when it
-        differs.
+        `delayd.batch.validate.check_subjects` must have proved before that the whole table is there. BatchMalformed
+        when it differs.
         """
         (known,) = struct.unpack_from("<I", self.buffer, SUBJECTS_CRC32C_AT)
         if crc32c(self.subject_table) != known:
@@ -456,10 +285,6 @@ def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
     return Batch(view if total_bytes >= available else view[:total_bytes], KINDS[kind], fields, layout)
 
 
-KINDS = {kind.value: kind for kind in BatchKind}
-KIND_BYTES = {kind.value: PARTS[kind][0].size if kind in PARTS else 0 for kind in BatchKind}
-
-
 @lru_cache(maxsize=DIRECTORIES_REMEMBERED)
 def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
     """Decode a column directory for ``count`` rows whose columns lie between ``low`` and ``high``.
@@ -495,3 +320,162 @@ def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
     regions = tuple(column for column in REGIONS if column in offsets)
     kept = tuple(column for column in KEPT if column in offsets)
     return Layout(offsets, frozenset(offsets), regions, kept, tuple(gaps))
+
+
+_ONE_DUE = struct.Struct("<HHIHHI qI4x")  # Directory and columns of one row.
+_HEADER_CHECKED = struct.Struct(HEADER.format[:-1])  # The header without its own checksum.
+_PRODUCER_PART = PARTS[BatchKind.PRODUCER][0]
+_DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
+_BARE_COLUMNS = struct.Struct("<qQI4xQ")
+BARE_COLUMNS_AT = HEADER_BYTES + _DISPATCH_PART.size + 4 * DIRECTORY_ENTRY.size
+# The directory of a DISPATCH batch of one row with a hash and without headers: all such batches share it.
+BARE_DIRECTORY = struct.pack(
+    "<HHIHHIHHIHHI",
+    *(ColumnId.DELIVER_AT_MS, 8, BARE_COLUMNS_AT, ColumnId.SEQUENCE, 8, BARE_COLUMNS_AT + 8),
+    *(ColumnId.BODY_END, 4, BARE_COLUMNS_AT + 16, ColumnId.CONTENT_HASH, 8, BARE_COLUMNS_AT + 24),
+)
+BARE_HEAP_AT = BARE_COLUMNS_AT + _BARE_COLUMNS.size
+
+SINGLE_TABLES_REMEMBERED = 16_384  # Some 0.4 KB each: 6 MB. With many subjects each is used every few seconds.
+PADS = tuple(bytes(count) for count in range(8))
+DIRECTORY_FORMATS = tuple("<" + count * "HHI" for count in range(COLUMNS_MAX + 1))
+
+
+def encode(
+    kind: BatchKind,
+    part: KindPart,
+    count: int,
+    columns: Sequence[tuple[ColumnId, ColumnArray]],
+    heap: Sequence[Buffer],
+    subject_count: int = 0,
+) -> bytes:
+    """Make a batch of ``columns``, in rising order of their ids, and a heap whose parts are already laid out."""
+    return b"".join(encode_pieces(kind, part, count, columns, heap, subject_count))
+
+
+def encode_pieces(
+    kind: BatchKind,
+    part: KindPart,
+    count: int,
+    columns: Sequence[tuple[ColumnId, ColumnArray]],
+    heap: Sequence[Buffer],
+    subject_count: int = 0,
+) -> tuple[bytes, bytes]:
+    """`encode` in two pieces, header and columns, and the heap, so that the heap is not copied once more."""
+    kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
+    offset = HEADER_BYTES + len(kind_part) + DIRECTORY_ENTRY.size * len(columns)
+    directory: list[int] = []
+    pieces: list[Buffer] = [b""]
+    for column, values in columns:
+        dtype = DTYPES[column]
+        data = values.tobytes() if values.dtype == dtype else values.astype(dtype).tobytes()
+        size = len(data)
+        directory += (column, dtype.itemsize, offset)
+        pieces.append(data)
+        if size & 7:
+            pieces.append(PADS[-size & 7])
+        offset += (size + 7) & ~7
+    pieces[0] = struct.pack(DIRECTORY_FORMATS[len(columns)], *directory)
+    columns_bytes = b"".join(pieces)
+    heap_bytes = b"".join(heap)
+    if len(heap_bytes) & 7:
+        raise BatchMalformed(f"a heap of {len(heap_bytes)} bytes is not a multiple of 8")
+    if offset + len(heap_bytes) > BYTES_MAX or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows in {offset + len(heap_bytes)} bytes are over the limit of a batch")
+    if kind is BatchKind.SCHEDULE:
+        kind_part = kind_part[:-4] + crc32c(_table_of(heap_bytes, subject_count)).to_bytes(4, "little")
+    return _front(kind, kind_part, count, len(columns), columns_bytes, heap_bytes, subject_count), heap_bytes
+
+
+def encode_column(kind: BatchKind, column: ColumnId, packed: bytes, count: int) -> bytes:
+    """`encode` for rows of one column, packed already and a multiple of 8 bytes, without a heap."""
+    entry = DIRECTORY_ENTRY.pack(column, DTYPES[column].itemsize, HEADER_BYTES + DIRECTORY_ENTRY.size)
+    if len(packed) & 7 or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows in {len(packed)} bytes are not possible")
+    return _front(kind, b"", count, 1, entry + packed, b"", 0)
+
+
+def encode_single(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes) -> bytes:
+    """`encode` a PRODUCER batch of one row without headers, at a fifth of the cost: a lone send is common."""
+    kind_part = _PRODUCER_PART.pack(*part)
+    table = one_subject_table(subject)
+    begin = HEADER_BYTES + len(kind_part)
+    places = (ColumnId.DELIVER_AT_MS, 8, begin + 16, ColumnId.BODY_END, 4, begin + 24)
+    columns = _ONE_DUE.pack(*places, deliver_at_ms, len(table) + len(body))
+    heap = b"".join((table, body, PADS[-len(body) & 7]))
+    return b"".join((_front(BatchKind.PRODUCER, kind_part, 1, 2, columns, heap, 1), heap))
+
+
+def encode_bare(part: DispatchPart, row: tuple[int, int, int], subject: bytes, body: Buffer, length: int) -> bytes:
+    """`encode` a DISPATCH batch of one row without headers: with many subjects most batches of a frame are like this.
+
+    Args:
+        part: the kind part.
+        row: deliver_at_ms, sequence and content hash.
+        subject: its name.
+        body: ``length`` bytes, then zeros up to a multiple of 8.
+        length: of the body.
+    """
+    due, sequence, content_hash = row
+    table = one_subject_table(subject)
+    heap = b"".join((table, body))
+    columns = BARE_DIRECTORY + _BARE_COLUMNS.pack(due, sequence, len(table) + length, content_hash)
+    kind_part = _DISPATCH_PART.pack(*part)
+    checked = _HEADER_CHECKED.pack(
+        *(MAGIC, VERSION, BatchKind.DISPATCH, 0, BARE_HEAP_AT + len(heap), 1, BARE_HEAP_AT),
+        *(4, len(kind_part), 1, crc32c(columns), crc32c(heap)),
+    )
+    header_crc32c = crc32c(kind_part, crc32c(checked))
+    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns, heap))
+
+
+def _front(
+    kind: BatchKind, kind_part: bytes, count: int, column_count: int, columns: bytes, heap: bytes, subject_count: int
+) -> bytes:
+    """Everything before the heap."""
+    heap_offset = HEADER_BYTES + len(kind_part) + len(columns)
+    checked = HEADER.pack(
+        *(MAGIC, VERSION, kind, 0, heap_offset + len(heap), count, heap_offset),
+        *(column_count, len(kind_part), subject_count, crc32c(columns), crc32c(heap), 0),
+    )[:HEADER_CHECKED]
+    header_crc32c = crc32c(kind_part, crc32c(checked))
+    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns))
+
+
+def _table_of(heap: bytes, subject_count: int) -> bytes:
+    """The subject table that a heap begins with."""
+    ends = 4 * subject_count
+    names = int.from_bytes(heap[max(0, ends - 4) : ends], "little")
+    return heap[: ends + (-ends & 7) + names + (-names & 7)]
+
+
+@lru_cache(maxsize=SINGLE_TABLES_REMEMBERED)
+def one_subject_table(subject: bytes) -> bytes:
+    """The subject table of one name."""
+    return encode_subject_table([subject])
+
+
+def encode_subject_table(names: Sequence[bytes]) -> bytes:
+    """Make the subject table: ends, then names, each padded to a multiple of 8."""
+    ends: list[int] = []
+    end = 0
+    for name in names:
+        end += len(name)
+        ends.append(end)
+    table = struct.pack(f"<{len(ends)}I", *ends)
+    return b"".join((table, PADS[-len(table) & 7], *names, PADS[-end & 7]))
+
+
+def lay_out(items: Sequence[Buffer], begin: int) -> tuple[NDArray[np.int64], bytes]:
+    """Place ``items`` one behind the other from ``begin``, each at a multiple of 8; return their ends, and the
+    bytes.
+    """
+    lengths = np.fromiter(map(len, items), np.int64, len(items))
+    pads = -lengths & 7
+    ends = (begin + np.cumsum(lengths + pads)) - pads
+    if not pads.any():
+        return ends, b"".join(items)
+    pieces: list[Buffer] = [b""] * (2 * len(items))
+    pieces[0::2] = items
+    pieces[1::2] = [PADS[pad] for pad in pads.tolist()]
+    return ends, b"".join(pieces)

@@ -3,6 +3,9 @@
 A batch that passed can't make a later gather read out of bounds, whatever its bytes are. Checksums are checked
 elsewhere: `Batch.verify` does that, before or after. Bytes that no reader uses, such as those between items, must be
 zeros, so that nobody can hide anything there that a later version would read.
+
+An expiry is the instant from which on a message is not delivered any more (rule S8): 0 in the column expires_at_ms, or
+no such column, means never.
 """
 
 import struct
@@ -12,26 +15,41 @@ from operator import sub
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import (
+from delayd.batch.batch import PADS, SINGLE_TABLES_REMEMBERED, Batch
+from delayd.batch.columns import (
     ASKED_BY_KEY,
     FEW_ROWS,
     HEADER_BYTES,
     KIND_COLUMNS,
     REGIONS,
-    Batch,
     BatchKind,
     ColumnId,
     Int64s,
     padded,
 )
-from delayd.encode import PADS, SINGLE_TABLES_REMEMBERED
-from delayd.errors import BadHeaders, BadKey, BadSubject, BadTags, BatchMalformed, CallerError, MessageTooLarge
-from delayd.headers import bad_headers
-from delayd.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, LIFE_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
-from delayd.retry_subject import RETRY_PREFIX
-from delayd.tags import bad_tags
+from delayd.batch.labels import bad_headers, bad_tags
+from delayd.batch.names import (
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    LIFE_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    RETRY_PREFIX,
+    SUBJECT_ALPHABET,
+    SUBJECT_BYTES_MAX,
+    check_subject,
+)
+from delayd.errors import (
+    BadExpiry,
+    BadHeaders,
+    BadKey,
+    BadSubject,
+    BadTags,
+    BatchMalformed,
+    CallerError,
+    MessageTooLarge,
+)
+from delayd.hours import INSTANT_MS_MAX
 
-SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
 ROWS_NAMED_MAX = 1_000  # An answer names at most this many rows at fault.
 OUTCOME_PART_BYTES = 64
 
@@ -153,14 +171,6 @@ def check_key(key: bytes) -> None:
         key.decode()
     except UnicodeDecodeError as error:
         raise BadKey(f"key {key!r} is not UTF-8: {error.reason}") from error
-
-
-def check_subject(name: bytes) -> None:
-    """Check that a subject has 1 to 255 bytes of the alphabet; BadSubject says what is wrong."""
-    if not 0 < len(name) <= SUBJECT_BYTES_MAX:
-        raise BadSubject(f"a subject of {len(name)} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
-    if name.translate(None, SUBJECT_ALPHABET):
-        raise BadSubject(f"subject {name!r} has a character other than letters, digits and . _ % / -")
 
 
 def rows_detail(rows: NDArray[np.int64]) -> bytes:
@@ -474,3 +484,26 @@ def _check_parts(batch: Batch, heap_bytes: int) -> None:
 
 
 OUTCOME_COUNT_WORD = 12  # Field ``count`` of a part is at its byte 48.
+
+
+def check_expiry(batch: Batch, *, again: bool) -> None:
+    """Check the column expires_at_ms of a batch that has one.
+
+    ``again``: the messages come again to their group, perhaps due later than they expire; such a message ends as
+    EXPIRED when it is due.
+
+    Raises:
+        BadExpiry: with the rows that expire before they are due.
+        BatchMalformed: a message that comes again expires at no instant.
+    """
+    expires = batch.int64s(ColumnId.EXPIRES_AT_MS)
+    wrong = (expires < 0) | (expires > INSTANT_MS_MAX)
+    if again:
+        if wrong.any():
+            raise BatchMalformed(f"expires_at_ms is {int(expires[wrong][0])}, which is no instant")
+        return
+    wrong |= (expires != 0) & (expires <= batch.int64s(ColumnId.DELIVER_AT_MS))
+    if wrong.any():
+        rows = np.flatnonzero(wrong)
+        what = f"row {int(rows[0])} expires at {int(expires[rows[0]])} ms, which is no instant after it is due"
+        raise BadExpiry(what, rows=rows_detail(rows))

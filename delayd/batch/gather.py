@@ -12,28 +12,27 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import (
+from delayd.batch.batch import Batch, encode_pieces, encode_subject_table, one_subject_table
+from delayd.batch.columns import (
     DTYPES,
     FEW_ROWS,
     KIND_COLUMNS,
     SPARSE,
-    Batch,
     BatchKind,
     Buffer,
+    ColumnArray,
     ColumnId,
-    Columns,
     Int64s,
     KindPart,
     padded,
 )
-from delayd.content import NOT_STATED, Region, UInt64s, hash_items, subject_state, subject_states
-from delayd.encode import encode_pieces, encode_subject_table, one_subject_table
+from delayd.batch.content import NOT_STATED, Region, UInt64s, copy_words, hash_items, subject_state, subject_states
 
 DUE = struct.Struct("<q")
 U64 = struct.Struct("<Q")
 ONE_END = struct.Struct("<I")
 TWO_ENDS = struct.Struct("<II")
-PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
+
 # Taken out of the enumeration once, because a look-up costs as much as the work that is done with it.
 _DUE, _SEQUENCE, _BODY, _HASH = (
     ColumnId.DELIVER_AT_MS,
@@ -46,12 +45,12 @@ _DUE, _SEQUENCE, _BODY, _HASH = (
 CARRIED = KIND_COLUMNS[BatchKind.DISPATCH].regions
 BESIDE_BODY = tuple(column for column in CARRIED if column != _BODY)
 CARRIED_COLUMNS = KIND_COLUMNS[BatchKind.DISPATCH].kept
-BESIDE_BARE = (*BESIDE_BODY, *CARRIED_COLUMNS)  # What a batch that `delayd.encode.encode_bare` makes can't have.
+BESIDE_BARE = (*BESIDE_BODY, *CARRIED_COLUMNS)  # What a batch that `delayd.batch.batch.encode_bare` makes can't have.
 # What the columns of a row take in a DISPATCH batch, and what they take besides where the row has tags.
 ROW_COLUMNS_BYTES = sum(DTYPES[column].itemsize for column in (_DUE, _SEQUENCE, ColumnId.HEADERS_END, _BODY, _HASH))
 TAGS_COLUMNS_BYTES = DTYPES[ColumnId.TAGS_END].itemsize + DTYPES[ColumnId.TAG_BLOOM].itemsize
 SPARSE_COLUMN_BYTES = 8  # And what it takes where it has a value in a column of `delayd.batch.SPARSE`.
-NO_COLUMNS: Mapping[ColumnId, Columns] = {}
+NO_COLUMNS: Mapping[ColumnId, ColumnArray] = {}
 
 
 class Pick(NamedTuple):
@@ -81,7 +80,7 @@ class Gathered(NamedTuple):
     deliver_at_ms: Int64s
     regions: Mapping[ColumnId, GatheredItems]
     hashes: NDArray[np.uint64] | None = None
-    kept: Mapping[ColumnId, Columns] = NO_COLUMNS
+    kept: Mapping[ColumnId, ColumnArray] = NO_COLUMNS
 
 
 def gather(
@@ -102,7 +101,7 @@ def gather(
     regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {
         column: ([], []) for column in carried if column in found
     }
-    kept: dict[ColumnId, list[Columns]] = {column: [] for column in carried_columns if column in found}
+    kept: dict[ColumnId, list[ColumnArray]] = {column: [] for column in carried_columns if column in found}
     for batch, rows in picks:
         batch.verify()
         if isinstance(rows, range):
@@ -138,7 +137,7 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
     due, body_lengths, bodies, hashes = list[int](), list[int](), list[Buffer](), list[int]()
     # By region lengths of all rows, and items; regions beside the body come in with the first row that has them.
     regions: dict[ColumnId, tuple[list[int], list[Buffer]]] = {_BODY: (body_lengths, bodies)}
-    kept: dict[ColumnId, Columns] = {}
+    kept: dict[ColumnId, ColumnArray] = {}
     states_hashes = False
     for at, (batch, row) in enumerate(zip(batches, rows, strict=True)):
         if not batch.verified:
@@ -196,7 +195,7 @@ def compose(
     gathered: Gathered,
     sequences: NDArray[np.uint64],
     subjects: Sequence[bytes],
-    others: Mapping[ColumnId, Columns] = NO_COLUMNS,
+    others: Mapping[ColumnId, ColumnArray] = NO_COLUMNS,
 ) -> Composed:
     """Make a batch of gathered rows.
 
@@ -211,7 +210,7 @@ def compose(
     """
     table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
     pieces: list[Buffer] = [table]
-    columns: list[tuple[ColumnId, Columns]] = [(_DUE, gathered.deliver_at_ms), (_SEQUENCE, sequences)]
+    columns: list[tuple[ColumnId, ColumnArray]] = [(_DUE, gathered.deliver_at_ms), (_SEQUENCE, sequences)]
     begin = len(table)
     for column, items in gathered.regions.items():
         ends, begin = _ends(items.lengths, begin)
@@ -234,7 +233,7 @@ def compose_new(
     part: KindPart,
     gathered: Gathered,
     subjects: Sequence[bytes],
-    others: Mapping[ColumnId, Columns],
+    others: Mapping[ColumnId, ColumnArray],
 ) -> bytes:
     """Make a batch of gathered rows that have no sequences and no hashes yet; ``others`` has the other columns."""
     pieces: list[Buffer] = [encode_subject_table(subjects)]
@@ -250,7 +249,7 @@ def compose_new(
 
 
 def _hashes_of(
-    gathered: Gathered, heap: bytes, begin: int, subjects: Sequence[bytes], subject_of: Columns | None
+    gathered: Gathered, heap: bytes, begin: int, subjects: Sequence[bytes], subject_of: ColumnArray | None
 ) -> NDArray[np.uint64]:
     """The content hashes of gathered rows, whose regions stand in ``heap`` from ``begin`` on."""
     stated = gathered.hashes
@@ -284,19 +283,6 @@ def reorder(gathered: Gathered, order: Int64s) -> Gathered:
     )
 
 
-def copy_words(words: NDArray[np.uint64], first: Int64s, count: Int64s) -> NDArray[np.uint64]:
-    """Copy runs of words, each ``count`` long from ``first`` on, behind one another: a new array."""
-    until = np.cumsum(count)
-    copied = np.empty(int(until[-1]), np.uint64)
-    for at in range(0, len(first), PIECE_ROWS):
-        begin, size, end = first[at : at + PIECE_ROWS], count[at : at + PIECE_ROWS], until[at : at + PIECE_ROWS]
-        low = int(end[0] - size[0])
-        index = np.arange(low, int(end[-1]))
-        index += np.repeat(begin - (end - size), size)
-        words.take(index, out=copied[low : low + len(index)], mode="clip")
-    return copied
-
-
 def item_of(batch: Batch, column: ColumnId, row: int) -> tuple[int, Buffer]:
     """The exact length of a row's item in a region, and its padded bytes."""
     offset = batch.offsets[column] + 4 * row
@@ -326,7 +312,7 @@ def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
     return size
 
 
-def _copy_column(batch: Batch, column: ColumnId, rows: range | Int64s) -> Columns:
+def _copy_column(batch: Batch, column: ColumnId, rows: range | Int64s) -> ColumnArray:
     """Some rows of a column; zeros where the batch does not have it."""
     if column not in batch.offsets:
         return np.zeros(len(rows), DTYPES[column])
@@ -338,7 +324,7 @@ def _joined(parts: list[Int64s]) -> Int64s:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:
+def _ends(lengths: Int64s, begin: int) -> tuple[ColumnArray, int]:
     if len(lengths) <= FEW_ROWS:
         exact: list[int] = []
         for length in lengths.tolist():

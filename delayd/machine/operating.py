@@ -1,13 +1,28 @@
-"""Waits: each state of a server that needs an operator, with the command that leads out of it.
+"""Operating: what a server tells its operator: what it waits for, why it may not serve, and log lines in bounds.
 
-Invariant: whatever a server says that it waits for is a kind of this table; docs/operations.md (States) has a row for
-each, and says what its command costs.
+*Waits*: each state of a server that needs an operator, with the command that leads out of it. Invariant: whatever a
+server says that it waits for is a kind of this table; docs/operations.md (States) has a row for each, and says what its
+command costs.
+
+*Fences*: the reasons why a server may not serve, as meta or another server has given them (rule H8). A copied, restored
+or moved directory must not act before it is certain that it is the only one with its log_id. Invariant: while a reason
+stands the server gives no receipts and hands nothing over; it answers requests with a named error.
+
+*Log lines* whose rate a peer controls: the first few of a cause are written, then one line a minute counts the rest.
+Invariant: lines that are left out are counted, and the count is logged a minute later, if `tell_left_out` is called
+each second or so. Causes are constants of ours, never a peer's text, so memory is bounded.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from delayd.errors import DelaydError, RetryLater, ServerFenced
 
 
 class Wait(NamedTuple):
@@ -129,3 +144,145 @@ class WaitKind(Enum):
         """The state as a server tells of it."""
         what, command = self.value
         return Wait(what.format(**words), why, command.format(**words))
+
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_MS = 1_000  # The hint to clients: somebody has to decide, or a lease has to end.
+META = "meta"
+
+
+class Fence:
+    """Reasons by who gave them: meta, or the log_id of a target. `role` and `log_id` are of this server."""
+
+    def __init__(self, role: str, log_id: int) -> None:
+        # Plain attributes, because they are read with each batch and each step.
+        self.is_up = False  # This server may not serve.
+        self.by_meta = False  # Meta has not taken this server, so it speaks to no other server either.
+        self._role, self._log_id = role, f"{log_id:016x}"  # As commands name it.
+        self._server = f"{role} server {log_id:016x}"
+        self._reasons: dict[str, DelaydError] = {}
+        self._waits: dict[str, Wait] = {}
+
+    def put_up(self, by: str, reason: DelaydError, kind: WaitKind, target: str = "") -> None:
+        """Stop serving because of a reason that `by` gave, `target` if it was one. Each reason is logged once."""
+        known = self._reasons.get(by)
+        why, role, log_id = f"{by} says {reason.code}: {reason.message}", self._role, self._log_id
+        wait = kind.wait(why, server=self._server, role=role, log_id=log_id, target=target)
+        self._reasons[by], self._waits[by] = reason, wait
+        self._look()
+        if known is None or known.code != reason.code:
+            # A moved directory is taken as soon as meta was asked, so only a lasting reason is an alarm.
+            level = logging.WARNING if isinstance(reason, RetryLater) else logging.CRITICAL
+            log.log(
+                level,
+                "fenced by=%s code=%s reason=%r nothing_is_served_until=%r",
+                *(by, reason.code, reason.message, wait.command),
+            )
+
+    def take_down(self, by: str) -> None:
+        """Remove the reason that `by` gave."""
+        if self._reasons.pop(by, None) is not None:
+            del self._waits[by]
+            self._look()
+            log.info("unfenced by=%s serves=%s", by, "no" if self._reasons else "yes")
+
+    def is_up_by(self, by: str) -> bool:
+        """Whether a reason of `by` stands."""
+        return by in self._reasons
+
+    def error(self) -> ServerFenced:
+        """The error for requests; only while the fence is up."""
+        by, reason = next(iter(self._reasons.items()))
+        return ServerFenced(
+            f"{self._server} may not serve, {by} says {reason.code}: {reason.message}", retry_after_ms=RETRY_AFTER_MS
+        )
+
+    def check(self) -> None:
+        """Raise ServerFenced while the fence is up."""
+        if self._reasons:
+            raise self.error()
+
+    def waits(self) -> list[Wait]:
+        """The reasons for STATUS."""
+        return list(self._waits.values())
+
+    def _look(self) -> None:
+        self.is_up, self.by_meta = bool(self._reasons), META in self._reasons
+
+
+LINES_A_MINUTE = 10  # Lines of one cause: enough to see who and why. A flood of them would fill the disk.
+MINUTE_S = 60.0
+
+_limits: list[LogLimit] = []
+
+
+@dataclass(slots=True)
+class _Cause:
+    began: float
+    lines: int = 0
+    left_out: int = 0
+
+
+class LogLimit:
+    """The lines of one logger that peers can provoke."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._causes: dict[str, _Cause] = {}
+        _limits.append(self)
+
+    def warning(self, cause: str, message: str, *values: object) -> None:
+        """Log a line of a cause, unless it had its share of this minute."""
+        self._log(logging.WARNING, cause, message, values)
+
+    def critical(self, cause: str, message: str, *values: object) -> None:
+        """As `warning`, for lines that an operator must see."""
+        self._log(logging.CRITICAL, cause, message, values)
+
+    def info(self, cause: str, message: str, *values: object) -> None:
+        """As `warning`, for lines that report no fault."""
+        self._log(logging.INFO, cause, message, values)
+
+    def error(self, cause: str, message: str, *values: object) -> None:
+        """As `warning`, for lines that ask for somebody to look."""
+        self._log(logging.ERROR, cause, message, values)
+
+    def tell(self) -> None:
+        """Log how many lines were left out in minutes that are over."""
+        now, log = self._clock(), self._logger
+        for cause, found in list(self._causes.items()):
+            if now - found.began >= MINUTE_S:
+                del self._causes[cause]
+                if found.left_out:
+                    log.warning("lines_left_out cause=%s count=%d", cause, found.left_out)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._causes.clear()
+
+    def _log(self, level: int, cause: str, message: str, values: tuple[object, ...]) -> None:
+        found = self._causes.get(cause)
+        if found is not None and self._clock() - found.began >= MINUTE_S:
+            self.tell()
+            found = None
+        if found is None:
+            found = self._causes[cause] = _Cause(self._clock())
+        if found.lines < LINES_A_MINUTE:
+            found.lines += 1
+            self._logger.log(level, message, *values)
+        else:
+            found.left_out += 1
+
+
+def forget_all() -> None:
+    """Forget all counts, as tests need that look for a line."""
+    for limit in _limits:
+        limit.forget()
+
+
+def tell_left_out() -> None:
+    """Log, for every limit of this process, how many lines it left out; a server calls this each second."""
+    for limit in _limits:
+        limit.tell()

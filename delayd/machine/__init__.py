@@ -1,0 +1,11 @@
+"""What a server stands on: each of these is a port, and `delayd.testing` has a fake for it.
+
+    clock      the time by which servers fire and stamp
+    executor   pure work beside the loop
+    disk       reads, writes and syncs, with a bounded number of open files
+    state      a small durable map of keys to values, with the decisions of operators
+    identity   the log_id, the epoch and the place of a server's directory, and which process holds it
+    operating  what an operator must see: waits, fences, and log lines whose rate a peer controls
+
+A core gets these as arguments, so it runs the same in a process, in a home and in the simulation.
+"""
