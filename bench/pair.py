@@ -44,7 +44,7 @@ class Pair:
         draw = partial(secrets.randbits, 64)
         recovered = recover(realtime, self._disk, self._states[1], self.clock, draw, self._state_path(realtime))
         executors = Executors(*self._threads[:3])
-        around = RealtimeSurroundings(self._disk, self._states[1], self.clock, executors)
+        around = RealtimeSurroundings(self._disk, self._states[1], self.clock, executors, _begin_anew)
         self.realtime = Core(realtime, around, recovered, _fail)
         self.delay = DelayCore(
             disk=self._disk,

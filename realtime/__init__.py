@@ -40,7 +40,8 @@ A checkpoint and a start (L, P2)
     recovery, pull_replay   rebuild memory from the last checkpoint and the logs above it
 What is damaged (L5, L9, L10)
     quarantine, log_files   messages and files that can't be read, by name
-    rebuild, unread_pulls   consume logs made again, and a pull log that can't be read yet
+    unread              what a start could not read; whole again, it is taken by beginning anew in place
+    rebuild             consume logs made again
 
 Words. An *origin* is a delay server. Its *window* holds its batches above W, the watermark: these may be in doubt
 there, so they are remembered. A *life* of a server lasts from one start to the next. A *run* is a range of

@@ -17,7 +17,6 @@ from delayd.errors import (
     ServerStopped,
     Stopping,
 )
-from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import write_again
 from delayd.machine.clock import JudgedClock
@@ -40,18 +39,18 @@ from .group_records import GroupRecords
 from .index import Subject
 from .joins import Joins
 from .kept import Marks
-from .log_files import LogFiles, OnCheckpoint
+from .log_files import LogFiles
 from .operators import Operators
 from .peer import Peer
-from .pull_replay import PullReplay
 from .pulls import Pulls
 from .rebuild import Rebuilder
-from .recovery import Recovered, read_window
+from .recovery import Recovered
 from .reserve import Reserve
 from .retention import Trimming, Unseen, remove_old
 from .retries import Retries
 from .segment_indexes import SegmentIndexes
 from .snapshots import Snapshots
+from .unread import OnCheckpoint, Unread
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +66,15 @@ class Executors:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the core works with: where its directory lies, what time it is, and who does the slow work."""
+    """What the core works with: where its directory lies, what time it is, and who does the slow work.
+    ``begin_anew`` has the server begin anew in place, for the reason that it is given.
+    """
 
     disk: Disk
     state: State
     clock: JudgedClock
     executors: Executors
+    begin_anew: Callable[[str], None]
 
 
 class Core:
@@ -133,7 +135,6 @@ class Core:
         self._rebuilder = Rebuilder(disk, self._index, recovered.message_log, executors.work, alarms)
         self._rebuilder.on_rebuilt = self._rebuilt
         self._index.on_damage = self._rebuilder.want
-        self._window_from = 0  # An operator has given up the batches in doubt below this offset.
         self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
         self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
         self._stopping: Callable[[], None] | None = None
@@ -141,21 +142,18 @@ class Core:
         self._trimming = Trimming(self._index, disk, executors.work)
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
-        # A pull log that became readable, waiting for the end of a checkpoint.
-        self._read_pulls: tuple[PullReplay, Log] | None = None
         self._files = LogFiles(site, recovered, alarms, executors.commit)
-        self._files.unread_pulls.on_read = self._pulls_read
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint
-        self._files.on_window = self._window_read
-        self._files.on_checkpoint_wanted = self._tell_of_checkpoint
+        self._unread = Unread(site, recovered, alarms, around.begin_anew)
+        self._unread.on_checkpoint_wanted = self._tell_of_checkpoint
         indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
         self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, alarms)
         self._closed.on_failure = self.fail
         self._snapshots = Snapshots(recovered, self._groups, self._closed, clock, config.retention_ms)
-        self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files)
+        self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files, self._unread)
         reserve = self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
-        self._delay_servers = DelayServers(recovered, self._commit, self._files, reserve)
+        self._delay_servers = DelayServers(recovered, self._commit, self._unread, reserve)
         self.retries = Retries(self.log_id, self._groups, self._pulls, self._stored, self._pull_log)
         consumers = Consumers(config, self._pulls, self._groups, self.retries, self._stored)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
@@ -169,7 +167,7 @@ class Core:
             RequestType.MEND: self._operators.mend,
             RequestType.SUBJECTS: consumers.subjects,
         }
-        self._of_groups: dict[int, Callable[[Peer, Frame], None]] = {
+        of_groups: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.SUBSCRIBE: self._joins.subscribe,
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
@@ -183,9 +181,18 @@ class Core:
             RequestType.MOVE_GROUP: self._operators.move_group,
             RequestType.PAUSE_GROUP: self._operators.pause_group,
         }
-        self._handlers.update(dict.fromkeys(self._of_groups, self._refuse_unread))
-        if recovered.pulls is not None and recovered.pull_log is not None:
-            self._begin_pulls(recovered.pulls, recovered.pull_log)
+        replay, pull_log = recovered.pulls, recovered.pull_log
+        if replay is None or pull_log is None:
+            # No group is known.
+            of_groups = dict.fromkeys(of_groups, lambda peer, frame: self._unread.check_pulls())
+        else:
+            replay.begin_life(self.epoch)
+            if recovered.message_log.start:
+                replay.settle_starts()
+            self._pull_log.begin(pull_log, replay.appended_at_ms)
+            self._groups.begin(replay)
+            self.retries.begin()
+        self._handlers.update(of_groups)
 
     @property
     def groups(self) -> GroupRecords:
@@ -415,17 +422,12 @@ class Core:
 
     def _marks(self) -> Marks:
         """How far a checkpoint that begins now covers each log."""
-        unread = self._files.window_offset
-        if self._files.drops_window:
-            # All batches in doubt are dropped, also those that can be read: a later start reads the whole window or
-            # none of it.
-            self._window_from = self._indexed_offset
-        in_doubt = max(self._window_from, self._origins.window_offset(self._indexed_offset))
+        unread = self._unread.window_offset(self._indexed_offset)
         return Marks(
             self._indexed_offset,
             self._indexed_crc32c,
             self._next_sequence,
-            unread if unread is not None else in_doubt,
+            self._origins.window_offset(self._indexed_offset) if unread is None else unread,
             *self._pull_marks(),
             self._checkpoints.last.kept_from,
             self._closed.end,
@@ -447,39 +449,9 @@ class Core:
         self._closed.sweep()
         self._trimming.begin()
 
-    def _window_read(self, groups: list[CommitGroup]) -> None:
-        """The window can be read again: from now on hellos of delay servers are answered."""
-        read_window(self._origins, groups)
-
-    def _refuse_unread(self, peer: Peer, frame: Frame) -> None:
-        """Refuse a request: while the pull log can't be read, no group is known."""
-        raise self._files.unread_pulls.error()
-
-    def _pulls_read(self, replay: PullReplay, pull_log: Log) -> None:
-        """The pull log can be read: begin to serve consumers, after a checkpoint that is under way."""
-        if self._checkpoints.under_way:
-            self._read_pulls = replay, pull_log
-        else:
-            self._begin_pulls(replay, pull_log)
-
-    def _begin_pulls(self, replay: PullReplay, pull_log: Log) -> None:
-        self._state.pulls, self._state.pull_log = replay, pull_log
-        replay.begin_life(self.epoch)
-        if self._state.message_log.start:
-            replay.settle_starts()
-        self._pull_log.begin(pull_log, replay.appended_at_ms)
-        self._groups.begin(replay)
-        self.retries.begin()
-        self._files.watch_pull_log(pull_log)
-        self._handlers.update(self._of_groups)
-
     def _logs(self) -> list[Log]:
         """The open logs."""
-        waiting = self._read_pulls
-        return [
-            self._state.message_log,
-            *(each for each in (self._state.pull_log, waiting and waiting[1]) if each is not None),
-        ]
+        return [each for each in (self._state.message_log, self._state.pull_log) if each is not None]
 
     def _rebuilt(self, subject: Subject) -> None:
         """A consume log is whole again: serve the pulls that waited for it."""
@@ -487,9 +459,6 @@ class Core:
             self._pulls.rebuilt(subject)
 
     def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
-        read, self._read_pulls = self._read_pulls, None
-        if read is not None:
-            self._begin_pulls(*read)
         if error is not None:
             self._snapshots.refused(snapshot)
         else:

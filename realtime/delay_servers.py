@@ -23,10 +23,10 @@ from .answers import window_frames
 from .commit import DispatchFrame, Greeting, GroupCommit, Note
 from .handoff import Hello, Origin
 from .intake import read_frame
-from .log_files import LogFiles
 from .peer import Peer
 from .recovery import Recovered
 from .reserve import Reserve
+from .unread import Unread
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that delay servers can provoke.
@@ -35,12 +35,12 @@ limited = LogLimit(log)  # Lines that delay servers can provoke.
 class DelayServers:
     """Reads the requests of delay servers; belongs to the loop."""
 
-    def __init__(self, recovered: Recovered, commit: GroupCommit, files: LogFiles, reserve: Reserve) -> None:
+    def __init__(self, recovered: Recovered, commit: GroupCommit, unread: Unread, reserve: Reserve) -> None:
         self.counters = {"refused": 0, "fenced": 0}
         self._log_id = recovered.identity.log_id
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
         self._commit = commit
-        self._files = files
+        self._unread = unread
         self._reserve = reserve
         self._restored: dict[int, str] = {}  # Delay servers that were refused as restored, and why.
 
@@ -52,7 +52,7 @@ class DelayServers:
             # The hello's session and W belong to that server: here they would fence off and forget the batches of
             # another.
             raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self._log_id:016x}")
-        self._files.check_window()
+        self._unread.check_window()
         named = need_int(head, "named_offset") if "named_offset" in head else None
         if named and not self._stored.holds(named, need_u64(head, "log_id")):
             # The end offset cannot show that a log was cut: the hellos that came since have made it grow again.

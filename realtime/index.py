@@ -160,6 +160,10 @@ class Index:
             found = self.by_name[name] = Subject(name, self.fresh)
         return found
 
+    def blank(self) -> "Index":
+        """An index of the same log that knows no subject yet; it may be used beside the loop."""
+        return Index(self._disk, self._folder, self._log)
+
     def forget_empty(self, name: str) -> None:
         """Forget a subject without messages, whose last group is gone."""
         found = self.by_name.get(name)

@@ -22,11 +22,11 @@ from delayd.wire.positions import read_position
 from .group_records import GroupRecords
 from .groups import Group
 from .kept import LostGroup
-from .log_files import WINDOW, LogFiles
+from .log_files import LogFiles
 from .peer import Peer
 from .quarantine import Bad, Quarantine
 from .rebuild import Rebuilder
-from .unread_pulls import ID as PULL
+from .unread import PULL, WINDOW, Unread
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,14 @@ log = logging.getLogger(__name__)
 class Operators:
     """Reads the requests of operators."""
 
-    def __init__(self, groups: GroupRecords, quarantine: Quarantine, rebuilder: Rebuilder, files: LogFiles) -> None:
+    def __init__(
+        self, groups: GroupRecords, quarantine: Quarantine, rebuilder: Rebuilder, files: LogFiles, unread: Unread
+    ) -> None:
         self._groups = groups
         self._quarantine = quarantine
         self._rebuilder = rebuilder
         self._files = files
+        self._unread = unread
 
     def list(self, peer: Peer, frame: Frame) -> None:
         """List the quarantined files and messages."""
@@ -62,8 +65,10 @@ class Operators:
             self._groups.begin_anew(lost, partial(peer.answer, frame.request_id, answer))
         elif bad is not None:
             self._files.look_at_messages(lambda whole, told: self._try_again(peer, frame, bad))
+        elif id_ in (PULL, WINDOW):
+            self._unread.decide(id_, partial(_tell, peer, frame, id_), drops=False)
         else:
-            self._files.release(id_, lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
+            self._files.release(id_, partial(_tell, peer, frame, id_))
 
     def _try_again(self, peer: Peer, frame: Frame, bad: Bad) -> None:
         done = self._quarantine.release(bad)
@@ -78,8 +83,7 @@ class Operators:
         elif bad is not None:
             self._groups.give_up(bad, answer)
         else:
-            drop = self._files.drop_window if id_ == WINDOW else self._files.unread_pulls.drop
-            drop(lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
+            self._unread.decide(id_, partial(_tell, peer, frame, id_), drops=True)
 
     def delete_group(self, peer: Peer, frame: Frame) -> None:
         """Delete a group; no other group gets the messages that it had not acknowledged."""
@@ -127,6 +131,7 @@ class Operators:
 
     def _entries(self) -> Iterator[Quarantined]:
         yield from self._files
+        yield from self._unread
         yield from self._quarantine.listing()
         for subject in self._rebuilder.subjects:
             damage = subject.damage
@@ -143,6 +148,10 @@ class Operators:
 
     def _lost(self, id_: str) -> LostGroup | None:
         return next((lost for lost in self._groups.roster.all_lost if lost.id == id_), None)
+
+
+def _tell(peer: Peer, frame: Frame, id_: str, done: bool, what: str) -> None:
+    peer.answer(frame.request_id, decided_head(id_, done, what))
 
 
 REBUILT = "it is being rebuilt from the message log, by itself"

@@ -2,7 +2,7 @@
 entry by entry.
 
 Invariant: entries are applied in the order of the log, so a replay ends in the state of the life that wrote them
-(docs/formats/pull.md). A replay that met damage is thrown away, and the next one begins at the checkpoint again.
+(docs/formats/pull.md). A replay that met damage is thrown away.
 """
 
 from __future__ import annotations
@@ -43,24 +43,23 @@ class PullReplay:
         self.next_pull = marks.next_pull
         self.appended_at_ms = 0
         self.removes: list[bytes] = []  # Keys of deleted groups; the next checkpoint removes them.
-        self.offset, self.crc32c = marks.pull_offset, marks.pull_crc32c  # Just behind the last group that was applied.
         self._index = index
         self._kept = kept
         self._folder = folder
 
-    def take(self, group: CommitGroup) -> int:
-        """Apply one group of the pull log; return how many entries it had.
+    def take(self, group: CommitGroup) -> None:
+        """Apply one group of the pull log.
 
         Raises:
             DamagedData: it says what no server writes.
         """
         try:
-            return self._take(group)
+            self._take(group)
         except BatchMalformed as error:
             raise DamagedData(self._folder, group.header.offset, str(error)) from error
 
-    def _take(self, group: CommitGroup) -> int:
-        header, taken = group.header, 0
+    def _take(self, group: CommitGroup) -> None:
+        header = group.header
         self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
         self.begin_life(header.epoch)
         for _, batch in group.batches():
@@ -69,7 +68,6 @@ class PullReplay:
                     self._hear(record)
                 continue
             for entry in decode_entries(batch):
-                taken += 1
                 consumers = self.groups.get(entry.group_id)
                 if consumers is None:
                     if entry.group_id not in self.lost:
@@ -79,8 +77,6 @@ class PullReplay:
                 consumers.apply(entry)
                 if entry.op == PullOp.PULL:
                     self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
-        self.offset, self.crc32c = header.offset + header.total_bytes, header.header_crc32c
-        return taken
 
     def _hear(self, record: Known) -> None:
         if isinstance(record, GroupCreated):

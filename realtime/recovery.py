@@ -5,7 +5,7 @@ Nothing is indexed or answered before it is known to be durable: `open_log` writ
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -65,12 +65,23 @@ class Recovered:
     origins: Origins
     next_sequence: int
     pull_place: LogPlace
-    new_replay: Callable[[], PullReplay]
+    # Reads the pull log into groups of an index; it gets the time, too, and raises DamagedData.
+    read_pulls: Callable[[Index, int], tuple[PullReplay, Log]]
     appended_at_ms: int = 0
     pulls: PullReplay | None = None  # None: the pull log can't be read; ``pull_damage`` says why.
     pull_log: Log | None = None
     pull_damage: DamagedData | None = None
     window_damage: DamagedData | None = None  # Why nobody can say which batches are in doubt.
+
+    @property
+    def window_offset(self) -> int:
+        """The lowest offset of a batch that was above W at the checkpoint; its end where there is none."""
+        return min(self.marks.window_offset, self.marks.indexed_offset)
+
+    def window_groups(self) -> Iterator[CommitGroup]:
+        """The groups up to the checkpoint that may hold batches in doubt; raises DamagedData."""
+        start = self.window_offset
+        return self.message_log.scan(start, self.marks.indexed_offset, 0 if start == 0 else None)
 
 
 def recover(
@@ -128,10 +139,16 @@ def _recover(
         origins,
         marks.next_sequence,
         pull_place,
-        partial(PullReplay, kept, index, marks, pull_place.folder),
+        partial(_read_pull_log, disk, pull_place, kept, marks),
     )
     _read_message_log(recovered)
-    _read_pull_log(disk, recovered, now_ms)
+    try:
+        recovered.pulls, recovered.pull_log = recovered.read_pulls(index, now_ms)
+        opened.callback(recovered.pull_log.close)
+    except DamagedData as damage:
+        recovered.pull_damage = damage  # Only consumers wait for it.
+    else:
+        _check_end(recovered, recovered.pulls)
     return recovered
 
 
@@ -207,17 +224,15 @@ def _find_subject(disk: Disk, folder: str, index: Index, message_log: Log, stop:
 def _read_message_log(recovered: Recovered) -> None:
     """Rescan from the lowest batch that was above W, and index the batches that the checkpoint does not hold."""
     marks, message_log = recovered.marks, recovered.message_log
-    start, checkpointed = min(marks.window_offset, marks.indexed_offset), marks.indexed_offset
     for _ in range(READS):
         try:
-            groups = message_log.scan(start, checkpointed, 0 if start == 0 else None)
-            recovered.appended_at_ms = read_window(recovered.origins, groups)
+            recovered.appended_at_ms = _read_window(recovered.origins, recovered.window_groups())
             recovered.window_damage = None
             break
         except DamagedData as damage:
             # Only the batches in doubt are read from there, so everybody else is served meanwhile.
             recovered.window_damage = damage
-    for group in message_log.scan(checkpointed, message_log.durable, marks.indexed_crc32c):
+    for group in message_log.scan(marks.indexed_offset, message_log.durable, marks.indexed_crc32c):
         header = group.header
         recovered.appended_at_ms = max(recovered.appended_at_ms, header.appended_at_ms)
         if header.kind == GroupKind.CONTROL:
@@ -227,7 +242,7 @@ def _read_message_log(recovered: Recovered) -> None:
             recovered.next_sequence = header.base_sequence + header.row_count
 
 
-def read_window(origins: Origins, groups: Iterable[CommitGroup]) -> int:
+def _read_window(origins: Origins, groups: Iterable[CommitGroup]) -> int:
     """Find the batches in doubt again, from the first group with a batch above W on; return the latest stamp."""
     appended_at_ms = 0
     for origin in origins:
@@ -268,24 +283,19 @@ def _remember(origins: Origins, group: CommitGroup, offset: int, batch: Batch) -
     origin.highest_sequence = max(origin.highest_sequence, int(batch.uint64s(ColumnId.SEQUENCE).max()))
 
 
-def _read_pull_log(disk: Disk, recovered: Recovered, now_ms: int) -> None:
-    """Bring the groups to the end of the pull log; if it can't be read, only consumers wait."""
-    marks = recovered.marks
-    with ExitStack() as opened:
-        replay = recovered.new_replay()
-        try:
-            pull_log = open_log(
-                disk, recovered.pull_place, now_ms, marks.pull_offset, marks.pull_crc32c, leave_out=True
-            )
-            opened.callback(pull_log.close)
-            for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
-                replay.take(group)
-        except DamagedData as damage:
-            recovered.pull_damage = damage
-            return
-        _check_end(recovered, replay)
-        recovered.pulls, recovered.pull_log = replay, pull_log
-        opened.pop_all()
+def _read_pull_log(
+    disk: Disk, place: LogPlace, kept: Kept, marks: Marks, index: Index, now_ms: int
+) -> tuple[PullReplay, Log]:
+    """Bring the groups of the checkpoint to the end of the pull log."""
+    replay = PullReplay(kept, index, marks, place.folder)
+    pull_log = open_log(disk, place, now_ms, marks.pull_offset, marks.pull_crc32c, leave_out=True)
+    try:
+        for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
+            replay.take(group)
+    except BaseException:
+        pull_log.close()
+        raise
+    return replay, pull_log
 
 
 def _check_end(recovered: Recovered, replay: PullReplay) -> None:

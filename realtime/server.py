@@ -6,15 +6,16 @@ The core is called on the loop's thread only, and its next wake-up is set again 
 import asyncio
 import logging
 import os
+from dataclasses import replace
 
 from delayd.config import RealtimeConfig, describe
-from delayd.errors import DelaydError
+from delayd.errors import DelaydError, NotReady
 from delayd.machine.identity import draw_id
 from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
-from delayd.net.held_start import HeldServer
+from delayd.net.held_start import HeldServer, open_when_whole
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.membership import Membership
@@ -49,6 +50,13 @@ class RealtimeServer:
         self._config = config
         self._machine = machine
         self._fail = fail
+        self._port = config.port
+        self._ending = asyncio.Event()  # Set by `stop`: no life begins any more.
+        self._restart: asyncio.Task[None] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have nothing of a life; the next one may begin."""
         self._home: Home | None = None
         self._core: Core | None = None
         self._timer: Timer | None = None
@@ -66,13 +74,13 @@ class RealtimeServer:
         log.info("starting %s", describe(config))
         home = self._home = Home(config, self._machine, ("commit", "pull", "work"), self._rearm)
         recovered = recover(config, home.disk, home.state, home.clock, draw_id, home.state_path)
-        around = Surroundings(home.disk, home.state, home.clock, Executors(*home.executors))
+        around = Surroundings(home.disk, home.state, home.clock, Executors(*home.executors), self._begin_anew)
         self._core = Core(config, around, recovered, self._fail)
 
     def abandon(self) -> HeldServer:
         """See delayd.net.held_start.Service."""
         home, self._home = self._home, None
-        return abandon(self._config, self._machine, home)
+        return abandon(replace(self._config, port=self._port), self._machine, home)
 
     async def registered(self) -> None:
         """Wait until meta has taken a registration of this server, which has started."""
@@ -95,7 +103,7 @@ class RealtimeServer:
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
         self._server = Server(self, limits=REALTIME_LIMITS, unheard=core.unheard)
         core.shell_status = self._server.status
-        port = await self._server.listen(config.host, config.port)
+        port = self._port = await self._server.listen(config.host, self._port)
         self._rearm()
         registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid(), place)
         self._registration = Registration(
@@ -116,6 +124,31 @@ class RealtimeServer:
 
     async def stop(self) -> None:
         """See the port: a checkpoint is taken, so that the next start has nothing to replay, unless that takes long."""
+        self._ending.set()
+        if self._restart is not None:
+            await self._restart
+        if self._core is not None:
+            await self._end()
+
+    def _begin_anew(self, why: str) -> None:
+        """End this life, and begin the next one at the same address: only a start reads files into memory."""
+        if self._restart is None and not self._ending.is_set():
+            log.warning("begins_anew reason=%r", why)
+            self._restart = asyncio.get_running_loop().create_task(self._live_again())
+            self._restart.add_done_callback(self._surface)
+
+    async def _live_again(self) -> None:
+        await self._end()
+        if await open_when_whole(self, self._config.role, self._config.folder, self._ending, log.critical):
+            await self.start()
+        self._restart = None
+
+    def _surface(self, task: asyncio.Task[None]) -> None:
+        # Nobody sees an exception in a task until the task is collected, but this one must end the server now.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    async def _end(self) -> None:
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
         server.stop_accepting()
@@ -126,6 +159,7 @@ class RealtimeServer:
         if self._timer is not None:
             self._timer.close()
         home.close(core)
+        self._forget()
 
     # Handler of the connections.
 
@@ -134,7 +168,8 @@ class RealtimeServer:
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Give a request to the core."""
-        assert self._core is not None and self._guard is not None and self._server is not None
+        if self._core is None or self._guard is None or self._server is None:
+            raise NotReady("this realtime server is starting; ask again in a moment")
         self._server.look()
         if self._guard.serves(connection, frame):
             return
@@ -147,10 +182,10 @@ class RealtimeServer:
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Tell the core."""
-        assert self._core is not None and self._cuts is not None and self._server is not None
-        self._server.look()
-        self._core.disconnected(connection)
-        self._cuts.disconnected(connection)
+        if self._core is not None and self._cuts is not None and self._server is not None:
+            self._server.look()
+            self._core.disconnected(connection)
+            self._cuts.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
         """Stop: the error is a bug."""

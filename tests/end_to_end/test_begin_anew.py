@@ -1,5 +1,5 @@
-"""A delay server takes a file back by beginning anew in place: beside traffic, and though it is told to stop meanwhile
-(rule L10).
+"""A server takes a file back by beginning anew in place: beside traffic, and though it is told to stop meanwhile (rule
+L10).
 """
 
 from __future__ import annotations
@@ -33,10 +33,29 @@ def damaged(production: Cluster) -> tuple[Path, bytes]:
     return path, whole
 
 
-def epoch_of(production: Cluster) -> int | None:
-    """The number of the delay server's life; None while it does not answer."""
+def with_damaged_pull_log(production: Cluster) -> tuple[Path, bytes]:
+    """A realtime server that was killed, and whose pull log was cut above its checkpoint while it was away; the file,
+    and what it held.
+    """
+    production.send("early")
+    assert production.consumed(1) == ["early"]
+    with stopped(production.realtime):
+        pass
+    production.send("acknowledged behind the checkpoint")
+    assert production.consumed(1) == ["acknowledged behind the checkpoint"]
+    production.realtime.kill()
+    (path,) = (production.data / "realtime/pull").glob("*.log")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 4])
+    production.realtime.start()
+    production.operator.until_told(WaitKind.PULLS_UNREAD)
+    return path, whole
+
+
+def epoch_of(production: Cluster, role: str = "delay") -> int | None:
+    """The number of a server's life; None while it does not answer."""
     shown = json.loads(run("status", "--meta", production.meta.address, "--format", "json").out)
-    (epoch,) = (server["epoch"] for server in shown["servers"] if server["role"] == "delay")
+    (epoch,) = (server["epoch"] for server in shown["servers"] if server["role"] == role)
     assert epoch is None or isinstance(epoch, int)
     return epoch
 
@@ -89,6 +108,34 @@ def test_rule_L10_a_server_that_begins_anew_keeps_its_process_and_address_and_no
         assert (production.delay.pid, production.delay.address) == (process, address) and production.delay.running
         assert production.consumed(len(sent)) == sorted(sent)
         production.operator.until_gone(WaitKind.FILE_SET_ASIDE_OR_GIVEN_UP)
+
+
+def test_rule_L10_a_realtime_server_takes_its_pull_log_back_in_place_and_nothing_is_lost_or_comes_again(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as production:
+        path, whole = with_damaged_pull_log(production)
+        server, sent = production.realtime, list[str]()
+        process, address, epoch = server.pid, server.address, epoch_of(production, "realtime")
+        with sending(production, sent):
+            put_back(path, whole)
+            decide(production, "mend", "take", "pull")
+            wait_until(lambda: epoch_of(production, "realtime") == (epoch or 0) + 1, "it has begun anew")
+        assert (server.pid, server.address) == (process, address) and server.running
+        assert production.consumed(len(sent)) == sorted(sent), "what was acknowledged does not come again"
+        production.operator.until_gone(WaitKind.PULLS_UNREAD)
+
+
+def test_a_realtime_server_that_is_told_to_stop_while_it_begins_anew_stops_in_good_order(tmp_path: Path) -> None:
+    with cluster(tmp_path) as production:
+        path, whole = with_damaged_pull_log(production)
+        put_back(path, whole)
+        decide(production, "mend", "take", "pull")
+        logged(production.realtime, "begins_anew")
+        assert production.realtime.terminate() == 0
+        production.realtime.start()
+        production.send("later")
+        assert production.consumed(1) == ["later"]
 
 
 def test_a_server_that_is_told_to_stop_while_it_begins_anew_stops_in_good_order(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from random import Random
 
 from delayd.batch.columns import ColumnId
 from delayd.config import RealtimeConfig
-from delayd.errors import BatchMalformed, ServerStopped
+from delayd.errors import BatchMalformed, DamagedData, DiskFull, ServerStopped
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.segment import FileKind
 from delayd.testing.clock import SimClock, SimMachine
-from delayd.testing.disk import MemoryDisk
+from delayd.testing.disk import Crash, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, HeadValue
@@ -48,7 +48,8 @@ class RealtimeLife:
         self.failure: BaseException | None = None
         side.disk.make_folder(side.config.folder)
         machine = Machine(side.disk, side.state, self.clock, *self.threads)
-        self.server = RealtimeAdapter(side.config, machine, side.log_id, self._failed)
+        self.server = RealtimeAdapter(side.config, machine, side.log_id, self._failed, self._begin_anew)
+        self._begins_anew = False
         self.retaining = False  # Whether segments may be removed by what the worker does next.
         self.own = Threads(side.name, list(zip(THREADS, self.threads, strict=True)))
         self.own.wrap(self._guarded)
@@ -85,6 +86,8 @@ class RealtimeLife:
         if self.failure is not None:
             return
         yield from self.own.moves()
+        if self._begins_anew:
+            yield Move(f"{self._side.name} begins anew", self._side.begin_anew)
         if self.server.next_wake_ms() <= self.clock.monotonic_ms():
             yield self._wakes
 
@@ -100,6 +103,9 @@ class RealtimeLife:
 
     def _failed(self, error: BaseException) -> None:
         self.failure = error
+
+    def _begin_anew(self, why: str) -> None:
+        self._begins_anew = True
 
 
 class RealtimeSide:
@@ -169,6 +175,14 @@ class RealtimeSide:
             life.server.close()
         self.die(way, seed)
         return bool(ends)
+
+    def begin_anew(self) -> None:
+        """Stop, and begin the next life in the same process; one that can't begin stays down."""
+        self.stop(None, 0)
+        try:
+            self.start()
+        except (DamagedData, DiskFull, ServerStopped, OSError) as error:
+            raise Crash(f"{self.name} does not begin anew: {error}") from error
 
     def moves(self) -> Iterator[Move]:
         """What may happen next by itself."""

@@ -53,7 +53,7 @@ class SimPeer:
 
 
 class World:
-    """One life of a server; `restarted` and `after_crash` begin the next one."""
+    """One life of a server; `restarted` begins the next one. It begins anew in place whenever it wants to."""
 
     def __init__(
         self,
@@ -75,19 +75,37 @@ class World:
         assert isinstance(config, RealtimeConfig)
         self.config = config
         self.disk.make_folder(config.folder)
-        self.lock = self.disk.lock(f"{config.folder}/LOCK")
-        threads = (commit or InlineExecutor(), pulls or InlineExecutor(), work or InlineExecutor())
-        machine = Machine(self.disk, self.state, self.clock, *threads)
-        self.server = RealtimeAdapter(config, machine, log_id, self.failures.append)
+        self.log_id = log_id
+        self.threads = (commit or InlineExecutor(), pulls or InlineExecutor(), work or InlineExecutor())
+        self.begun_anew: list[str] = []  # Why, each time.
+        self._wants_to = ""
+        self._start()
+
+    def _start(self) -> None:
+        self.lock = self.disk.lock(f"{self.config.folder}/LOCK")
+        machine = Machine(self.disk, self.state, self.clock, *self.threads)
+        self.server = RealtimeAdapter(self.config, machine, self.log_id, self.failures.append, self._want_to)
         self.core, self.recovered = self.server.core, self.server.recovered  # For tests of its parts.
 
-    def restarted(self) -> "World":
-        """Stop cleanly and start again on the same disk."""
+    def _want_to(self, why: str) -> None:
+        self._wants_to = why
+
+    def _end(self) -> None:
         stopped: list[bool] = []
         self.server.stop(lambda: stopped.append(True))
         assert stopped
         self.server.close()
         self.lock.release()
+
+    def _live_again(self) -> None:
+        self.begun_anew.append(self._wants_to)
+        self._wants_to = ""
+        self._end()
+        self._start()
+
+    def restarted(self) -> "World":
+        """Stop cleanly and start again on the same disk."""
+        self._end()
         return World(self.disk, self.state, self.clock.restarted(), settings=self.settings)
 
     def send(self, peer: SimPeer, kind: RequestType, head: Mapping[str, HeadValue], *body: bytes) -> int:
@@ -98,6 +116,8 @@ class World:
             self.server.received(peer, frame)
         except DelaydError as error:
             peer.answer_error(peer.last_id, error)
+        if self._wants_to:
+            self._live_again()
         return peer.last_id
 
     def ask(self, peer: SimPeer, kind: RequestType, head: Mapping[str, HeadValue], *body: bytes) -> tuple[Head, bytes]:
@@ -178,6 +198,8 @@ class World:
         """Let time pass and do what is due then."""
         self.clock.advance(ms)
         self.server.wake()
+        if self._wants_to:
+            self._live_again()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,20 @@ class RealtimeAdapter:
     """One life of a realtime server."""
 
     def __init__(
-        self, config: RealtimeConfig, machine: Machine, log_id: int, failed: Callable[[BaseException], None]
+        self,
+        config: RealtimeConfig,
+        machine: Machine,
+        log_id: int,
+        failed: Callable[[BaseException], None],
+        begin_anew: Callable[[str], None],
     ) -> None:
-        """Start it, on whatever its disk and state hold; raises what the start meets."""
+        """Start it, on whatever its disk and state hold; raises what the start meets. It says by ``begin_anew`` that it
+        wants to be stopped, and started on what it leaves.
+        """
         disk, state, clock, *threads = machine
         self.recovered = recover(config, disk, state, clock, lambda: log_id, STATE)
-        self.core = Core(config, Surroundings(disk, state, clock, Executors(*threads)), self.recovered, failed)
+        around = Surroundings(disk, state, clock, Executors(*threads), begin_anew)
+        self.core = Core(config, around, self.recovered, failed)
 
     @property
     def log_id(self) -> int:

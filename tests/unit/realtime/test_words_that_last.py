@@ -187,7 +187,7 @@ def said(world: World, word: Word) -> bool:
     peer = SimPeer()
     try:
         named: Head = {"id": min(quarantined(world))} if word.kind is RequestType.MEND and "id" not in word.head else {}
-        number = world.send(peer, word.kind, {**word.head, **named})
+        world.send(peer, word.kind, {**word.head, **named})
         for _ in range(3):
             world.pass_time(5_000)
         answered = bool(peer.answers)
@@ -195,9 +195,9 @@ def said(world: World, word: Word) -> bool:
     except Crash:
         answered = bool(peer.answers)
     else:
-        assert number not in peer.errors, peer.errors
+        assert not peer.errors, peer.errors
         assert answered
-    if answered and "done" in (told := peer.answers[number][0][0]):
+    if answered and "done" in (told := peer.answers[peer.last_id][0][0]):
         assert told["done"] is True, told
     return answered
 

@@ -12,13 +12,12 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.testing.disk import MemoryDisk
-from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
 from realtime.kept import group_keys
-from realtime.unread_pulls import AGAIN_MS, LOOK_MS
+from realtime.unread import AGAIN_MS, LOOK_MS
 from tests.memory_files import content, files, put
 from tests.named_commands import check_commands
 from tests.worlds.dispatch_batches import dispatch_batch
@@ -162,9 +161,9 @@ def test_an_operator_has_it_read_at_once(caplog: pytest.LogCaptureFixture) -> No
     done, message = decide(world, "take")
     assert not done and path in message
     put(disk, path, whole)
-    assert decide(world, "take") == (True, "consumers are served again")
+    assert decide(world, "take") == (True, "it is whole again, and the server begins anew")
     assert len(world.pull(SimPeer()).bodies) == 5
-    assert "pull_log_unread" in caplog.text and "pull_log_read_again" in caplog.text
+    assert "pull_log_unread" in caplog.text and world.begun_anew == ["pull: it is whole again"]
 
 
 def test_an_operator_gives_up_what_can_not_be_read_and_it_comes_again() -> None:
@@ -249,19 +248,3 @@ def test_a_disk_that_reads_again_is_found_without_a_change_of_its_files(monkeypa
     for _ in range(AGAIN_MS // LOOK_MS + 2):
         unread.pass_time(LOOK_MS)
     assert tries and len(unread.pull(SimPeer()).bodies) >= 5
-
-
-def test_consumers_are_served_behind_a_checkpoint_that_is_under_way() -> None:
-    disk, state, path, whole = damaged(filled()[0])
-    work = StepExecutor()
-    world = World(disk, state, settings=SETTINGS, work=work)
-    work.run_all()
-    put(disk, path, whole)
-    world.send(SimPeer(), RequestType.MEND, {"id": "pull", "decision": "take"})
-    world.core.checkpoint()
-    while work.step():
-        assert not world.failures
-    assert len(world.pull(SimPeer()).bodies) == 5
-    world.core.checkpoint()
-    work.run_all()
-    assert world.core._checkpoints.last.pull_offset > 0
