@@ -36,10 +36,9 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make blocks of counted rows and the pieces in which they are taken so small that these lives have several."""
-    monkeypatch.setattr(counted, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(counted, "TURN_ROWS", 5)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make parts of counted rows so small that these lives have several."""
+    monkeypatch.setattr(counted, "PART_ROWS", 16)
 
 
 class Life:
@@ -273,7 +272,7 @@ def test_a_count_that_misses_something_shows(bug: str, monkeypatch: pytest.Monke
     if bug == "outcomes":
         monkeypatch.setattr(quotas.Quotas, "ended", lambda self, parts: None)
     elif bug == "decisions":
-        monkeypatch.setattr(counting, "among", lambda rows, gone: np.zeros(len(rows), np.bool_))
+        monkeypatch.setattr(counting.Counting, "_without_ended", lambda self, rows: rows)
     elif bug == "own":
         monkeypatch.setattr(quotas.Quotas, "took", lambda self, stored, appended_at_ms: None)
     else:

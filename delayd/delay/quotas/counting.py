@@ -3,12 +3,11 @@
 What is read was durable when the loop made the `Snapshot`. Outcomes and rows that came later are the loop's to add.
 
 1. The schedule logs of hours that are not sealed, and the message log above the replay offset, have the rows.
-2. The dispatch logs of the hours in which rows were found have the outcomes; decisions may be ahead of them.
+2. The dispatch logs of the hours in which rows were found have their outcomes; decisions may be ahead of them.
 3. The other rows are pending.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -17,14 +16,13 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
-from delayd.batch.sequences import among
+from delayd.batch.sequences import NO_SEQUENCES, Sequences, among, find
 from delayd.delay.books.dispatch_logs import read_outcomes
-from delayd.delay.filing.hour_table import HourTable
+from delayd.delay.filing.hour_table import HourFile, HourTable
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.intake import Mark
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.quotas.counted import ROW_BYTES, CountedRows, join, make_rows
-from delayd.delay.quotas.profile import Profile
+from delayd.delay.quotas.counted import ROW_BYTES, CountedRows, Pending, join, make_rows
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import stored_batches
 from delayd.errors import DamagedData, NewerFormat, SlowDown
@@ -34,7 +32,7 @@ from delayd.log.group import GroupKind
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, dispatch_path
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
-from delayd.machine.disk import Disk
+from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 
@@ -57,35 +55,23 @@ class Snapshot(NamedTuple):
     room_bytes: int  # What the counts may take.
 
 
-class Tallied(NamedTuple):
-    """What is pending for one subject."""
-
-    rows: int
-    bytes: int
-    profile: Profile
-
-
 class Found(NamedTuple):
     """The result of a counting."""
 
-    rows: CountedRows
-    tallied: dict[int, Tallied]  # By the subject's number.
+    rows: list[CountedRows]  # In pieces, as `Counted` takes them.
+    pending: dict[int, Pending]  # By the subject's number.
 
 
 class Counting:
-    """One reading of the logs of a directory."""
+    """One reading of the logs of a directory, on the worker thread."""
 
-    def __init__(
-        self, disk: Disk, folder: str, log_id: int, message_log: Log, snapshot: Snapshot, give_way: Callable[[], None]
-    ) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._log_id = log_id
+    def __init__(self, site: Site, message_log: Log, snapshot: Snapshot, give_way: Callable[[], None]) -> None:
+        self._site = site
         self._message_log = message_log
         self._snapshot = snapshot
         self._give_way = give_way
+        self._hours: set[int] = set()  # In which rows were found.
         self._rows = 0
-        self._ended = np.empty(0, np.uint64)  # Their sequences, sorted.
 
     def run(self) -> Found:
         """Count.
@@ -94,23 +80,18 @@ class Counting:
             SlowDown: the counts take more memory than there is room for.
             DataError: the message log can't be read, or nothing can now (Shortage).
         """
-        # There may be millions of them, so they are put in order here, and not on the loop.
-        self._ended = np.sort(np.concatenate([self._ended, *(part["sequence"] for part in self._snapshot.ended)]))
-        by_hour: defaultdict[int, list[CountedRows]] = defaultdict(list)
-        for hour, rows in self._logged():
-            by_hour[hour].append(rows)
         filed, beside = HourTable(self._snapshot.filed), HourTable(self._snapshot.beside)
+        parts = [*self._logged()]
         for hour in sorted({*filed.rows["hour"].tolist(), *beside.rows["hour"].tolist()}):
             if not filed.get(hour).sealed:
-                by_hour[hour] += self._filed(hour, filed, beside)
+                parts += self._filed(hour, filed.get(hour), "")
+                parts += self._filed(hour, beside.get(hour), schedule_beside_path(self._site.folder, hour))
                 self._give_way()
-        pending = [self._without_ended(hour, parts) for hour, parts in by_hour.items() if parts]
-        self._give_way()
-        rows = join(pending)
-        return Found(rows, self._tally(rows))
+        rows = self._without_ended(join(parts))
+        return Found(rows.cut(), self._pending(rows))
 
-    def _logged(self) -> Iterator[tuple[int, CountedRows]]:
-        """Rows of the message log that are not filed yet, by hour."""
+    def _logged(self) -> Iterator[CountedRows]:
+        """Rows of the message log that are not filed yet."""
         snapshot = self._snapshot
         for group in self._message_log.scan(snapshot.replay.offset, snapshot.durable, snapshot.replay.crc32c):
             if group.header.kind != GroupKind.DATA:
@@ -119,47 +100,44 @@ class Counting:
             for stored in stored_batches(group):
                 batch = stored.batch
                 sequences = np.arange(stored.base_sequence, stored.base_sequence + batch.count, dtype=np.uint64)
-                hours = filing_hours(batch.int64s(ColumnId.DELIVER_AT_MS), appended_at_ms)
-                for rows, own in self._wanted(batch, sequences, appended_at_ms):
-                    for hour in np.unique(hours.take(own)).tolist():
-                        yield hour, rows.take(np.flatnonzero(hours.take(own) == hour))
+                yield from self._wanted(batch, sequences, appended_at_ms)
+                self._hours.update(filing_hours(batch.int64s(ColumnId.DELIVER_AT_MS), appended_at_ms).tolist())
             self._give_way()
 
-    def _filed(self, hour: int, filed: HourTable, beside: HourTable) -> list[CountedRows]:
-        """Rows of an hour's schedule log, and of the file beside it."""
-        found: list[CountedRows] = []
-        for file, path in ((filed.get(hour), ""), (beside.get(hour), schedule_beside_path(self._folder, hour))):
-            try:
-                for stored in scan_fronts(self._disk, self._folder, self._log_id, hour, file, path):
-                    # It does not matter which second of the past a row counts in: no row is accepted for it any more.
-                    sequences = stored.batch.uint64s(ColumnId.SEQUENCE)
-                    found += [rows for rows, _ in self._wanted(stored.batch, sequences, 0)]
-            except UNREAD as error:
-                log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
+    def _filed(self, hour: int, file: HourFile, path: str) -> list[CountedRows]:
+        """Rows of a schedule log."""
+        site, found = self._site, list[CountedRows]()
+        try:
+            for stored in scan_fronts(site.disk, site.folder, site.log_id, hour, file, path):
+                # It does not matter which second of the past a row counts in: no row is accepted for it any more.
+                found += self._wanted(stored.batch, stored.batch.uint64s(ColumnId.SEQUENCE), 0)
+        except UNREAD as error:
+            log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
+        if found:
+            self._hours.add(hour)
         return found
 
-    def _wanted(
-        self, batch: Batch, sequences: NDArray[np.uint64], accepted_at_ms: int
-    ) -> Iterator[tuple[CountedRows, NDArray[np.intp]]]:
+    def _wanted(self, batch: Batch, sequences: Sequences, accepted_at_ms: int) -> Iterator[CountedRows]:
         for number, own, seconds, sizes in rows_of_subjects(batch, self._snapshot.subjects, accepted_at_ms):
             self._rows += len(own)
             if self._rows * ROW_BYTES > self._snapshot.room_bytes:
                 raise SlowDown(f"to count {self._rows} messages and more takes more memory than allowed")
-            yield make_rows(sequences.take(own), number, seconds, sizes), own
+            yield make_rows(sequences.take(own), number, seconds, sizes)
 
-    def _without_ended(self, hour: int, parts: list[CountedRows]) -> CountedRows:
-        rows = join(parts)
-        gone = among(rows.sequences, self._ended)
-        end = self._snapshot.outcome_ends.get(hour, 0)
-        if end:
-            gone |= among(rows.sequences, np.sort(self._outcomes(hour, end), kind="stable"))
-        self._give_way()
-        return rows.take(np.flatnonzero(~gone))
+    def _without_ended(self, rows: CountedRows) -> CountedRows:
+        # There may be millions of ended rows, so they are put in order here, and not on the loop.
+        ended = np.sort(np.concatenate([NO_SEQUENCES, *(part["sequence"] for part in self._snapshot.ended)]))
+        pending = ~among(rows.sequences, ended)
+        for hour, end in self._snapshot.outcome_ends.items():
+            if hour in self._hours and end:
+                pending[find(rows.sequences, np.sort(self._outcomes(hour, end)))[1]] = False
+                self._give_way()
+        return rows.take(np.flatnonzero(pending))
 
-    def _outcomes(self, hour: int, end: int) -> NDArray[np.uint64]:
+    def _outcomes(self, hour: int, end: int) -> Sequences:
         try:
-            path = dispatch_path(self._folder, hour)
-            segment = open_segment(self._disk, path, FileKind.DISPATCH, self._log_id, write=False)
+            path = dispatch_path(self._site.folder, hour)
+            segment = open_segment(self._site.disk, path, FileKind.DISPATCH, self._site.log_id, write=False)
             try:
                 return read_outcomes(segment, end, self._give_way).sequences
             finally:
@@ -167,25 +145,23 @@ class Counting:
         except UNREAD as error:
             # Without it all rows of the hour count as pending, which is too many rather than too few.
             log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
-            return np.empty(0, np.uint64)
+            return NO_SEQUENCES
 
-    def _tally(self, rows: CountedRows) -> dict[int, Tallied]:
+    def _pending(self, rows: CountedRows) -> dict[int, Pending]:
         """What is pending for each subject."""
-        tallied: dict[int, Tallied] = {}
-        room_bytes = self._snapshot.room_bytes - len(rows.sequences) * ROW_BYTES
+        counts: dict[int, Pending] = {}
+        room_bytes = self._snapshot.room_bytes - rows.n * ROW_BYTES
         order = np.argsort(rows.subjects, kind="stable")
-        bounds = np.searchsorted(rows.subjects.take(order), [*self._snapshot.subjects.values()])
-        ends = np.searchsorted(rows.subjects.take(order), [*self._snapshot.subjects.values()], "right")
-        for number, low, high in zip(self._snapshot.subjects.values(), bounds.tolist(), ends.tolist(), strict=True):
-            own = order[low:high]
-            profile = Profile()
-            profile.add(rows.seconds.take(own).astype(np.int64))
-            room_bytes -= profile.held_bytes
+        subjects = rows.subjects.take(order)
+        for number in self._snapshot.subjects.values():
+            own = order[subjects.searchsorted(number) : subjects.searchsorted(number, "right")]
+            counts[number] = pending = Pending()
+            pending.add(rows.seconds.take(own).astype(np.int64), rows.sizes.take(own))
+            room_bytes -= pending.profile.held_bytes
             if room_bytes < 0:
                 raise SlowDown("to count the messages of all seconds takes more memory than allowed")
-            tallied[number] = Tallied(len(own), int(rows.sizes.take(own).sum(dtype=np.int64)), profile)
             self._give_way()
-        return tallied
+        return counts
 
 
 def rows_of_subjects(

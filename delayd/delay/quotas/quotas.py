@@ -12,7 +12,7 @@ apart by their sequences, so nothing counts twice.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -27,10 +27,9 @@ from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
-from delayd.delay.quotas.counted import Counted, CountedRows, make_rows
+from delayd.delay.quotas.counted import Counted, CountedRows, Pending, make_rows
 from delayd.delay.quotas.counting import Counting, Found, Snapshot, rows_of_subjects
 from delayd.delay.quotas.places import SECOND_MS, Chosen, Given, SpreadWindow, choose
-from delayd.delay.quotas.profile import Profile
 from delayd.delay.stored import Stored
 from delayd.errors import (
     BadArgument,
@@ -80,20 +79,20 @@ OnSet = Callable[[DelaydError | None], None]
 OnPlaces = Callable[[Int64s | DelaydError], None]
 
 
-@dataclass(eq=False, slots=True)
-class Tally:
+class Tally(Pending):
     """What is pending for one subject, and its quota."""
 
-    subject: bytes
-    number: int
-    limits: Limits = NO_LIMITS
-    rows: int = 0
-    bytes: int = 0
-    profile: Profile = field(default_factory=Profile)
-    counted: bool = False  # Whether the rows that were there before the counting are in the counts.
-    waiting: list[OnSet] = field(default_factory=list)  # Called when it is counted, or can't be.
-    given: Given = field(default_factory=Given)
-    used_ms: int = 0  # When it was last needed, monotonic.
+    __slots__ = ("counted", "given", "limits", "number", "subject", "used_ms", "waiting")
+
+    def __init__(self, subject: bytes, number: int, now_ms: int) -> None:
+        super().__init__()
+        self.subject = subject
+        self.number = number
+        self.limits = NO_LIMITS
+        self.counted = False  # Whether the rows that were there before the counting are in the counts.
+        self.waiting: list[OnSet] = []  # Called when it is counted, or can't be.
+        self.given = Given()
+        self.used_ms = now_ms  # When it was last needed, monotonic.
 
 
 class QuotaUse(NamedTuple):
@@ -439,7 +438,7 @@ class Quotas:
                 next_free_ms=next_free_ms,
             )
         for share in shares:
-            _count(share)
+            share.tally.add(share.seconds, share.sizes)
             share.tally.given.arrived(share.seconds)
         self._under_way[id(batch)] = self._next_number, shares
 
@@ -447,9 +446,7 @@ class Quotas:
         """A batch is refused; if `admit` took it, its rows do not count any more."""
         _, shares = self._under_way.pop(id(batch), (0, []))
         for tally, _, seconds, sizes in shares:
-            tally.rows -= len(seconds)
-            tally.bytes -= int(sizes.sum())
-            tally.profile.remove(seconds)
+            tally.remove(seconds, sizes)
 
     def took(self, stored: Sequence[Stored], appended_at_ms: int) -> None:
         """Rows are durable. Those that `admit` did not see count from now on: the server's own batches, and batches
@@ -461,7 +458,7 @@ class Quotas:
             if later_than < self._next_number:
                 new = [share for share in self._shares(entry.batch, appended_at_ms) if share.tally.number >= later_than]
                 for share in new:
-                    _count(share)
+                    share.tally.add(share.seconds, share.sizes)
                 shares += new
             for share in shares:
                 sequences = share.rows.astype(np.uint64) + np.uint64(entry.base_sequence)
@@ -480,15 +477,9 @@ class Quotas:
         now_s = self._clock.now_ms() // SECOND_MS
         for number in np.unique(rows.subjects).tolist():
             tally = self._by_number.get(number)
-            if tally is None:
-                continue  # It is counted no more.
-            own = rows.take(np.flatnonzero(rows.subjects == number))
-            tally.rows -= len(own.sequences)
-            tally.bytes -= int(own.sizes.sum(dtype=np.int64))
-            # A message that has left counts in its second until that is over, or a second would have room again and
-            # again.
-            seconds = own.seconds.astype(np.int64)
-            tally.profile.remove(seconds.compress(seconds > now_s))
+            if tally is not None:
+                own = rows.take(np.flatnonzero(rows.subjects == number))
+                tally.remove(own.seconds.astype(np.int64), own.sizes, now_s)
 
     def _shares(self, batch: Batch, accepted_ms: int) -> list[_Share]:
         parts = rows_of_subjects(batch, self._numbers, accepted_ms)
@@ -545,8 +536,7 @@ class Quotas:
             BYTES_MAX - self._held_bytes(),
         )
         self._counting, self._ended, self._reads_from = True, [], snapshot.replay.offset
-        site = self._site
-        work = Counting(site.disk, site.folder, site.log_id, books.log, snapshot, self._give_way).run
+        work = Counting(self._site, books.log, snapshot, self._give_way).run
         self._worker.submit(work, partial(self._counted, wanted), Priority.SPARE)
 
     def _give_way(self) -> None:
@@ -567,19 +557,9 @@ class Quotas:
             self._tell(tallies, told)
             return
         for tally in tallies:
-            there = found.tallied[tally.number]
-            tally.rows += there.rows
-            tally.bytes += there.bytes
-            there.profile.merge(tally.profile)
-            tally.profile = there.profile
-        self._take_in(tallies, found.rows)
-
-    def _take_in(self, tallies: list[Tally], rows: CountedRows) -> None:
-        """Take the counted rows, as many as a turn may; the subjects are counted when all of them are taken."""
-        rows = self._rows.merge(rows)
-        if len(rows.sequences):
-            self._worker.submit(_nothing, lambda done: self._take_in(tallies, rows), Priority.SPARE)
-            return
+            tally.merge(found.pending[tally.number])
+        for rows in found.rows:
+            self._rows.add(rows)
         self._counting = False
         for tally in tallies:
             if self._by_number.get(tally.number) is tally:
@@ -610,7 +590,7 @@ class Quotas:
         tally = self._tallies.get(subject)
         if tally is None:
             # A number is never given again: rows of an earlier tally may still be on their way.
-            tally = self._tallies[subject] = Tally(subject, self._next_number, used_ms=self._clock.monotonic_ms())
+            tally = self._tallies[subject] = Tally(subject, self._next_number, self._clock.monotonic_ms())
             self._numbers[subject] = self._next_number
             self._by_number[self._next_number] = tally
             self._next_number += 1
@@ -643,10 +623,6 @@ class Quotas:
 
     def _held_bytes(self) -> int:
         return self._rows.held_bytes + sum(tally.profile.held_bytes for tally in self._tallies.values())
-
-
-def _nothing() -> None:
-    """The loop goes on in its next turn."""
 
 
 def _instant_text(instant_ms: int) -> str:
@@ -692,9 +668,3 @@ def _judge(tally: Tally, share: _Share) -> tuple[NDArray[np.bool_], str]:
         taken[over], refused_by[over] = False, 3
     first = refused_by[np.flatnonzero(~taken)[0]] if not taken.all() else 0
     return taken, ("", *Limits._fields)[first]
-
-
-def _count(share: _Share) -> None:
-    share.tally.rows += len(share.rows)
-    share.tally.bytes += int(share.sizes.sum())
-    share.tally.profile.add(share.seconds)
