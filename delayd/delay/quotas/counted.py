@@ -1,7 +1,7 @@
 """Counted rows: the pending rows of all counted subjects, 20 bytes each, found again by their sequences.
 
 They stand in parts, each of which rises (see `delayd.batch.sequences`). A part has at most PART_ROWS rows, because the
-loop waits while two are merged: 150 parts are 20 million rows. Invariant: a row that was taken off is never found again.
+loop waits while two are merged; 150 parts are 20 million rows. Invariant: a row that was taken off is found no more.
 
 An example, with parts of at most 8 rows:
 

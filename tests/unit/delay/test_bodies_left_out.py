@@ -1,19 +1,13 @@
 """Bodies that were handed over before their checkpoint: not filed again, never sent again, and counted all the same."""
 
-import pytest
-
 from delayd.batch.batch import Batch
-from delayd.batch.columns import ColumnId
 from delayd.batch.validate import check_batch
-from delayd.delay.timers.loader import load_hour
 from delayd.hours import hour_of_ms
 from delayd.log.log import open_log
 from delayd.log.schedule import schedule_path
 from delayd.log.seal import decode_seals, seal_place
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS
-from delayd.testing.tree import PowerLoss
-from tests.batches import bodies_of
 from tests.worlds.delay import FOLDER, World, wanted
 from tests.worlds.files import read_schedule_log
 
@@ -34,20 +28,6 @@ def filed(world: World) -> list[Batch]:
     return [entry.batch for entry in stored]
 
 
-def test_a_body_that_was_handed_over_is_left_out_and_its_length_kept_and_one_that_waits_stays() -> None:
-    world = World()
-    world.send([*wanted(3, 100, "soon"), *wanted(2, LATER_MS, "later"), *wanted(1, 200, "soon again")])
-    world.pass_ms(1_000)
-    world.checkpoint()
-    (batch,) = filed(world)
-    assert batch.uint64s(ColumnId.SEQUENCE).tolist() == [1, 2, 3, 6, 4, 5]
-    assert bodies_of(batch) == [b"", b"", b"", b"", b"later-0", b"later-1"]
-    assert batch.uint32s(ColumnId.BODY_LEFT_OUT).tolist() == [6, 6, 6, 12, 0, 0]
-    assert batch.body_bytes().tolist() == [6, 6, 6, 12, 7, 7]
-    world.drain(2 * HOUR_MS)
-    world.check_books()
-
-
 def test_rows_of_a_minute_that_were_all_handed_over_cost_32_bytes_each_on_disk() -> None:
     world = World()
     rows = 2_000
@@ -57,39 +37,6 @@ def test_rows_of_a_minute_that_were_all_handed_over_cost_32_bytes_each_on_disk()
     size = world.disk.open(schedule_path(FOLDER, HOUR)).size()
     assert size == FILE_HEADER_BYTES + world.hours().get(HOUR).length
     assert size <= rows * ROW_BYTES + BATCH_BYTES
-
-
-@pytest.mark.parametrize("way", [None, *PowerLoss])
-def test_a_row_without_body_is_never_handed_over_whatever_the_dispatch_log_says(way: PowerLoss | None) -> None:
-    world = World()
-    world.send([*wanted(3, 100, "soon"), *wanted(1, LATER_MS, "later")])
-    world.pass_ms(1_000)
-    world.checkpoint()
-    loaded = load_hour(world.disk, FOLDER, world.core.identity.log_id, HOUR, world.hours().get(HOUR))
-    assert loaded.prepared.rows["sequence"].tolist() == [4]
-    world = world.after_crash(way)
-    world.drain(2 * HOUR_MS)
-    world.check_books()
-
-
-def test_what_was_handed_over_but_is_not_durable_in_the_dispatch_log_keeps_its_body() -> None:
-    world = World(outcomes_flush_ms=10_000)
-    world.send(wanted(3, 100, "soon"))
-    world.pass_ms(1_000)
-    assert not world.outcomes()
-    world.checkpoint()
-    (batch,) = filed(world)
-    assert bodies_of(batch) == [b"soon-0", b"soon-1", b"soon-2"] and ColumnId.BODY_LEFT_OUT not in batch
-
-
-def test_an_empty_body_is_not_left_out() -> None:
-    world = World()
-    subject = wanted(1, 0, "m")[0][1]
-    world.send([(START_MS + 100, subject, b""), (START_MS + 100, subject, b"x")])
-    world.pass_ms(1_000)
-    world.checkpoint()
-    (batch,) = filed(world)
-    assert batch.uint32s(ColumnId.BODY_LEFT_OUT).tolist() == [0, 1]
 
 
 def test_an_hour_with_bodies_left_out_seals_with_the_bytes_of_all_bodies() -> None:

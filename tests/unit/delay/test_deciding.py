@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from delayd.batch.batch import parse
-from delayd.batch.columns import MOVED_PRODUCER_ID, BatchKind, ProducerPart
+from delayd.batch.columns import MOVED_PRODUCER_ID, ProducerPart
 from delayd.config import COMMIT_BYTES_MAX
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.intake import DECIDED_BYTES_MAX, Decided, OpenGroup
 from delayd.delay.producers import AcceptedBatch
-from delayd.errors import BatchMalformed, DelaydError, DiskReserve
+from delayd.errors import BatchMalformed, DelaydError
 from delayd.log.group import BYTES_MAX, CommitGroup, GroupKind
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind
-from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
-from delayd.testing.disk import Crash
-from delayd.testing.tree import PowerLoss
-from delayd.wire.ending import CancelAnswer, MessageState
-from tests.crash.harness import ways
-from tests.worlds.delay import FOLDER, PRODUCER_ID, World, encode_wanted, wanted
+from delayd.wire.ending import CancelAnswer
+from tests.worlds.delay import FOLDER, World, encode_wanted, wanted
 from tests.worlds.outside import Sent, Wanted
 
 HOUR_MS = 3_600_000
@@ -65,85 +59,10 @@ class Mover:
         self._inner.refused(error)
 
 
-def moving(due_ms: int) -> tuple[World, list[list[CancelAnswer]]]:
-    """A world in which the next commit cancels one message, takes others from a producer, and moves some."""
-    world = World(load_ahead_ms=1_000, segment_bytes=4_096)
-    world.send(wanted(3, due_ms, "old"))
-    world.settle()
-    Mover(world, [wanted(2, 5_000, "moved near"), wanted(2, due_ms, "moved far")])
-    world.send(wanted(1, 3_000, "before"))
-    told = world.cancel(world.receipts("old-1"))
-    world.send(wanted(2, 4_000, "other"))
-    return world, told
-
-
 def data_groups(world: World) -> list[CommitGroup]:
     place = LogPlace(f"{FOLDER}/message", FileKind.MESSAGE, world.core.identity.log_id)
     log = open_log(world.disk.after_kill(), place, START_MS)
     return [group for group in log.scan(log.start, log.durable) if group.header.kind == GroupKind.DATA]
-
-
-def end(world: World) -> None:
-    world.drain(6 * HOUR_MS)
-    world.check_books()
-    world.check_sealing()
-
-
-@pytest.mark.parametrize("due_ms", [5_000, 2 * HOUR_MS])
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_decisions_producers_batches_and_moved_ones_stand_in_one_group(due_ms: int, checkpointed: bool) -> None:
-    world, told = moving(due_ms)
-    world.settle()
-    assert told == [[CancelAnswer.CANCELLED]]
-    group = data_groups(world)[-1]
-    batches = [batch for _, batch in group.batches()]
-    assert [batch.kind for batch in batches] == [BatchKind.CONTROL] + [BatchKind.PRODUCER] * 3
-    assert [batch.producer.producer_id for batch in batches[1:]] == [PRODUCER_ID, MOVED_PRODUCER_ID, MOVED_PRODUCER_ID]
-    assert (group.header.base_sequence, group.header.row_count) == (5, 6)
-    assert world.core.intake.next_sequence == 11
-    segments = [f"{FOLDER}/message/{name}" for name in world.disk.list_folder(f"{FOLDER}/message")]
-    report = verify_files(segments, disk=world.disk.after_kill())
-    assert report.files and not [file.sentence for file in report.files if file.damage]
-    if checkpointed:
-        world.checkpoint()
-    for life in (world.after_crash(), world.after_crash(PowerLoss.ALL_LOST), world):
-        assert len(life.core.producers) == 1
-        end(life)
-
-
-def test_rule_L1_a_group_with_decisions_and_rows_is_whole_or_not_there_wherever_the_server_dies() -> None:
-    world, _ = moving(2 * HOUR_MS)
-    before = len(world.disk.operations)
-    world.settle()
-    outcomes = set()
-    for at in range(before + 1, len(world.disk.operations) + 1):
-        for way in ways(3):
-            world, told = moving(2 * HOUR_MS)
-            world.disk.faults.crash_at = at
-            with pytest.raises(Crash):
-                world.settle()
-            life = world.after_crash(way.loss, way.seed)
-            (state,) = life.states(world.receipts("old-1"))
-            moved = life.core.intake.next_sequence > 7
-            assert (state is MessageState.CANCELLED) == moved
-            assert moved or not told
-            outcomes.add(moved)
-            if not moved:
-                life.outside.accepted = {number: kept for number, kept in life.outside.accepted.items() if number > 0}
-            end(life)
-    assert outcomes == {False, True}
-
-
-def test_rule_S5_a_full_disk_undoes_decisions_and_moved_rows_and_gives_their_sequences_again() -> None:
-    world, told = moving(2 * HOUR_MS)
-    capacity, world.disk.capacity_bytes = world.disk.capacity_bytes, 0
-    world.settle()
-    assert not told and isinstance(world.outside.refused[-1][1], DiskReserve)
-    assert world.core.intake.next_sequence == 4
-    world.disk.capacity_bytes = capacity
-    world.core.reserve(capacity)
-    world.core.intake.decider = world.core.endings.requests
-    end(world)
 
 
 def test_a_producer_can_not_use_the_id_of_moved_rows() -> None:

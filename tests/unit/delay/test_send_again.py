@@ -38,14 +38,6 @@ def _ask(world: World, kind: RequestType, body: bytes) -> dict[str, object]:
     return dict(result)
 
 
-def test_rule_I1_what_comes_again_is_taken_once_however_often_it_is_sent() -> None:
-    world = World()
-    first = _ask(world, RequestType.SEND_AGAIN, _again())
-    second = _ask(world, RequestType.SEND_AGAIN, _again())
-    assert (first["count"], first["duplicate"]) == (2, False)
-    assert (second["base_sequence"], second["duplicate"]) == (first["base_sequence"], True)
-
-
 def test_what_comes_again_keeps_its_expiry_and_dead_letters_have_none() -> None:
     part = parse(dispatch_batch(1, [b"a"])).dispatch
     expires = [START_MS + 5, 0]
@@ -61,10 +53,6 @@ def test_what_comes_again_keeps_its_expiry_and_dead_letters_have_none() -> None:
         assert (parse(again).int64s(column).tolist() if column in parse(again) else None) == kept
         # Its back-off may end after it expires: it is taken, and ends then.
         assert _ask(World(), RequestType.SEND_AGAIN, again)["count"] == 2
-
-
-def test_dead_letters_are_due_within_the_horizon() -> None:
-    assert _ask(World(), RequestType.SEND_AGAIN, _again(reason="bad"))["count"] == 2
 
 
 @pytest.mark.parametrize(

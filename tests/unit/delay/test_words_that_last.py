@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from delayd.delay.handoff.link import Phase
-from delayd.errors import DelaydError, DiskFull, ServerFenced
+from delayd.errors import DelaydError, ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.log.schedule import dispatch_path, schedule_path
@@ -218,39 +218,9 @@ def test_rule_H8_a_server_that_its_target_fenced_off_gives_no_receipts_in_its_ne
             assert number in each.outside.accepted and not each.state.scan(b"refuser/")
 
 
-def test_rule_H8_a_target_that_is_given_up_fences_nobody_off_in_a_later_life() -> None:
-    world = fenced_by_the_target()
-    assert said(world, WORDS["target lost"])
-    assert not next_life(world).core.fence.is_up and not world.state.scan(b"refuser/")
-
-
 def test_rule_H8_a_mark_that_does_not_check_counts_as_one() -> None:
     world = fenced_by_the_target()
     remains: Remains = world.remains(late=False)
     ((key, _),) = remains.state.scan(b"refuser/")
     remains.state.flip(key)
     assert World(remains).core.fence.is_up
-
-
-def test_an_acceptance_that_a_full_disk_refuses_has_not_happened_and_may_be_said_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("target accept, which lost data", "target accept, of a restored server"):
-        word = WORDS[name]
-        world = word.prepare()
-        told: list[object] = []
-        with monkeypatch.context() as full:
-            full.setattr(world.state, "commit", _full)
-            word.say(world, told.append)
-            world.settle()
-        assert isinstance(told[0], DelaydError)
-        for each in (world, next_life(world)):
-            each.pass_ms(40_000)
-            assert link_of(each).alarm, "it goes on as if nothing had been said"
-        assert said(world, word)
-        world.pass_ms(2_000)
-        assert speaks_to_its_target(world)
-
-
-def _full(*what: object) -> None:
-    raise DiskFull("/data/delay/state.lmdb")

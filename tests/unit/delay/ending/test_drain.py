@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
-from delayd.batch.batch import parse
-from delayd.batch.columns import ColumnId
 from delayd.batch.content import Names, slots_of_names
 from delayd.delay.ending import copies
-from delayd.delay.ending.drain import LEAVING_MAX, NEAR_MS
-from delayd.delay.producers import AcceptedBatch
+from delayd.delay.ending.drain import LEAVING_MAX
 from delayd.errors import (
     BadArgument,
-    BatchNumberReused,
     DelaydError,
-    DiskReserve,
-    ServerCordoned,
-    ServerInUse,
     SlowDown,
 )
-from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.drain import DrainOrder
 from delayd.wire.ending import ANSWER, AnswerRows, Asked, MessageState
 from delayd.wire.slots import NO_SLOTS, slot_set
-from tests.worlds.delay import World, encode_wanted, wanted
+from tests.worlds.delay import World, wanted
 from tests.worlds.drain import ask, carry, carry_one, log_id, piece, two
 
 HOUR_MS = 3_600_000
 ALL_SLOTS = ~NO_SLOTS
-TOOK = {"base_sequence": 1, "appended_at_ms": START_MS}
 
 
 def delivered(*worlds: World) -> Counter[bytes]:
@@ -69,34 +59,6 @@ def sent(world: World) -> set[bytes]:
     return {body for batch, _ in world.outside.accepted.values() for _, _, body in batch.wanted}
 
 
-@pytest.mark.parametrize("filed", [False, True])
-def test_pending_rows_go_from_wherever_they_stand_and_are_delivered_once(filed: bool) -> None:
-    world, other = two()
-    for due_ms, name in ((20_000, "wheel"), (2 * HOUR_MS, "soon"), (26 * HOUR_MS, "far")):
-        world.send([*wanted(10, due_ms, name), *wanted(5, due_ms, f"mail-{name}", b"mail")])
-    world.settle()
-    if filed:
-        world.checkpoint()
-    progress = piece(world, log_id(other))
-    assert (progress.found, progress.drained, progress.leaving, progress.place) == (45, 45, 45, None)
-    carry(world, other)
-    assert world.core.counters()["leaving_rows"] == 0
-    assert delivered(world) == {}
-    assert delivered(other) == Counter(sent(world))
-
-
-def test_rows_that_are_due_about_now_stay_and_are_delivered_here() -> None:
-    world, other = two()
-    world.send([*wanted(3, NEAR_MS - 1, "near"), *wanted(4, NEAR_MS + 5_000, "later")])
-    world.settle()
-    progress = piece(world, log_id(other))
-    assert (progress.found, progress.drained) == (7, 4)
-    carry(world, other)
-    assert {body[:4] for body in delivered(world)} == {b"near"} and {body[:5] for body in delivered(other)} == {
-        b"later"
-    }
-
-
 def test_a_receipt_says_where_the_message_is_now() -> None:
     world, other = two()
     world.send(wanted(3, 5 * HOUR_MS, "far"))
@@ -116,17 +78,6 @@ def test_a_receipt_says_where_the_message_is_now() -> None:
         assert answers(other, there)["state"].tolist() == [MessageState.PENDING] * 3
         assert told["other"].tolist() == [3, 4, 5]
         assert told.dtype == ANSWER
-
-
-def test_what_senders_gave_stays_with_a_message() -> None:
-    world, other = two()
-    world.send(wanted(2, 5 * HOUR_MS, "far"), expires=[START_MS + 6 * HOUR_MS, 0])
-    world.settle()
-    piece(world, log_id(other))
-    (leaving,) = world.core.endings.drain.waiting(log_id(other))
-    batch = parse(memoryview(world.core.endings.drain.batch_of(leaving)))
-    assert batch.int64s(ColumnId.EXPIRES_AT_MS).tolist() == [START_MS + 6 * HOUR_MS, 0]
-    assert batch.uint64s(ColumnId.ORIGIN_SEQUENCE).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("way", [None, PowerLoss.ALL_LOST, PowerLoss.ALL_KEPT])
@@ -174,25 +125,6 @@ def test_whenever_both_servers_die_each_row_is_deliverable_at_one_of_them(
     check()
 
 
-def test_a_batch_that_comes_again_without_some_rows_is_answered_as_the_first_time() -> None:
-    world, other = two()
-    world.send(wanted(3, 3 * HOUR_MS, "far"))
-    world.settle()
-    piece(world, log_id(other))
-    (leaving,) = world.core.endings.drain.waiting(log_id(other))
-    batch = parse(memoryview(world.core.endings.drain.batch_of(leaving)))
-    fewer = parse(memoryview(encode_wanted(wanted(1, 3 * HOUR_MS, "far"), batch.producer)))
-    taken: list[tuple[AcceptedBatch | DelaydError, bool]] = []
-    for each in (batch, fewer):
-        other.core.send_drained(each, lambda what, duplicate: taken.append((what, duplicate)))
-        other.settle()
-    other.core.send(fewer, lambda what, duplicate: taken.append((what, duplicate)))
-    other.settle()
-    first, again, by_a_client = taken
-    assert first == (again[0], False) and again[1]
-    assert isinstance(by_a_client[0], BatchNumberReused)
-
-
 def test_keyed_rows_go_with_their_slots_which_are_served_no_more() -> None:
     world, other = two()
     world.own_all_keys()
@@ -223,31 +155,6 @@ def test_keyed_rows_go_with_their_slots_which_are_served_no_more() -> None:
     assert delivered(world, other) == Counter(sent(world))
 
 
-def test_slots_that_leave_go_to_one_server() -> None:
-    world, other = two()
-    world.own_all_keys()
-    world.send(wanted(1, 3 * HOUR_MS, "keyed"), keys=[b"k"])
-    world.settle()
-    piece(world, log_id(other), ALL_SLOTS)
-    told = ask(world, DrainOrder(77, ALL_SLOTS))
-    world.settle()
-    assert isinstance(told[0], BadArgument)
-
-
-def test_what_the_other_server_refuses_waits_and_is_named_with_its_reason() -> None:
-    world, other = two()
-    world.send(wanted(2, 3 * HOUR_MS, "far"))
-    world.settle()
-    piece(world, log_id(other))
-    drain = world.core.endings.drain
-    (leaving,) = drain.waiting(log_id(other))
-    drain.refused(leaving, DiskReserve("its disk is full"))
-    (wait,) = [wait for wait in world.core.waits() if "on their way" in wait.what]
-    assert wait.why == "its disk is full" and "2 messages" in wait.what
-    carry(world, other)
-    assert not [wait for wait in world.core.waits() if "on their way" in wait.what]
-
-
 def test_no_more_leaves_while_much_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "LEAVE_ROWS", 1)
     world, other = two()
@@ -258,64 +165,3 @@ def test_no_more_leaves_while_much_is_on_its_way(monkeypatch: pytest.MonkeyPatch
         world.core.endings.let_leave(DrainOrder(log_id(other), None), lambda what: None)
     with pytest.raises(BadArgument):
         world.core.endings.let_leave(DrainOrder(log_id(world), None), lambda what: None)
-
-
-def test_a_cordoned_server_refuses_new_messages_and_takes_those_with_its_keys() -> None:
-    world = World()
-    world.own_all_keys()
-    number = world.send(wanted(1, HOUR_MS, "before"))
-    world.settle()
-    world.core.cordon(True)
-    world.send_again(number)
-    world.send(wanted(1, HOUR_MS, "keyed"), keys=[b"k"])
-    world.send(wanted(1, HOUR_MS, "after"))
-    world.settle()
-    assert sent(world) == {b"before-0", b"keyed-0"}
-    ((_, error),) = world.outside.refused
-    assert isinstance(error, ServerCordoned)
-    world.core.cordon(False)
-    world.send(wanted(1, HOUR_MS, "open"))
-    world.settle()
-    assert b"open-0" in sent(world)
-
-
-def test_a_server_retires_only_when_it_holds_nothing() -> None:
-    world, other = two()
-    told: list[str | DelaydError] = []
-
-    def retire() -> str:
-        told.clear()
-        world.core.retiring.retire(told.append)
-        world.settle()
-        return str(told[0])
-
-    with pytest.raises(BadArgument, match="cordon"):
-        retire()
-    world.core.cordon(True)
-    assert "holds nothing" in retire()
-    world.core.cordon(False)
-    world.send([*wanted(2, 3 * HOUR_MS, "far"), *wanted(1, 1_000, "near")])
-    world.settle()
-    world.core.cordon(True)
-    assert "3 messages are pending" in retire()
-    assert isinstance(told[-1], ServerInUse)
-    piece(world, log_id(other))
-    assert "1 messages are pending" in retire()
-    world.pass_ms(3_000)
-    assert "2 messages are on their way" in retire()
-    carry(world, other)
-    world.pass_ms(1_000)
-    assert "holds nothing" in retire()
-    world.clock.advance(HOUR_MS)
-    world.pass_ms(2_000)
-    assert "not sealed" in retire()
-
-
-def test_a_walk_that_only_counts_changes_nothing() -> None:
-    world, _ = two()
-    world.send([*wanted(2, 3 * HOUR_MS, "far"), *wanted(3, 1_000, "near")])
-    world.settle()
-    before = len(world.disk.operations)
-    assert piece(world, 0).found == 5
-    assert len(world.disk.operations) == before
-    assert np.all(world.core.ledger.owed.all()["sequence"] == 0)

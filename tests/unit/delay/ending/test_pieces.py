@@ -11,7 +11,7 @@ from delayd.delay.ending import requested
 from delayd.delay.ending.requested import Wish
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
-from delayd.errors import DelaydError, DiskReserve
+from delayd.errors import DelaydError
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
@@ -115,15 +115,3 @@ def test_a_disk_that_is_full_in_the_middle_leaves_the_other_rows_to_be_asked_for
     (rows,) = told
     assert not isinstance(rows, DelaydError), rows
     assert set(rows["answer"].tolist()) == done
-
-
-def test_a_request_whose_first_piece_is_refused_is_refused(looked: list[int]) -> None:
-    world, asked = filled()
-    told = Told()
-    world.core.endings.cancel(asked, told.append)
-    world.disk.capacity_bytes = world.disk.used_bytes
-    world.settle()
-    world.disk.capacity_bytes = CAPACITY_BYTES
-    assert [type(each) for each in told] == [DiskReserve]
-    assert world.core.counters()["asked_rows"] == 0
-    assert set(world.states(asked)) == {MessageState.PENDING}

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from delayd.delay.ending.requested import STEPS_MAX, Wish
-from delayd.delay.producers import PREFIX
 from delayd.errors import SlowDown
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
@@ -27,9 +26,8 @@ from delayd.wire.ending import (
     encode_asked_keys,
     read_asked_keys,
 )
-from tests.unit.delay.ending.keyed import REJECT, REPLACE, SUBJECT, sent
-from tests.worlds.delay import FOLDER, World, wanted
-from tests.worlds.drain import carry, log_id, piece, two
+from tests.unit.delay.ending.keyed import REJECT, SUBJECT, sent
+from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000
 ASKER = 7
@@ -79,37 +77,6 @@ def test_rule_I1_a_cancel_by_key_that_is_asked_again_ends_no_other_message() -> 
         assert life.states(life.receipts("second")) == [MessageState.CANCELLED]
 
 
-def test_rule_I1_a_move_by_key_that_is_asked_again_moves_no_other_message() -> None:
-    world = World()
-    to_ms = START_MS + 9 * HOUR_MS
-    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
-    told = ask_by_key(world, Wish.MOVE, [b"k"], [1], to_ms)
-    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
-    cancelled = world.cancel(world.receipts("first"))
-    world.settle()
-    assert cancelled == [[CancelAnswer.CANCELLED]]
-    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
-    for life in lives(world):
-        life.settle()
-        again = ask_by_key(life, Wish.MOVE, [b"k"], [1], to_ms)
-        for name in ("answer", "sequence", "deliver_at_ms", "accepted_at_ms"):
-            assert again[name].tolist() == told[name].tolist(), name
-        assert life.states(life.receipts("second")) == [MessageState.PENDING]
-
-
-def test_rule_I1_a_move_by_key_that_is_asked_again_undoes_no_later_move() -> None:
-    world = World()
-    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
-    receipt = world.receipts("first")
-    told = ask_by_key(world, Wish.MOVE, [b"k"], [1], TEN)
-    assert move(world, receipt, NOON)["answer"].tolist() == [RescheduleAnswer.MOVED]
-    for life in lives(world):
-        life.settle()
-        for _ in range(2):
-            assert same(told, ask_by_key(life, Wish.MOVE, [b"k"], [1], TEN))
-        assert due_of(life, receipt) == [NOON]
-
-
 def begin_move(world: World, asked: Asked, to_ms: int | Sequence[int], number: int = 0) -> list[AnswerRows]:
     """Ask for a move by receipts, under a number if it has one; the list holds the answer once it is there."""
     told: list[AnswerRows] = []
@@ -143,12 +110,6 @@ def due_of(world: World, asked: Asked) -> list[int]:
     return due
 
 
-def log_bytes(world: World) -> int:
-    """How large the message log is."""
-    folder = f"{FOLDER}/message"
-    return sum(world.disk.open(f"{folder}/{name}").size() for name in world.disk.list_folder(folder))
-
-
 def accepted(world: World, count: int = 1) -> Asked:
     """Send messages; their receipts."""
     world.send(wanted(count, 5 * HOUR_MS, "first"))
@@ -169,21 +130,6 @@ def test_rule_I1_a_move_by_receipt_that_is_asked_again_undoes_no_later_move() ->
         assert due_of(life, receipt) == [NOON]
         assert move(life, receipt, TEN, number=2)["answer"].tolist() == [RescheduleAnswer.MOVED]
         assert due_of(life, receipt) == [TEN], "another number is another try"
-
-
-def test_rule_I1_a_move_that_is_asked_again_is_told_as_done_when_the_message_has_ended() -> None:
-    world = World()
-    sent(world, wanted(2, 5 * HOUR_MS, "first"), [b"k", b"l"], REJECT)
-    receipts = world.receipts("first")
-    told = move(world, receipts, TEN, number=1)
-    world.cancel(receipts.take([0]))
-    sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"l"], REPLACE)
-    for life in lives(world):
-        life.settle()
-        assert same(told, move(life, receipts, TEN, number=1))
-        assert due_of(life, life.receipts("second")) == [START_MS + 6 * HOUR_MS]
-    world.drain(14 * HOUR_MS)
-    assert same(told, move(world, receipts, TEN, number=1))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -208,74 +154,6 @@ def test_rule_I1_a_move_that_is_asked_again_while_its_first_try_is_under_way_is_
     assert due_of(world, receipt) == [TEN if is_last else NOON]
 
 
-def test_a_move_to_an_instant_that_the_message_had_before_is_a_move() -> None:
-    world = World(load_ahead_ms=1_000)
-    receipt = accepted(world)
-    move(world, receipt, TEN)
-    move(world, receipt, NOON)
-    world = world.after_crash()  # Where a receipt leads is not known any more.
-    world.settle()
-    told = move(world, receipt, TEN, number=1)
-    assert due_of(world, receipt) == [TEN]
-    move(world, receipt, ONE)
-    for life in lives(world):
-        life.settle()
-        assert same(told, move(life, receipt, TEN, number=1))
-        assert due_of(life, receipt) == [ONE]
-
-
-def test_rule_I1_a_move_of_many_receipts_remembers_one_number_for_all_of_them() -> None:
-    world = World(load_ahead_ms=1_000)
-    count = 20_000
-    for _ in range(2):
-        world.send(wanted(count // 2, 5 * HOUR_MS, "first"))
-    world.settle()
-    twin = world.after_crash()
-    receipts, instants = world.receipts("first"), TEN + 60_000 * np.arange(count) // 100
-    told = move(world, receipts, instants.tolist(), number=1)
-    assert set(told["answer"].tolist()) == {RescheduleAnswer.MOVED}
-    twin.settle()
-    move(twin, receipts, instants.tolist())
-    assert log_bytes(world) - log_bytes(twin) < 1_000
-    some = receipts.take(range(0, count, 3))
-    assert set(move(world, some, NOON)["answer"].tolist()) == {RescheduleAnswer.MOVED}
-    for life in lives(world):
-        life.settle()
-        next_sequence = life.core.intake.next_sequence
-        assert same(told, move(life, receipts, instants.tolist(), number=1))
-        assert life.core.intake.next_sequence == next_sequence, "nothing was moved"
-        life.checkpoint()
-        asker = life.state.get(PREFIX + ASKER.to_bytes(8))
-        assert asker is not None and len(asker) < 200
-
-
-def test_two_receipts_of_one_message_that_are_asked_again_are_answered_as_the_first_time() -> None:
-    world = World()
-    first = accepted(world)
-    moved = move(world, first, START_MS + 6 * HOUR_MS)
-    second = Asked(*(moved[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms")))
-    both = Asked._make(np.concatenate(columns) for columns in zip(first, second, strict=True))
-    told = move(world, both, [TEN, ONE], number=1)
-    assert told["answer"].tolist() == [RescheduleAnswer.MOVED] * 2
-    move(world, first, NOON)
-    for life in lives(world):
-        life.settle()
-        assert same(told, move(life, both, [TEN, ONE], number=1))
-        assert due_of(life, first) == [NOON]
-
-
-def test_a_move_that_moved_nothing_is_judged_anew() -> None:
-    world = World()
-    receipt = accepted(world)
-    move(world, receipt, TEN)
-    told = move(world, receipt, TEN, number=1)
-    assert told["answer"].tolist() == [RescheduleAnswer.MOVED]
-    move(world, receipt, NOON)
-    again = move(world, receipt, TEN, number=1)
-    assert again["sequence"].tolist() > told["sequence"].tolist()
-    assert due_of(world, receipt) == [TEN]
-
-
 def test_a_move_that_is_asked_again_finds_its_row_behind_many_others() -> None:
     world = World(load_ahead_ms=1_000)
     receipt = accepted(world)
@@ -288,62 +166,6 @@ def test_a_move_that_is_asked_again_finds_its_row_behind_many_others() -> None:
     there = Asked(*(again[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms")))
     assert same(told, move(world, there, ONE, number=1))
     assert due_of(world, receipt) == [NOON]
-
-
-def test_a_move_that_is_asked_again_after_its_message_went_to_another_server_is_told_as_done() -> None:
-    world, other = two()
-    receipt = accepted(world)
-    told = move(world, receipt, TEN, number=1)
-    piece(world, log_id(other))
-    carry(world, other)
-    drained = move(world, receipt, NOON)
-    assert drained["state"].tolist() == [MessageState.DRAINED]
-    there = Asked(*(drained[name].copy() for name in ("other", "other_at_ms", "target_appended_at_ms")))
-    told_there = move(other, there, NOON, number=1)
-    for life in lives(world):
-        life.settle()
-        assert same(told, move(life, receipt, TEN, number=1))
-    move(other, there, ONE)
-    for life in lives(other):
-        life.settle()
-        assert same(told_there, move(life, there, NOON, number=1))
-        assert due_of(life, there) == [ONE]
-
-
-def test_a_cancel_by_receipt_needs_no_number() -> None:
-    world = World()
-    sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
-    receipt = world.receipts("first")
-    assert world.cancel(receipt) is not None
-    world.settle()
-    assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
-    for life in lives(world):
-        life.settle()
-        again = life.cancel(receipt)
-        life.settle()
-        assert again == [[CancelAnswer.CANCELLED]]
-        assert life.states(life.receipts("second")) == [MessageState.PENDING]
-
-
-def test_a_move_in_pieces_takes_nothing_for_done_that_another_one_has_moved_meanwhile() -> None:
-    world = World(load_ahead_ms=1_000)
-    count = 20_000
-    for _ in range(2):
-        world.send(wanted(count // 2, 5 * HOUR_MS, "first"))
-    world.settle()
-    receipts, begin = world.receipts("first"), world.core.intake.next_sequence
-    first = begin_move(world, receipts, TEN, number=1)
-    while world.core.intake.next_sequence == begin and (next_move := world.next_move()) is not None:
-        next_move()
-    assert not first, "rows of the first commit are moved, and others are not yet"
-    other = begin_move(world, receipts.take([count - 1]), NOON)
-    world.settle()
-    (told,), (told_other) = first, other
-    assert set(told["answer"].tolist()) == {RescheduleAnswer.MOVED}
-    assert set(told["deliver_at_ms"].tolist()) == {TEN}
-    assert told_other[0]["sequence"][0] < told["sequence"][-1], "it was moved before, and is moved on"
-    assert due_of(world, receipts.take([count - 1])) == [TEN]
-    assert same(told, move(world, receipts, TEN, number=1))
 
 
 def test_rule_B1_a_try_that_can_not_be_remembered_is_refused() -> None:

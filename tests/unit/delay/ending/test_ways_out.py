@@ -10,10 +10,10 @@ import pytest
 
 from delayd.delay.ending import copies
 from delayd.delay.ending.requested import Wish
-from delayd.errors import BadRequest, DamagedData, DelaydError, Shortage, SlowDown
+from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.machine.executor import Done
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import AnswerRows, Asked, MessageState, RescheduleAnswer
+from delayd.wire.ending import AnswerRows, RescheduleAnswer
 from delayd.wire.finding import Window
 from tests.unit.delay.ending.keyed import names
 from tests.worlds.delay import World, wanted
@@ -39,47 +39,6 @@ def moved_world(*, remembered: bool) -> World:
         world = world.after_crash(None)
         world.settle()
     return world
-
-
-def at(sequences: list[int], hours: list[int]) -> Asked:
-    return Asked(
-        np.array(sequences, np.uint64),
-        START_MS + np.array(hours, np.int64) * HOUR_MS,
-        np.full(len(sequences), START_MS, np.int64),
-    )
-
-
-@pytest.mark.parametrize("remembered", [True, False])
-@pytest.mark.parametrize("wish", list(Wish))
-def test_a_made_up_receipt_of_the_row_that_another_one_leads_to_is_unknown(wish: Wish, remembered: bool) -> None:
-    world = moved_world(remembered=remembered)
-    asked, told = at([1, 2, 2], [5, 7, 7]), Told()
-    if wish is Wish.MOVE:
-        world.core.endings.reschedule(asked, START_MS + np.array([8, 9, 9], np.int64) * HOUR_MS, told.append)
-    else:
-        ask = world.core.endings.get if wish is Wish.GET else world.core.endings.cancel
-        ask(asked, told.append)
-    world.settle()
-    (rows,) = told
-    assert not isinstance(rows, DelaydError), rows
-    first = {Wish.GET: MessageState.PENDING, Wish.CANCEL: MessageState.CANCELLED, Wish.MOVE: MessageState.PENDING}
-    # While the outcome of row 2 is being written, nobody can tell yet what became of other rows that are called so.
-    made_up = {MessageState.UNKNOWN, MessageState.IN_FLIGHT} if wish is Wish.MOVE else {MessageState.UNKNOWN}
-    assert rows["state"][0] == first[wish]
-    assert set(rows["state"][1:].tolist()) <= made_up
-    if wish is Wish.MOVE:
-        assert rows["answer"][0] == RescheduleAnswer.MOVED
-        assert rows["deliver_at_ms"][0] == START_MS + 8 * HOUR_MS
-    assert rows["sequence"].tolist() == [3 if wish is Wish.MOVE else 2, 2, 2], "each is told under what it names"
-    assert holds_nothing(world)
-
-
-def test_a_request_that_contradicts_itself_takes_no_room() -> None:
-    world = moved_world(remembered=True)
-    for _ in range(3):
-        with pytest.raises(BadRequest, match="different instants"):
-            world.core.endings.get(at([2, 2], [6, 7]), Told().append)
-    assert holds_nothing(world)
 
 
 def asks(world: World) -> dict[str, Callable[[Told], None]]:
@@ -124,22 +83,6 @@ def test_whatever_fails_beside_the_loop_is_told_by_name_and_the_next_request_is_
     asks(world)[kind](told)
     world.settle()
     assert not isinstance(told[-1], DelaydError), told
-    assert holds_nothing(world)
-
-
-def test_requests_that_are_under_way_when_the_server_stops_are_answered() -> None:
-    world = World()
-    world.send(wanted(1, 5 * HOUR_MS, "row"), [b"k"])
-    world.settle()
-    world.checkpoint()
-    told = Told()
-    for ask in asks(world).values():
-        ask(told)
-    world.stop()
-    end = world.core.counters()["message_log_end"]
-    world.settle()
-    assert world.core.counters()["message_log_end"] == end, "nothing is logged when the server has stopped"
-    assert len(told) == len(asks(world))
     assert holds_nothing(world)
 
 

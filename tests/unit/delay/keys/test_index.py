@@ -11,11 +11,9 @@ import pytest
 
 from delayd.batch.content import Hasher
 from delayd.delay.keys import index as index_module
-from delayd.delay.keys.entries import Found, merge
 from delayd.delay.keys.index import _first_to_merge
 from delayd.log.key_run import run_path
-from delayd.testing.tree import PowerLoss
-from tests.worlds.keys import DUE_MS, FOLDER, HOUR, SEED, KeyHouse, KeyRow, entries_of, facts, names_of
+from tests.worlds.keys import DUE_MS, FOLDER, HOUR, SEED, KeyHouse, KeyRow, names_of
 
 NONE = (0, 0, 0)
 
@@ -63,12 +61,6 @@ def test_a_checkpoint_that_fails_keeps_its_rows_for_the_next_one() -> None:
     assert [found[0] for found in again.find([name(0), name(19)])] == [1, 20]
 
 
-def test_a_checkpoint_without_keys_writes_no_file() -> None:
-    house = KeyHouse()
-    house.checkpoint()
-    assert house.files() == []
-
-
 def test_parts_in_memory_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "LOOP_ENTRIES", 256)
     house = KeyHouse()
@@ -77,17 +69,6 @@ def test_parts_in_memory_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
         house.worker.run_all()
     assert len(house.index.view().parts) < 10
     assert [found[0] for found in house.find([name(0), name(3_999)])] == [1, 4_000]
-
-
-def test_parts_that_a_checkpoint_took_meanwhile_are_not_merged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "LOOP_ENTRIES", 16)
-    house = KeyHouse()
-    house.add(rows(0, 16))
-    house.add(rows(16, 16))
-    assert house.worker.waiting == 1
-    house.checkpoint()
-    house.worker.run_all()
-    assert len(house.index) == 32
 
 
 def test_runs_are_merged_and_the_old_files_go_when_nothing_names_them() -> None:
@@ -101,29 +82,6 @@ def test_runs_are_merged_and_the_old_files_go_when_nothing_names_them() -> None:
     house.worker.run_all()
     assert len(house.files()) == len(house.index.view().runs) == len(house.known.runs)
     assert [found[0] for found in house.find([name(n) for n in range(400)])] == list(range(1, 401))
-
-
-def test_a_merge_keeps_one_entry_of_a_name() -> None:
-    house = KeyHouse()
-    house.add(rows(0, 100))
-    house.checkpoint()
-    house.add(rows(0, 100, 100))
-    house.checkpoint()
-    assert len(house.index) == 200
-    house.worker.run_all()
-    assert len(house.index) == 100
-    assert [found[0] for found in house.find([name(n) for n in range(100)])] == list(range(101, 201))
-
-
-def test_a_merge_of_all_runs_forgets_deleted_hours_and_another_one_does_not() -> None:
-    house = KeyHouse()
-    house.add([KeyRow(name(n), n + 1, DUE_MS, HOUR + n % 2) for n in range(100)])
-    house.checkpoint()
-    house.add([KeyRow(name(n), 100 + n, DUE_MS, HOUR) for n in range(0, 120, 2)])
-    house.filed_hours = {HOUR + 1}
-    house.checkpoint()
-    house.worker.run_all()
-    assert [found[0] for found in house.find([name(1), name(2)])] == [2, 0]
 
 
 def test_an_older_entry_does_not_count_again_when_the_newest_is_of_a_deleted_hour() -> None:
@@ -166,16 +124,6 @@ def test_a_merge_that_finds_the_disk_full_is_tried_again() -> None:
     assert len(house.index.view().runs) == 1
 
 
-def test_a_start_removes_files_that_nothing_names() -> None:
-    house = KeyHouse()
-    house.add(rows(0, 100))
-    house.index.write(house.index.freeze())
-    assert len(house.files()) == 1
-    again = house.started_again(house.disk.after_kill())
-    assert again.files() == []
-    assert again.index.whole
-
-
 def test_a_run_that_is_gone_or_damaged_leaves_the_index_not_whole() -> None:
     house = KeyHouse()
     house.add(rows(0, 100))
@@ -187,16 +135,6 @@ def test_a_run_that_is_gone_or_damaged_leaves_the_index_not_whole() -> None:
     cut = house.disk.after_kill()
     cut.open(path, write=True).truncate(100)
     assert not house.started_again(cut).index.whole
-
-
-@pytest.mark.parametrize("way", list(PowerLoss))
-def test_rule_L4_what_a_checkpoint_names_is_durable(way: PowerLoss) -> None:
-    house = KeyHouse()
-    house.add(rows(0, 100))
-    house.checkpoint()
-    again = house.started_again(house.disk.after_crash(way))
-    assert again.index.whole
-    assert [found[0] for found in again.find([name(0), name(99)])] == [1, 100]
 
 
 def test_rule_C3_names_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,29 +160,6 @@ def test_runs_are_merged_when_the_newest_are_larger_than_half_of_the_next_older_
     assert _first_to_merge([100, 51]) == 0
     assert _first_to_merge([1_000, 100, 51]) == 1
     assert _first_to_merge([200, 100, 51]) == 0
-
-
-def test_nobody_can_make_keys_of_one_hash_without_the_seed() -> None:
-    names = names_of([(b"s", b"%d" % n) for n in range(1_000)])
-    one, other = Hasher(1).hashes(names), Hasher(2).hashes(names)
-    assert len(set(one.tolist())) == len(set(other.tolist())) == 1_000
-    assert not (one == other).any()
-
-
-def test_entries_merge_into_the_newest_of_each_name() -> None:
-    first = entries_of([KeyRow(name(1), 9), KeyRow(name(2), 4)])
-    second = entries_of([KeyRow(name(1), 5), KeyRow(name(2), 6), KeyRow(name(3), 7)])
-    merged = merge([second, first])
-    found = dict(zip(merged.names.texts(), merged.rows["sequence"].tolist(), strict=True))
-    assert found == {name(1): 9, name(2): 6, name(3): 7}
-    assert bool((merged.hashes[1:] >= merged.hashes[:-1]).all())
-
-
-def test_an_older_entry_never_takes_the_place_of_a_newer_one() -> None:
-    found = Found(1)
-    for sequence in (5, 9, 7):
-        found.take_newer(np.array([0]), entries_of([KeyRow(name(1), sequence)]).rows)
-    assert facts(found) == [(9, DUE_MS, HOUR)]
 
 
 def test_the_hash_is_that_of_the_page() -> None:

@@ -15,12 +15,8 @@ from delayd.errors import (
     DelaydError,
     DiskFull,
     DiskReserve,
-    NotOwner,
-    OwnerUnknown,
     RetryLater,
     ServerUnavailable,
-    SlotsInUse,
-    SlowDown,
 )
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
@@ -147,90 +143,6 @@ def _moved(
     meta.meta.move_slots(slots_of_text(text), owners.versions, to, told.append)
 
 
-def test_owned_slots_need_no_meta_also_after_a_restart() -> None:
-    first = Member(SteppedMeta(), 1)
-    first.heartbeat()
-    assert first.take("0-9") is None
-    first.reachable = False
-    assert first.take("0,9") is None
-    first = first.restarted()
-    first.reachable = False
-    assert first.take("0,9") is None
-    refused = first.take("9,10")
-    assert isinstance(refused, SlowDown) and "meta" in str(refused)
-    first.reachable = True
-    first.heartbeat()
-    assert first.take("9,10") is None
-
-
-def test_rule_I4_another_server_is_told_who_owns_the_keys() -> None:
-    _, _, second = two()
-    refused = second.take("3")
-    assert isinstance(refused, NotOwner) and "0000000000000001" in str(refused)
-    assert second.take("20") is None
-    assert slots_text(second.own.owned) == "20"
-
-
-def test_one_question_serves_all_who_wait() -> None:
-    meta = SteppedMeta()
-    first = Member(meta, 1)
-    first.heartbeat()
-    told: list[Outcome] = []
-    for slot in range(100):
-        first.own.admit(slots(str(slot)), told.append)
-    assert len(first.asked) == 1
-    first.settle()
-    assert told == [None] * 100
-
-
-def test_a_slot_with_pending_rows_is_not_released() -> None:
-    _, first, _ = two()
-    first.pending = 3
-    refused = first.release("0-4")
-    assert isinstance(refused, SlotsInUse) and "3 messages" in str(refused)
-    assert first.take("0-4") is None
-
-
-def test_rule_I4_a_released_slot_is_refused_until_it_is_given_anew() -> None:
-    meta, first, second = two()
-    assert isinstance(first.release("0-4"), SlotOwners)
-    for _ in range(2):
-        # Meta still names this server: it must not believe that.
-        assert isinstance(first.take("4"), SlowDown)
-        assert isinstance(second.take("4"), NotOwner)
-        first = first.restarted()
-    move(meta, "0-4", 2)
-    assert isinstance(first.take("4"), NotOwner)
-    assert second.take("4") is None
-    assert first.take("5-9") is None
-    assert isinstance(second.release("4"), SlotOwners)
-    move(meta, "4", 1)
-    assert first.take("4") is None
-    assert isinstance(second.take("4"), NotOwner)
-
-
-def test_nothing_is_taken_while_a_release_is_under_way() -> None:
-    _, first, _ = two()
-    told: list[SlotOwners | DelaydError] = []
-    first.own.release(slots_of_text("4"), told.append)
-    taken: list[Outcome] = []
-    first.own.admit(slots("5"), taken.append)
-    assert taken == [None]
-    first.own.admit(slots("4"), taken.append)
-    first.settle()
-    assert isinstance(told[0], SlotOwners) and isinstance(taken[1], SlowDown)
-
-
-def test_a_server_that_was_called_lost_drops_its_slots_when_it_hears_so() -> None:
-    meta, first, second = two()
-    move(meta, "2-3", 2)
-    first.heartbeat()
-    assert slots_text(first.own.owned) == "0-1,4-9"
-    first.settle()
-    assert second.take("2") is None
-    assert isinstance(first.restarted().take("2"), NotOwner)
-
-
 def test_a_full_disk_leaves_everything_as_it_was() -> None:
     meta = SteppedMeta()
     state = FullState()
@@ -251,96 +163,6 @@ def test_a_value_that_does_not_check_is_asked_of_meta_again() -> None:
     first = first.restarted()
     assert not first.own.owned.any()
     assert first.take("0-9") is None
-
-
-def lose_meta(meta: SteppedMeta, *members: Member) -> None:
-    """Meta's directory is lost, and another one takes its place."""
-    meta.replace(MemoryState())
-    for member in members:
-        member.heartbeat()
-        member.settle()
-
-
-def test_rule_I4_after_meta_was_lost_nobody_takes_keys_whose_owner_may_be_away() -> None:
-    meta, first, second = two()
-    assert second.take("20") is None
-    lose_meta(meta, second)
-    assert second.take("20") is None
-    for slot in ("3", "30"):
-        refused = second.take(slot)
-        assert isinstance(refused, OwnerUnknown) and "delayd status" in str(refused)
-    second = second.restarted()
-    first.heartbeat()
-    assert isinstance(second.take("3"), NotOwner)
-    assert first.take("3") is None
-    assert second.take("30") is None
-
-
-def test_with_one_server_nothing_is_to_be_noticed_when_meta_was_lost() -> None:
-    meta = SteppedMeta()
-    only = Member(meta, 1)
-    only.heartbeat()
-    assert only.take("0-9") is None
-    lose_meta(meta, only)
-    assert only.take("0-20") is None
-
-
-def test_a_server_takes_a_slot_again_that_it_gave_up_before_meta_was_lost() -> None:
-    meta, first, second = two()
-    for _ in range(3):
-        assert isinstance(first.release("4"), SlotOwners)
-        move(meta, "4", 2)
-        assert second.take("4") is None
-        assert isinstance(second.release("4"), SlotOwners)
-        move(meta, "4", 1)
-        assert first.take("4") is None
-    assert isinstance(first.release("4"), SlotOwners)
-    lose_meta(meta, first, second)
-    assert {type(first.take("4")), type(second.take("4"))} == {type(None), NotOwner}
-    # A release in which an empty meta said version 0 must not make a server forget what it knew.
-    assert first.own.claims.versions[4] >= 7
-
-
-def test_rule_I4_an_older_copy_of_meta_gives_no_slot_that_another_server_may_have_by_now() -> None:
-    meta, first, second = two()
-    assert isinstance(first.release("4"), SlotOwners)
-    move(meta, "4", 2)
-    copy = meta.state.after_crash()
-    # The second one never took it, so it was moved on without it.
-    move(meta, "4", 1)
-    assert first.take("4") is None
-    meta.replace(copy)
-    second.heartbeat()
-    assert isinstance(second.take("4"), OwnerUnknown)
-    first.heartbeat()
-    assert isinstance(second.take("4"), NotOwner)
-
-
-def test_a_server_that_was_put_back_from_a_copy_drops_what_it_gave_up_since() -> None:
-    meta, first, second = two()
-    copy = Member(meta, 1, first.state.after_crash())
-    assert isinstance(first.release("4"), SlotOwners)
-    move(meta, "4", 2)
-    assert second.take("4") is None
-    copy.heartbeat()
-    assert isinstance(copy.take("4"), NotOwner)
-    assert copy.take("5") is None
-
-
-def test_rule_I4_neither_of_two_servers_that_claim_a_slot_serves_it_before_an_operator_has_said_who() -> None:
-    metas = SteppedMeta(), SteppedMeta()
-    both = Member(metas[0], 1), Member(metas[1], 2)
-    for member in both:
-        member.heartbeat()
-        assert member.take("4") is None
-    meta, (first, second) = metas[0], both
-    second.meta = meta
-    meet(first, second)
-    for member in both:
-        assert isinstance(member.take("4"), OwnerUnknown)
-    move(meta, "4", 2)
-    assert isinstance(first.take("4"), NotOwner)
-    assert second.take("4") is None
 
 
 def test_meta_hears_of_slots_that_are_being_stored_and_of_peers_that_are_durable() -> None:

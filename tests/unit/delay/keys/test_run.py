@@ -56,19 +56,6 @@ def test_each_name_is_found_and_no_other(count: int) -> None:
     assert look(run, others) == [(0, 0, 0)] * len(others)
 
 
-def test_subject_and_key_are_not_mixed_up() -> None:
-    pairs = [(b"ab", b"c"), (b"a", b"bc"), (b"abcdefgh", b"i"), (b"abcdefg", b"hi"), (b"a\0"[:1], b"bc\0")]
-    rows = [KeyRow(pair, n + 1) for n, pair in enumerate(pairs)]
-    run = opened(*written(rows))
-    assert [found[0] for found in look(run, pairs)] == [1, 2, 3, 4, 5]
-
-
-def test_instants_of_past_and_future_come_back() -> None:
-    due = [0, 1, DUE_MS, (1 << 48) - 1]
-    run = opened(*written([KeyRow((b"s", b"%d" % n), n + 1, at) for n, at in enumerate(due)]))
-    assert [found[1] for found in look(run, [(b"s", b"%d" % n) for n in range(4)])] == due
-
-
 def test_rows_come_out_of_blocks_as_they_went_in() -> None:
     rows = rows_of(300)
     run = opened(*written(rows))
@@ -79,13 +66,6 @@ def test_rows_come_out_of_blocks_as_they_went_in() -> None:
     sequences = [*first.rows["sequence"].tolist(), *rest.rows["sequence"].tolist()]
     assert dict(zip(texts, sequences, strict=True)) == {row.name: row.sequence for row in rows}
     assert bool((np.diff(np.concatenate((first.hashes, rest.hashes)).astype(np.float64)) >= 0).all())
-
-
-def test_a_new_key_costs_no_reading() -> None:
-    disk, name = written(rows_of(2_000))
-    run = opened(disk, name)
-    disk.faults.fail_reads["/keys/"] = 1_000
-    assert look(run, [(b"orders", b"new")]) == [(0, 0, 0)]
 
 
 def test_a_key_takes_so_many_bytes() -> None:

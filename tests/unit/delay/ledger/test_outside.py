@@ -7,7 +7,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.ledger import outside
 from delayd.delay.ledger.outside import Outside, sort_rows
 from delayd.delay.ledger.wanted import Wanted
@@ -70,18 +69,6 @@ def test_what_is_found_is_what_stands_in_the_arrays_now(seed: int, monkeypatch: 
         some = random.sample(range(1, 2_100), 50) + stand[:5]
         assert found(index, wanted_of(list(set(some))), arrays) == sorted(set(some) & set(stand))
         assert not found(index, wanted_of(stand or [1], off_ms=1_001), arrays), "another instant is another row"
-
-
-def test_rows_are_taken_out_of_the_arrays_in_which_they_stand_and_the_others_stay() -> None:
-    queue = WaitingRows()
-    for first in range(0, 20_000, 5_000):
-        queue.add(rows_of([*range(first + 1, first + 5_001)]))
-    before = queue.parts()
-    (taken,) = queue.take_out(np.array([5_002, 5_004], np.uint64), {id(before[1])})
-    assert taken["sequence"].tolist() == [5_002, 5_004]
-    after = queue.parts()
-    assert [id(part) for part in (after[0], after[2], after[3])] == [id(part) for part in (before[0], *before[2:])]
-    assert len(queue) == 19_998 == sum(map(len, after))
 
 
 def test_rule_B2_a_request_is_a_look_up_however_many_rows_wait_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:

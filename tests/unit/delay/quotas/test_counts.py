@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from delayd.delay.quotas import counted as counted_module
-from delayd.delay.quotas.counted import BLOCK_ROWS, ROW_BYTES, Counted, CountedRows, join, make_rows
-from delayd.delay.quotas.profile import DENSE_BYTES, ENTRY_BYTES, HOUR_S, SPARSE_MAX, Profile
+from delayd.delay.quotas.counted import PART_ROWS, ROW_BYTES, Counted, CountedRows, make_rows
+from delayd.delay.quotas.profile import DENSE_BYTES, HOUR_S, SPARSE_MAX, Profile
 from tests.counts import lines
 
 BEGIN_S = 500_000 * HOUR_S
@@ -60,48 +60,36 @@ def test_a_profile_is_a_count_by_second(seed: int) -> None:
         assert bool(profile.held_bytes) == bool(model)
 
 
-def test_an_hour_with_few_seconds_takes_little_memory() -> None:
-    profile = Profile()
-    profile.add(BEGIN_S + np.arange(SPARSE_MAX))
-    assert profile.held_bytes == (SPARSE_MAX + 1) * ENTRY_BYTES
-    profile.add(np.array([BEGIN_S + SPARSE_MAX]))
-    assert profile.held_bytes == DENSE_BYTES
-    profile.remove(BEGIN_S + np.arange(SPARSE_MAX + 1))
-    assert profile.held_bytes == 0
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_counted_rows_are_taken_off_once_and_their_memory_is_given_back(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counted_module, "BLOCK_ROWS", 64)
-    random = Random(seed)
-    counted, model = Counted(), dict[int, tuple[int, int]]()
-    begin = {"old": 1, "add": 100_000}
+    monkeypatch.setattr(counted_module, "PART_ROWS", 64)
+    random, held = Random(seed), Counted()
+    model: dict[int, tuple[int, int]] = {}
+    begin = {"old": 1, "add": 100_000}  # Rows that a counting has found are older than those that came meanwhile.
     for _ in range(120):
         step = random.choice(["add", "add", "add", "remove", "remove", "old", "forget"])
-        if step in ("add", "old"):
-            count = random.choice([1, 5, 200])
-            # Rows that a counting has found are older than those that came meanwhile.
-            sequences = np.arange(begin[step], begin[step] + count)
-            begin[step] += count
-            subject = random.randrange(3)
-            counted.add(make_rows(sequences.astype(np.uint64), subject, sequences % 1_000, sequences % 77))
-            model.update({int(sequence): (subject, int(sequence) % 77) for sequence in sequences})
+        subject = random.randrange(3)
+        if step in begin:
+            sequences = np.arange(begin[step], begin[step] + random.choice([1, 5, 64, 200]))
+            begin[step] = int(sequences[-1]) + 1
+            for rows in make_rows(sequences.astype(np.uint64), subject, sequences % 1_000, sequences % 77).cut():
+                held.add(rows)
+            model |= {sequence: (subject, sequence % 77) for sequence in sequences.tolist()}
         elif step == "remove":
             known = random.sample(sorted(model), random.randrange(len(model) + 1))
             wanted = sorted({*known, *random.sample(range(begin["add"] + 1_000), 20)})
-            found = counted.remove(np.array(wanted, np.uint64))
-            expected = {sequence: model.pop(sequence) for sequence in wanted if sequence in model}
-            assert _rows(found) == expected
-            assert _rows(counted.remove(np.array(wanted, np.uint64))) == {}
+            found = held.remove(np.array(wanted, np.uint64))
+            assert _rows(found) == {sequence: model.pop(sequence) for sequence in wanted if sequence in model}
+            assert not held.remove(np.array(wanted, np.uint64)).n
         else:
-            subject = random.randrange(3)
-            counted.forget(subject)
+            held.forget(subject)
             model = {sequence: row for sequence, row in model.items() if row[0] != subject}
-        assert counted.held_bytes <= ROW_BYTES * (3 * len(model) + 10 * 64)
-    assert _rows(counted.remove(np.arange(begin["add"] + 1_000, dtype=np.uint64))) == model
-    assert counted.held_bytes == 0
+        for _ in range(100):  # Each call gives back the memory of some parts.
+            held.remove(np.array([0], np.uint64))
+        assert held.held_bytes <= ROW_BYTES * 2 * len(model)
+    assert _rows(held.remove(np.arange(begin["add"] + 1_000, dtype=np.uint64))) == model
 
 
 def _rows(rows: CountedRows) -> dict[int, tuple[int, int]]:
@@ -109,60 +97,27 @@ def _rows(rows: CountedRows) -> dict[int, tuple[int, int]]:
     return dict(zip(rows.sequences.tolist(), pairs, strict=True))
 
 
-def test_rows_of_several_parts_are_joined_in_the_order_of_their_sequences() -> None:
-    one = make_rows(np.array([5, 9], np.uint64), 1, np.array([1, 2]), np.array([10, 20]))
-    two = make_rows(np.array([7], np.uint64), 2, np.array([3]), np.array([30]))
-    assert join([one, two]).sequences.tolist() == [5, 7, 9]
-    assert len(join([]).sequences) == 0
-
-
 def test_rule_B2_taking_rows_off_costs_the_same_however_many_there_are_and_came_one_by_one() -> None:
     """Rows of a counted subject come one by one, and after each of them rows of other subjects end."""
-    counted, sequence = Counted(), 0
-    second, size = np.array([BEGIN_S]), np.array([100])
+    held, sequence, one = Counted(), 0, np.array([1])
 
     def one_comes() -> None:
         nonlocal sequence
-        counted.add(make_rows(np.array([sequence], np.uint64), 0, second, size))
-        counted.remove(np.arange(sequence + 1, sequence + 11, dtype=np.uint64))
+        held.add(make_rows(np.array([sequence], np.uint64), 0, one, one))
+        held.remove(np.arange(sequence + 1, sequence + 11, dtype=np.uint64))
         sequence += 11
 
     one_comes()
     first = lines(one_comes)
     for _ in range(3_000):
         one_comes()
-    assert lines(one_comes) <= first + 10
-    for begin in range(sequence, sequence + 40 * BLOCK_ROWS, BLOCK_ROWS):
-        rows = np.arange(begin, begin + BLOCK_ROWS)
-        counted.add(make_rows(rows.astype(np.uint64), 1, rows, rows))
-    sequence += 40 * BLOCK_ROWS
+    assert lines(one_comes) <= first + 100
+    rows = np.arange(sequence, sequence + 40 * PART_ROWS)
+    for part in make_rows(rows.astype(np.uint64), 1, rows, rows).cut():
+        held.add(part)
+    sequence += 40 * PART_ROWS
     one_comes()
-    assert lines(one_comes) <= first + 40, "a look-up among the blocks"
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_counted_rows_between_others_are_taken_a_turn_at_a_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counted_module, "BLOCK_ROWS", 64)
-    monkeypatch.setattr(counted_module, "TURN_ROWS", 100)
-    draw = np.random.default_rng(seed)
-    owner = draw.integers(0, 3, 5_000)  # 0: here first; 1: found by a counting; 2: nobody's.
-    counted = Counted()
-    here, found = np.flatnonzero(owner == 0), np.flatnonzero(owner == 1)
-    for part in np.array_split(here, 40):
-        counted.add(make_rows(part.astype(np.uint64), 0, part, part))
-    rows, turns = make_rows(found.astype(np.uint64), 1, found, found), 0
-    while len(rows.sequences):
-        before = len(rows.sequences)
-        rows = counted.merge(rows)
-        turns += 1
-        assert before - len(rows.sequences) <= 100 + 64
-    assert turns > 10
-    expected = np.flatnonzero(owner < 2).tolist()
-    gone = sorted(draw.choice(expected, 2_000, replace=False).tolist())
-    assert counted.remove(np.array(gone, np.uint64)).sequences.tolist() == gone
-    left = sorted({*expected} - {*gone})
-    assert counted.remove(np.arange(5_000, dtype=np.uint64)).sequences.tolist() == left
-    assert counted.held_bytes == 0
+    assert lines(one_comes) <= first + 200, "a few looks at each part"
 
 
 HOURS = 17_000

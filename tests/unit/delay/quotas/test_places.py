@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from delayd.batch.columns import Int64s
 from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.places import BLOCK_S, GIVEN_MS, Given, Picker, fill
-from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX, WATCHED_MS
+from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
-from delayd.log.quota import NO_LIMITS, Limits
+from delayd.log.quota import Limits
 from delayd.testing.clock import START_MS
-from tests.counts import lines
 from tests.unit.delay.quotas.setting import SUBJECT, set_quota
 from tests.worlds.delay import World, wanted
 
@@ -28,30 +27,6 @@ def ask(world: World, due_ms: list[int], spread_ms: int, subject: bytes = SUBJEC
     world.settle()
     (answer,) = told
     return answer if isinstance(answer, DelaydError) else (answer - START_MS).tolist()
-
-
-def test_the_emptiest_second_is_chosen_and_of_several_the_first() -> None:
-    world = World()
-    world.send(wanted(5, 60_000, "a"))
-    world.send(wanted(2, 61_500, "b"))
-    world.send(wanted(2, 62_999, "c"))
-    world.send(wanted(1, 64_000, "d"))
-    world.settle()
-    assert ask(world, [60_400], 2_000) == [61_000 + 2 * 618 % 1_000]
-    assert ask(world, [60_400], 3_500) == [63_000]
-    assert ask(world, [60_400], 0) == [60_400]
-    assert ask(world, [70_900, 70_900], 100) == [70_900, 71_000]
-
-
-def test_callers_that_ask_together_get_seconds_of_their_own() -> None:
-    world = World()
-    told: list[Int64s | DelaydError] = []
-    for _ in range(60):
-        world.core.places(SUBJECT, np.array([START_MS + MINUTE_MS]), 59_999, told.append)
-    world.settle()
-    chosen = [int(each[0]) // 1_000 for each in told if not isinstance(each, DelaydError)]
-    assert sorted(chosen) == [START_MS // 1_000 + 60 + second for second in range(60)]
-    assert ask(world, [MINUTE_MS] * 60, 59_999) == [60_000 + 1_000 * second + 618 for second in range(60)]
 
 
 def test_an_instant_that_was_given_out_counts_for_some_seconds_or_until_its_message_comes() -> None:
@@ -69,42 +44,6 @@ def test_an_instant_that_was_given_out_counts_for_some_seconds_or_until_its_mess
     assert ask(world, [MINUTE_MS], 1_000) == [61_000]
 
 
-def test_a_full_window_is_refused_with_the_next_free_instant_and_nothing_is_given_out() -> None:
-    world = World()
-    assert set_quota(world, Limits(per_second=2)) is None
-    world.send(wanted(6, 60_000, "a", every_ms=500))
-    world.settle()
-    full = ask(world, [MINUTE_MS], 2_999)
-    assert isinstance(full, QuotaReached) and full.next_free_ms == START_MS + 63_000
-    assert isinstance(ask(world, [MINUTE_MS] * 3, 3_000), QuotaReached)
-    assert ask(world, [MINUTE_MS] * 2, 3_000) == [63_000, 63_000]
-    assert set_quota(world, Limits(per_second=0)) is None
-    none = ask(world, [MINUTE_MS], MINUTE_MS)
-    assert isinstance(none, QuotaReached) and none.next_free_ms == 0
-
-
-def test_messages_with_windows_of_their_own_are_placed_one_after_the_other() -> None:
-    world = World()
-    assert ask(world, [60_000, 61_000, 60_500], 1_000) == [60_000, 61_000, 60_618]
-    past = ask(world, [-10_000], 12_000)
-    assert past == [0]
-
-
-def test_a_subject_without_a_quota_is_counted_as_long_as_somebody_asks() -> None:
-    world = World()
-    world.send(wanted(3, 60_000, "before"))
-    world.settle()
-    counts: list[bool] = [world.core.intake.gate is not None]
-    assert ask(world, [MINUTE_MS], 2_000) == [61_000]
-    assert world.core.quotas.listing() == []
-    counts.append(world.core.intake.gate is not None)
-    world.send(wanted(3, 61_000, "more"))
-    world.settle()
-    assert ask(world, [MINUTE_MS], 2_000) == [62_000]
-    world.pass_ms(WATCHED_MS + 1_000)
-    assert [*counts, world.core.intake.gate is not None] == [False, True, False]
-
-
 def test_what_no_server_takes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for due_ms, spread_ms, words in (
@@ -118,12 +57,6 @@ def test_what_no_server_takes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch
     ask(world, [0], 1_000)
     with pytest.raises(SlowDown):
         ask(world, [0], 1_000, b"another")
-
-
-def test_two_years_ahead_nothing_is_placed_behind_the_horizon() -> None:
-    world = World(horizon_days=10)
-    horizon_ms = 10 * 86_400_000
-    assert ask(world, [horizon_ms - 1_000] * 3, SPREAD_MS_MAX) == [horizon_ms - 1_000, horizon_ms - 382, horizon_ms]
 
 
 @given(
@@ -173,28 +106,6 @@ def test_what_arrived_is_not_taken_off_a_second_time_when_its_time_is_over() -> 
     assert given_out.window(5, 3).tolist() == [1, 0, 0]
     given_out.expire(GIVEN_MS + 1_000)
     assert given_out.count == 0 and not given_out.window(5, 3).any()
-
-
-def test_rule_B2_a_million_instants_are_forgotten_in_few_steps_when_messages_came_for_some() -> None:
-    given_out = Given()
-    for request in range(15):
-        given_out.add(np.arange(request, request + 65_536), 0)
-    given_out.arrived(np.array([100, 100, 101]))
-    assert lines(lambda: given_out.expire(GIVEN_MS)) < 2_000
-    assert given_out.count == 0 and not given_out.window(0, 70_000).any()
-
-
-def test_a_quota_is_lifted_while_somebody_waits_for_places_and_both_are_answered() -> None:
-    world = World()
-    assert set_quota(world, Limits(pending=5)) is None
-    told: list[object] = []
-    world.core.quotas._begin_anew(list(world.core.quotas._tallies.values()))
-    world.core.quotas._count()
-    world.core.places(SUBJECT, np.array([START_MS + 60_000]), 1_000, told.append)
-    world.core.set_quota(SUBJECT, NO_LIMITS, lambda error: told.append(("lifted", error)))
-    world.settle()
-    world.pass_ms(20_000)
-    assert ("lifted", None) in told and len(told) == 2
 
 
 def test_rule_B2_many_places_are_chosen_beside_the_loop_and_later_callers_see_what_was_given() -> None:

@@ -13,15 +13,13 @@ from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.ledger.owed import HOURS_AT_ONCE, PARTS_AT_ONCE, Owed, in_one
 from delayd.delay.ledger.wanted import Wanted, wanted_of
-from delayd.delay.quarantine import Kind
 from delayd.delay.rows import Rows, new_rows
-from delayd.errors import BadRequest, BatchMalformed, DamagedData
+from delayd.errors import BadRequest, BatchMalformed
 from delayd.hours import HOUR_MS
 from delayd.log.dispatch import NewPart, Reason
 from delayd.log.ended import ENDED, EndedRows
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import Asked, CancelAnswer, decode_answers, encode_asked, read_asked
-from tests.worlds.delay import World, wanted
+from delayd.wire.ending import Asked, decode_answers, encode_asked, read_asked
 
 HOUR = START_MS // HOUR_MS
 
@@ -138,18 +136,6 @@ def test_rows_that_name_rows_which_follow_one_another_share_a_part() -> None:
     parts = [(part.sequences.tolist(), part.batch_id, part.target_appended_at_ms) for _, part, _ in recorder.recorded]
     assert parts == [([1, 2, 3], 10, 90), ([4], 14, 90), ([5], 15, 90), ([6], 16, 91)]
     assert [part.claimed_at_ms for _, part, _ in recorder.recorded] == [7, 7, 8, 8]
-
-
-def test_rows_of_an_hour_whose_dispatch_log_is_damaged_are_in_flight() -> None:
-    world = World()
-    world.send([*wanted(1, 4_000, "near"), *wanted(1, 40 * HOUR_MS, "far")])
-    world.settle()
-    receipts = world.receipts("near", "far")
-    for hour in (HOUR, HOUR + 40):
-        world.core.quarantine.put(Kind.DISPATCH, str(hour), DamagedData("/x", 0, "it is damaged"), 1, hour=hour)
-    told = world.cancel(receipts)
-    world.settle()
-    assert told == [[CancelAnswer.IN_FLIGHT] * 2]
 
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.KEPT])
