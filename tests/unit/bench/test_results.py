@@ -8,7 +8,7 @@ import pytest
 from bench import report
 from bench.report import BEGIN, END, fill_in
 from bench.results import Result, read_results
-from bench.table import full_table, headline_table, number
+from bench.table import full_table
 
 FACTS = {
     "size": "quick",
@@ -79,10 +79,6 @@ def test_of_a_case_that_was_measured_again_the_later_result_counts() -> None:
     assert list(results)[-1] == "batches"
 
 
-def test_a_case_without_its_summary_is_no_result() -> None:
-    assert read_results(lines()[:1]) == {}
-
-
 def test_the_table_tells_medians_spreads_quotients_and_what_stood_beside(results: dict[str, Result]) -> None:
     table = full_table(results).splitlines()
     assert "A Processor, 2 cores, Linux 6.1, Python 3.11.7; 2026-11-21, commit abc1234" in table[0]
@@ -98,35 +94,10 @@ def test_the_table_tells_medians_spreads_quotients_and_what_stood_beside(results
     assert len({line.count("|") for line in table[2:]}) == 1, "every row has all cells"
 
 
-def test_what_came_early_or_never_is_told(results: dict[str, Result]) -> None:
-    results["steady-5000"].sides["delayd"]["early"] = three(0, 0, 2)
-    results["steady-5000"].sides["delayd"]["lost"] = three(1, 1, 1)
-    assert "; early 2, lost 1 |" in full_table(results)
-
-
-def test_the_short_table_has_one_quotient(results: dict[str, Result]) -> None:
-    table = headline_table(results).splitlines()
-    rates = "612,000 (590,000 to 650,000)/s | 102,000 (90,000 to 110,000)/s"
-    assert table[4] == f"| schedule, batches of 500 | {rates} | 6 (5.4 to 7.2) x |"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(612_345, "612,000"), (1_234, "1,230"), (999.4, "999"), (12.345, "12.3"), (0.04567, "0.0457"), (0, "0"), (3, "3")],
-)
-def test_figures_have_three_digits(value: float, text: str) -> None:
-    assert number(value) == text
-
-
 def test_a_page_gets_what_stands_between_its_comments_and_nothing_else() -> None:
     page = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
     assert fill_in(page, "new") == f"above\n{BEGIN}\nnew\n{END}\nbelow\n"
     assert fill_in(fill_in(page, "new"), "newer") == f"above\n{BEGIN}\nnewer\n{END}\nbelow\n"
-
-
-@pytest.mark.parametrize("page", ["no comments", f"only {BEGIN}", f"only {END}"])
-def test_a_page_without_both_comments_is_left_alone(page: str) -> None:
-    assert fill_in(page, "new") == page
 
 
 def test_a_report_writes_pages_and_small_pictures(results: dict[str, Result], tmp_path: Path) -> None:
@@ -142,10 +113,3 @@ def test_a_report_writes_pages_and_small_pictures(results: dict[str, Result], tm
     assert "| schedule, batches of 500 | 612,000" in page
     assert "![lateness](plots/lateness.png)" in page
     assert (tmp_path / "README.md").read_text() == "without comments\n"
-
-
-def test_the_same_results_give_the_same_bytes(results: dict[str, Result], tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        report.report(results, tmp_path / name)
-    for path in (tmp_path / "one" / "docs" / "plots").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / "docs" / "plots" / path.name).read_bytes()

@@ -75,26 +75,6 @@ def test_accepted_findings_are_told_and_end_with_0(books: Books) -> None:
     assert (after.code, after.out) == (0, before.out.removesuffix(_LOUD) + _SAID + _QUIET)
 
 
-def test_json_stays_true_to_the_books_and_says_who_accepts_what(books: Books) -> None:
-    path = _accepted(books)
-    ran = _audit(books, "--format", "json")
-    found = json.loads(ran.out)
-    assert (ran.code, found["balanced"], found["findings_count"], found["total"]["lost"]) == (0, False, 1, 1)
-    assert found["acceptances"] == [
-        {
-            "hour": _HOUR,
-            "delay_log_id": "000000000000de1a",
-            "state": "accepted",
-            "by": "ann",
-            "reason": _REASON,
-            "at_ms": START_MS + 7_200_000,
-            "at": "2026-11-20T18:00:00.000Z",
-            "path": str(path),
-        }
-    ]
-    assert _audit(books, "--format", "csv").code == 0
-
-
 def test_an_acceptance_lasts_while_time_passes_and_only_as_long_as_nothing_is_added(books: Books) -> None:
     _accepted(books)
     # How long the message has been lost for is in its sentence, and in no digest; nor are late messages.
@@ -108,32 +88,6 @@ def test_an_acceptance_lasts_while_time_passes_and_only_as_long_as_nothing_is_ad
     assert _audit(books, *_ACCEPT[:2], "--by", "bob", "--reason", "twice, too", "--yes").code == 0
     ran = _audit(books)
     assert ran.code == 0 and f"hour {_HOUR}: accepted by bob" in ran.out and "ann" not in ran.out
-
-
-def test_one_finding_fewer_differs_from_what_was_accepted_too(books: Books) -> None:
-    books.hand_over([1])
-    _accepted(books)
-    assert _audit(books).code == 0
-    books.hand_over([2])
-    assert _audit(books).code == 3
-    assert _states(books) == ["differs"]
-
-
-def test_findings_that_are_gone_are_told_and_break_no_book(books: Books) -> None:
-    _accepted(books)
-    books.hand_over([2])
-    ran = _audit(books)
-    assert ran.code == 0
-    assert "its findings are NOT those that were accepted by ann" in ran.out and "the books balance" in ran.out
-
-
-def test_another_hour_with_findings_is_loud_until_it_is_accepted_too(books: Books) -> None:
-    _accepted(books)
-    books.hand_over([3])
-    assert _audit(books).code == 3
-    assert _audit(books, "--to", "2026-11-20T17:00Z").code == 0
-    assert _audit(books, "--accept", "2026112017", *_ACCEPT[2:], "--yes").code == 0
-    assert _audit(books).code == 0
 
 
 def _without_signature(path: Path) -> None:
@@ -221,29 +175,6 @@ def test_the_secret_of_another_cluster_makes_nobody_an_operator(books: Books, tm
     assert (_audit(books, *other).code, _states(books, *other)) == (3, ["not_signed"])
     assert _audit(books, *_ACCEPT, "--yes", *other).code == 0
     assert (_audit(books).code, sorted(_states(books))) == (0, ["accepted", "not_signed"])
-
-
-def test_who_has_no_secret_can_not_verify_and_stays_loud(books: Books, tmp_path: Path) -> None:
-    path = _accepted(books)
-    elsewhere = tmp_path / "elsewhere"
-    (tmp_path / SECRET_FILE).rename(elsewhere)
-    ran = _audit(books)
-    assert (ran.code, _states(books)) == (3, ["not_verified"])
-    assert f"hour {_HOUR}: {path} can't be verified, and counts for nothing: the cluster's secret: " in ran.out
-    assert f"{SECRET_FILE} is missing; name it with --secret-file" in ran.out and "ann" not in ran.out
-    assert _audit(books, "--secret-file", str(elsewhere)).code == 0
-    ran = _audit(books, *_ACCEPT, "--yes")
-    assert (ran.code, ran.out, len(list(path.parent.iterdir()))) == (2, "", 1)
-
-
-def test_a_secret_that_is_changed_verifies_as_long_as_the_file_has_it(books: Books, tmp_path: Path) -> None:
-    _accepted(books)
-    path = tmp_path / SECRET_FILE
-    old = path.read_text()
-    path.write_text("ab" * 32 + "\n" + old)
-    assert _audit(books).code == 0
-    path.write_text("ab" * 32 + "\n")
-    assert (_audit(books).code, _states(books)) == (3, ["not_signed"])
 
 
 def test_the_command_asks_and_a_no_keeps_nothing(books: Books) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 
 import pytest
 
 from cli import ask
-from cli.options import confirm
-from delayd.errors import BadArgument, ServerUnavailable
+from delayd.errors import ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, Head
@@ -41,24 +39,3 @@ def test_a_server_that_has_the_address_of_another_one_is_not_asked_for_it() -> N
         answered_by({"log_id": 8}, 7)
     with pytest.raises(ServerUnavailable):
         answered_by({"log_id": 8, "held": True}, 7)
-
-
-def test_a_server_that_could_not_read_who_it_is_is_asked() -> None:
-    assert answered_by({"log_id": 0, "held": True}, 7) == "realtime"
-    with pytest.raises(ServerUnavailable):
-        answered_by({"log_id": 0}, 7)
-
-
-@pytest.mark.parametrize("said", ["", "n\n", "\n"])
-def test_a_script_that_does_not_say_yes_is_told_that_nothing_was_done(
-    said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(said))
-    with pytest.raises(BadArgument, match="--yes"):
-        confirm("it costs much", yes=False)
-    confirm("it costs much", yes=True)
-
-
-def test_a_script_may_say_yes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    confirm("it costs much", yes=False)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from cli.bulk import Wording, in_bulk
-from cli.exits import OK, TRY_LATER
 from delayd.client.asking.walking import Walked
 
 MOVES = Wording("moved", "are due later then.", goes_on=True)
@@ -45,27 +44,3 @@ def test_an_interrupted_command_tells_what_it_did(
     with pytest.raises(KeyboardInterrupt):
         in_bulk("s", Walk(Walked(), interrupted=True), wording, dry_run=False, yes=False)
     assert capsys.readouterr() == ("", told)
-
-
-@pytest.mark.parametrize(
-    ("last", "code", "told"),
-    [
-        (Walked(found=900, done=900), OK, ""),
-        (Walked(found=900, done=800, ended=100), OK, "100 were handed over or ended meanwhile"),
-        (Walked(found=900, done=899, in_flight=1), TRY_LATER, "1 are being handed over"),
-    ],
-)
-def test_what_was_not_done_is_told_by_number(
-    last: Walked, code: int, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    walk = Walk(last)
-    assert in_bulk("s", walk, CANCELS, dry_run=False, yes=False) == code
-    out, err = capsys.readouterr()
-    assert out == f"cancelled {last.done} messages of s\n" and told in err
-    assert walk.asked == [True, False]
-
-
-def test_a_dry_run_only_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    walk = Walk(Walked())
-    assert in_bulk("s", walk, CANCELS, dry_run=True, yes=False) == OK
-    assert capsys.readouterr().out == "900 messages of s are pending there\n" and walk.asked == [True]

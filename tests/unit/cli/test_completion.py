@@ -30,13 +30,6 @@ def offered(words: str, tmp_path: Path, *, index: int | None = None) -> list[str
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script_that_asks_delayd(shell: str) -> None:
-    ran = run("completion", shell)
-    assert (ran.code, ran.err) == (0, "")
-    assert f"{COMPLETED}={shell}_complete" in ran.out
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_is_one_that_its_shell_reads(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
@@ -44,11 +37,6 @@ def test_a_script_is_one_that_its_shell_reads(shell: str, tmp_path: Path) -> Non
     script.write_text(run("completion", shell).out)
     ran = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_another_shell_is_refused_by_name() -> None:
-    ran = run("completion", "tcsh")
-    assert ran.code == 2 and "tcsh" in ran.err and ran.out == ""
 
 
 def test_commands_options_and_choices_are_offered(tmp_path: Path) -> None:
@@ -62,10 +50,6 @@ def test_commands_options_and_choices_are_offered(tmp_path: Path) -> None:
 def test_a_meta_server_that_is_away_or_silent_offers_nothing(tmp_path: Path, unused_port: int) -> None:
     assert offered(f"delayd consume --meta 127.0.0.1:{unused_port} ord", tmp_path) == []
     assert WAIT_S < 0.5
-
-
-def test_an_address_that_is_none_offers_nothing(tmp_path: Path) -> None:
-    assert offered("delayd consume --meta nowhere ord", tmp_path) == []
 
 
 def test_hours_that_have_a_schedule_log_are_offered(tmp_path: Path) -> None:

@@ -30,8 +30,3 @@ def test_rule_E2_a_message_whose_headers_can_not_be_decoded_is_shown(headers: by
     found = json.loads(WRITERS["json"](view(headers)))
     assert found["body"] == "order 42" and found["headers_base64"] and "headers" not in found
     assert WRITERS["raw"](view(headers)) == b"order 42\n"
-
-
-def test_good_headers_are_shown_by_name() -> None:
-    assert "  a=b  order 42\n" in WRITERS["text"](view(b"\x81\xa1a\xa1b")).decode()
-    assert json.loads(WRITERS["json"](view(b"")))["headers"] == {}

@@ -1,7 +1,5 @@
 """Listings of a data directory: what waits, what became of messages, hour by hour."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.hours import Window
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome
 from delayd.machine.disk import RealDisk
-from delayd.reading import data
-from delayd.reading.data import Counted, Hour, Schedule, schedules
-from delayd.reading.files.origins import HourRows
+from delayd.reading.data import Hour, Schedule, schedules
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 from .runner import run
@@ -57,71 +52,15 @@ def test_hours_count_what_is_filed_and_what_is_still_in_the_message_log(books: B
     assert {row["delay_log_id"] for row in rows} == {"000000000000de1a"}
 
 
-def test_the_rows_that_are_not_filed_are_counted_once_and_not_for_each_hour(
-    books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[int] = []
-    count = data.count_hours
-
-    def counts(rows: HourRows) -> dict[int, Counted]:
-        counted.append(len(rows.hours))
-        return count(rows)
-
-    monkeypatch.setattr(data, "count_hours", counts)
-    books.send([_LATER_MS + hour * HOUR_MS for hour in range(100)])
-    assert len(_listed(books, "schedule", "hours", "--limit", "0")) > 100
-    assert len(counted) == 1
-
-
-def test_hours_take_the_filters(books: Books) -> None:
-    assert [row["hour"] for row in _listed(books, "schedule", "hours", "--subject", "bills")] == [
-        "2026112015",
-        "2026112016",
-    ]
-    (row,) = _listed(books, "schedule", "hours", "--from", "2026-11-20T16:00:02Z", "--to", "2026-11-20T16:00:04Z")
-    assert row["messages"] == 2
-    assert _listed(books, "schedule", "hours", "--to", "2026-11-20T15:00Z") == []
-
-
 def test_pending_messages_are_listed_the_next_due_first(books: Books) -> None:
     rows = _listed(books, "schedule", "show")
     assert [row["sequence"] for row in rows] == [7, 4, 5, 6, 9, 8]
     assert {row["state"] for row in rows} == {"pending"}
 
 
-def test_messages_that_are_done_are_listed_on_request(books: Books) -> None:
-    states = {row["sequence"]: row["state"] for row in _listed(books, "schedule", "show", "--all")}
-    assert [states[sequence] for sequence in range(1, 10)] == [
-        *("dispatched", "dead", "dispatched", "pending", "pending", "pending"),
-        *("pending", "pending", "pending"),
-    ]
-
-
-def test_a_message_is_listed_with_what_is_known_of_it(books: Books) -> None:
-    (row,) = _listed(books, "schedule", "show", "--from", "2026-11-20T18:00:00.005Z", "--body")
-    assert row == {
-        "sequence": 8,
-        "subject": "orders",
-        "deliver_at_ms": _LATER_MS + 7,
-        "accepted_at_ms": START_MS - 1000,
-        "body_bytes": 6,
-        "state": "pending",
-        "delay_log_id": "000000000000de1a",
-        "body": "body 8",
-    }
-
-
 def test_bodies_come_from_the_schedule_log_and_from_the_message_log(books: Books) -> None:
     rows = _listed(books, "schedule", "show", "--all", "--body")
     assert {row["sequence"]: row["body"] for row in rows} == {number: f"body {number}" for number in range(1, 10)}
-
-
-def test_a_listing_ends_at_its_limit(books: Books) -> None:
-    ran = run("schedule", "show", "--data", books.root, "--format", "csv", "--limit", "2")
-    heading, *rows = csv.reader(io.StringIO(ran.out))
-    assert heading[0] == "sequence"
-    assert [row[0] for row in rows] == ["7", "4"]
-    assert "--limit 0 shows all" in ran.err
 
 
 def test_outcomes_say_where_a_message_went_and_how_late(books: Books) -> None:
@@ -148,12 +87,6 @@ def test_outcomes_say_where_a_message_went_and_how_late(books: Books) -> None:
     assert rows[2]["target_log_id"] is None
 
 
-def test_outcomes_take_the_filters(books: Books) -> None:
-    assert [row["sequence"] for row in _listed(books, "dispatch", "show", "--subject", "bills")] == [2]
-    assert [row["sequence"] for row in _listed(books, "dispatch", "show", "--outcome", "dispatched")] == [1, 3]
-    assert [row["sequence"] for row in _listed(books, "dispatch", "show", "--from", "2026-11-20T16:00:02Z")] == [3]
-
-
 def test_an_outcome_that_nothing_was_scheduled_for_is_listed_without_a_subject(books: Books) -> None:
     part = books.part([1])._replace(sequences=np.array([99], np.uint64))
     books.record([(HOUR, part)])
@@ -172,23 +105,6 @@ def test_an_hour_is_read_again_when_its_server_moves_on_meanwhile(tmp_path: Path
     assert [schedule.body(before, row) for row in (0, 1)] == [b"body 1", b"body 2"]
     assert schedule.read(HOUR).rows.sequence.tolist() == [1, 2]
     books.close()
-
-
-def test_a_window_prunes_hours_only_when_they_lie_outside() -> None:
-    window = Window(from_ms=START_MS + 5, to_ms=START_MS + HOUR_MS)
-    assert [hour for hour in range(HOUR - 2, HOUR + 3) if window.holds_hour(hour)] == [HOUR]
-    assert [hour for hour in range(HOUR - 1, HOUR + 3) if Window(to_ms=START_MS + 1).holds_hour(hour)] == [
-        HOUR - 1,
-        HOUR,
-    ]
-
-
-@pytest.mark.parametrize("command", [("schedule", "hours"), ("schedule", "show"), ("dispatch", "show"), ("audit",)])
-def test_a_folder_without_messages_is_refused_and_says_which_to_give(command: tuple[str, ...], tmp_path: Path) -> None:
-    ran = run(*command, "--data", str(tmp_path))
-    assert ran.code == 2
-    assert ran.err.startswith(f"delayd: {tmp_path} holds no messages of delayd; give the directory")
-    assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [("schedule", "hours"), ("schedule", "show"), ("dispatch", "show")])
@@ -262,21 +178,3 @@ def test_rule_P3_an_hour_that_retention_is_removing_is_listed_or_left_out_and_no
     books.path_of("dispatch").unlink()
     assert len(_listed(books, "schedule", "hours")) == 2
     assert not len(each.read(HOUR).rows)
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_each_hour_has_a_bar_in_a_table_and_only_there(
-    books: Books, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.delenv("LINES", raising=False)
-    shown = run("schedule", "hours", "--data", books.root).out
-    assert max(map(len, shown.splitlines())) <= width
-    # Of 1, 6 and 2 messages in 24 places; three of the six are done.
-    assert shown.count("█") == 4 + 12 + 8 and shown.count("░") == 12
-    assert "\x1b" not in shown
-    for form in ("json", "csv"):
-        exact = run("schedule", "hours", "--data", books.root, "--format", form).out
-        assert "█" not in exact and "chart" not in exact
-    rows = list(csv.DictReader(io.StringIO(exact)))
-    assert [(row["hour"], row["pending"], row["state"]) for row in rows][1] == ("2026112016", "3", "open")

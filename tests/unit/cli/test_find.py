@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import cli.find
-from cli.listing import JsonText
 from delayd.log.dispatch import Outcome
 from delayd.reading import find as reading
 from tests.books import HOUR_MS, START_MS, Books
@@ -66,99 +65,6 @@ def test_a_sealed_hour_is_searched_with_all_only(books: Books) -> None:
     books.seal()
     assert _found(books) == list(range(7, 15))
     assert sorted(_found(books, "--all")) == list(range(1, 16))
-
-
-def test_a_message_is_shown_with_what_is_known_of_it(books: Books) -> None:
-    (row,) = json.loads(_find(books, "--sequence", "13").out)
-    assert row == {
-        "sequence": 13,
-        "subject": "orders",
-        "deliver_at_ms": LATER_MS + 7,
-        "accepted_at_ms": START_MS - 1_000,
-        "key": None,
-        "tags": [],
-        "body_bytes": 7,
-        "state": "pending",
-        "delay_log_id": "000000000000de1a",
-        "body": "body 13",
-    }
-
-
-def test_filters_hold_together(books: Books) -> None:
-    assert _found(books, "bills") == [14, 15, 4, 6]
-    assert _found(books, "--subject", "bills") == [14, 15, 4, 6]
-    assert _found(books, "none") == []
-    assert _found(books, "--from", "2026-11-20T18:00:00.003Z", "--to", "2026-11-20T18:00:00.008Z") == [13, 10, 11, 12]
-    assert _found(books, "--grep", "body 1[0-3]") == [13, 10, 11, 12]
-    assert _found(books, "bills", "--grep", "body 1") == [14, 15]
-    assert _found(books, "--grep", "^body 4$") == [4]
-    assert _found(books, "--sequence", "7", "--grep", "body 8") == []
-    assert _found(books, "--header", "tenant=acme") == []
-    assert _found(books, "--key", "order-1") == [] and _found(books, "--tag", "night") == []
-
-
-def test_only_the_count(books: Books) -> None:
-    ran = _find(books, "--count", "--grep", "body 1", form="table")
-    assert (ran.code, ran.out) == (0, "6\n")
-
-
-def test_a_listing_ends_at_its_limit(books: Books) -> None:
-    ran = _find(books, "--limit", "3")
-    assert len(json.loads(ran.out)) == 3 and "stopped after 3 rows" in ran.err
-
-
-def test_csv_has_the_exact_values(books: Books) -> None:
-    rows = list(csv.DictReader(io.StringIO(_find(books, "--grep", "body 7", form="csv").out)))
-    assert [(row["sequence"], row["body"], row["deliver_at_ms"]) for row in rows] == [("7", "body 7", str(LATER_MS))]
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_a_table_fits_the_terminal(books: Books, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.delenv("LINES", raising=False)
-    ran = _find(books, form="table")
-    lines = ran.out.splitlines()
-    assert max(map(len, lines)) <= width
-    for sequence in range(3, 16):
-        assert any(f"body {sequence}" in line for line in lines)
-    assert "\x1b" not in ran.out
-
-
-@pytest.mark.parametrize(
-    ("body", "form", "shown"),
-    [
-        (b'{"a": [1]}', "json", {"a": [1]}),
-        (b"later", "json", None),
-        (b"\xff\xfe", "hex", "fffe"),
-        (b"\xff", "text", "\\xff"),
-        ("é".encode(), "text", "é"),
-        (b"[" * 100_000, "json", None),
-    ],
-)
-def test_bodies_in_the_form_that_was_asked_for(body: bytes, form: str, shown: object) -> None:
-    cell = cli.find.shown_body(body, form, "json")
-    assert (json.loads(cell) if isinstance(cell, JsonText) else cell) == shown
-
-
-def test_bodies_are_cut_in_a_table_and_left_out_on_request(books: Books) -> None:
-    assert cli.find.shown_body(b"x" * 99, "text", "table") == "x" * 79 + "…"
-    assert cli.find.shown_body(b"\x1b[2J", "text", "table") == "\\x1b[2J"
-    (row,) = json.loads(_find(books, "--sequence", "7", "--no-body").out)
-    assert "body" not in row
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--grep", "("), "is no regular expression"),
-        (("--header", "tenant"), "is not NAME=PATTERN"),
-        (("orders", "--subject", "bills"), "give one of them"),
-        (("--from", "2027-01-01T00:00Z", "--to", "2026-01-01T00:00Z"), "swap them"),
-    ],
-)
-def test_what_can_not_be_meant_is_refused(books: Books, arguments: tuple[str, ...], sentence: str) -> None:
-    ran = _find(books, *arguments)
-    assert ran.code == 2 and sentence in ran.err and not ran.out
 
 
 def test_many_pieces_give_the_same_in_one_process_and_in_several(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,13 @@
 """The forecast: what falls due in each period ahead, and the fullest second."""
 
-import csv
-import io
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import cli.forecast
-from cli.forecast import Limits, bar, fullest_second, together
+from cli.forecast import together
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 from delayd.log.quota import Limits as Quota
@@ -56,16 +50,6 @@ def test_days_count_what_is_pending_in_files_and_in_the_message_log(books: Books
     assert [(row["period"], row["messages"]) for row in _listed(books)] == [("2026-11-20", 3), ("2026-11-21", 6)]
     assert _listed(books)[1]["fullest_second_messages"] == 5
     assert _listed(books)[1]["fullest_second_ms"] == START_MS + DAY_MS + 7_000
-
-
-def test_hours_and_months(books: Books) -> None:
-    assert [row["period"] for row in _listed(books, "--by", "hour")] == ["2026-11-20T16:00Z", "2026-11-21T16:00Z"]
-    assert [(row["period"], row["messages"]) for row in _listed(books, "--by", "month")] == [("2026-11", 9)]
-
-
-def test_filters_count_a_part_of_an_hour(books: Books) -> None:
-    assert [row["messages"] for row in _listed(books, "--subject", "orders")] == [3, 1]
-    assert [row["messages"] for row in _listed(books, "--to", "2026-11-21T16:00:07.003Z")] == [3, 3]
 
 
 def test_the_fullest_second_is_told_with_what_it_exceeds(books: Books) -> None:
@@ -134,27 +118,6 @@ def test_a_damaged_hour_is_left_out_by_name_and_the_others_are_shown(books: Book
 HOUR_NAME = hour_name(HOUR)
 
 
-@pytest.mark.parametrize("width", [80, 40])
-def test_a_table_has_a_chart(books: Books, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.delenv("LINES", raising=False)
-    shown = _forecast(books, form="table").out
-    assert max(map(len, shown.splitlines())) <= width
-    assert shown.count("█") == 12 + 24
-
-
-def test_csv_has_the_exact_values(books: Books) -> None:
-    rows = list(csv.DictReader(io.StringIO(_forecast(books, form="csv").out)))
-    assert [(row["period"], row["messages"]) for row in rows] == [("2026-11-20", "3"), ("2026-11-21", "6")]
-    assert int(rows[0]["stored_bytes"]) > 0
-
-
-def test_nothing_ahead(books: Books) -> None:
-    ran = run("schedule", "forecast", "--data", books.root, "--format", "json")
-    assert (ran.code, json.loads(ran.out)) == (0, [])
-    assert "nothing is due" in ran.err
-
-
 def test_the_chart_as_a_picture(books: Books, tmp_path: Path) -> None:
     target = tmp_path / "forecast.png"
     assert _forecast(books, "--png", str(target)).code == 0
@@ -162,17 +125,3 @@ def test_the_chart_as_a_picture(books: Books, tmp_path: Path) -> None:
     refused = _forecast(books, "--png", str(tmp_path / "missing" / "forecast.png"))
     assert refused.code == 2
     assert "can't be written" in refused.err
-
-
-@given(st.lists(st.integers(-5_000, 20_000), max_size=50))
-def test_the_fullest_second_is_that_of_a_count(due_ms: list[int]) -> None:
-    found = fullest_second(np.array(due_ms, np.int64))
-    counts = Counter(instant // 1_000 for instant in due_ms)
-    assert found.messages == max(counts.values(), default=0)
-    assert found.messages == counts[found.begin_ms // 1_000]
-
-
-def test_bars_and_limits() -> None:
-    assert (bar(0), len(bar(1)), bar(1e-9)) == ("", 24, "▏")
-    assert Limits(5, 3).above(4) == "capacity"
-    assert Limits(3, 3).above(4) == "quota, capacity"

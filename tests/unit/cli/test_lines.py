@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import threading
 import time
 
 import pytest
@@ -35,38 +34,6 @@ def test_a_line_without_an_end_fills_no_memory() -> None:
     assert sum(map(len, found)) == 3 * LINE_BYTES_MAX + 8
 
 
-def test_lines_of_many_threads_leave_whole_and_in_the_order_of_each() -> None:
-    reading, writing = os.pipe()
-    writer = LineWriter(writing)
-    found: list[bytes] = []
-
-    def take() -> None:
-        with os.fdopen(reading, "rb") as lines:
-            found.extend(lines)
-
-    reader = threading.Thread(target=take)
-    reader.start()
-    names = [b"delay", b"meta", b"realtime"]
-
-    def give(name: bytes) -> None:
-        for number in range(2_000):
-            writer.write(b"%s: %d %s\n" % (name, number, b"x" * (number % 9_000)))
-
-    givers = [threading.Thread(target=give, args=(name,)) for name in names]
-    for giver in givers:
-        giver.start()
-    for giver in givers:
-        giver.join()
-    writer.close(30)
-    os.close(writing)
-    reader.join()
-    for name in names:
-        own = [line.split() for line in found if line.startswith(name + b": ")]
-        assert [int(words[1]) for words in own] == list(range(2_000))
-        assert all(len(words[2]) == int(words[1]) % 9_000 for words in own if len(words) > 2)
-    assert len(found) == 6_000
-
-
 def test_giving_never_waits_for_a_reader_that_stands_still_and_room_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 100_000)
     reading, writing = os.pipe()
@@ -92,15 +59,5 @@ def test_giving_never_waits_for_a_reader_that_stands_still_and_room_does(monkeyp
     writer.close(0.2)  # Its reader takes no more: it is not waited for.
     assert time.monotonic() - begin < DEADLINE_S
     os.close(reading)
-    writer.close(DEADLINE_S)
-    os.close(writing)
-
-
-def test_lines_that_nobody_reads_any_more_are_dropped() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    writer = LineWriter(writing)
-    for _ in range(10):
-        writer.write(b"line\n")
     writer.close(DEADLINE_S)
     os.close(writing)

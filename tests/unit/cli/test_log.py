@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
-from delayd.log.control import Ended, Record, encode_known, encode_records
+from delayd.log.control import Ended, encode_known, encode_records
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup
@@ -65,32 +65,6 @@ def test_whole_logs_check_and_nothing_is_listed(books: Books) -> None:
     assert ran.out.count("\n") == 1
 
 
-def test_the_environment_says_where_the_data_is_and_a_file_alone_stays_alone(
-    books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DELAYD_DATA", books.root)
-    assert run("log", "verify").out == _verify(books).out
-    assert run("schedule", "hours").out == run("schedule", "hours", "--data", books.root).out != ""
-    _flip(_message_files(books)[0], 100)
-    other = str(_message_files(books)[1])
-    assert run("log", "verify", other).code == 0
-    assert run("log", "verify").code == 3
-
-
-def test_every_file_is_listed_on_request_with_what_it_holds(books: Books) -> None:
-    rows = json.loads(run("log", "verify", "--data", books.root, "--all", "--format", "json").out)
-    kinds = [row["kind"] for row in rows]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        "checkpoint": 1,
-        "message": 3,
-        "schedule": 1,
-        "dispatch": 1,
-        "realtime": 3,
-    }
-    assert sum(row["rows"] for row in rows if row["kind"] == "message") == 3
-    assert {row["state"] for row in rows} == {"ok"}
-
-
 @pytest.mark.parametrize("log", ["schedule", "dispatch"])
 def test_a_flipped_bit_is_damage_with_path_and_position(books: Books, log: str) -> None:
     path = books.path_of(log)
@@ -141,22 +115,6 @@ def test_a_strange_file_is_damage_and_the_others_are_checked(books: Books) -> No
     assert ran.out.splitlines()[-1].startswith("10 files")
 
 
-def test_single_files_are_checked_by_name(books: Books) -> None:
-    first, second, _ = _message_files(books)
-    _flip(second, FILE_HEADER_BYTES + 100)
-    assert run("log", "verify", str(first)).code == 0
-    assert run("log", "verify", str(first), str(second)).code == 3
-
-
-def test_single_files_and_a_directory_are_checked_in_one_run(books: Books, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.log"
-    copy.write_bytes(_message_files(books)[0].read_bytes()[:-8])
-    rows = json.loads(run("log", "verify", str(copy), "--data", books.root, "--all", "--format", "json").out)
-    assert [row["path"] for row in rows].count(str(copy)) == 1
-    assert [row["state"] for row in rows] == ["torn"] + ["ok"] * 9
-    assert rows[0]["detail"].startswith(f"{copy} ends with ")
-
-
 def test_a_segment_that_is_missing_between_two_is_damage_of_the_directory_and_not_of_single_files(books: Books) -> None:
     first, second, third = _message_files(books)
     second.unlink()
@@ -164,12 +122,6 @@ def test_a_segment_that_is_missing_between_two_is_damage_of_the_directory_and_no
     assert ran.code == 3
     assert f"{third} is damaged at byte 0: it does not follow the file before it" in ran.out
     assert run("log", "verify", str(first), str(third)).code == 0
-
-
-def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
-    ran = run("log", "verify", "--data", str(tmp_path))
-    assert ran.code == 2
-    assert "holds no messages of delayd; give the directory" in ran.err
 
 
 def test_groups_are_dumped_with_what_the_log_stamped(books: Books) -> None:
@@ -181,27 +133,12 @@ def test_groups_are_dumped_with_what_the_log_stamped(books: Books) -> None:
     assert tick["kind"] == "tick"
 
 
-def test_batches_are_dumped_with_the_facts_of_their_kind(books: Books) -> None:
-    (batch,) = _dump(books.path_of("schedule"), "batches")[:1]
-    assert batch["kind"] == "schedule"
-    assert "hour=2026112016" in str(batch["facts"])
-    assert batch["columns"] == "deliver_at_ms sequence subject body_end content_hash"
-
-
 def test_messages_are_dumped_with_their_bodies(books: Books) -> None:
     rows = _dump(_message_files(books)[0], "messages")
     assert [(row["sequence"], row["subject"], row["content"]) for row in rows] == [
         (1, "orders", "body 1"),
         (2, "bills", "body 2"),
     ]
-
-
-def test_outcomes_and_control_records_are_dumped_as_facts(books: Books) -> None:
-    outcomes = _dump(books.path_of("dispatch"), "messages")
-    assert [row["sequence"] for row in outcomes] == [1, 3, 2]
-    assert str(outcomes[0]["content"]).startswith(f"dispatched claimed_at_ms={START_MS + 2} ")
-    hello = _dump(sorted(Path(books.target.place.folder).iterdir())[-1], "messages")
-    assert hello[0]["content"] == "type=hello log_id=000000000000de1a epoch=1 instance=1 session=1 w=[1, 3]"
 
 
 def test_decisions_before_the_rows_of_their_group_check_and_are_dumped(books: Books) -> None:
@@ -229,24 +166,6 @@ def test_decisions_before_the_rows_of_their_group_check_and_are_dumped(books: Bo
     assert "unknown reason" in ran.out
 
 
-@pytest.mark.parametrize("subject", [b"orders.cancel", "orders.cancel"])
-def test_a_control_record_is_listed_with_its_subject_as_people_write_it(books: Books, subject: bytes | str) -> None:
-    record: Record = {"type": "target", "subject": subject, "log_id": 0xDE1A}
-    books.target.append([NewGroup(GroupKind.CONTROL, [encode_records([record])], 1, START_MS)], START_MS)
-    books.target.flush()
-    (row,) = _dump(sorted(Path(books.target.place.folder).iterdir())[-1], "messages")[-1:]
-    assert (row["subject"], row["content"]) == ("orders.cancel", "type=target log_id=000000000000de1a")
-
-
-def test_an_unfinished_end_is_told_behind_the_dump(books: Books) -> None:
-    path = _message_files(books)[-1]
-    with path.open("ab") as file:
-        file.write(b"\0" * 40)
-    ran = run("log", "dump", str(path))
-    assert ran.code == 0
-    assert f"delayd: {path} ends with 40 bytes that are no whole group" in ran.err
-
-
 def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
     path = books.path_of("dispatch")
     hour = int(START_MS // 3_600_000)
@@ -257,28 +176,6 @@ def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
     assert ran.code == 3
     assert len(ran.out.splitlines()) == 3, "the heading and every group before it are shown"
     assert f"{path} is damaged at byte {third}" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("LOCK", "what a server holds while it runs"),
-        ("state.lmdb/data.mdb", "the state of a server"),
-        ("state.lmdb/lock.mdb", "LMDB's, for its server alone"),
-        ("place", "what tells a folder from its copies"),
-        ("cluster.secret", "the secret that the servers of a cluster share"),
-        ("server.txt", "a file that delayd did not write"),
-    ],
-)
-@pytest.mark.parametrize("command", ["dump", "verify"])
-def test_a_file_that_is_no_log_is_refused_with_what_it_is(books: Books, command: str, name: str, what: str) -> None:
-    path = Path(books.delay) / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"pid 8675\n" * 20)
-    ran = run("log", command, str(path))
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(f"delayd: {path} is not a log file; it is {what}; give one of the .log files below ")
-    assert ran.err.count("\n") == 1
 
 
 def _values(path: str) -> dict[str, str]:
@@ -349,10 +246,3 @@ def test_a_copy_of_a_log_is_known_by_its_bytes_whatever_its_name(books: Books, t
     copy.write_bytes(_message_files(books)[0].read_bytes())
     assert run("log", "verify", str(copy)).code == 0
     assert len(_dump(copy, "messages")) == 2
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for command in ("dump", "verify"):
-        ran = run("log", command, str(tmp_path / "none.log"))
-        assert ran.code == 2
-        assert f"File '{tmp_path / 'none.log'}' does not exist; see delayd log {command} --help" in ran.err

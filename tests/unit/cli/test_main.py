@@ -1,7 +1,6 @@
 """Errors of the command line: one sentence on stderr that says what to do, and the documented exit code."""
 
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,12 +61,6 @@ def test_an_exit_code_says_who_must_act(error: DelaydError, code: int) -> None:
     assert exit_code_of(error) == code
 
 
-def test_an_error_that_bundles_others_means_what_its_cause_means() -> None:
-    bundle = DelaydError("two failed")
-    bundle.__cause__ = PastHorizon("too far")
-    assert exit_code_of(bundle) == USAGE
-
-
 def _raises(error: BaseException) -> Callable[[object], int]:
     def server(config: object) -> int:
         raise error
@@ -92,25 +85,9 @@ def test_a_bug_keeps_its_traceback() -> None:
         _meta(lambda config: 1 // 0)
 
 
-def test_the_exit_code_of_a_server_is_that_of_the_process() -> None:
-    assert _meta(lambda config: 3).code == 3
-
-
 def _meta_with_a_folder(error: OSError, data: Path) -> Ran:
     (data / "meta").mkdir()
     return run("meta", "--data", str(data), servers={"meta": _raises(error)})
-
-
-def test_a_file_that_this_user_may_not_use_is_one_sentence(tmp_path: Path) -> None:
-    ran = _meta_with_a_folder(PermissionError(13, "Permission denied", "/data/meta/LOCK"), tmp_path)
-    assert (ran.code, ran.out) == (USAGE, "")
-    assert ran.err.startswith("delayd: /data/meta/LOCK can't be used (Permission denied); give this user the right")
-    assert ran.err.count("\n") == 1
-
-
-def test_what_the_system_refuses_and_nobody_can_mend_keeps_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        _meta_with_a_folder(OSError(9, "Bad file descriptor"), tmp_path)
 
 
 @pytest.mark.parametrize("command", [["--help"], ["schedule", "hours"], ["seals", "--format", "csv"]])
@@ -138,50 +115,6 @@ def test_an_interrupted_command_exits_with_130() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["nonsense"], "'nonsense'; see delayd --help\n"),
-        (["up", "--nonsense"], "; see delayd up --help\n"),
-        (["servers", "--format", "xml"], "see delayd servers --help\n"),
-        (["up", "--port", "65534"], "see delayd up --help\n"),
-    ],
-)
-def test_a_wrong_argument_is_one_sentence_that_names_the_help(arguments: list[str], sentence: str) -> None:
-    ran = run(*arguments)
-    assert ran.code == USAGE
-    assert ran.err.startswith("delayd: ")
-    assert ran.err.endswith(sentence)
-    assert ran.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["schedule hours", "dispatch show", "log verify", "audit", "seals", "spark-audit"])
-def test_a_data_directory_that_is_not_there_is_named_with_what_to_give(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    for options, what in (
-        ([], "delayd-data can't be read (No such file or directory)"),
-        (["--data", "file"], "file is no directory"),
-        (["--data", "file/delay"], "file/delay can't be read (Not a directory)"),
-    ):
-        ran = run(*command.split(), *options)
-        assert (ran.code, ran.out) == (USAGE, "")
-        assert f"{what}; give the directory that `delayd up --data` was given" in ran.err
-        assert ran.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["servers"], ["subjects"], ["groups"]])
-def test_a_meta_server_that_is_not_there_is_named_with_what_to_do(arguments: list[str], unused_port: int) -> None:
-    ran = run(*arguments, "--meta", f"127.0.0.1:{unused_port}")
-    assert ran.code == TRY_LATER
-    assert ran.err == (
-        f"delayd: no meta server answers at 127.0.0.1:{unused_port}; start it with `delayd up`, or give its address "
-        "with --meta\n"
-    )
-
-
-@pytest.mark.parametrize(
     "arguments",
     [["send", "a", "b", "--in", "1s", "--timeout", "300ms"], ["consume", "a", "--group", "g", "--wait", "10ms"]],
     ids=["send", "consume"],
@@ -195,27 +128,6 @@ def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
     said = "nothing was sent: " if arguments[0] == "send" else ""
     assert ran.err.startswith(f"delayd: {said}no connection to 127.0.0.1:{unused_port} ")
     assert ran.err.count("\n") == 1
-
-
-def test_a_server_that_takes_a_connection_and_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.client.asking.ask.ANSWER_MS", 100)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        ran = run("servers", "--meta", address)
-    assert (ran.code, ran.out) == (TRY_LATER, "")
-    assert ran.err.startswith(f"delayd: {address} gave no answer (")
-    assert ran.err.count("\n") == 1
-
-
-def test_the_address_of_meta_may_come_from_the_environment(unused_port: int) -> None:
-    ran = run("servers", environment={"DELAYD_META": f"127.0.0.1:{unused_port}"})
-    assert f"127.0.0.1:{unused_port}" in ran.err
-
-
-def test_an_address_that_is_none_is_refused_by_name() -> None:
-    ran = run("servers", "--meta", "here")
-    assert ran.code == USAGE
-    assert ran.err.startswith("delayd: meta can't be used: 'here' is no address; write host:port")
 
 
 def _every_command() -> dict[str, tuple[click.Command, click.Context]]:
@@ -280,9 +192,3 @@ def test_the_overview_imports_no_command() -> None:
     sys.modules.pop("cli.supervisor", None)
     run("--help")
     assert "cli.supervisor" not in sys.modules
-
-
-def test_without_arguments_the_overview_is_shown() -> None:
-    ran = run()
-    assert ran.code == USAGE
-    assert "Commands:" in ran.err

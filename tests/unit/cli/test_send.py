@@ -1,7 +1,6 @@
 """What ``delayd send`` refuses before anything is sent."""
 
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,14 +51,6 @@ def test_a_wrong_argument_is_refused_by_name(arguments: list[str], sentence: str
     assert ran.err.count("\n") == 1
 
 
-def test_a_body_over_the_limit_is_refused_by_name(tmp_path: Path) -> None:
-    large = tmp_path / "large"
-    large.write_bytes(bytes((4 << 20) + 1))
-    ran = _send("s", "--in", "1s", "--file", str(large))
-    assert ran.code == 2
-    assert "is over the limit of 4194304; send a reference to it instead" in ran.err
-
-
 def test_what_has_no_end_is_refused_before_it_fills_the_memory() -> None:
     for options in (("--file", "/dev/zero"), ("--file", "/dev/zero", "--lines")):
         ran = _send("s", "--in", "1s", *options)
@@ -97,24 +88,3 @@ def test_of_lines_that_are_not_taken_it_is_said_that_none_is_kept() -> None:
     ran = _send("s", "--in", "1s", "--lines", stdin=b"a\nb\n")
     assert ran.code == 4
     assert ran.err.startswith("delayd: the first 0 lines are kept, and 0 of the batch that begins at line 1\ndelayd: ")
-
-
-def test_lines_are_read_in_batches_of_bounded_rows_and_bytes() -> None:
-    long = list(line_batches(BytesIO((b"x" * (1 << 20) + b"\n") * 20)))
-    assert [len(bodies) for bodies in long] == [8, 8, 4]
-    assert [len(bodies) for bodies in line_batches(BytesIO(b"\n" * 25_000))] == [10_000, 10_000, 5_000]
-
-
-def test_no_line_is_no_message() -> None:
-    ran = _send("s", "--in", "1s", "--lines")
-    assert ran.code == 0
-    assert ran.out == "there was no line, so nothing was sent\n"
-
-
-def test_after_a_second_it_is_said_for_whom_a_send_waits() -> None:
-    for options, stdin in ((("b",), b""), (("--lines",), b"a\nb\n")):
-        ran = run("send", "s", *options, "--in", "1s", "--meta", _NOWHERE, "--timeout", "1500ms", stdin=stdin)
-        assert ran.code == 4
-        first = ran.err.splitlines()[0]
-        assert first.startswith(f"delayd: waiting for the meta server at {_NOWHERE}: ")
-        assert first.endswith("it is given up after 1.500 s") and ran.err.count("waiting for") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.serve import server_command
-from delayd.config import CONFIGS, DelayConfig, MetaConfig, RealtimeConfig
+from delayd.config import CONFIGS, MetaConfig
 
 from .runner import Ran, run
 
@@ -28,29 +28,11 @@ def test_a_server_has_an_option_for_each_setting_and_no_other(role: str) -> None
     assert options == {each.name for each in fields(CONFIGS[role])} | {"config"}
 
 
-@pytest.mark.parametrize(("role", "kind"), [("meta", MetaConfig), ("delay", DelayConfig), ("realtime", RealtimeConfig)])
-def test_without_options_a_server_has_its_defaults(role: str, kind: type) -> None:
-    assert _configured(role)[1] == kind()
-
-
-def test_options_reach_the_config_of_the_server() -> None:
-    _, config = _configured("delay", "--data", "/d", "--port", "0", "--meta", "h:1", "--exit-with-stdin")
-    assert config == DelayConfig(data="/d", port=0, meta="h:1", exit_with_stdin=True)
-
-
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "delayd.toml"
     file.write_text("host = '127.0.0.2'\n[meta]\nlease_ms = 9000\nheartbeat_ms = 500\n[delay]\nhorizon_days = 1\n")
     _, config = _configured("meta", "--config", str(file), "--lease-ms", "8000")
     assert config == MetaConfig(host="127.0.0.2", lease_ms=8000, heartbeat_ms=500)
-
-
-def test_a_setting_of_another_server_at_the_top_of_a_file_is_told_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "delayd.toml"
-    file.write_text("retention_hours = 5\n")
-    ran, config = _configured("meta", "--config", str(file))
-    assert (ran.code, config) == (2, None)
-    assert "is a setting of the delay server; put it below [delay]" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from delayd.log.group import GroupKind
 from delayd.machine.disk import RealDisk
 from tests.simulation.audit import BOOKS, copy_tree
 from tests.tamper.honest import honest
-from tests.tamper.liar import Liar
 
 from .runner import run
 
@@ -55,14 +53,6 @@ def test_rule_S5_a_difference_is_named_and_exits_with_3(data: Path, tmp_path: Pa
     assert as_json.code == 3 and '"DIFFER"' in as_json.out
 
 
-def test_what_the_lines_leave_open_is_said_and_no_difference(data: Path, tmp_path: Path) -> None:
-    ran = run("seals", "--data", str(data / "delay"), "--against", str(lines(data, "realtime-0", tmp_path)))
-    assert ran.code == 0 and "left open" in ran.out
-    empty = tmp_path / "empty"
-    empty.write_text("")
-    assert "nothing to compare" in run("seals", "--data", str(data / "realtime-0"), "--against", str(empty)).out
-
-
 def test_a_file_of_other_lines_is_refused(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("hello\n")
@@ -85,19 +75,3 @@ def test_consumption_is_shown_by_group_when_it_is_asked_for(data: Path) -> None:
     some = ("audit", "--data", str(data), "--from", "2027-01-15T00:00Z", "--format", "json")
     assert json.loads(run(*some).out)["groups"] == []
     assert json.loads(run(*some, "--groups").out)["groups"] == found
-
-
-def test_a_group_whose_name_is_not_kept_is_shown_by_its_number_and_the_table_says_why(tmp_path: Path) -> None:
-    liar = Liar(honest()[0])
-    for number in range(2):
-        folder = f"{BOOKS}/realtime-{number}/pull"
-        for name in liar.disk.list_folder(folder):
-            liar.edit(f"{folder}/{name}", lambda groups: [each for each in groups if each.kind is GroupKind.DATA])
-    for name in ("delay", "realtime-0", "realtime-1"):
-        copy_tree(liar.disk, f"{BOOKS}/{name}", RealDisk(), f"{tmp_path}/{name}")
-    told = run("audit", "--data", str(tmp_path), "--groups").out
-    found = json.loads(run("audit", "--data", str(tmp_path), "--format", "json").out)["groups"]
-    assert found
-    for books in found:
-        assert books["group"] is None and f"#{books['group_id']}" in told
-    assert "keeps no more" in told and "name/NUMBER" in told

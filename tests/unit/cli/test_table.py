@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.listing import Cell, Column, Kind, show, width_of
+from cli.listing import Cell, Column, Kind, show
 from delayd.log.dispatch import Outcome
 from tests.books import START_MS, Books
 
@@ -89,35 +89,6 @@ def test_a_table_takes_the_first_layout_that_fits(
         out, err = shown(monkeypatch, capsys, width)
         assert out.splitlines()[0].strip() == first
         assert (err == "delayd: no room for address; a wider terminal or --format json shows all\n") == (width == 70)
-
-
-def test_a_record_is_a_line_for_each_field(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = shown(monkeypatch, capsys, 40)
-    assert out == (
-        "subject       orders.cancel\n"
-        "address       127.0.0.1:7401\n"
-        "due           2026-11-21T08:00:00.123Z\n"
-        "rows waiting  12,345\n"
-        "detail        the target is away, and\n"
-        "              was seen 12 s ago\n"
-        "\n"
-        "subject       bücher\n"
-        "address       127.0.0.1:7402\n"
-        "due           1970-01-01T00:00:00.000Z\n"
-        "rows waiting  -\n"
-        "detail        -\n"
-    )
-
-
-def test_a_file_has_no_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
-    with open(tmp_path / "out", "w", encoding="utf-8") as out:
-        assert width_of(out) is None
-        monkeypatch.setenv("COLUMNS", "40")
-        assert width_of(out) == 40
-        monkeypatch.setenv("LINES", "24")
-        assert width_of(out) is None
 
 
 @pytest.mark.parametrize("command", _FILES)

@@ -29,18 +29,6 @@ def test_a_duration_is_a_number_with_its_unit_or_several(text: str, length: time
     assert duration(text) == length
 
 
-@pytest.mark.parametrize("text", ["", "30", "-5m", "m", "5 m", "5y", "1h-3m", "٣s", "9" * 400 + "w"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="write one such as 250ms"):
-        duration(text)
-
-
-def test_a_duration_beyond_what_a_timer_can_count_is_refused() -> None:
-    assert duration("36500d") == timedelta(days=36_500)
-    with pytest.raises(click.BadParameter, match="'36501d' is longer than 36500 days; write a shorter one"):
-        duration("36501d")
-
-
 @pytest.mark.parametrize(
     "text", ["2027-01-01T09:00:00+01:00", "2027-01-01T08:00:00Z", "2027-01-01T08:00Z", "20270101T080000.000Z"]
 )
@@ -103,12 +91,6 @@ def test_an_instant_without_an_offset_is_refused_with_one_that_may_be_copied(
 )
 def test_what_is_nearly_an_instant_is_refused_with_what_is_meant(text: str, hint: str) -> None:
     with freeze_time("2027-01-01T08:00:00Z"), pytest.raises(click.BadParameter, match=hint):
-        instant(text)
-
-
-@pytest.mark.parametrize("text", ["", "tomorrow", "+", "+30", "2027-13-01T00:00Z", "99999999999999999999"])
-def test_what_is_no_instant_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="write one such as 2027"):
         instant(text)
 
 

@@ -1,14 +1,11 @@
 """`delayd trace`: by sequence and by key, through moves and replacements."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import delayd
 from delayd.log.dispatch import Outcome, Reason
 from tests.books import HOUR_MS, START_MS, Books
 
@@ -53,29 +50,3 @@ def test_a_rejected_message_never_took_the_key(books: Books) -> None:
     assert [name for name, _ in _steps(books, "orders", "order-42")] == ["accepted", "filed", "next"]
     steps = _steps(books, "orders", "2")
     assert steps[1][0] == "rejected" and "because of sequence 1" in steps[1][1]
-
-
-def test_digits_are_a_sequence_unless_they_are_called_a_key(books: Books) -> None:
-    assert run("trace", "orders", "17", "--data", books.root).code == 2
-    assert _steps(books, "orders", "17", "--key")[0][0] == "accepted"
-    assert delayd.open_data(books.root).trace("orders", "17")["step"].tolist() == ["accepted", "next"]
-
-
-@pytest.mark.parametrize("which", ["order-43", "99"])
-def test_what_is_not_there_is_named(books: Books, which: str) -> None:
-    ran = run("trace", "orders", which, "--data", books.root)
-    assert ran.code == 2 and "no message of that subject and" in ran.err
-
-
-def test_the_key_of_another_subject_is_not_meant(books: Books) -> None:
-    assert run("trace", "bills", "order-42", "--data", books.root).code == 2
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_a_trace_fits_the_terminal_and_csv_is_exact(books: Books, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.delenv("LINES", raising=False)
-    shown = run("trace", "orders", "1", "--data", books.root).out
-    assert max(map(len, shown.splitlines())) <= width and "accepted" in shown
-    rows = list(csv.DictReader(io.StringIO(run("trace", "orders", "1", "--data", books.root, "--format", "csv").out)))
-    assert [row["step"] for row in rows] == ["accepted", "filed", "next"] and int(rows[0]["byte"]) > 0
