@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
@@ -133,11 +134,8 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
         if disk.exists(f"{folder}/{UNFINISHED}"):
             raise BadArgument(f"the backup in {folder} was not finished; run `delayd backup {folder}` again")
         raise BadArgument(f"{folder} holds no backup: {NAME} is missing; give the folder that `delayd backup` wrote")
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         return decode(path, file.pread(file.size(), 0))
-    finally:
-        file.close()
 
 
 def write_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
@@ -145,12 +143,9 @@ def write_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
     new = f"{folder}/{NAME}.new"
     if disk.exists(new):
         disk.remove(new)
-    file = disk.open(new, create=True)
-    try:
+    with closing(disk.open(new, create=True)) as file:
         file.pwritev([encode(manifest)], 0)
         file.sync()
-    finally:
-        file.close()
     disk.rename(new, f"{folder}/{NAME}")
     disk.sync_folder(folder)
 
@@ -198,11 +193,8 @@ def read_journal(disk: Disk, folder: str) -> int | None:
     path = f"{folder}/{UNFINISHED}"
     if not disk.exists(path):
         return None
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         return sum(_decode(line) is not None for line in file.pread(file.size(), 0).splitlines())
-    finally:
-        file.close()
 
 
 def _encode(entry: Entry) -> bytes:
@@ -269,8 +261,7 @@ class Copier:
             if known is None and self._target.exists(copy):
                 self._target.remove(copy)
             self._target.make_folder(copy.rpartition("/")[0])
-            to = self._target.open(copy, write=True, create=known is None)
-            try:
+            with closing(self._target.open(copy, write=True, create=known is None)) as to:
                 to.truncate(begin)
                 position = begin
                 while position < wanted:
@@ -288,8 +279,6 @@ class Copier:
                     self._progress(len(piece))
                 if not self._target.reports_sync_errors:
                     to.sync()
-            finally:
-                to.close()
         finally:
             file.close()
         entry = Entry(name, position, checksum, source)
@@ -321,11 +310,8 @@ class Copier:
         """Whether an earlier call's copy is a beginning of what is wanted now."""
         if entry.size_bytes > wanted or not self._target.exists(copy):
             return False
-        file = open_named(self._target, copy)
-        try:
+        with closing(open_named(self._target, copy)) as file:
             return file.size() >= entry.size_bytes
-        finally:
-            file.close()
 
 
 STATE = f"state.lmdb/{LMDB_FILE}"
@@ -382,11 +368,8 @@ def _deep(disk: Disk, folder: str, log: str) -> dict[str, int | None]:
 def _schedule(disk: Disk, folder: str, copies: Disk, state: str) -> dict[str, int | None]:
     """The schedule logs that the state counts; what is behind the counted bytes may be cut off and written anew."""
     found: dict[str, int | None] = {}
-    file = open_named(copies, state)
-    try:
+    with closing(open_named(copies, state)) as file:
         pairs = read_pairs(state, file.pread, file.size())
-    finally:
-        file.close()
     for key, stored, position in pairs:
         if not key.startswith(HOUR_PREFIX):
             continue

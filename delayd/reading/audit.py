@@ -37,15 +37,6 @@ Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
 
 LATE_MS_LIMIT = 1_000  # Well above the 30 ms that a busy server takes, well below what a user would call late.
-# Fields of a part of the dispatch log, and the fields of the target's batch that should be equal.
-SAID_BY_BOTH = {
-    "target_offset": "offset",
-    "claimed_at_ms": "claimed_at_ms",
-    "target_appended_at_ms": "appended_at_ms",
-    "epoch": "epoch",
-    "batch_id": "batch_id",
-}
-AGREE_ROWS = 65_536
 # A column of this many rows is half a MiB; a column of a whole hour would need new memory for each step.
 PIECE_ROWS = 65_536
 ROWS_A_NAME = 8  # Some work for each subject name is done in each piece, so a piece has this many rows for each name.
@@ -144,24 +135,13 @@ def audit_hour(
     terms: AuditTerms,
     accepted: FiledByLog | None = None,
 ) -> tuple[Findings, HourSummary]:
-    """Compare the three logs of an hour of one delay server; all rows by rising sequence.
+    """Compare the three logs of an hour of one delay server, with all rows by rising sequence: findings, and figures.
 
-    Args:
-        origin_log_id: of the delay server.
-        hour: hours since the epoch.
-        schedule: its schedule side.
-        dispatch: its outcomes.
-        realtime: the rows of this hour and origin that the targets hold.
-        terms: what to judge by.
-        accepted: what the message log and the checkpoint say of the schedule log; None when nobody knows.
-
-    Returns:
-        The findings, by sequence, and the figures.
+    ``accepted`` is what the message log and the checkpoint say of the schedule log; None when nobody knows.
     """
-    agreed = agree(dispatch, realtime)
     found: list[tuple[Findings, HourSummary]] = []
     for piece in _cut(_Piece(schedule, dispatch, realtime, accepted, Fields(dispatch.parts), Fields(realtime.batches))):
-        books = _Comparison(hour, piece, terms, agreed=agreed)
+        books = _Comparison(hour, piece, terms)
         books.find()
         table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
         if len(books.found) > 1:
@@ -169,30 +149,6 @@ def audit_hour(
         subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
         found.append((Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)))
     return join_findings([each for each, _ in found]), join_parts([each for _, each in found])
-
-
-def agree(dispatch: OutcomeRows, realtime: TargetRows) -> bool:
-    """Whether both logs hold the same rows, all DISPATCHED, and agree about each batch that was handed over.
-
-    The comparison goes batch by batch, not row by row. Nearly all hours agree, and then no row is compared again.
-    """
-    if not np.array_equal(dispatch.sequences, realtime.sequence):
-        return False
-    parts, batches = dispatch.parts, realtime.batches
-    batch_of = np.full(len(parts), -1, np.int64)
-    batch_of[dispatch.part_of] = realtime.batch_of
-    for start in range(0, len(realtime.batch_of), AGREE_ROWS):
-        piece = slice(start, start + AGREE_ROWS)
-        if not np.array_equal(batch_of.take(dispatch.part_of[piece]), realtime.batch_of[piece]):
-            return False
-    used = np.flatnonzero(batch_of >= 0)
-    batch_of = batch_of[used]
-    target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
-    same = parts["outcome"][used] == Outcome.DISPATCHED
-    same &= parts["target_log_id"][used] == target_ids[batches["target"][batch_of]]
-    for name, theirs in SAID_BY_BOTH.items():
-        same &= parts[name][used] == batches[theirs][batch_of]
-    return bool(same.all())
 
 
 def _cut(whole: _Piece) -> Iterator[_Piece]:
@@ -239,9 +195,7 @@ def _picked(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
 
 
 class Classes:
-    """Masks over the scheduled rows of an hour. If a row has several outcomes, or is at targets several times, the
-    first one counts.
-    """
+    """Masks over an hour's scheduled rows; of several outcomes, or rows at targets, the first one counts."""
 
     def __init__(
         self,
@@ -310,9 +264,9 @@ class Classes:
 
 
 class _Comparison:
-    def __init__(self, hour: int, piece: _Piece, terms: AuditTerms, *, agreed: bool) -> None:
+    def __init__(self, hour: int, piece: _Piece, terms: AuditTerms) -> None:
         self.found: list[NDArray[np.void]] = []
-        self._hour, self._terms, self._agreed = hour, terms, agreed
+        self._hour, self._terms = hour, terms
         self._schedule, self._dispatch, self._realtime, self._accepted, self._parts, self._batches = piece
         classes = self._classes = Classes(*piece[:3], terms, self._parts)
         self._outcomes, self._stored = classes.outcomes, classes.stored
@@ -340,7 +294,8 @@ class _Comparison:
 
     def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
         classes, proved = self._classes, self._classes.proved
-        counted = np.bincount(self._outcome, minlength=max(Outcome) + 1)
+        counted = np.bincount(self._outcome, minlength=max(Outcome) + 1).tolist()
+        states = {name: getattr(classes, name) for name in ("pending", "undecided", "waiting", "missing", "unproven")}
         # The table is sorted by sequence and kind: a message counts once for each kind of finding.
         first = np.ones(len(table), np.bool_)
         same = (table["sequence"][1:] == table["sequence"][:-1]) & (table["kind"][1:] == table["kind"][:-1])
@@ -354,22 +309,9 @@ class _Comparison:
             hour=self._hour,
             scheduled=len(self._schedule),
             dispatched=int(proved.sum()),
-            dead=int(counted[Outcome.DEAD]),
-            cancelled=int(counted[Outcome.CANCELLED]),
-            expired=int(counted[Outcome.EXPIRED]),
-            in_doubt=int(counted[Outcome.IN_DOUBT]),
-            pending=int(classes.pending.sum()),
-            undecided=int(classes.undecided.sum()),
-            waiting=int(classes.waiting.sum()),
-            missing=int(classes.missing.sum()),
-            lost=rows_of_kind[FindingKind.LOST],
-            duplicate=rows_of_kind[FindingKind.DUPLICATE],
-            early=rows_of_kind[FindingKind.EARLY],
-            orphan=rows_of_kind[FindingKind.ORPHAN],
-            mismatch=rows_of_kind[FindingKind.MISMATCH],
-            conservation=rows_of_kind[FindingKind.CONSERVATION],
-            late=rows_of_kind[FindingKind.LATE],
-            unproven=int(classes.unproven.sum()),
+            **{name.lower(): counted[outcome] for outcome, name in DECIDED.items()},
+            **{name: int(mask.sum()) for name, mask in states.items()},
+            **{kind.name.lower(): rows_of_kind[kind] for kind in FindingKind},
             past_due=int(past_due.sum()),
             lateness=count_ms(on_time),
             past_due_lateness=count_ms(lateness_ms[past_due]),
@@ -466,8 +408,7 @@ class _Comparison:
         self._outcomes.lowest(said["claimed_at_ms"], claimed, said["outcome"] == Outcome.DISPATCHED)
         if self._stored.rows is not self._stored.first:
             stored = JoinedFields(self._batches, self._realtime.batch_of, self._stored.rows)
-        if not self._agreed:
-            self._stored.lowest(stored["claimed_at_ms"], claimed)
+        self._stored.lowest(stored["claimed_at_ms"], claimed)
         early = claimed < due
         if early.any():
             self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, early, claimed, due - claimed)
@@ -495,8 +436,7 @@ class _Comparison:
 
     def _find_mismatches(self) -> None:
         kind = FindingKind.MISMATCH
-        if not self._agreed:
-            self._find_disagreements()
+        self._find_disagreements()
         attempt = self._parts["attempt"]
         if (attempt[:-1] != 1).any():
             own = self._part["attempt"]
@@ -554,9 +494,7 @@ class _Comparison:
 
     def _appended_ms(self) -> Int64s:
         """When each row came to its target, by the target's own log if that still has it."""
-        said: Int64s = self._part["target_appended_at_ms"]
-        if self._agreed and self._outcomes.same:
-            return said
+        said = self._part["target_appended_at_ms"]
         return np.where(self._classes.at_target, self._batch["appended_at_ms"], said).astype(np.int64)
 
     def _late_ms(self) -> Int64s:

@@ -225,20 +225,11 @@ def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> l
 def audit_plan(
     disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None, books: Mapping[int, SealBook]
 ) -> Iterator[tuple[Findings, HourSummary, list[str] | None]]:
-    """Audit the hours of a plan, or of a part of one.
+    """Audit the hours of a plan, or of a part of one, with the seals of each delay server; without ``tails`` they are
+    read.
 
-    Args:
-        disk: where the directories are.
-        plan: the hours.
-        tails: those of the message logs; without them they are read.
-        books: the seals of each delay server.
-
-    Yields:
-        The findings and figures of each hour, and where its rows differ from its seal; None when it has no seal to
-        compare with.
-
-    Raises:
-        LogMoved: files went away meanwhile.
+    Yields the findings and figures of each hour, and where its rows differ from its seal: None when it has none to
+    compare with. Raises LogMoved when files went away meanwhile.
     """
     for hour in plan_hours(disk, plan, tails):
         book = books[hour.log_id]
@@ -306,9 +297,7 @@ def _audit_part(
 
 
 def _sealed_outcomes(hour: HourBooks, outcomes: OutcomeRows) -> OutcomeRows:
-    """The outcomes to compare with the seal of an hour: the plan took the dispatch log's size before the seals were
-    read.
-    """
+    """The outcomes to compare with an hour's seal: the plan took its dispatch log's size before the seals were read."""
     snapshot = hour.origin.snapshot
     path = dispatch_path(snapshot.directory.path, hour.hour)
     if file_size(hour.disk, path) == hour.origin.dispatch_sizes.get(hour.hour, 0):

@@ -8,6 +8,7 @@ is not damaged: its server's state says how much of it is valid, and the rest is
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,12 +93,7 @@ class _GroupLife(NamedTuple):
 
 
 def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> Consumption:
-    """Read the pull log of a realtime server, before its message log is read.
-
-    Raises:
-        LogMoved: a segment went away meanwhile.
-        DamagedData: a group does not check.
-    """
+    """Read the pull log of a realtime server, before its message log; LogMoved or DamagedData as `read_log`."""
     place = LogPlace(f"{directory.path}/pull", FileKind.PULL, directory.log_id)
     bases = segment_bases(disk, place)
     if not bases:
@@ -252,9 +248,7 @@ class _PullBooks:
         return found
 
     def _check_pulls(self) -> None:
-        """Check that pull sequences count up across all groups; a new life may leave out those that were lost with a
-        cut end.
-        """
+        """Pull sequences count up across all groups; a new life may leave out those that were lost with a cut end."""
         begins, ends = self._first[self._pulls], self._end[self._pulls]
         epochs = self._epochs[self._pulls]
         highest = np.maximum.accumulate(ends)
@@ -281,9 +275,7 @@ class _PullBooks:
         return places, np.repeat(entries, counts)
 
     def _closed(self, bounds: Int64s, pull_of: Int64s) -> Int64s:
-        """For each stretch the first entry that ends its pull; one entry may span stretches that other groups were
-        given.
-        """
+        """For each stretch the first entry that ends its pull; one entry may span stretches of other groups."""
         places, entry = self._stretches(bounds, self._others)
         pull = pull_of[places]
         fits = (pull >= 0) & (pull < entry) & (self._life[pull] == self._life[entry])
@@ -440,11 +432,8 @@ def _wrong(pieces: list[tuple[str, int, Entries]], at: int, what: str) -> Damage
 
 def _entries(disk: Disk, path: str) -> Entries:
     """All entries of a segment: those of its full pages, and those of the last one."""
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         data = file.pread(max(0, file.size() - FILE_HEADER_BYTES), FILE_HEADER_BYTES)
-    finally:
-        file.close()
     pages = np.frombuffer(data, PAGE_DTYPE, len(data) // PAGE_BYTES)
     rest = data[pages.nbytes :]
     last = np.frombuffer(rest, np.uint64, min(len(rest) // ENTRY_BYTES, PAGE_ENTRIES))

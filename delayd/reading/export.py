@@ -154,8 +154,8 @@ def _columns(tables: HourTables, name: str, table: TableKind[HourTables], subjec
 def _facts(
     plan: AuditPlan, faults: Sequence[Finding], subject: str | None
 ) -> dict[str, tuple[Mapping[str, str], Columns]]:
-    """The facts that an audit of the tables needs besides them: when servers were up, where targets begin, the terms,
-    and the totals of delay servers and hours (rule S5); of a part of the messages no hour's total is known.
+    """What an audit of the tables needs besides them: when servers were up, where targets begin, the terms, and totals
+    of servers and hours (rule S5); of a part of the messages no hour's total is known.
     """
 
     def rows(one: AuditedOrigin, *each: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:

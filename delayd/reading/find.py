@@ -215,13 +215,7 @@ class Wanted:
     headers: tuple[tuple[str, Pattern], ...] = ()
 
     def rows(self, held: HeldBatch, sequences: NDArray[np.uint64], accepted_at_ms: Int64s | int) -> Int64s:
-        """The rows of a verified batch that are wanted, rising.
-
-        Args:
-            held: the batch.
-            sequences: of its rows.
-            accepted_at_ms: when the server took them, 0 where that is not known.
-        """
+        """The wanted rows of a verified batch, rising; ``accepted_at_ms`` is 0 where it is not known."""
         batch = held.batch
         wanted = np.ones(batch.count, np.bool_)
         if self.from_ms is not None or self.to_ms is not None:

@@ -13,6 +13,7 @@ import json
 import re
 import struct
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from itertools import count
@@ -539,11 +540,8 @@ def _file_of(line: bytes, signature: bytes) -> bytes:
 
 
 def _read(disk: Disk, path: str) -> tuple[Acceptance, bytes, bytes]:
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         data = file.pread(FILE_BYTES_MAX, 0)
-    finally:
-        file.close()
     line, _, rest = data.partition(b"\n")
     digits = rest.partition(b"\n")[0]
     try:

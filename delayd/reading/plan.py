@@ -60,9 +60,7 @@ class LifeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 if they name
-    none.
-    """
+    """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 for none."""
 
     path: str
     role: str
@@ -92,14 +90,7 @@ def read_meta_life(data: str) -> Life | None:
 
 
 def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
-    """The spans for the rows of one delay server: up to when the rows of each subject were settled, as it has
-    published.
-
-    Args:
-        word: what its checkpoint says.
-        log_id: of the delay server.
-        index: what the targets hold.
-    """
+    """For the rows of one delay server up to when the rows of each subject were settled, as its word says."""
     here = {target.log_id for target in index.targets}
     # If a target's log is not here, nobody can prove which rows it holds.
     settled_ms = {link.log_id: link.settled_ms if link.log_id in here else 0 for link in word.links}
@@ -308,10 +299,8 @@ def plan_audit(
 ) -> tuple[AuditPlan, list[MessageTail]]:
     """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
 
-    With a ``scan`` that reads the realtime logs no tails are returned: the readers of hours read their own.
-
-    Raises:
-        LogMoved: files went away meanwhile.
+    With a ``scan`` that reads the realtime logs no tails are returned: the readers of hours read their own. Raises
+    LogMoved when files went away meanwhile.
     """
     directories = find_directories(disk, data)
     delays = [directory for directory in directories if directory.role == Role.DELAY]

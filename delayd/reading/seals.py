@@ -81,11 +81,7 @@ class SealBook:
     """The seals of one delay server, with the contradictions that were found so far."""
 
     def __init__(self, disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | None = None) -> None:
-        """Read the seal log; ``snapshot`` was taken before.
-
-        Raises:
-            DamagedData: a group of it does not check.
-        """
+        """Read the seal log; ``snapshot`` was taken before. Raises DamagedData when a group of it does not check."""
         self._disk = disk
         self._snapshot = snapshot
         self._faults: dict[int, list[str]] = {}  # By number of the seal.
@@ -175,13 +171,10 @@ class SealBook:
 def verify_seals(
     data: str, *, hours: Container[int] | None = None, progress: Progress | None = None, disk: Disk | None = None
 ) -> SealsReport:
-    """Verify the seals of a data directory, live, stopped or copied; nothing in it is changed.
+    """Verify the seals of a data directory, or of one server's, live, stopped or copied; nothing in it is changed.
 
-    Args:
-        data: the directory that `delayd up --data` was given, or one server's.
-        hours: whose rows to read, as hours since the epoch; None for all. The chain is followed in any case.
-        progress: called with the hours done and all hours.
-        disk: where ``data`` is.
+    The rows of some ``hours`` are read, None for all; the chain is followed in any case. ``progress`` is called with
+    the hours done and all hours.
 
     Raises:
         BadArgument: it holds no delay server's directory.
@@ -345,11 +338,7 @@ HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoc
 
 @dataclass(frozen=True, slots=True)
 class TargetTallies:
-    """The contents of the tally log of a realtime server; ``end`` is the offset in its message log at which the entries
-    end.
-
-    ``whole``: every message from the first one on is in an entry or behind ``end``.
-    """
+    """The contents of a realtime server's tally log, and where its message log began when this was read."""
 
     log_id: int
     entries: Tallies
@@ -362,9 +351,7 @@ class TargetTallies:
 
     @property
     def whole(self) -> bool:
-        """Whether no message was left out: the entries have no gap, and there is none between them and the message
-        log.
-        """
+        """Whether no message was left out: neither the entries have a gap, nor do they end below the message log."""
         ranges = covered(self.entries)
         return ranges == [(0, self.end)] and self.start <= self.end if ranges else self.start == 0
 
@@ -377,11 +364,7 @@ class TargetTallies:
 
 
 def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> TargetTallies:
-    """Read the tally log of a realtime server, before its message log is read.
-
-    Raises:
-        DamagedData: a group of it does not check.
-    """
+    """Read the tally log of a realtime server, before its message log is read."""
     place = tally_place(directory.path, directory.log_id)
     bases = segment_bases(disk, _message_place(directory))
     if not disk.list_folder(place.folder):
@@ -394,12 +377,7 @@ def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> TargetT
 
 
 def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[TargetTallies, dict[HourOf, Tally]]:
-    """Everything that a realtime server held, by delay server and hour: its entries, and the log behind them.
-
-    Raises:
-        LogMoved: segments went away meanwhile.
-        DamagedData: a group does not check, or holds no messages.
-    """
+    """Everything that a realtime server held, by delay server and hour: its entries, and the log behind them."""
     held = read_held(disk, directory, torn)
     place = _message_place(directory)
     start = max(held.end, held.start)
@@ -416,9 +394,7 @@ def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[Ta
 
 @dataclass(slots=True)
 class SidesCheck:
-    """Compares one sealed hour on both sides; its rows come in parts. Targets that still have all of it are left
-    out.
-    """
+    """Compares one sealed hour on both sides; its rows come in parts. Targets that have all of it are left out."""
 
     helds: Sequence[TargetTallies]
     index: TargetIndex
@@ -450,9 +426,7 @@ class SidesCheck:
             self._kept[number] = self._kept.get(number, Tally()) + _tally_behind(held, number, realtime)
 
     def proved(self) -> int:
-        """How many messages that targets have removed are proved by the targets' tallies, which agree with the dispatch
-        log.
-        """
+        """How many messages that targets have removed their tallies prove, which agree with the dispatch log."""
         if self._in_doubt:
             return 0
         batches = self.index.batches
@@ -565,9 +539,7 @@ _TALLY = re.compile(rf"([0-9]{{10}}) ({_ID}) ({_ID}|all) ([0-9]{{1,20}}) ({_ID})
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The rows that delay servers say they handed over, and that realtime servers held; ``sealed`` and ``sent`` only
-    have sealed hours.
-    """
+    """What delay servers handed over, and realtime servers held; ``sealed`` and ``sent`` have sealed hours only."""
 
     sealed: dict[HourOf, Tally] = field(default_factory=dict)
     sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Only hours whose files are still there.
@@ -610,12 +582,7 @@ class Compared(NamedTuple):
 
 
 def read_sides(disk: Disk, data: str, hours: Container[int] | None = None, progress: Progress | None = None) -> Sides:
-    """Read both sides from a directory; for realtime servers from the bytes that they keep.
-
-    Raises:
-        BadArgument: it holds no server's directory.
-        DamagedData: a file can't be read.
-    """
+    """Read both sides from a directory; for realtime servers from the bytes that they keep."""
     directories = find_directories(disk, data)
 
     def read() -> Sides:

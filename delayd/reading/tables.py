@@ -347,9 +347,7 @@ def consumption(plan: AuditPlan, subject: str | None = None) -> Columns:
 
 
 def tallies(plan: AuditPlan, subject: str | None = None) -> Columns:
-    """The tallies of all realtime servers of a plan in all hours, deleted ones too; none if one subject is asked
-    for.
-    """
+    """The tallies of all realtime servers of a plan, of deleted hours too; none if one subject is asked for."""
     return columns_of(TALLY, [] if subject is not None else list(_tally_rows(plan)))
 
 
@@ -381,9 +379,7 @@ def _or_null(values: NDArray[np.int64]) -> Cells:
 
 
 def _hashes(values: NDArray[np.uint64]) -> Cells:
-    """Content hashes as signed numbers of 64 bits, because engines have no unsigned ones; a hash that is not stated is
-    null.
-    """
+    """Content hashes as signed numbers, because engines have no unsigned ones; null where none is stated."""
     return Cells(values.view(np.int64), values != NOT_STATED)
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -122,9 +123,8 @@ class Place:
 
 
 class LogSoFar(NamedTuple):
-    """The end of a log so far: the base offset of its next file, and the checksum that this file's header must name.
-
-    ``sent`` are the numbers of the batches that were accepted so far, in a message log of a delay server.
+    """The end of a log so far: the base offset of its next file, the checksum that this file's header must name, and in
+    a delay server's message log the numbers of the batches that were accepted.
     """
 
     end: int
@@ -175,17 +175,11 @@ def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple
             _read_checkpoint(disk, place, found)
         elif place.kind == FileKind.KEYS:
             # A run gets its headers when everything else is written.
-            file = open_named(disk, place.path)
-            try:
+            with closing(open_named(disk, place.path)) as file:
                 _read_run(place, file, found)
-            finally:
-                file.close()
         else:
-            segment = _open(disk, place)
-            try:
+            with closing(_open(disk, place)) as segment:
                 following = _read(place, segment, link, found)
-            finally:
-                segment.close()
     except FileNotFoundError:
         return None  # Retention of a running server removed it just now.
     except UnfinishedFile:
@@ -211,9 +205,7 @@ class _Filed:
     last: tuple[int, int] = (0, -1)  # Due instant and sequence of the row before.
 
     def check_order(self, batch: Batch) -> None:
-        """Check that rows of one range rise by due instant and sequence, and that rows of the next range have higher
-        sequences.
-        """
+        """Rows of one range rise by due instant and sequence; rows of the next range have higher sequences."""
         part = batch.schedule
         if (part.source_start, part.source_end) != self.source:
             if not self.source[1] <= part.source_start <= part.source_end:
@@ -270,11 +262,8 @@ class _Found:
 
 
 def _size(disk: Disk, path: str) -> int:
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         return file.size()
-    finally:
-        file.close()
 
 
 def _open(disk: Disk, place: Place) -> Segment:
@@ -474,9 +463,7 @@ def _check_content(batch: Batch) -> None:
 
 
 def _read_entries(place: Place, segment: Segment, found: _Found) -> LogSoFar:
-    """Check the full pages of a consume log by their checksums; the checksum of the last page is in its server's
-    state.
-    """
+    """Check the full pages of a consume log; the checksum of its last page is in its server's state."""
     header = segment.header
     consume = ConsumePlace(os.path.dirname(place.path), header.log_id, header.number)
     found.rows, rest = check_pages(consume, segment, header.base_offset)
@@ -553,15 +540,9 @@ class _Home(NamedTuple):
 
 
 def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
-    """Read every file of the servers in ``data``, live, stopped or copied; nothing is changed.
+    """Read every file of the servers in ``data``, or of one server, live, stopped or copied; nothing is changed.
 
-    Args:
-        data: the directory that `delayd up --data` was given, or one server's.
-        progress: called with the files read and all files.
-        disk: where ``data`` is.
-
-    Raises:
-        BadArgument: there is nothing to verify.
+    ``progress`` is called with the files read and all files. Raises BadArgument when there is nothing to verify.
     """
     disk = disk or RealDisk()
     places: list[Place] = []
@@ -616,24 +597,19 @@ def _with_proofs(disk: Disk, homes: Sequence[_Home], files: Iterable[FileReport]
 
 
 def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | None:
-    """The damage at the end of a message log, which looks like a torn tail, or like all that was ever written; None
-    where nothing proves it.
-    """
+    """The damage at a message log's end, which looks like a torn tail or like all of it; None if nothing proves it."""
     folder, _, name = file.path.rpartition("/")
     if home.log_id is None or file.state not in (FileState.OK, FileState.TORN) or name != log_names(disk, folder)[-1]:
         return None
     torn = file.torn or TornTail(file.path, file.size_bytes, 0, "the log ends there")
     try:
-        segment = open_segment(disk, file.path, home.logs["message"], home.log_id, write=False)
-        try:
+        with closing(open_segment(disk, file.path, home.logs["message"], home.log_id, write=False)) as segment:
             end = segment.base_offset + torn.position - FILE_HEADER_BYTES
             why = _why_durable(disk, home, home.log_id, end)
             # A running server may have finished this append, or begun a new file, before it wrote the fact: so the end
             # is read once more, after the fact.
             if why and next(segment.scan(end), None) is None and name == log_names(disk, folder)[-1]:
                 return DamagedData(file.path, torn.position, f"{torn.reason}, and {why}")
-        finally:
-            segment.close()
     except (DataError, UnfinishedFile, FileNotFoundError):
         pass  # A file that does not check or can't be read has a report of its own.
     return None
@@ -654,15 +630,9 @@ def _why_durable(disk: Disk, home: _Home, log_id: int, end: int) -> str:
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
-    """Read single files, each on its own; what the directory around a file says about it is taken into account.
+    """Read single files, logs and checkpoints; what the directory around a file says about it is taken into account.
 
-    Args:
-        paths: log files and checkpoints, in a server's directory or anywhere else.
-        progress: called with the files read and all files.
-        disk: where they are.
-
-    Raises:
-        BadArgument: one of them is neither.
+    ``progress`` is called with the files read and all files. Raises BadArgument when one of them is neither.
     """
     disk = disk or RealDisk()
     for path in paths:
@@ -721,9 +691,7 @@ def _read_home(disk: Disk, path: str) -> _Home:
 
 
 def _identify(disk: Disk, path: str) -> Directory | None:
-    """Find out whose directory it is, from the first file that tells: damage must not keep the other files from being
-    read.
-    """
+    """Whose directory it is, by the first file that tells: damage must not keep the others from being read."""
     for name in log_names(disk, f"{path}/message"):
         try:
             segment = open_any(disk, f"{path}/message/{name}")
@@ -795,11 +763,10 @@ def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[F
 
 
 def _stored(disk: Disk, path: str) -> tuple[str, list[Pair], int] | None:
-    """The file of a stopped server's state, its pairs and its size; None when there is no state, or when it can't be
-    read here because its server runs (rule L6).
+    """The file of a stopped server's state, its pairs and its size; None without a state, or while the server runs
+    (rule L6).
 
-    Raises:
-        DamagedData, NewerFormat: the file is gone or does not check.
+    Raises DamagedData or NewerFormat when the file is gone or does not check.
     """
     folder = f"{path}/state.lmdb"
     file = f"{folder}/{LMDB_FILE}"
@@ -807,12 +774,9 @@ def _stored(disk: Disk, path: str) -> tuple[str, list[Pair], int] | None:
         return None
     if not disk.exists(file):
         raise DamagedData(file, 0, "the file is gone; nothing else says who this server is")
-    opened = open_named(disk, file)
-    try:
+    with closing(open_named(disk, file)) as opened:
         size = opened.size()
         return file, read_pairs(file, opened.pread, size) if size else [], size
-    finally:
-        opened.close()
 
 
 def _state(disk: Disk, path: str) -> Iterator[FileReport]:
@@ -847,12 +811,9 @@ def _named_runs(disk: Disk, path: str, known: KnownRuns) -> Iterator[FileReport]
         place = run_path(path, name.number)
         what = ""
         try:
-            file = open_named(disk, place)
-            try:
+            with closing(open_named(disk, place)) as file:
                 if read_run_file(place, file, None).name != name:
                     what = "the state names another run"
-            finally:
-                file.close()
         except FileNotFoundError:
             what = "the state names this file, and it is gone"
         except UnfinishedFile:
@@ -872,9 +833,7 @@ def _value_error(path: str, pair: Pair) -> DamagedValue | None:
 
 
 def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
-    """The offsets up to which the checkpoint calls files durable, by path; nothing when it can't be read, which is
-    reported.
-    """
+    """Up to which offsets the checkpoint calls files durable, by path; nothing when it can't be read."""
     try:
         logs = published_ends(disk, directory)
         # The message log may be damaged, so what the checkpoint says of other files must not depend on it.

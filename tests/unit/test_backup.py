@@ -1,7 +1,6 @@
 """A backup and a restore that lose power at any disk operation go on, and are never taken for whole before they are."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -247,15 +246,6 @@ def test_a_file_that_retention_removes_after_the_cut_means_a_new_cut(state: byte
     assert len(manifest.entries) == len(FILES) + 1
 
 
-def test_a_file_that_can_not_be_read_is_named_and_everything_else_is_copied(state: bytes) -> None:
-    source, target = a_server(state), MemoryDisk()
-    source.faults.fail_reads = {"dispatch/": 100}
-    manifest = backed_up(source, target)
-    (sentence,) = manifest.damaged
-    assert "dispatch/20270115/2027011508.log" in sentence
-    assert len(manifest.entries) == len(FILES) + 1
-
-
 def test_a_full_disk_ends_a_backup_and_a_later_call_goes_on(state: bytes) -> None:
     source, target = a_server(state), MemoryDisk(capacity_bytes=2_000)
     with pytest.raises(DiskFull):
@@ -321,26 +311,6 @@ def test_a_flipped_byte_of_a_backup_is_found_before_anything_is_in_its_place(sta
     assert target.exists(f"{DATA}/delay/{STATE}")
 
 
-def test_another_backup_is_not_mixed_into_a_restore_that_was_interrupted(state: bytes) -> None:
-    source, backup = a_server(state), MemoryDisk()
-    backed_up(source, backup)
-    target = MemoryDisk(Faults(crash_on="/delay/message"))
-    with pytest.raises(Crash):
-        restored(backup, target)
-    left = target.after_kill()
-    write(source, f"{HOME}/message/00000000000000004000.log", b"z")
-    backed_up(source, backup)
-    with pytest.raises(BadArgument, match="another restore"):
-        restored(backup, left)
-
-
-def test_a_copy_of_a_backup_is_a_backup(state: bytes) -> None:
-    source, backup, target = a_server(state), MemoryDisk(), MemoryDisk()
-    backed_up(source, backup)
-    assert restored(backup.copied(), target) == []
-    check_whole(source, target, f"{DATA}/delay")
-
-
 def test_a_manifest_that_does_not_check_or_is_newer_is_refused() -> None:
     manifest = Manifest(5, "0.1.0", True, (), (), (Entry("a", 1, 2, 3),))
     data = encode(manifest)
@@ -355,17 +325,3 @@ def test_a_manifest_that_does_not_check_or_is_newer_is_refused() -> None:
     text = newer.rpartition(b"\ncrc32c ")[0]
     with pytest.raises(NewerFormat):
         decode(NAME, text + f"\ncrc32c {crc32c(text):08x}\n".encode())
-
-
-def test_the_state_is_copied_as_it_was_when_the_copy_began(tmp_path: Path) -> None:
-    kept = LmdbState(str(tmp_path / "one"))
-    kept.commit([(b"a", b"before")])
-    copy = kept.begin_copy()
-    kept.commit([(b"a", b"after"), (b"b", b"new")])
-    (tmp_path / "two").mkdir()
-    copy.write(str(tmp_path / "two" / LMDB_FILE))
-    copy.close()
-    other = LmdbState(str(tmp_path / "two"))
-    assert (other.get(b"a"), other.get(b"b"), kept.get(b"a")) == (b"before", None, b"after")
-    other.close()
-    kept.close()

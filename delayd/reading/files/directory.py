@@ -11,6 +11,7 @@ has taken it: that is damage, and never a loss.
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
@@ -69,11 +70,8 @@ class Directory:
 def find_directories(disk: Disk, data: str) -> list[Directory]:
     """Find the delay and realtime directories in ``data``, or ``data`` itself when it is one; by path.
 
-    A directory whose server has not begun its message log is left out.
-
-    Raises:
-        BadArgument: there is none.
-        DamagedData, NewerFormat: a message log is not what it should be.
+    A directory whose server has not begun its message log is left out. Raises BadArgument when there is none,
+    DamagedData or NewerFormat when a message log is not what it should be.
     """
     return _find(disk, data, None)
 
@@ -105,37 +103,25 @@ def _find(disk: Disk, data: str, damage: list[DamagedData] | None) -> list[Direc
 def open_any(disk: Disk, path: str) -> Segment:
     """Open a file of groups for reading, whatever kind its header names.
 
-    Raises:
-        UnfinishedFile: its creation did not finish.
-        DamagedData, NewerFormat: it can't be read.
+    Raises UnfinishedFile when its creation did not finish, DamagedData or NewerFormat when it can't be read.
     """
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         header = file.pread(FILE_HEADER_BYTES, 0)
-    finally:
-        file.close()
     kind = int.from_bytes(header[KIND_POSITION : KIND_POSITION + 2], "little")
     # An unknown kind is left to the header's own checks, which report what is wrong with it.
     return open_segment(disk, path, FileKind(kind) if kind in set(FileKind) else FileKind.MESSAGE, None, write=False)
 
 
 def need_log_file(disk: Disk, path: str) -> None:
-    """Refuse a file that never was a log file, so that it is not reported as damaged.
-
-    Raises:
-        BadArgument: neither its name nor its first bytes are those of a log file.
-    """
+    """Raise BadArgument for a file that neither by name nor first bytes is a log file: it is not damaged."""
     name = path.rpartition("/")[2]
     if LOG_NAME.fullmatch(name):
         return
     what = OTHER_FILES.get(name)
     if what is None:
-        file = open_named(disk, path)
-        try:
+        with closing(open_named(disk, path)) as file:
             if file.pread(len(FILE_MAGIC), 0) == FILE_MAGIC:
                 return
-        finally:
-            file.close()
         what = "an operator's word on findings" if name.endswith(".note") else "a file that delayd did not write"
     raise BadArgument(
         f"{path} is not a log file; it is {what}; give one of the .log files below message, schedule, dispatch, pull, "
@@ -254,15 +240,13 @@ class ScheduleSnapshot:
 
     @property
     def place(self) -> LogPlace:
-        """Its message log."""
         return LogPlace(self.directory.message_folder, FileKind.MESSAGE, self.directory.log_id)
 
 
 def take_snapshot(disk: Disk, directory: Directory, *, tail: bool = True) -> ScheduleSnapshot:
     """Read the published checkpoint, then the message log's size; without `tail` the log is not looked at.
 
-    Raises:
-        DamagedData, NewerFormat: the checkpoint can't be read, or the message log ends before it.
+    Raises DamagedData or NewerFormat when the checkpoint can't be read, or the message log ends before it.
     """
     published = read_checkpoint(disk, directory.path, directory.log_id) or {}
     try:
@@ -297,9 +281,7 @@ def take_what_is_there(disk: Disk, directory: Directory, damage: list[DamagedDat
 
 
 def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
-    """Whether retention removed an hour that the published checkpoint still names; retention publishes a removal
-    first.
-    """
+    """Whether retention removed an hour that the published checkpoint names; it publishes a removal first."""
     filed = snapshot.hours.get(hour)
     return filed is not None and filed.removed and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
@@ -313,9 +295,7 @@ def filed_hours(table: bytes) -> dict[int, FiledHour]:
 
 
 def missing_files(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
-    """Name each file that is gone; nothing when the checkpoint can't be read, which is reported as damage of its
-    own.
-    """
+    """Name each file that is gone; nothing when the checkpoint can't be read, which is reported by itself."""
     yield from _missing_segments(disk, directory)
     if directory.role is not Role.DELAY:
         return
@@ -328,11 +308,7 @@ def missing_files(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
 
 
 def need_counted(disk: Disk, directory: Directory) -> None:
-    """Refuse to go on when a file is gone, or a dispatch log or message log is shorter than its checkpoint says.
-
-    Raises:
-        DamagedData: the first of them.
-    """
+    """Raise DamagedData when a file is gone, or a dispatch or message log is shorter than its checkpoint says."""
     for error in missing_files(disk, directory):
         raise error
     for path, missing in _short(disk, directory).items():

@@ -60,9 +60,7 @@ Result = TypeVar("Result")
 
 
 class LogMoved(Exception):
-    """A file that a reader wanted is gone because its server moved on: the reader must start again with a new
-    checkpoint (rule P3).
-    """
+    """A file that a reader wanted is gone because its server moved on: start again with a new checkpoint (P3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,6 @@ class TornTail:
 
     @property
     def sentence(self) -> str:
-        """What these bytes are and what becomes of them, for people."""
         return (
             f"{self.path} ends with {self.size_bytes:,} bytes that are no whole group, from byte {self.position} "
             f"({self.reason}): an append under way, one that a crash cut short, or a damaged last group, which the "
@@ -110,19 +107,11 @@ def read_groups(
     durable: int = 0,
     last: bool = True,
 ) -> Iterator[CommitGroup]:
-    """Yield the durable groups of one file that lie in [start, stop), offsets of its log.
+    """Yield the durable groups of one open file that lie in [start, stop), offsets of its log.
 
-    Args:
-        segment: the file, open.
-        start: offset of a group.
-        stop: groups that end behind it are left out.
-        torn: receives the bytes behind the last group that checks.
-        previous_crc32c: header_crc32c of the group before ``start``; None when it is not known.
-        durable: an offset below which the caller knows that everything was fsynced.
-        last: whether no later segment exists; only the last one may have a torn tail.
-
-    Raises:
-        DamagedData: a group does not check and was durable.
+    ``torn`` receives the bytes behind the last group that checks; only the ``last`` segment of a log may have such.
+    ``previous_crc32c`` is of the header of the group before ``start``, None when it is not known; all below ``durable``
+    was fsynced, as the caller knows. Raises DamagedData when a durable group does not check.
     """
     held: deque[CommitGroup] = deque()  # Groups that check and that nothing has called durable yet.
     doubted = -1
@@ -231,7 +220,6 @@ class StoredGroup:
 
     @property
     def end(self) -> int:
-        """Offset behind the group."""
         return self.header.offset + self.header.total_bytes
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
@@ -255,11 +243,8 @@ class StoredGroup:
     def whole_batches(self) -> Iterator[tuple[int, Batch]]:
         """Yield each batch with its heap, read into the same memory, for a reader that takes all of them.
 
-        Columns and subjects are verified before a batch is yielded, the heaps when all were taken.
-
-        Raises:
-            DamagedData: the group does not check.
-            BatchMalformed: it does, and a batch of it does not.
+        Columns and subjects are verified before a batch is yielded, the heaps when all were taken. Raises DamagedData
+        when the group does not check, BatchMalformed when it does and a batch of it does not.
         """
         begin, crc = content_position(len(self._sizes)), 0
         malformed: BatchMalformed | None = None
@@ -306,10 +291,7 @@ def skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool = Fal
     """Yield the groups of a file from its beginning up to ``stop``, all of which are known to be durable.
 
     Groups of small batches are read whole, with ``whole`` all groups: then a group is a `CommitGroup`. A group's bytes
-    are in memory that the next group uses again.
-
-    Raises:
-        DamagedData: a group does not check.
+    are in memory that the next group uses again. Raises DamagedData when a group does not check.
     """
     window = _Window(segment, WINDOW_BYTES if whole else AHEAD_BYTES)
     offset = segment.base_offset
@@ -345,15 +327,8 @@ def read_known(
 ) -> Iterator[Group]:
     """Yield the durable groups of a log that lie between two offsets, the first and last of ``bounds``.
 
-    All below the offset between them are known to be durable, and are read by `skim` from where a segment begins.
-
-    Args:
-        disk: where the log is.
-        place: the log.
-        bounds: see above.
-        torn: receives the bytes behind the last group that checks.
-        previous_crc32c: header_crc32c of the group before; None when it is not known.
-        whole: whether groups that are known to be durable are read with all their heaps.
+    All below the offset between them are known to be durable, and are read by `skim` from where a segment begins; with
+    ``whole`` with all their heaps. ``torn`` receives the bytes behind the last group that checks.
 
     Raises:
         LogMoved: segments were removed while they were to be read.
@@ -394,9 +369,7 @@ def read_known(
 
 
 class Salvaged(NamedTuple):
-    """The sound batches of one group: memory that begins with the bytes of the group, and where in it each batch
-    stands. The next group uses the memory again.
-    """
+    """A group's bytes, in memory that the next group uses again, and where its sound batches stand in them."""
 
     header: GroupHeader
     data: bytearray
@@ -404,7 +377,6 @@ class Salvaged(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset behind the group."""
         return self.header.offset + self.header.total_bytes
 
 
@@ -419,15 +391,8 @@ def salvage(
 ) -> Iterator[Salvaged]:
     """Yield the groups of a file that lie within ``bounds``, offsets of its log, also those behind damage.
 
-    What is handed out is verified as a whole; everything else is told.
-
-    Args:
-        segment: the file, open.
-        bounds: offset of a group, and where one ends, unless ``torn``.
-        previous_crc32c: of the group before; None when it is not known.
-        damage: receives what does not check.
-        memory: where the groups are read to.
-        torn: whether bytes at the end may be an append that is under way, which is no damage.
+    What is handed out is verified as a whole; ``damage`` receives everything else. ``bounds`` end where a group ends,
+    or ``torn``: then bytes at the end may be an append that is under way, which is no damage.
     """
     (offset, stop), crc = bounds, previous_crc32c
     window = _Window(segment)
@@ -451,9 +416,7 @@ def salvage(
 
 
 def group_ends(segment: Segment, begin: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Where each group of a file from ``begin`` on ends, and the checksum of its header, up to ``stop`` or the first
-    header that is damaged.
-    """
+    """Where groups from ``begin`` on end, and their header's checksum, up to ``stop`` or the first damaged header."""
     offset, window = begin, _Window(segment)
     while offset < stop:
         try:
@@ -536,9 +499,7 @@ class _Window:
         self._memory, self._apart = Memory(), Memory()
 
     def view(self, position: int, size: int) -> memoryview:
-        """The bytes from a position on, and the bytes that were read behind them; fewer than ``size`` where the file
-        ends.
-        """
+        """The bytes from a position on, and those that were read behind them; fewer than ``size`` at the end."""
         low = position - self._begin
         if low < 0 or low + size > len(self._data):
             data = self._memory.view(max(size, self._ahead))
@@ -570,17 +531,8 @@ class Followed(NamedTuple):
 def followed(group: Group | IndexedGroup) -> Followed:
     """What is compared of a group."""
     header = group.header
-    return Followed(
-        header.offset,
-        group.end,
-        header.epoch,
-        header.base_sequence,
-        header.row_count,
-        header.appended_at_ms,
-        header.previous_crc32c,
-        header.header_crc32c,
-        header.kind,
-    )
+    names = header.epoch, header.base_sequence, header.row_count, header.appended_at_ms
+    return Followed(header.offset, group.end, *names, header.previous_crc32c, header.header_crc32c, header.kind)
 
 
 class Checked(NamedTuple):
@@ -611,13 +563,10 @@ class Follow:
     def take(
         self, group: Followed, rows: int | None = None, *, may_fall: bool = True, unused: Sequence[int] = ()
     ) -> None:
-        """Look at the next group.
+        """Look at the header of the next group, whose batches have ``rows`` rows; None: nobody has counted them.
 
-        Args:
-            group: its header.
-            rows: how many rows its batches have; None: nobody has counted them.
-            may_fall: whether it may be appended before the group before it, as after an operator's word.
-            unused: how many sequences each of its records leaves unused.
+        It ``may_fall`` before the instant of the group before it, as after an operator's word. ``unused`` says how many
+        sequences each of its records leaves unused.
         """
         at = f"the group at offset {group.offset}"
         if self._checked is not None and group.offset >= self._checked.offset:
@@ -650,9 +599,7 @@ class Follow:
         return self.faults
 
     def _reach(self, checked: Checked, previous_crc32c: int | None, offset: int) -> None:
-        """Compare the log with what the checkpoint says at an offset, which the group at this one is the first to
-        reach.
-        """
+        """Compare the log with what the checkpoint says at an offset, which this group is the first to reach."""
         self._checked = None
         at = checked.offset
         if self._end is not None and at not in (offset, self._end):
@@ -756,22 +703,17 @@ def _tables_crc32c(group: IndexedGroup) -> list[int]:
 
 def _header(disk: Disk, place: LogPlace, base: int, *, last: bool) -> FileHeader | None:
     segment = open_base(disk, place, base, last=last)
-    if segment is None:
-        return None
-    segment.close()
-    return segment.header
+    if segment is not None:
+        segment.close()
+    return segment.header if segment is not None else None
 
 
 def joined(crcs: UInt32s, lengths: Int64s, starts: Int64s) -> UInt32s:
-    """The CRC-32C of each whole; its pieces stand one behind the other, beginning at its entry of ``starts``.
+    """The CRC-32C of each whole, whose pieces stand one behind the other, beginning at its entry of ``starts``.
 
     A checksum is a polynomial's remainder, so the checksum of ``a + b`` is that of ``a``, moved on by the length of
     ``b``, plus that of ``b``. Moving on by 2^k bytes is linear: four tables of 256 entries, one for each byte of it.
-
-    Args:
-        crcs: of each piece.
-        lengths: of each piece, in bytes.
-        starts: for each whole the index of its first piece, rising; each has one.
+    ``starts`` rises: each whole has a piece. Lengths are in bytes.
     """
     ends = np.cumsum(lengths)
     counts = np.diff(np.append(starts, len(lengths)))

@@ -12,6 +12,7 @@ what is pending asks `Decisions` too.
 """
 
 from collections.abc import Container, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -92,16 +93,11 @@ def read_outcomes(
     durable: int = 0,
     part: range | None = None,
 ) -> OutcomeRows:
-    """Read the outcomes of an hour, in the order in which they came to be known; none when there is no file.
+    """Read the outcomes of an hour, or those of a ``part`` of its sequences, in the order in which they came to be
+    known.
 
-    Args:
-        disk: where the directory is.
-        directory: of a delay server.
-        hour: hours since the epoch.
-        stop: groups that end behind this offset are left out; None reads everything that is there now.
-        torn: receives the bytes behind the last group that checks.
-        durable: an offset below which the checkpoint calls everything fsynced.
-        part: read the outcomes of these sequences only; None for all.
+    Groups that end behind the offset ``stop`` are left out, None reads all that is there now; below ``durable`` the
+    checkpoint calls everything fsynced. ``torn`` receives the bytes behind the last group that checks.
 
     Raises:
         LogMoved: the file went away after ``stop`` was taken from it.
@@ -176,8 +172,8 @@ class Decisions(NamedTuple):
         return own if part is None else own.take(rows_of_part(own["sequence"], part))
 
     def behind(self, hour: int, outcomes: OutcomeRows, part: range | None = None) -> OutcomeRows:
-        """The outcomes of an hour, and behind them those that its dispatch log does not have yet; with a ``part`` of
-        these sequences only.
+        """The outcomes of an hour, or of a ``part`` of it, and behind them those that its dispatch log does not have
+        yet.
         """
         own = self.of_hour(hour, part)
         own = own.compress(~np.isin(own["sequence"], outcomes.sequences))
@@ -329,14 +325,9 @@ def read_tail(
 ) -> MessageTail:
     """Read the message log, columns only: rows that are not filed, decisions, and filed rows as far as the log is kept.
 
-    Args:
-        disk: where the log is.
-        snapshot: the bounds of the reading.
-        torn: receives the bytes behind the last group that checks.
-        hours: which hours' filed rows are wanted, None for all; batches without a row of these hours are skipped.
-        filed: whether filed rows are wanted at all, or only their hours: then the bodies of filed rows are not read.
-        unfiled: whether rows that are not filed are wanted; decisions are wanted in any case.
-        damage: receives what does not check on either side of the replay offset; what is before it is returned.
+    Filed rows are read of some ``hours``, None for all; unless they are ``filed``, only their hours are told and their
+    bodies are not read. Rows that are not filed are left out unless ``unfiled``. ``damage`` receives what does not
+    check on either side of the replay offset; what stands before it is returned.
 
     Raises:
         LogMoved: its segments are gone: take a new snapshot.
@@ -482,10 +473,8 @@ def read_hour(
     """Read the schedule side of an hour, by rising sequence; with a ``part`` only rows with its sequences.
 
     ``unfiled`` are the rows of the message log that are not filed; ``sorter`` sorts the other logs of the hour, too.
-
-    Raises:
-        LogMoved: the schedule log is gone: take a new snapshot.
-        DamagedData: it does not check, or is shorter than the checkpoint says.
+    Raises LogMoved when the schedule log is gone, DamagedData when it does not check or is shorter than the checkpoint
+    says.
     """
     rows = snapshot.counted(hour)
     if part is not None:
@@ -497,11 +486,8 @@ def read_hour(
 
 
 def part_hour(disk: Disk, snapshot: ScheduleSnapshot, unfiled: HourRows, hour: int, rows_max: int) -> list[range]:
-    """Split all sequences into parts, rising, with about ``rows_max`` rows of an hour each; found from a sample of
+    """Split all sequences into parts, rising, with about ``rows_max`` rows of an hour each, found from a sample of
     rows.
-
-    Raises:
-        LogMoved, DamagedData: as `read_hour`.
     """
     sampler = SequenceSampler(SAMPLE_ROWS)
     _collect(disk, snapshot, hour, sampler)
@@ -512,12 +498,7 @@ def part_hour(disk: Disk, snapshot: ScheduleSnapshot, unfiled: HourRows, hour: i
 
 
 def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) -> bytes:
-    """Read the body of one row that `read_hour` returned, checked.
-
-    Raises:
-        LogMoved: its file is gone.
-        BatchMalformed: its batch does not check.
-    """
+    """Read the body of one row that `read_hour` returned; LogMoved when its file is gone, BatchMalformed if damaged."""
     in_schedule_log, offset, row = locate(location)
     path, position = schedule_path(snapshot.directory.path, hour), offset + FILE_HEADER_BYTES
     if not in_schedule_log:
@@ -531,12 +512,9 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
 
 def read_batch(disk: Disk, path: str, position: int) -> Batch:
     """Read the batch that begins at a byte of a file, checked. Raises BatchMalformed when none does."""
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         head = file.pread(12, position)
         batch = parse(file.pread(int.from_bytes(head[8:], "little"), position))
-    finally:
-        file.close()
     batch.verify()
     return batch
 
@@ -559,9 +537,7 @@ class HourPart(NamedTuple):
 
 
 def hour_parts(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> Iterator[HourPart]:
-    """Where the checkpoint says that rows of an hour are filed: in its schedule log, and beside it while that was
-    damaged.
-    """
+    """Where rows of an hour are filed by the checkpoint: its schedule log, and beside it while that was damaged."""
     filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
     path, length = schedule_path(snapshot.directory.path, hour), 0 if filed is None else filed.length
     if filed is not None and length:

@@ -246,7 +246,7 @@ class Growing:
 class RowCollector:
     """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences.
 
-    ``rows_expected`` is a guess: memory for this many rows is reserved, and used as they come.
+    Memory for ``rows_expected`` rows is reserved, and used as they come.
     """
 
     def __init__(self, part: range | None = None, rows_expected: int = 0) -> None:
@@ -496,8 +496,8 @@ class Join:
         return None if self.same else self.first
 
     def of_first(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The value in the first row that belongs to each scheduled row; anything where there is none; not to be
-        written to.
+        """The value in the first row that belongs to each scheduled row, anything where none does; not to be written
+        to.
 
         ``values`` is a column of the other log, which has rows.
         """
@@ -520,9 +520,7 @@ class Join:
 
 
 class Fields:
-    """The fields of a table as contiguous columns, each with a zero behind the last row; made when they are asked
-    for.
-    """
+    """The fields of a table as contiguous columns, each with a zero behind the last row; made when asked for."""
 
     def __init__(self, table: NDArray[np.void]) -> None:
         self.table = table
@@ -536,9 +534,7 @@ class Fields:
 
 
 class JoinedFields:
-    """The fields of a table's rows, one value for each scheduled row; zeros where it has no row. A field is made when
-    asked for.
-    """
+    """A table's fields, one value for each scheduled row, zeros where it has no row; each made when asked for."""
 
     def __init__(self, table: Fields, row_of: Int64s, first: Int64s | None) -> None:
         """``row_of`` is an index into ``table``, ``first`` one into that, -1 for none; None: each row, in its order."""
@@ -555,9 +551,7 @@ class JoinedFields:
 
 
 def reordered(columns: Sequence[NDArray[Any]], order: NDArray[np.intp]) -> list[NDArray[Any]]:
-    """Copy columns into another order; they are used up, because one column's memory takes the next one of its
-    width.
-    """
+    """Copy columns into another order; they are used up: one column's memory takes the next one of its width."""
     spare: dict[int, NDArray[Any]] = {}
     moved: list[NDArray[Any]] = []
     for column in columns:
@@ -595,14 +589,9 @@ class Sorter:
         self._known: list[tuple[UInt64s, NDArray[np.intp], UInt64s]] = []
 
     def sort(self, sequence: UInt64s, columns: Sequence[NDArray[Any]]) -> tuple[UInt64s, list[NDArray[Any]]]:
-        """Sort the rows of a log by rising sequence; of one sequence the first stays first.
+        """Sort the rows of a log by rising sequence; of one sequence the first stays first. ``columns`` are used up.
 
-        Args:
-            sequence: of each row.
-            columns: are used up.
-
-        Returns:
-            ``sequence``, which is not to be written to, and ``columns`` in the new order.
+        The sequences that are returned are not to be written to.
         """
         for known, order, ordered in self._known:
             if np.array_equal(known, sequence):
@@ -660,9 +649,7 @@ def _places(scheduled: UInt64s, sequence: UInt64s) -> Places:
 
 
 def _table(sequences: UInt64s) -> Places | None:
-    """The first index of each number from the lowest sequence on, -1 for none; None if the table would be too
-    sparse.
-    """
+    """The first index of each number from the lowest sequence on, -1 for none; None if it would be too sparse."""
     if not len(sequences):
         return None
     lowest = int(sequences.min())

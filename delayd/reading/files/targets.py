@@ -14,6 +14,7 @@ checksum covers them; whether their own checksums fit too is checked by `delayd 
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -150,12 +151,7 @@ Scan = Callable[[Sequence[Piece]], Iterable[Chunk]]  # Gives the chunks of all p
 
 
 def scan_piece(disk: Disk, piece: Piece) -> Iterator[Chunk]:
-    """Read the groups of a piece.
-
-    Raises:
-        LogMoved: segments went away meanwhile.
-        DamagedData: a durable group or batch does not check.
-    """
+    """Read the groups of a piece; LogMoved when segments went away, DamagedData when a durable one does not check."""
     place = piece.place
     bases = segment_bases(disk, place)
     fronts = _Fronts(piece.target, place.folder)
@@ -243,12 +239,7 @@ class TargetIndexer:
         self._ahead: dict[tuple[int, int], tuple[int, int]] = {}
 
     def scan(self, *, newer: bool, scan: Scan | None = None) -> None:
-        """Index the groups that were appended since the last scan; ``scan`` reads them, None: this process.
-
-        Raises:
-            LogMoved: segments went away meanwhile.
-            DamagedData: a durable group or batch does not check.
-        """
+        """Index the groups that were appended since the last scan; ``scan`` reads them, None: this process."""
         pieces: list[Piece] = []
         for number, place in enumerate(self._places):
             stop = log_size(self._disk, place)
@@ -266,18 +257,12 @@ class TargetIndexer:
         ]
         batches = np.concatenate(self._pieces)
         for (number, origin), watermark in self._watermarks.items():
-            covered = (batches["epoch"] < watermark[0]) | (
-                (batches["epoch"] == watermark[0]) & (batches["batch_id"] <= watermark[1])
-            )
+            covered = _covered(batches, watermark)
             covered &= (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["newer"] == 0)
             batches["decided"][covered] = 1
         subjects = tuple(name.decode("ascii") for name in self._names)
         return TargetIndex(
-            tuple(targets),
-            batches,
-            subjects,
-            tuple(self._last_appended_ms),
-            tuple(self._all_faults(batches)),
+            tuple(targets), batches, subjects, tuple(self._last_appended_ms), tuple(self._all_faults(batches))
         )
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
@@ -361,6 +346,13 @@ def _first_behind(epochs: UInt64s, ids: UInt64s) -> tuple[int, int] | None:
     return int(epochs[first]), int(ids[first])
 
 
+def _covered(batches: Batches, watermark: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which batches of one origin a watermark calls decided."""
+    epoch, batch_id = map(np.uint64, watermark)
+    same: NDArray[np.bool_] = (batches["epoch"] == epoch) & (batches["batch_id"] <= batch_id)
+    return same | (batches["epoch"] < epoch)
+
+
 def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int) -> Iterator[str]:
     """Batches of one origin that an earlier greeting called decided, though nobody knew of them yet (rule H1)."""
     highest = (0, 0)
@@ -368,9 +360,7 @@ def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int
         if greeting.watermark <= highest:
             continue
         highest = greeting.watermark
-        epoch, batch_id = map(np.uint64, highest)
-        covered = (batches["epoch"] < epoch) | ((batches["epoch"] == epoch) & (batches["batch_id"] <= batch_id))
-        covered &= batches["offset"] > greeting.offset
+        covered = _covered(batches, highest) & (batches["offset"] > greeting.offset)
         if covered.any():
             first = batches[int(np.argmax(covered))]
             text = f"batch {first['batch_id']} of epoch {first['epoch']} of delay server {origin:016x}"
@@ -523,15 +513,12 @@ def _names(words: UInt64s, places: Int64s, lengths: Int64s) -> UInt64s:
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: range | None = None) -> TargetRows:
     """The rows of some batches of an index, in its order; with a ``part`` only those with its sequences.
 
-    Raises:
-        LogMoved: a segment went away meanwhile.
-        DamagedData: a batch's columns do not check.
+    Raises LogMoved when a segment went away meanwhile, DamagedData when a batch's columns do not check.
     """
     pieces = [(NO_COLUMNS, NO_INT64S)]
     memory = Memory()
     for path, first, until in _by_segment(index, batches):
-        file = _open(disk, path)
-        try:
+        with closing(_open(disk, path)) as file:
             for start, stop in _runs(batches[first:until]):
                 low, high = first + start, first + stop
                 columns = _read_run(path, file, batches[low:high], memory)
@@ -540,8 +527,6 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: ran
                     rows = rows_of_part(columns.sequence, part)
                     columns, batch_of = TargetColumns._make(column[rows] for column in columns), batch_of[rows]
                 pieces.append((columns, batch_of))
-        finally:
-            file.close()
     sequence, due, hashes = map(np.concatenate, zip(*(columns for columns, _ in pieces), strict=True))
     batch_of = np.concatenate([each for _, each in pieces])
     return TargetRows(sequence, due, batch_of, batches, index.targets, index.subjects, hashes)

@@ -4,7 +4,6 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +64,6 @@ def test_what_depends_on_the_audit_and_not_on_the_findings_is_not_in_the_digest(
     assert join_findings([findings([LOST, NO_OUTCOME]), findings([ORPHAN])]).sha256 == expected
 
 
-def test_no_findings_and_late_ones_only_have_no_digest() -> None:
-    assert findings([]).sha256 == findings([LATE]).sha256 == ""
-
-
 @pytest.mark.parametrize("field", range(7))
 def test_each_field_of_a_finding_is_in_the_digest(field: int) -> None:
     row = list(LOST)
@@ -76,15 +71,6 @@ def test_each_field_of_a_finding_is_in_the_digest(field: int) -> None:
     kind, reason, subject, sequence, due_ms, value, other = row
     changed = findings([(kind, reason, subject, sequence, due_ms, value, other)])
     assert changed.sha256 != findings([LOST]).sha256
-
-
-def test_one_finding_more_or_twice_and_another_server_or_hour_have_another_digest() -> None:
-    found = [findings(rows).sha256 for rows in ([LOST], [LOST, LOST], [LOST, ORPHAN])]
-    found.append(findings([LOST], log_id=7).sha256)
-    next_hour = findings([LOST])
-    next_hour.table["hour"] += 1
-    found.append(replace(next_hour).sha256)
-    assert len(set(found)) == len(found)
 
 
 def test_threads_that_write_at_once_lose_no_acceptance(tmp_path: Path) -> None:
@@ -98,22 +84,6 @@ def test_threads_that_write_at_once_lose_no_acceptance(tmp_path: Path) -> None:
     assert {each.acceptance.reason for each in found if each.acceptance} == {f"number {n}" for n in range(40)}
     assert {each.path for each in found} == set(paths)
     assert all(SECRET.is_note_signature(each.signature, each.line) for each in found)
-
-
-def test_each_word_that_can_be_written_can_be_read(tmp_path: Path) -> None:
-    said = ACCEPTANCE._replace(by="ä" * 200, reason="\U0001f600" * 2_000)
-    write_acceptance(str(tmp_path), said, SECRET)
-    (found,) = read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID))
-    assert found.acceptance == said
-
-
-def test_only_acceptances_of_the_hours_that_are_audited_are_read(tmp_path: Path) -> None:
-    for hour in (HOUR, HOUR + 1):
-        write_acceptance(str(tmp_path), ACCEPTANCE._replace(hour=hour), SECRET)
-    (tmp_path / "acceptances" / "other").write_text("not of delayd")
-    directory = Directory(str(tmp_path), Role.DELAY, DELAY_ID)
-    assert [each.hour for each in read_acceptances(RealDisk(), directory, [HOUR + 1])] == [HOUR + 1]
-    assert [each.hour for each in read_acceptances(RealDisk(), directory)] == [HOUR, HOUR + 1]
 
 
 def test_an_acceptance_of_another_server_or_hour_than_its_place_says_is_unreadable(tmp_path: Path) -> None:

@@ -30,15 +30,6 @@ def test_hours_and_findings_are_tables_with_instants(tmp_path: Path) -> None:
     assert early["deliver_at"] == datetime(2026, 11, 20, 17, tzinfo=UTC)
 
 
-def test_a_report_without_findings_is_an_empty_table_with_the_same_columns(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    books.send([START_MS])
-    books.close()
-    report = audit_directory(books.root, now_ms=START_MS - 1)
-    assert findings_table(report).num_rows == 0
-    assert findings_table(report).schema.names[:3] == ["log_id", "hour", "kind"]
-
-
 def test_groups_of_consumers_are_a_table(tmp_path: Path) -> None:
     books = Books(str(tmp_path))
     books.send([START_MS])

@@ -6,9 +6,7 @@ import pytest
 
 from delayd.delay.books.outcomes import Flushed, OutcomeLog
 from delayd.delay.books.retention import SEGMENTS_KEPT_MS
-from delayd.errors import DamagedData
 from delayd.reading.books import audit_directory
-from delayd.reading.data import HourState, schedules
 from delayd.reading.find import Finder, Search, Wanted
 from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import LIFECYCLE, HourTables
@@ -68,15 +66,6 @@ def test_find_lists_no_ended_row_as_pending(disk: MemoryDisk) -> None:
         search = Search(Wanted(), ended=everything)
         states = {row.sequence: row.state for found in Finder(disk, DATA, search).found() for row in found.rows}
         assert states == {**dict.fromkeys(PENDING, "pending"), **(ENDED if everything else {})}
-
-
-def test_hours_and_forecasts_count_no_ended_row_as_pending(disk: MemoryDisk) -> None:
-    damage: list[DamagedData] = []
-    (schedule,) = schedules(disk, DATA, damage)
-    counts = [schedule.count(hour, damage) for hour in schedule.hours()]
-    assert not damage and all(count.state is HourState.OPEN for count in counts)
-    assert sum(count.pending or 0 for count in counts) == len(PENDING)
-    assert sum(count.other_outcomes or 0 for count in counts) == len(ENDED)
 
 
 def test_the_audit_and_the_tables_count_no_ended_row_as_pending(disk: MemoryDisk) -> None:

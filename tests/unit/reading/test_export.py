@@ -7,11 +7,10 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from delayd.errors import BadArgument, BadSetting, DamagedData, DiskFull, NotWritable
+from delayd.errors import BadSetting, DamagedData, DiskFull
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 from delayd.log.pull import PullEntry, PullOp
@@ -81,55 +80,12 @@ def test_csv_says_what_parquet_says(books: Books, tmp_path: Path) -> None:
         assert found == [{column: _csv(column, value) for column, value in row.items()} for row in expected], name
 
 
-def test_ids_in_csv_are_text_for_an_engine_that_guesses_types(books: Books, tmp_path: Path) -> None:
-    export_directory(books.root, str(tmp_path / "csv"), now_ms=NOW_MS, form="csv")
-    with duckdb.connect() as connection:
-        for name, ids in {"schedule": ["log_id"], "dispatch": ["log_id", "target"], "message": ["origin"]}.items():
-            connection.execute(f"create table {name} as from '{tmp_path}/csv/{name}.csv'")
-            types = dict(connection.execute(f"select column_name, column_type from (describe {name})").fetchall())
-            assert {types[column] for column in ids} == {"VARCHAR"}
-            assert types["deliver_at"].startswith("TIMESTAMP") and types["deliver_at_ms"] == "BIGINT"
-
-
-def test_instants_are_timestamps_too_and_an_outcome_has_its_subject(books: Books, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    export_directory(books.root, str(out), now_ms=NOW_MS)
-    for name in ("accepted", "schedule", "dispatch", "message"):
-        for row in read(out, name):
-            assert row["subject"] in ("orders", "bills")
-            for column in [column for column in row if column.endswith("_at_ms")]:
-                shown = row[column.removesuffix("_ms")]
-                if shown is None:
-                    assert row[column] is None
-                else:
-                    assert isinstance(shown, datetime) and shown.tzinfo is not None
-                    assert shown.timestamp() * 1000 == row[column]
-    subjects = {row["sequence"]: row["subject"] for row in read(out, "schedule")}
-    assert all(row["subject"] == subjects[row["sequence"]] for row in read(out, "dispatch"))
-
-
 def test_hours_and_a_subject_can_be_chosen(books: Books, tmp_path: Path) -> None:
     counts = export_directory(books.root, str(tmp_path / "hour"), now_ms=NOW_MS, hours=range(HOUR + 1, HOUR + 2))
     assert counts == {**TABLES, "accepted": 0, "schedule": 2, "dispatch": 1, "message": 1, "hour": 1}
     counts = export_directory(books.root, str(tmp_path / "subject"), now_ms=NOW_MS, subject="bills")
     assert counts == {**TABLES, "accepted": 1, "schedule": 1, "dispatch": 1, "message": 1, "hour": 0}
     assert [row["subject"] for row in read(tmp_path / "subject", "message")] == ["bills"]
-
-
-def test_rows_are_written_in_groups_however_they_lie_in_hours(
-    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(export, "GROUP_ROWS", 2)
-    export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
-    assert pq.ParquetFile(tmp_path / "out" / "schedule.parquet").num_row_groups == 3
-    assert [row["sequence"] for row in read(tmp_path / "out", "schedule")] == [1, 2, 3, 4, 5]
-
-
-def test_a_folder_that_is_not_empty_is_refused(books: Books, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "schedule.parquet").touch()
-    with pytest.raises(BadArgument, match="is not empty"):
-        export_directory(books.root, str(tmp_path / "old"), now_ms=NOW_MS)
 
 
 def test_nothing_is_left_of_an_export_that_failed(books: Books, tmp_path: Path) -> None:
@@ -140,12 +96,6 @@ def test_nothing_is_left_of_an_export_that_failed(books: Books, tmp_path: Path) 
     with pytest.raises(DamagedData):
         export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_folder_that_can_not_be_made_is_named(books: Books, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(NotWritable, match=r"file/out can't be written \(Not a directory\)"):
-        export_directory(books.root, str(tmp_path / "file" / "out"), now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])

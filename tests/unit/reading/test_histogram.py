@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from delayd.reading.findings import BUCKETS, LOWER_BOUNDS_MS, HourSummary, count_ms, quantile_ms, sum_up
-
-
-def test_steps_begin_at_zero_and_rise_by_a_sixteenth_of_an_octave() -> None:
-    assert LOWER_BOUNDS_MS[:24].tolist() == list(range(24))
-    ratios = LOWER_BOUNDS_MS[200:] / LOWER_BOUNDS_MS[199:-1]
-    assert np.allclose(ratios, 2 ** (1 / 16), atol=1e-3)
+from delayd.reading.findings import BUCKETS, HourSummary, count_ms, quantile_ms, sum_up
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.99, 0.999])
@@ -19,18 +13,9 @@ def test_a_quantile_is_within_half_a_step_of_the_exact_one(quantile: float) -> N
     assert quantile_ms(count_ms(values), quantile) == pytest.approx(exact, rel=0.026)
 
 
-def test_parts_add_up_to_the_whole() -> None:
-    values = np.arange(0, 1_000_000, 37)
-    assert np.array_equal(count_ms(values[:500]) + count_ms(values[500:]), count_ms(values))
-
-
 def test_what_is_out_of_range_is_counted_at_the_ends() -> None:
     counts = count_ms(np.array([-5, 1 << 60]))
     assert (counts[0], counts[BUCKETS - 1], counts.sum()) == (1, 1, 2)
-
-
-def test_nothing_counted_has_no_quantile() -> None:
-    assert quantile_ms(count_ms(np.empty(0, np.int64)), 0.5) is None
 
 
 def test_a_sum_over_hours_adds_counts_and_keeps_the_latest() -> None:

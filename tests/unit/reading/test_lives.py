@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from delayd.machine.identity import is_held
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.plan import LifeState
 from tests.books import HOUR_MS, REALTIME_ID, START_MS, Books
@@ -60,15 +59,6 @@ def lost(report: AuditReport) -> list[int]:
 
 def missed(report: AuditReport) -> list[tuple[str, LifeState]]:
     return [(life.role, life.state) for life in report.missed]
-
-
-def test_a_held_lock_says_that_the_server_runs(books: Books) -> None:
-    path = Path(f"{books.delay}/LOCK")
-    path.touch()
-    assert not is_held(path.stat())
-    with running(books.delay):
-        assert is_held(path.stat())
-    assert not is_held(path.stat())
 
 
 def test_one_forgotten_row_is_lost_once_the_delay_server_says_that_it_holds_nothing(books: Books) -> None:
@@ -133,20 +123,3 @@ def test_a_delay_server_that_hangs_or_is_away_says_nothing_new_and_what_came_due
     assert (
         report.missed[0].sentence == f"{books.realtime} is away, the last that it wrote is of 2026-11-20T16:00:20.000Z"
     )
-
-
-def test_a_copy_tells_what_the_directory_told(books: Books, tmp_path: Path) -> None:
-    books.see_all(START_MS + 38_000)
-    with running(books.delay, books.realtime):
-        expected = audit(books, START_MS + 38_000)
-        copy = tmp_path / "copy"
-        # The LOCK of a copy is as young as the copy.
-        shutil.copytree(books.root, copy, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("copy"))
-    found = audit_directory(str(copy), now_ms=START_MS + 38_000)
-    assert lost(found) == lost(expected) == [2, 3] and found.total.pending == expected.total.pending == 1
-
-
-def test_meta_that_is_away_is_named_while_anything_waits(books: Books) -> None:
-    with running(f"{books.root}/meta"):
-        assert ("meta", LifeState.AWAY) not in missed(audit(books))
-    assert ("meta", LifeState.AWAY) in missed(audit(books))

@@ -2,8 +2,6 @@
 
 import importlib.util
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +11,9 @@ import pytest
 
 import delayd
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome, Reason
+from delayd.log.dispatch import Outcome
 from delayd.reading import data
-from delayd.reading.tables import Cells, Table, columns_of, join
+from delayd.reading.tables import Table
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 
 LATER = HOUR + 2
@@ -34,12 +32,6 @@ def books(tmp_path: Path) -> Iterator[Books]:
     books.decide([2], Outcome.DEAD)
     yield books
     books.close()
-
-
-def _flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def _listed(table: Table, *names: str) -> list[tuple[object, ...]]:
@@ -86,11 +78,6 @@ def test_an_hour_is_named_by_digits_by_a_datetime_or_by_its_number(books: Books)
         data.schedule(datetime(2026, 11, 20, 16))  # noqa: DTZ001 - it must be refused.
 
 
-def test_outcomes_come_in_the_order_in_which_they_were_learned(books: Books) -> None:
-    table = delayd.open_data(books.root).dispatch(HOUR_NAME)
-    assert _listed(table, "sequence", "outcome", "subject") == [(3, "DISPATCHED", "orders"), (2, "DEAD", "bills")]
-
-
 def test_a_trace_has_each_step_with_its_file_and_byte(books: Books) -> None:
     data = delayd.open_data(books.root)
     table = data.trace("orders", 1)
@@ -125,17 +112,6 @@ def test_without_an_optional_package_the_error_says_what_to_install(
     assert table["pending"].tolist() == [4, 2]
 
 
-def test_numpy_columns_need_no_optional_package(books: Books) -> None:
-    code = (
-        "import sys, delayd\n"
-        f"table = delayd.open_data({books.root!r}).hours()\n"
-        "assert table['pending'].tolist() == [4, 2]\n"
-        "print(*{'pyarrow', 'pandas', 'pyspark', 'lmdb'} & set(sys.modules))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == []
-
-
 def test_a_refresh_sees_what_was_written_meanwhile(books: Books) -> None:
     data = delayd.open_data(books.root)
     books.send([LATER * HOUR_MS])
@@ -149,48 +125,6 @@ def test_an_hour_is_read_where_its_rows_stand_after_a_checkpoint(books: Books) -
     books.checkpoint()
     books.hand_over([7], delay_ms=5)
     assert data.schedule(LATER)["sequence"].tolist() == [7, 8]
-
-
-def test_a_folder_without_a_delay_server_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(delayd.BadArgument, match="holds no messages of delayd"):
-        delayd.open_data(tmp_path)
-
-
-def test_a_damaged_hour_is_named_and_everything_else_is_read(books: Books) -> None:
-    books.checkpoint()
-    path = books.path_of("schedule")
-    _flip(path, path.stat().st_size - 9)
-    data = delayd.open_data(books.root)
-    hours = data.hours()
-    assert _listed(hours, "messages", "state") == [(None, "damaged"), (2, "open")]
-    (damage,) = data.damage
-    assert damage.path == str(path) and damage.position > 0 and damage.what
-    with pytest.raises(delayd.DamagedData) as raised:
-        data.schedule(HOUR)
-    assert raised.value.path == str(path) and len(data.damage) == 1
-    assert len(data.schedule(LATER)) == 2
-
-
-def test_a_copy_that_lacks_the_end_of_the_message_log_gives_its_filed_hours(books: Books, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(books.root, copy)
-    (log,) = (copy / "delay" / "message").iterdir()
-    log.write_bytes(log.read_bytes()[:200])
-    data = delayd.open_data(copy)
-    (damage,) = data.damage
-    assert damage.path == str(log) and "more bytes are there" in damage.what
-    assert len(data.schedule(HOUR)) == 6
-    assert data.hours()["messages"].tolist() == [6]
-
-
-def test_groups_before_a_damaged_one_of_the_message_log_are_read(books: Books) -> None:
-    books.send([LATER * HOUR_MS + 9])
-    books.send([LATER * HOUR_MS + 11])
-    (log,) = Path(books.messages.place.folder).iterdir()
-    _flip(log, log.read_bytes().index(b"body 9"))
-    data = delayd.open_data(books.root)
-    assert data.schedule(LATER)["sequence"].tolist() == [7, 8]
-    assert [damage.path for damage in data.damage] == [str(log)]
 
 
 @pytest.mark.parametrize("what", ["no checkpoint", "no message log"])
@@ -224,21 +158,6 @@ def test_sealed_hours_and_hours_ahead_are_counted_without_their_files(
     assert before == _listed(hours, "messages", "pending", "dispatched", "other_outcomes")
     assert before == [(6, 0, 5, 1), (2, 2, 0, 0)]
     assert hours["state"].tolist() == ["sealed", "open"]
-
-
-def test_columns_of_several_servers_are_joined() -> None:
-    of = {"name": "string"}
-    joined = join([columns_of(of, [("a",), (None,)])["name"], columns_of(of, [("b",)])["name"]])
-    assert joined.to_list() == ["a", None, "b"] and joined.to_numpy().tolist() == ["a", None, "b"]
-    numbers = join([Cells(np.array([1])), Cells(np.array([2, 3]), np.array([True, False]))])
-    assert numbers.to_list() == [1, 2, None]
-
-
-def test_help_tells_how_to_use_it() -> None:
-    for thing in (delayd.open_data, delayd.Data, Table):
-        assert thing.__doc__ is not None and "Example::" in thing.__doc__
-    for name in ("hours", "schedule", "dispatch", "trace", "refresh"):
-        assert getattr(delayd.Data, name).__doc__
 
 
 @pytest.mark.parametrize("name", ["schedule", "dispatch", "message", "checkpoint"])
@@ -276,13 +195,3 @@ def test_at_whichever_byte_a_file_is_damaged_nothing_wrong_is_shown(books: Books
                 assert found == rows or opened.damage or is_last or name in ("checkpoint", "dispatch"), position
                 assert set(found) <= set(rows) or name in ("checkpoint", "dispatch"), position
     path.write_bytes(whole)
-
-
-def test_a_moved_message_names_the_row_that_took_its_place(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    first, second, _ = books.send([START_MS, START_MS + 1, START_MS + 2])
-    books.decide([first], Outcome.CANCELLED, reason=Reason.MOVED, other=second)
-    books.close()
-    data = delayd.open_data(books.root)
-    assert data.schedule(HOUR)["other_sequence"].tolist() == [second, None, None]
-    assert data.dispatch(HOUR)["other_sequence"].tolist() == [second]

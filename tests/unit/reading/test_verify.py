@@ -1,7 +1,8 @@
 """Verification names damage with path and position, reports torn tails, and reads on."""
 
-import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,11 @@ from delayd.delay.keys.run import write_run
 from delayd.delay.quarantine import quarantine_path, schedule_beside_path
 from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
-from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
+from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import MAGIC_BYTES, GroupKind, NewGroup
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.log import LogPlace, open_log
-from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.machine.disk import File, RealDisk
 from delayd.machine.state import LmdbState
@@ -42,10 +42,11 @@ def books(tmp_path: Path) -> Books:
     return books
 
 
-def flip(path: Path, position: int) -> None:
+def flip(path: Path, position: int) -> Path:
     data = bytearray(path.read_bytes())
     data[position] ^= 0x40
     path.write_bytes(data)
+    return path
 
 
 def message_log(books: Books) -> Path:
@@ -58,42 +59,205 @@ def report_on(report: VerifyReport, path: Path) -> FileReport:
 
 
 def test_sound_files_are_counted(books: Books) -> None:
-    report = verify_directory(books.root)
-    assert report.sound and not report.torn
-    counted = [(file.kind, file.groups, file.batches, file.rows) for file in report.files]
-    assert counted == [
+    Path(f"{books.root}/delay.log").write_text("what a server said, beside the servers' directories")
+    seen: list[tuple[int, int]] = []
+    report = verify_directory(books.root, progress=lambda done, count: seen.append((done, count)))
+    assert report.sound and not report.torn and seen == [(done, 7) for done in range(1, 8)]
+    assert [(file.kind, file.groups, file.batches, file.rows) for file in report.files] == [
         ("checkpoint", 0, 0, 0),
         ("message", 2, 2, 20),
-        ("schedule", 1, 1, 10),
-        ("schedule", 1, 1, 10),
-        ("dispatch", 2, 2, 10),
-        ("dispatch", 2, 2, 10),
+        *[("schedule", 1, 1, 10)] * 2,
+        *[("dispatch", 2, 2, 10)] * 2,
         ("realtime", 4, 4, 20),
     ]
 
 
-def test_a_flipped_bit_below_a_durable_offset_is_damage_at_its_group(books: Books) -> None:
+def cut(path: Path, size: int) -> Path:
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+def without(path: Path) -> Path:
+    path.unlink()
+    return path
+
+
+def under_another_name(books: Books) -> Path:
+    return books.path_of("schedule", HOUR + 1).rename(books.path_of("schedule", HOUR))
+
+
+def of_another_server(books: Books) -> Path:
+    path = Path(f"{books.realtime}/message/{2**40:020}.log")
+    path.write_bytes(message_log(books).read_bytes()[:FILE_HEADER_BYTES])
+    return path
+
+
+def counted_and_cut(books: Books) -> Path:
+    books.see_realtime(START_MS)
+    Path(f"{books.realtime}/pull").mkdir()
+    return cut(next(Path(f"{books.realtime}/message").iterdir()), FILE_HEADER_BYTES - 1)
+
+
+def without_a_group(books: Books) -> Path:
+    """The end of a message log that an outcome names is gone."""
+    Path(f"{books.delay}/checkpoint").unlink()
     path = message_log(books)
-    flip(path, FILE_HEADER_BYTES + 200)
+    return cut(path, path.read_bytes().rindex(MAGIC_BYTES))
+
+
+def without_message_log(books: Books) -> Path:
+    shutil.rmtree(f"{books.delay}/message")
+    return Path(f"{books.delay}/message")
+
+
+def without_a_segment(books: Books) -> Path:
+    *_, second, third = segments(Path(books.root))
+    for path in Path(books.root).glob("delay*"):
+        if path.name == "delay":
+            shutil.rmtree(path)
+    Path(f"{books.root}/segmented/delay").rename(books.delay)
+    Path(books.delay, "message", second.name).unlink()
+    return Path(books.delay, "message", third.name)
+
+
+def empty_state(books: Books) -> Path:
+    LmdbState(f"{books.delay}/state.lmdb").close()
+    return Path(f"{books.delay}/state.lmdb/data.mdb")
+
+
+def both_slots(books: Books) -> Path:
+    path = Path(f"{books.delay}/checkpoint")
+    flip(path, 20)
+    assert verify_directory(books.root).sound
+    return flip(path, (4 << 20) + 20)
+
+
+def page_of_entries(books: Books) -> Path:
+    first, second = consume_files(books, SEGMENT_ENTRIES + 5)
     report = verify_directory(books.root)
-    (damaged,) = report.damaged
-    assert (damaged.path, damaged.position) == (str(path), FILE_HEADER_BYTES)
-    assert damaged.damage == "the checksum of the batches differs"
-    assert len(report.files) == 7 and not report.sound
+    assert report.sound and [report_on(report, path).rows for path in (first, second)] == [SEGMENT_ENTRIES, 5]
+    return flip(first, FILE_HEADER_BYTES + 5_000)
+
+
+def entry_in_two(books: Books) -> Path:
+    first, second = consume_files(books, SEGMENT_ENTRIES + 5)
+    cut(second, second.stat().st_size - 3)
+    torn = report_on(verify_directory(books.root), second)
+    assert (torn.state, torn.rows) == (FileState.TORN, 4) and "ends within an entry" in torn.sentence
+    return cut(first, first.stat().st_size - ENTRY_BYTES)
+
+
+def run_of_keys(books: Books, fault: str) -> Path:
+    path = write_key_run(books)
+    assert verify_directory(books.root).sound
+    if fault == "gone":
+        path.unlink()
+    elif fault == "another":
+        header = FileHeader(FileKind.KEYS, DELAY_ID, 0, 1, START_MS)
+        rows = [KeyRow((b"orders", b"other"), 1)]
+        write_run(RealDisk(), books.delay, header, 7, entries_of(rows, Hasher(7)), lambda: None)
+    else:
+        path.write_bytes(bytes(128) + path.read_bytes()[128:])
+    return path
+
+
+HARM: dict[str, tuple[Callable[[Books], Path], str]] = {
+    "a flipped bit": (lambda books: flip(message_log(books), FILE_HEADER_BYTES + 200), "checksum of the batches"),
+    "a group that an outcome names": (without_a_group, "the log ends there, and message "),
+    "a file of a newer delayd": (lambda books: flip(books.path_of("dispatch"), 8), ""),
+    "a short file": (lambda books: cut(books.path_of("schedule"), FILE_HEADER_BYTES), "more bytes are there"),
+    "no file": (lambda books: without(books.path_of("schedule", HOUR + 1)), "gone, and the checkpoint counts"),
+    "no header": (counted_and_cut, "a checkpoint counts what is in it"),
+    "another hour": (under_another_name, "its header says that it is 2026112017.log"),
+    "another server": (of_another_server, ""),
+    "a segment in between": (without_a_segment, "does not follow the file before it"),
+    "no message log": (without_message_log, "is gone"),
+    "both slots of a checkpoint": (both_slots, ""),
+    "a page of a consume log": (page_of_entries, "the checksum of the page differs"),
+    "an entry in two": (entry_in_two, "a later segment exists"),
+    "an empty state": (empty_state, "it holds nothing, and this server has lived"),
+    **{
+        f"a run of keys: {fault}": (partial(run_of_keys, fault=fault), "the state names")
+        for fault in ("gone", "another", "unfinished")
+    },
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_damage_is_named_with_its_file_and_nothing_else_is(books: Books, harm: str) -> None:
+    act, said = HARM[harm]
+    path = act(books)
+    damaged = {file.path: file.sentence for file in verify_directory(books.root).damaged}
+    assert said in damaged.pop(str(path)), damaged
+    # What is not where its checkpoint counts it is named too.
+    assert all("gone" in sentence for sentence in damaged.values()), damaged
 
 
 def test_rule_L5_bytes_behind_the_last_group_that_checks_are_a_torn_tail(books: Books) -> None:
     path = books.path_of("dispatch")
     size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-8])
+    cut(path, size - 8)
     with message_log(books).open("ab") as file:
         file.write(b"GRUP and half a header")
     report = verify_directory(books.root)
-    assert report.sound
     torn = {tail.path: tail for tail in report.torn}
-    assert torn[str(path)].position < size - 8 and torn[str(path)].reason == "the batches are cut short"
+    assert (
+        report.sound and torn[str(path)].position < size - 8 and torn[str(path)].reason == "the batches are cut short"
+    )
     assert torn[str(message_log(books))].size_bytes == 22
-    assert report_on(report, path).groups == 1
+    assert report_on(report, path).groups == 1 and report_on(report, path).state is FileState.TORN
+    assert report_on(report, path).sentence == torn[str(path)].sentence
+
+
+def test_a_file_whose_creation_did_not_finish_is_no_damage_in_the_last_place_only(tmp_path: Path) -> None:
+    first, _, last = segments(tmp_path)
+    cut(last, 10)
+    report = verify_directory(str(tmp_path / "segmented"))
+    assert report.sound and "creation" in report_on(report, last).sentence
+    first.write_bytes(b"")
+    (damaged,) = verify_directory(str(tmp_path / "segmented")).damaged
+    assert damaged.path == str(first) and "the file header is missing" in damaged.damage
+
+
+def test_a_single_file_is_what_the_directory_around_it_says(books: Books, tmp_path: Path) -> None:
+    path, log = books.path_of("schedule"), tmp_path / "copy.log"
+    shutil.copy(cut(path, FILE_HEADER_BYTES), log)
+    (damaged,) = verify_files([str(path)]).files
+    assert "more bytes are there" in damaged.damage
+    assert verify_files([str(log)]).sound, "nothing around the copy says how long it was"
+    renamed = books.path_of("dispatch", HOUR + 9)
+    renamed.parent.mkdir(exist_ok=True)
+    shutil.copy(books.path_of("dispatch"), renamed)
+    (report,) = verify_files([str(renamed)]).files
+    assert "its header says that it is 2026112016.log" in report.damage
+    strange, notes = tmp_path / f"{0:020}.log", tmp_path / "notes.log"
+    for each in (strange, notes):
+        each.write_bytes(b"x" * 100)
+    assert "this is not a file of delayd" in verify_files([str(strange)]).files[0].damage
+    with pytest.raises(BadArgument, match=r"notes.log is not a log file; it is a file that delayd did not write; give"):
+        verify_files([str(notes)])
+    CheckpointFile(books.disk, str(tmp_path), DELAY_ID).close()
+    (report,) = verify_files([f"{tmp_path}/checkpoint"]).files
+    assert (report.kind, report.state) == ("checkpoint", FileState.EMPTY)
+
+
+class AppendedMeanwhile(RealDisk):
+    """A disk on which a running server finishes an append between a reader's look at the end of its message log and
+    that at its outcomes.
+    """
+
+    def __init__(self, path: Path, whole: bytes) -> None:
+        super().__init__()
+        self._path, self._whole, self._read = path, whole, False
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        self._read = self._read or "/dispatch/" in path
+        return super().open(path, write=write, create=create)
+
+    def list_folder(self, path: str) -> list[str]:
+        if self._read and path.endswith("/dispatch"):
+            self._path.write_bytes(self._whole)
+        return super().list_folder(path)
 
 
 @pytest.mark.parametrize("log", ["delay/message", "realtime/message", "dispatch of a sealed hour", "dispatch"])
@@ -128,36 +292,6 @@ def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoi
             assert found.state is FileState.TORN and report.sound
 
 
-def test_rule_L5_a_message_log_that_ends_before_what_an_outcome_names_is_damage(books: Books) -> None:
-    Path(f"{books.delay}/checkpoint").unlink()
-    path = message_log(books)
-    whole = path.read_bytes()
-    kept = whole[: whole.rindex(MAGIC_BYTES)]
-    path.write_bytes(kept)
-    found = report_on(verify_directory(books.root), path)
-    assert (found.state, found.position, found.groups) == (FileState.DAMAGED, len(kept), 1)
-    assert found.damage.startswith("the log ends there, and message ")
-
-
-class AppendedMeanwhile(RealDisk):
-    """A disk on which a running server finishes an append between a reader's look at the end of its message log and
-    that at its outcomes.
-    """
-
-    def __init__(self, path: Path, whole: bytes) -> None:
-        super().__init__()
-        self._path, self._whole, self._read = path, whole, False
-
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        self._read = self._read or "/dispatch/" in path
-        return super().open(path, write=write, create=create)
-
-    def list_folder(self, path: str) -> list[str]:
-        if self._read and path.endswith("/dispatch"):
-            self._path.write_bytes(self._whole)
-        return super().list_folder(path)
-
-
 def test_rule_L5_a_group_that_a_running_server_finishes_before_its_outcome_is_no_damage(books: Books) -> None:
     Path(f"{books.delay}/checkpoint").unlink()
     path = message_log(books)
@@ -169,117 +303,6 @@ def test_rule_L5_a_group_that_a_running_server_finishes_before_its_outcome_is_no
     assert not verify_directory(books.root).sound
 
 
-def test_a_file_beside_the_servers_directories_is_nobody_s(books: Books) -> None:
-    Path(f"{books.root}/delay.log").write_text("what a server said")
-    assert len(verify_directory(books.root).files) == 7
-
-
-def test_a_log_that_ends_before_what_a_checkpoint_counts_is_damage(books: Books) -> None:
-    books.see_realtime(START_MS)
-    path = next(Path(f"{books.realtime}/message").iterdir())
-    Path(f"{books.realtime}/pull").mkdir()
-    path.write_bytes(path.read_bytes()[: FILE_HEADER_BYTES - 1])
-    (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(path) and "a checkpoint counts what is in it" in damaged.damage
-
-
-@pytest.mark.parametrize("left", [0.0, 0.5, 0.9])
-def test_a_message_log_that_ends_before_its_checkpoint_is_damage_and_other_files_are_looked_at(
-    books: Books, left: float
-) -> None:
-    path = message_log(books)
-    size = path.stat().st_size
-    ends = np.array([(HOUR, 0, books.path_of("dispatch").stat().st_size - FILE_HEADER_BYTES)], END_ROW)
-    books.publish(outcomes=ends.tobytes())
-    os.truncate(path, int(size * left) & -8)
-    os.truncate(books.path_of("dispatch"), 0)
-    report = verify_directory(books.root)
-    assert {found.path for found in report.damaged} == {str(path), str(books.path_of("dispatch"))}
-
-
-def test_a_schedule_log_that_is_shorter_than_its_checkpoint_is_damage(books: Books) -> None:
-    path = books.path_of("schedule")
-    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
-    (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(path) and "more bytes are there" in damaged.damage
-
-
-def test_a_schedule_log_of_a_checkpoint_that_did_not_finish_is_sound(books: Books) -> None:
-    again = Books(books.root + "/again")
-    again.send([START_MS])
-    again.checkpoint(publish=False)
-    again.close()
-    assert verify_directory(again.root).sound
-
-
-def test_a_file_under_the_name_of_another_hour_is_damage(books: Books) -> None:
-    books.path_of("schedule", HOUR + 1).rename(books.path_of("schedule", HOUR))
-    damaged = verify_directory(books.root).damaged
-    assert "its header says that it is 2026112017.log" in damaged[0].damage
-
-
-def test_a_file_of_another_directory_is_damage(books: Books) -> None:
-    target = next(Path(f"{books.realtime}/message").iterdir())
-    other = Path(f"{books.realtime}/message/{2**40:020}.log")
-    header = bytearray(message_log(books).read_bytes()[:FILE_HEADER_BYTES])
-    other.write_bytes(header)
-    damaged = verify_directory(books.root).damaged
-    assert [file.path for file in damaged] == [str(other)] and target.exists()
-
-
-def test_segments_must_follow_one_another(tmp_path: Path) -> None:
-    books = Books(str(tmp_path), segment_bytes=1_000)
-    for _ in range(20):
-        books.send([START_MS])
-    books.close()
-    first, second, *others = sorted(Path(f"{books.delay}/message").iterdir())
-    assert verify_directory(books.root).sound and others
-    second.unlink()
-    (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(others[0]) and "does not follow the file before it" in damaged.damage
-    assert first.exists()
-
-
-def test_a_file_of_a_newer_delayd_is_named(books: Books) -> None:
-    path = books.path_of("dispatch")
-    flip(path, 8)
-    (damaged,) = verify_directory(books.root).damaged
-    assert "format version" in damaged.damage or "checksum of the file header" in damaged.damage
-
-
-def test_both_slots_of_a_checkpoint_damaged_are_damage(books: Books) -> None:
-    path = Path(f"{books.delay}/checkpoint")
-    flip(path, 20)
-    assert verify_directory(books.root).sound
-    flip(path, (4 << 20) + 20)
-    assert [file.path for file in verify_directory(books.root).damaged] == [str(path)]
-
-
-def test_one_servers_own_directory_can_be_verified(books: Books) -> None:
-    report = verify_directory(books.realtime)
-    assert [file.kind for file in report.files] == ["realtime"] and REALTIME_ID
-
-
-def test_a_folder_without_servers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match="holds no messages of delayd"):
-        verify_directory(str(tmp_path))
-
-
-def test_progress_names_files_read_and_all_files(books: Books) -> None:
-    seen: list[tuple[int, int]] = []
-    verify_directory(books.root, progress=lambda done, count: seen.append((done, count)))
-    assert seen == [(done, 7) for done in range(1, 8)]
-
-
-def segments(tmp_path: Path) -> list[Path]:
-    """The files of a message log of several segments, alone in its directory."""
-    books = Books(str(tmp_path / "segmented"), segment_bytes=1)
-    for _ in range(3):
-        books.send([START_MS])
-    books.close()
-    return sorted(Path(f"{books.delay}/message").iterdir())
-
-
 def consume_files(books: Books, count: int) -> list[Path]:
     """A consume log of ``count`` entries beside the target's message log."""
     place = consume_place(books.realtime, REALTIME_ID, 1)
@@ -289,84 +312,6 @@ def consume_files(books: Books, count: int) -> list[Path]:
         file.sync()
         file.close()
     return sorted(Path(place.folder).iterdir())
-
-
-def test_sound_and_unsound_files_are_told_apart_by_state_and_sentence(books: Books) -> None:
-    report = verify_directory(books.root)
-    assert {(file.state, file.sentence) for file in report.files} == {(FileState.OK, "")}
-    flip(books.path_of("schedule"), FILE_HEADER_BYTES + 100)
-    with books.path_of("dispatch").open("ab") as file:
-        file.write(bytes(7))
-    report = verify_directory(books.root)
-    damaged, torn = report_on(report, books.path_of("schedule")), report_on(report, books.path_of("dispatch"))
-    assert damaged.state is FileState.DAMAGED
-    assert damaged.sentence.startswith(f"{damaged.path} is damaged at byte {FILE_HEADER_BYTES}: ")
-    assert torn.state is FileState.TORN and torn.torn is not None
-    assert torn.sentence == torn.torn.sentence
-    assert f"{torn.path} ends with 7 bytes that are no whole group, from byte {torn.torn.position}" in torn.sentence
-
-
-def test_the_pages_of_a_consume_log_are_checked(books: Books) -> None:
-    first, second = consume_files(books, SEGMENT_ENTRIES + 5)
-    report = verify_directory(books.root)
-    assert report.sound
-    assert [report_on(report, path).rows for path in (first, second)] == [SEGMENT_ENTRIES, 5]
-    flip(first, FILE_HEADER_BYTES + 5_000)
-    (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(first) and "the checksum of the page differs" in damaged.damage
-    assert damaged.position == FILE_HEADER_BYTES + PAGE_BYTES
-
-
-def test_a_consume_log_may_end_within_an_entry_in_its_last_segment_only(books: Books) -> None:
-    first, second = consume_files(books, SEGMENT_ENTRIES + 5)
-    second.write_bytes(second.read_bytes()[:-3])
-    torn = report_on(verify_directory(books.root), second)
-    assert (torn.state, torn.rows) == (FileState.TORN, 4) and "ends within an entry" in torn.sentence
-    whole = first.read_bytes()
-    for wrong in (whole + bytes(3), whole[:-3], whole[:-ENTRY_BYTES]):
-        first.write_bytes(wrong)
-        damaged = report_on(verify_directory(books.root), first)
-        assert damaged.state is FileState.DAMAGED and "a later segment exists" in damaged.damage
-
-
-def test_a_file_whose_creation_did_not_finish_is_no_damage_in_the_last_place_only(tmp_path: Path) -> None:
-    first, _, last = segments(tmp_path)
-    last.write_bytes(last.read_bytes()[:10])
-    report = verify_directory(str(tmp_path / "segmented"))
-    assert report.sound and report_on(report, last).state is FileState.TORN
-    assert "creation" in report_on(report, last).sentence
-    first.write_bytes(b"")
-    (damaged,) = verify_directory(str(tmp_path / "segmented")).damaged
-    assert damaged.path == str(first) and "the file header is missing" in damaged.damage
-
-
-def test_a_damaged_first_header_does_not_keep_the_other_files_from_being_read(tmp_path: Path) -> None:
-    first, second, third = segments(tmp_path)
-    flip(first, 20)
-    flip(third, FILE_HEADER_BYTES + 20)
-    report = verify_directory(str(tmp_path / "segmented"))
-    assert report_on(report, first).state is FileState.DAMAGED
-    assert (report_on(report, second).state, report_on(report, second).groups) == (FileState.OK, 1)
-
-
-def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    first, second, _ = segments(tmp_path)
-    first.unlink()
-    first.mkdir()  # The system opens it and reads nothing of it, as with EIO.
-    report = verify_directory(str(tmp_path / "segmented"))
-    assert report_on(report, first).state is FileState.DAMAGED
-    assert "EISDIR" in str(report_on(report, first).damage)
-    assert report_on(report, second).state is FileState.OK
-    with pytest.raises(Unreadable, match=first.name):
-        find_directories(RealDisk(), str(tmp_path / "segmented"))
-
-
-def test_a_message_log_that_is_gone_is_damage_and_the_others_are_read(books: Books) -> None:
-    shutil.rmtree(f"{books.delay}/message")
-    flip(books.path_of("dispatch"), FILE_HEADER_BYTES + 100)
-    report = verify_directory(books.root)
-    assert {file.path for file in report.damaged} == {f"{books.delay}/message", str(books.path_of("dispatch"))}
-    assert len({file.path for file in report.files}) == 7
 
 
 def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
@@ -422,114 +367,6 @@ def test_rows_of_a_schedule_log_stand_in_filing_order(tmp_path: Path, sound: boo
     assert sound or "filing order" in report.damage
 
 
-def test_a_checkpoint_that_was_never_published_is_empty(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    books.close()
-    CheckpointFile(books.disk, books.delay, DELAY_ID).close()
-    (report,) = verify_files([f"{books.delay}/checkpoint"]).files
-    assert (report.kind, report.state, report.sentence) == (
-        "checkpoint",
-        FileState.EMPTY,
-        "no checkpoint was published yet",
-    )
-
-
-def test_a_single_file_is_as_long_as_the_checkpoint_around_it_says(books: Books, tmp_path: Path) -> None:
-    path = books.path_of("schedule")
-    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
-    (damaged,) = verify_files([str(path)]).files
-    assert "more bytes are there" in damaged.damage
-    copy = tmp_path / "copy.log"
-    shutil.copy(path, copy)
-    assert verify_files([str(copy)]).sound, "nothing around the copy says how long it was"
-
-
-def test_a_single_file_belongs_to_the_directory_around_it_and_has_its_name(books: Books, tmp_path: Path) -> None:
-    other = Books(str(tmp_path / "other"))
-    other.close()
-    strange = Path(f"{other.realtime}/message/{2**40:020}.log")
-    strange.write_bytes(FileHeader(FileKind.REALTIME, DELAY_ID, 2**40).encode())
-    renamed = books.path_of("dispatch", HOUR + 9)
-    renamed.parent.mkdir(exist_ok=True)
-    shutil.copy(books.path_of("dispatch"), renamed)
-    copy = tmp_path / "copy.log"
-    shutil.copy(message_log(books), copy)
-    report = verify_files([str(strange), str(renamed), str(copy)])
-    assert [file.state for file in report.files] == [FileState.DAMAGED, FileState.DAMAGED, FileState.OK]
-    assert "it belongs to the directory with log_id" in report.files[0].damage
-    assert "its header says that it is 2026112016.log" in report.files[1].damage
-    assert report.files[2].rows == 20
-
-
-def test_a_single_segment_may_be_torn_only_when_it_is_the_last(tmp_path: Path) -> None:
-    paths = segments(tmp_path)
-    for path in paths:
-        with path.open("ab") as file:
-            file.write(bytes(40))
-    assert [file.state for file in verify_files([str(path) for path in paths]).files] == [
-        *(FileState.DAMAGED, FileState.DAMAGED, FileState.TORN),
-    ]
-
-
-def test_single_files_are_found_from_the_folder_that_they_are_in(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = books.path_of("schedule")
-    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
-    monkeypatch.chdir(path.parent)
-    seen: list[tuple[int, int]] = []
-    names = ["../../checkpoint", path.name]
-    report = verify_files(names, progress=lambda done, count: seen.append((done, count)))
-    assert [(file.path, file.kind, file.state) for file in report.files] == [
-        (names[0], "checkpoint", FileState.OK),
-        (names[1], "schedule", FileState.DAMAGED),
-    ]
-    assert "more bytes are there" in report.files[1].damage
-    assert seen == [(1, 2), (2, 2)]
-
-
-def test_a_single_file_that_never_was_a_log_is_refused_and_damages_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "notes.log"
-    path.write_bytes(b"x" * 100)
-    with pytest.raises(BadArgument, match=r"notes.log is not a log file; it is a file that delayd did not write; give"):
-        verify_files([str(path)])
-
-
-def test_a_single_file_with_the_name_of_a_log_and_other_bytes_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / f"{0:020}.log"
-    path.write_bytes(b"x" * 100)
-    (report,) = verify_files([str(path)]).files
-    assert (report.kind, report.state, report.size_bytes) == ("unknown", FileState.DAMAGED, 100)
-    assert "this is not a file of delayd" in report.damage
-
-
-def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    books.hand_over(books.send([START_MS]))
-    books.checkpoint()
-    books.seal()
-    books.close()
-    beside, second = Path(quarantine_path(books.delay, HOUR)), Path(quarantine_path(books.delay, HOUR, 2))
-    beside.parent.mkdir()
-    for path in (beside, second):
-        path.write_bytes(books.path_of("dispatch").read_bytes())
-    filed = Path(schedule_beside_path(books.delay, HOUR))
-    filed.write_bytes(books.path_of("schedule").read_bytes())
-    report = verify_directory(books.root)
-    assert report.sound and {"seal", "dispatch", "schedule"} <= {file.kind for file in report.files}
-    assert verify_files([str(beside), str(second), str(filed)]).sound
-    (seal,) = Path(f"{books.delay}/seal").iterdir()
-    for path in (seal, beside, second, filed):
-        assert report_on(report, path).state is FileState.OK
-        flip(path, 100)
-        assert report_on(verify_directory(books.root), path).state is not FileState.OK
-
-
-def test_files_that_the_checkpoint_counts_and_that_are_gone_are_named(books: Books) -> None:
-    path = schedule_path(books.delay, HOUR + 1)
-    Path(path).unlink()
-    damaged = {report.path: report for report in verify_directory(books.root).damaged}
-    assert "the file is gone, and the checkpoint counts" in damaged[path].sentence
-
-
 @pytest.mark.parametrize("log", ["message", "pull"])
 def test_a_log_whose_last_segment_is_gone_is_named(tmp_path: Path, log: str) -> None:
     folder = f"{tmp_path}/realtime"
@@ -556,10 +393,66 @@ def test_a_log_whose_last_segment_is_gone_is_named(tmp_path: Path, log: str) -> 
         assert damage.path == f"{folder}/pull"
 
 
-def test_a_state_that_holds_nothing_beside_logs_is_named(books: Books) -> None:
-    LmdbState(f"{books.delay}/state.lmdb").close()
-    (damaged,) = verify_directory(books.root).damaged
-    assert "it holds nothing, and this server has lived" in damaged.sentence
+def write_key_run(books: Books, entries: int = 200) -> Path:
+    """A run in the delay server's directory."""
+    rows = [KeyRow((b"orders", b"key %d" % number), number + 1) for number in range(entries)]
+    header = FileHeader(FileKind.KEYS, DELAY_ID, 0, 1, START_MS)
+    name = write_run(RealDisk(), books.delay, header, 7, entries_of(rows, Hasher(7)), lambda: None)
+    state = LmdbState(f"{books.delay}/state.lmdb")
+    state.commit([(STATE_KEY, KnownRuns(7, 2, (name,)).encode())])
+    state.close()
+    return Path(run_path(books.delay, 1))
+
+
+def test_a_run_of_keys_that_is_being_written_is_no_damage(books: Books) -> None:
+    path = write_key_run(books)
+    beside = Path(run_path(books.delay, 2))
+    beside.write_bytes(bytes(128) + path.read_bytes()[128:4096])
+    report = verify_directory(books.root)
+    assert report.sound and report_on(report, beside).state is FileState.TORN
+
+
+def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.hand_over(books.send([START_MS]))
+    books.checkpoint()
+    books.seal()
+    books.close()
+    beside, second = Path(quarantine_path(books.delay, HOUR)), Path(quarantine_path(books.delay, HOUR, 2))
+    beside.parent.mkdir()
+    for path in (beside, second):
+        path.write_bytes(books.path_of("dispatch").read_bytes())
+    filed = Path(schedule_beside_path(books.delay, HOUR))
+    filed.write_bytes(books.path_of("schedule").read_bytes())
+    report = verify_directory(books.root)
+    assert report.sound and {"seal", "dispatch", "schedule"} <= {file.kind for file in report.files}
+    assert verify_files([str(beside), str(second), str(filed)]).sound
+    (seal,) = Path(f"{books.delay}/seal").iterdir()
+    for path in (seal, beside, second, filed):
+        assert report_on(report, path).state is FileState.OK
+        flip(path, 100)
+        assert report_on(verify_directory(books.root), path).state is not FileState.OK
+
+
+def segments(tmp_path: Path) -> list[Path]:
+    """The files of a message log of several segments, alone in its directory."""
+    books = Books(str(tmp_path / "segmented"), segment_bytes=1)
+    for _ in range(3):
+        books.send([START_MS])
+    books.close()
+    return sorted(Path(f"{books.delay}/message").iterdir())
+
+
+def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    first, second, _ = segments(tmp_path)
+    first.unlink()
+    first.mkdir()  # The system opens it and reads nothing of it, as with EIO.
+    report = verify_directory(str(tmp_path / "segmented"))
+    assert report_on(report, first).state is FileState.DAMAGED
+    assert "EISDIR" in str(report_on(report, first).damage)
+    assert report_on(report, second).state is FileState.OK
+    with pytest.raises(Unreadable, match=first.name):
+        find_directories(RealDisk(), str(tmp_path / "segmented"))
 
 
 def test_rule_L9_damaged_values_of_a_stopped_server_s_state_are_named(books: Books) -> None:
@@ -581,17 +474,6 @@ def test_rule_L9_damaged_values_of_a_stopped_server_s_state_are_named(books: Boo
     assert "nothing else says who this server is" in damaged.sentence
 
 
-def write_key_run(books: Books, entries: int = 200) -> Path:
-    """A run in the delay server's directory."""
-    rows = [KeyRow((b"orders", b"key %d" % number), number + 1) for number in range(entries)]
-    header = FileHeader(FileKind.KEYS, DELAY_ID, 0, 1, START_MS)
-    name = write_run(RealDisk(), books.delay, header, 7, entries_of(rows, Hasher(7)), lambda: None)
-    state = LmdbState(f"{books.delay}/state.lmdb")
-    state.commit([(STATE_KEY, KnownRuns(7, 2, (name,)).encode())])
-    state.close()
-    return Path(run_path(books.delay, 1))
-
-
 @pytest.mark.parametrize("place", ["file header", "header", "tables", "block", "names", "end"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_rule_L9_a_flipped_bit_in_the_index_of_keys_is_named(books: Books, place: str, alone: bool) -> None:
@@ -611,28 +493,3 @@ def test_rule_L9_a_flipped_bit_in_the_index_of_keys_is_named(books: Books, place
         flip(path, at)
     damaged = report_on(report(), path)
     assert damaged.state is FileState.DAMAGED and 0 <= damaged.position <= at, damaged
-
-
-@pytest.mark.parametrize("fault", ["gone", "another", "unfinished"])
-def test_a_run_of_keys_that_a_state_names_is_there_and_is_the_one(books: Books, fault: str) -> None:
-    path = write_key_run(books)
-    assert verify_directory(books.root).sound
-    if fault == "gone":
-        path.unlink()
-    elif fault == "another":
-        header = FileHeader(FileKind.KEYS, DELAY_ID, 0, 1, START_MS)
-        rows = [KeyRow((b"orders", b"other"), 1)]
-        write_run(RealDisk(), books.delay, header, 7, entries_of(rows, Hasher(7)), lambda: None)
-    else:
-        data = path.read_bytes()
-        path.write_bytes(bytes(128) + data[128:])
-    (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(path) and "the state names" in damaged.sentence
-
-
-def test_a_run_of_keys_that_is_being_written_is_no_damage(books: Books) -> None:
-    path = write_key_run(books)
-    beside = Path(run_path(books.delay, 2))
-    beside.write_bytes(bytes(128) + path.read_bytes()[128:4096])
-    report = verify_directory(books.root)
-    assert report.sound and report_on(report, beside).state is FileState.TORN
