@@ -22,7 +22,7 @@ from delayd.machine.state import LmdbState
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import ANSWER, MORE, Frame, HeadValue
-from delayd.wire.slots import SlotOwners
+from delayd.wire.meta import SlotOwners
 from realtime.core import Core, Executors
 from realtime.core import Surroundings as RealtimeSurroundings
 from realtime.recovery import recover

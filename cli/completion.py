@@ -14,8 +14,8 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from delayd.errors import BadArgument, DelaydError
 from delayd.hours import hour_from_name, hour_start_ms
+from delayd.wire.consuming import read_groups
 from delayd.wire.frame import Head
-from delayd.wire.listings import read_groups
 from delayd.wire.meta import read_subject_page
 from delayd.wire.requests import RequestType
 

@@ -27,8 +27,7 @@ from delayd.client.asking.ask import (
 from delayd.client.instants import instant_ms
 from delayd.client.producer import Producer
 from delayd.errors import DelaydError
-from delayd.wire.listings import GroupInfo
-from delayd.wire.positions import AtInstant, AtSequence, End, Position
+from delayd.wire.consuming import AtInstant, AtSequence, End, GroupInfo, Position
 
 from . import ask
 from .bulk import Due, Walk, Wording, in_bulk, told_unread, walk_all

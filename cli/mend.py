@@ -32,9 +32,8 @@ from delayd.net.connection import Connection
 from delayd.reading.verify import verify_directory
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_bool, need_str
-from delayd.wire.mend import PAGE_MAX, Decision, Quarantined, find_entry, read_list
 from delayd.wire.requests import RequestType
-from delayd.wire.waits import read_waits
+from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, find_entry, read_list, read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
@@ -179,7 +178,7 @@ async def _all(address: str) -> tuple[list[Found], list[Wait]]:
     """What all servers list, and what meta waits for."""
 
     async def read(connection: Connection) -> list[Quarantined]:
-        head: Head = {"after": "", "limit": PAGE_MAX}
+        head: Head = {"after": "", "limit": ENTRIES_MAX}
         pages = all_pages(connection, RequestType.MEND_LIST, read_list, lambda entry: entry.id, head)
         return [entry async for page in pages for entry in page]
 

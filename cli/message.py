@@ -24,7 +24,7 @@ from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, Rece
 from delayd.errors import BadArgument, LogId
 from delayd.machine.disk import RealDisk
 from delayd.reading.trace import Trace, trace
-from delayd.wire.ending import AnswerRows, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.asked import AnswerRows, CancelAnswer, MessageState, RescheduleAnswer
 
 from .bulk import ASKS_FROM, Due, Wording, due_options, in_bulk, told_unread
 from .exits import OK, TRY_LATER, USAGE

@@ -20,12 +20,12 @@ import numpy as np
 from delayd.errors import BadArgument, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
 from delayd.net.connection import Connection
 from delayd.secret import Secret
-from delayd.wire.drain import DrainOrder, DrainProgress, read_drain_progress
+from delayd.wire.asked import DrainOrder, DrainProgress, read_drain_progress
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_bool, need_map, need_str
+from delayd.wire.meta import SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes, versions_bytes
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes, versions_bytes
-from delayd.wire.targets import TargetInfo, read_targets
+from delayd.wire.scheduling import TargetInfo, read_targets
 
 from . import ask
 from .exits import OK, TRY_LATER

@@ -8,8 +8,8 @@ import numpy as np
 from delayd.errors import NotReady, ServerUnavailable, UnknownServer
 from delayd.secret import Secret
 from delayd.wire.heads import need_str
+from delayd.wire.meta import SlotSet, Versions, need_versions, slots_bytes, slots_of_text, slots_text, versions_bytes
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import SlotSet, Versions, need_versions, slots_bytes, slots_of_text, slots_text, versions_bytes
 
 from . import ask
 from .listing import Cell, columns, show

@@ -18,12 +18,12 @@ from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.machine.operating import Wait, WaitKind
 from delayd.net.connection import Connection
+from delayd.wire.consuming import GroupInfo
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_int, need_map, need_str, need_u64
-from delayd.wire.listings import GroupInfo
 from delayd.wire.meta import SUBJECTS_MAX, read_routes
 from delayd.wire.requests import RequestType
-from delayd.wire.waits import COMMAND_MAX, read_waits
+from delayd.wire.status import COMMAND_MAX, read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK

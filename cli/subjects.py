@@ -13,12 +13,12 @@ from delayd.client.asking.ask import list_quotas, set_quota
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument
 from delayd.net.connection import Connection
+from delayd.wire.consuming import SubjectInfo, read_subjects
 from delayd.wire.frame import Head
 from delayd.wire.heads import INT_MAX
-from delayd.wire.listings import SubjectInfo, read_subjects
 from delayd.wire.meta import read_subject_page
-from delayd.wire.quotas import LIMITS, QuotaInfo
 from delayd.wire.requests import RequestType
+from delayd.wire.scheduling import LIMITS, QuotaInfo
 
 from . import ask
 from .exits import OK, TRY_LATER

@@ -5,7 +5,7 @@ import click
 from delayd.errors import BadArgument, DelaydError
 from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
-from delayd.wire.targets import TargetInfo
+from delayd.wire.scheduling import TargetInfo
 
 from . import ask
 from .exits import OK, TRY_LATER

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import click
 
 from delayd.client.asking.ask import groups_at
-from delayd.wire.listings import GroupInfo
+from delayd.wire.consuming import GroupInfo
 
 from . import ask
 from .groups import tell_missing

@@ -25,20 +25,20 @@ _HOMES: dict[str, str] = {
     "AsyncProducer": "delayd.client.producer",
     "BatchFailed": "delayd.client.sending.receipts",
     "BatchReceipt": "delayd.client.sending.receipts",
-    "CancelAnswer": "delayd.wire.ending",
+    "CancelAnswer": "delayd.wire.asked",
     "Consumer": "delayd.client.pulling.consumer",
     "Data": "delayd.reading.data",
     "Embedded": "delayd.embedded",
     "Message": "delayd.client.pulling.consumer",
     "MessageBatch": "delayd.client.pulling.consumer",
     "MessageInfo": "delayd.client.asking.messages",
-    "MessageState": "delayd.wire.ending",
+    "MessageState": "delayd.wire.asked",
     "PendingMessage": "delayd.client.asking.walking",
     "PendingPage": "delayd.client.asking.walking",
     "Producer": "delayd.client.producer",
     "Receipt": "delayd.client.sending.receipts",
     "Reject": "delayd.worker.verdicts",
-    "RescheduleAnswer": "delayd.wire.ending",
+    "RescheduleAnswer": "delayd.wire.asked",
     "Rescheduled": "delayd.client.sending.receipts",
     "RescheduledBatch": "delayd.client.sending.receipts",
     "Retry": "delayd.worker.verdicts",
@@ -119,9 +119,9 @@ if TYPE_CHECKING:
     from delayd.embedded import open as open
     from delayd.reading.data import Data as Data
     from delayd.reading.data import open_data as open_data
-    from delayd.wire.ending import CancelAnswer as CancelAnswer
-    from delayd.wire.ending import MessageState as MessageState
-    from delayd.wire.ending import RescheduleAnswer as RescheduleAnswer
+    from delayd.wire.asked import CancelAnswer as CancelAnswer
+    from delayd.wire.asked import MessageState as MessageState
+    from delayd.wire.asked import RescheduleAnswer as RescheduleAnswer
     from delayd.worker.verdicts import Reject as Reject
     from delayd.worker.verdicts import Retry as Retry
     from delayd.worker.worker import Worker as Worker

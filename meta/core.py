@@ -42,16 +42,39 @@ from delayd.machine.clock import Clock
 from delayd.machine.executor import Done, Executor
 from delayd.machine.operating import Wait, WaitKind
 from delayd.machine.state import OperatorLog, State
-from delayd.net.roles import SERVER_PREFIX
+from delayd.net.machine import SERVER_PREFIX
 from delayd.wire.heads import U64_MAX
-from delayd.wire.meta import SUBJECTS_MAX, Cordons, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
-from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, Versions, slots_text
+from delayd.wire.meta import (
+    SUBJECTS_MAX,
+    Cordons,
+    Move,
+    Registered,
+    Routes,
+    ServerInfo,
+    SlotClaims,
+    SlotOwners,
+    SlotSet,
+    SubjectPage,
+    Versions,
+    read_registered,
+    slots_text,
+)
 
-from .cordons import CordonTable, Standing, key_of
-from .members import DOUBT_KEY, Members, begin_in_doubt, member_key, read_in_doubt, read_members
-from .registry import Registry, RegistryTerms
+from .registry import CordonTable, Registry, RegistryTerms, Standing, key_of
 from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
-from .slots import STATE_KEY, Given, SlotTable, read_slot_table, slot_table_value
+from .slots import (
+    DOUBT_KEY,
+    STATE_KEY,
+    Given,
+    Members,
+    SlotTable,
+    begin_in_doubt,
+    member_key,
+    read_in_doubt,
+    read_members,
+    read_slot_table,
+    slot_table_value,
+)
 
 log = logging.getLogger(__name__)
 

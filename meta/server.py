@@ -27,8 +27,7 @@ from delayd.machine.state import State
 from delayd.net.connection import Connection
 from delayd.net.cut import Cuts, remove_left
 from delayd.net.held_start import HeldServer
-from delayd.net.machine import REAL_MACHINE, KeptState, Machine
-from delayd.net.roles import check_role
+from delayd.net.machine import REAL_MACHINE, KeptState, Machine, check_role
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.wire.frame import Frame, Head
@@ -40,16 +39,24 @@ from delayd.wire.heads import (
     need_u64,
     optional_str,
 )
-from delayd.wire.limits import META_LIMITS
-from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
-from delayd.wire.requests import RequestType, not_served
-from delayd.wire.slots import SlotOwners, members_head, need_slots, need_versions, read_slot_claims, slots_bytes
+from delayd.wire.meta import (
+    Routes,
+    SlotOwners,
+    members_head,
+    moves_head,
+    need_slots,
+    need_versions,
+    read_registered,
+    read_slot_claims,
+    servers_head,
+    slots_bytes,
+)
+from delayd.wire.requests import META_LIMITS, RequestType, not_served
 from delayd.wire.status import status_head
 
-from .cordons import read_standing
 from .core import Meta
-from .members import begin_in_doubt
-from .registry import RegistryTerms
+from .registry import RegistryTerms, read_standing
+from .slots import begin_in_doubt
 
 STATE_FOLDER = "state.lmdb"
 SERVED_TO_THE_END = frozenset((RequestType.PING, RequestType.STATUS))  # These are also served while the server stops.

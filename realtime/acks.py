@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
-from delayd.wire.stale import StaleRow, Why
+from delayd.wire.consuming import StaleRow, Why
 
 from .groups import Group
 from .kept import LIVES_MAX, Life

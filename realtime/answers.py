@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from delayd.batch.columns import Buffer
 from delayd.batch.names import is_reserved
 from delayd.errors import DamagedData, RetryLater, Shortage
-from delayd.wire import listings
+from delayd.wire import consuming
+from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.frame import Head
 from delayd.wire.heads import WINDOW_ROW_BYTES
-from delayd.wire.listings import GroupInfo, SubjectInfo
 
 from .filters import OPEN
 from .groups import Group
@@ -52,7 +52,7 @@ def window_frames(
 
 def groups_head(groups: Iterable[Group], limit: int) -> Head:
     """How far each group is, up to as many groups as one head holds, and whether there are more."""
-    return listings.groups_head(map(_group_info, groups), min(limit, LIST_MAX))
+    return consuming.groups_head(map(_group_info, groups), min(limit, LIST_MAX))
 
 
 def aged_groups_head(index: Index, stored: StoredBatches, now_ms: int, groups: Iterable[Group], limit: int) -> Head:
@@ -62,7 +62,7 @@ def aged_groups_head(index: Index, stored: StoredBatches, now_ms: int, groups: I
         oldest_ms = _oldest_of_group_ms(index, stored, group)
         return _group_info(group)._replace(oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms))
 
-    return listings.groups_head(map(info, groups), min(limit, AGED_MAX))
+    return consuming.groups_head(map(info, groups), min(limit, AGED_MAX))
 
 
 def _oldest_of_group_ms(index: Index, stored: StoredBatches, group: Group) -> int | None:
@@ -130,7 +130,7 @@ def subjects_head(
 
     # What comes again counts with the group that it belongs to.
     own = (subject for subject in index.listed(prefix, after) if not is_reserved(subject.name))
-    return listings.subjects_head(map(info, own), min(limit, SUBJECTS_MAX))
+    return consuming.subjects_head(map(info, own), min(limit, SUBJECTS_MAX))
 
 
 def _first(index: Index, subject: Subject) -> int:

@@ -7,6 +7,7 @@ from delayd.batch.names import GROUP_NAME_BYTES_MAX, check_subject, is_reserved
 from delayd.config import RealtimeConfig
 from delayd.errors import BadRequest, BadSubject, UnknownServer
 from delayd.log.pull import PullOp
+from delayd.wire.consuming import StaleRow, stale_head
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     HANDLE_MOST,
@@ -21,7 +22,6 @@ from delayd.wire.heads import (
     need_u64,
     optional_str,
 )
-from delayd.wire.stale import StaleRow, stale_head
 
 from .acks import stale_all
 from .answers import LIST_MAX, aged_groups_head, groups_head, subjects_head

@@ -24,7 +24,7 @@ from delayd.log.control import (
     Known,
 )
 from delayd.machine.operating import LogLimit
-from delayd.wire.positions import End, Position
+from delayd.wire.consuming import End, Position
 
 from .acks import SECRET_BITS
 from .alarms import Alarms

@@ -22,13 +22,13 @@ from delayd.errors import (
     ServerStopped,
 )
 from delayd.machine.operating import LogLimit
+from delayd.wire.consuming import End
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_str,
     need_strs,
     need_u32,
 )
-from delayd.wire.positions import End
 
 from .alarms import Alarms
 from .consumers import need_group, need_subject

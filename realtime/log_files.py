@@ -15,7 +15,7 @@ from delayd.log.log import Log
 from delayd.log.watch import LOOK_MS, Append, LogWatch, OnFiles, Told
 from delayd.machine.executor import Executor, run
 from delayd.machine.identity import Site
-from delayd.wire.mend import Decision, Quarantined
+from delayd.wire.status import Decision, Quarantined
 
 from .alarms import Alarms
 from .recovery import Recovered

@@ -10,14 +10,14 @@ from functools import partial
 
 from delayd.errors import BadArgument
 from delayd.machine.operating import Wait, WaitKind
+from delayd.wire.consuming import read_position
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     need_bool,
     need_int,
     need_str,
 )
-from delayd.wire.mend import PAGE_MAX, Decision, Quarantined, decided_head, list_head, read_decision
-from delayd.wire.positions import read_position
+from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, decided_head, list_head, read_decision
 
 from .group_records import GroupRecords
 from .groups import Group
@@ -46,7 +46,7 @@ class Operators:
     def list(self, peer: Peer, frame: Frame) -> None:
         """List the quarantined files and messages."""
         after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit", 1)
-        peer.answer(frame.request_id, list_head(self._entries(), after, min(limit, PAGE_MAX)))
+        peer.answer(frame.request_id, list_head(self._entries(), after, min(limit, ENTRIES_MAX)))
 
     def mend(self, peer: Peer, frame: Frame) -> None:
         """Take an entry that can be read again, let a group begin anew, or give an entry up for good."""

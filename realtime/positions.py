@@ -5,9 +5,9 @@
 from typing import NamedTuple
 
 from delayd.errors import BadArgument, NotOrdered, OtherFilter
+from delayd.wire.consuming import AtInstant, AtSequence, End, Position, read_position
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_bool
-from delayd.wire.positions import AtInstant, AtSequence, End, Position, read_position
 
 from .filters import OPEN, Filter, filter_of
 from .groups import Group

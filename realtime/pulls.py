@@ -34,8 +34,8 @@ from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, Sl
 from delayd.log.pull import PullEntry, PullOp
 from delayd.log.retry import Decision
 from delayd.machine.operating import LogLimit
+from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
-from delayd.wire.stale import StaleRow
 
 from .acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
 from .alarms import NEVER_MS, Alarms, DueHeap

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from delayd.errors import DamagedData, DataError
-from delayd.wire.mend import Decision, Quarantined
+from delayd.wire.status import Decision, Quarantined
 
 from .alarms import Alarms
 from .groups import Group

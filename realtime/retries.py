@@ -25,9 +25,9 @@ from delayd.log.control import RetryAccepted, RetryDecided
 from delayd.log.retry import Decision, RetryRow, encode_rows
 from delayd.machine.clock import Clock
 from delayd.machine.operating import LogLimit, Wait, WaitKind
+from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
-from delayd.wire.stale import StaleRow
 
 from .acks import Said, by_source, found
 from .commit import PullCommit

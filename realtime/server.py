@@ -18,16 +18,14 @@ from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer, open_when_whole
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
-from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
-from delayd.net.trust import Guard
+from delayd.net.trust import Guard, Membership
 from delayd.wire.frame import Frame
-from delayd.wire.limits import REALTIME_LIMITS
 from delayd.wire.meta import Registered
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import REALTIME_LIMITS, RequestType
 
 from .alarms import NEVER_MS
 from .core import Core, Executors, Surroundings

@@ -28,7 +28,7 @@ from delayd.machine.disk import Disk, list_named, open_named
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 from delayd.machine.state import OperatorLog
-from delayd.wire.mend import Decision, Quarantined
+from delayd.wire.status import Decision, Quarantined
 
 from .alarms import Alarms
 from .recovery import Recovered

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from delayd.machine.operating import Fence
 from delayd.net.connection import Connection, Handler, connect
-from delayd.net.membership import Membership
-from delayd.net.trust import prove
+from delayd.net.trust import Membership, prove
 from delayd.secret import SECRET_FILE, Secret
 from delayd.testing.state import MemoryState
 

@@ -50,9 +50,9 @@ from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, BadSetting
 from delayd.secret import SECRET_FILE, Secret, read_secret
-from delayd.wire.finding import Content, Piece, Window
-from delayd.wire.positions import AtInstant, AtSequence, End, Position
-from delayd.wire.quotas import LIMITS
+from delayd.wire.asked import Content, Piece, Window
+from delayd.wire.consuming import AtInstant, AtSequence, End, Position
+from delayd.wire.scheduling import LIMITS
 
 KEPT = timedelta(milliseconds=DEAD_KEPT_MS)
 

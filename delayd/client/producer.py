@@ -68,7 +68,7 @@ from delayd.client.sending.receipts import (
 )
 from delayd.client.sending.sender import Sender
 from delayd.errors import QueueFull, SendHandle
-from delayd.wire.ending import AnswerRows, CancelAnswer
+from delayd.wire.asked import AnswerRows, CancelAnswer
 
 P = ParamSpec("P")
 

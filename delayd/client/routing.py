@@ -70,9 +70,19 @@ from delayd.errors import (
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_instant, need_u64
-from delayd.wire.meta import SUBJECTS_MAX, ServerInfo, read_routes, read_servers
+from delayd.wire.meta import (
+    OWNER_UNKNOWN,
+    SUBJECTS_MAX,
+    ServerInfo,
+    SlotOwners,
+    SlotSet,
+    read_routes,
+    read_servers,
+    read_slot_owners,
+    slot_set,
+    slots_bytes,
+)
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import OWNER_UNKNOWN, SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes
 
 FIRST_MS = 25.0  # A server that restarts is back within a second; one that drops a connection, at once.
 LAST_MS = 2_000.0  # A longer wait would make all users miss a service that is back, for that long.

@@ -19,7 +19,7 @@ from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
 from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk, list_named
-from delayd.wire.mend import Decision, Quarantined
+from delayd.wire.status import Decision, Quarantined
 
 Decided = Callable[[bool, str], None]
 """Called with whether an operator's decision changed something, and a sentence that says what."""

@@ -19,29 +19,43 @@ from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, D
 from delayd.log.ended import ENDED_BYTES
 from delayd.log.quota import Limits
 from delayd.machine.clock import JudgedClock
-from delayd.wire.drain import DrainProgress, read_drain_order
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     AnswerRows,
+    DrainProgress,
+    Piece,
     read_asked,
     read_asked_keys,
+    read_drain_order,
     read_move_try,
     read_moves,
     read_tries,
+    read_window,
     wanted_of_keys,
 )
-from delayd.wire.finding import Piece, read_window
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_int,
     need_str,
     need_u64,
 )
-from delayd.wire.mend import Decision, decided_head, list_head, read_decision
-from delayd.wire.quotas import PAGE_MAX, QuotaInfo, encode_instants, limits_of, quotas_head, read_instants
+from delayd.wire.meta import SlotOwners, need_slots, versions_bytes
 from delayd.wire.requests import RequestType, not_served
-from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, accepted_head, results_body, results_head
-from delayd.wire.slots import SlotOwners, need_slots, versions_bytes
-from delayd.wire.targets import targets_head
+from delayd.wire.scheduling import (
+    BATCHES_MAX,
+    QUOTAS_PAGE_MAX,
+    AcceptedResult,
+    QuotaInfo,
+    RefusedResult,
+    accepted_head,
+    encode_instants,
+    limits_of,
+    quotas_head,
+    read_instants,
+    results_body,
+    results_head,
+    targets_head,
+)
+from delayd.wire.status import Decision, decided_head, list_head, read_decision
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +180,7 @@ class Requests:
 
     def _list_quotas(self, peer: Peer, frame: Frame) -> None:
         after, prefix = need_str(frame.head, "after"), need_str(frame.head, "prefix")
-        found = self._core.quotas.listing(after.encode(), prefix.encode(), PAGE_MAX + 1)
+        found = self._core.quotas.listing(after.encode(), prefix.encode(), QUOTAS_PAGE_MAX + 1)
         peer.answer(frame.request_id, self._head(**quotas_head([_quota_info(each) for each in found])))
 
     def _set_quota(self, peer: Peer, frame: Frame) -> None:

@@ -17,7 +17,7 @@ from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, ServerInUse
 from delayd.hours import hour_name, hour_of_ms
-from delayd.wire.drain import DrainOrder, DrainProgress
+from delayd.wire.asked import DrainOrder, DrainProgress
 
 log = logging.getLogger(__name__)
 

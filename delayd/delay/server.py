@@ -23,23 +23,19 @@ from delayd.machine.identity import draw_id
 from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection, connect
 from delayd.net.courier import Courier, CourierTerms
-from delayd.net.cut import Cuts
+from delayd.net.cut import Cuts, Hold
 from delayd.net.held_start import HeldServer, open_when_whole
-from delayd.net.hold import Hold
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
-from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
-from delayd.net.trust import Guard
+from delayd.net.trust import Guard, Membership
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.limits import DELAY_LIMITS
-from delayd.wire.meta import Registered, Routes
-from delayd.wire.quotas import read_quotas
-from delayd.wire.requests import RequestType
-from delayd.wire.slots import SlotOwners, SlotSet
+from delayd.wire.meta import Registered, Routes, SlotOwners, SlotSet
+from delayd.wire.requests import DELAY_LIMITS, RequestType
+from delayd.wire.scheduling import read_quotas
 from delayd.wire.status import status_head
 
 SLEEP_MS_MAX = 500.0  # A cap on every sleep: the server notices within it when the wall clock is set ahead.

@@ -22,7 +22,7 @@ from delayd.log.schedule import SEALED
 from delayd.machine.clock import Clock
 from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
 from delayd.machine.state import State
-from delayd.wire.slots import slots_text
+from delayd.wire.meta import slots_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class WaitKind(Enum):
     TARGET_DISK_FULL = "messages that delay servers hand over", _FREE_SPACE
     CLOCK_WAS_AHEAD = "sealing of hours, and what frees their space", "delayd clock --role delay --trust"
 
-    # What a delay or a realtime server can't read, by what may be decided about it (delayd.wire.mend).
+    # What a delay or a realtime server can't read, by what may be decided about it (delayd.wire.status).
     FILE_SET_ASIDE = "{what}", _FILE_BACK
     FILE_SET_ASIDE_OR_GIVEN_UP = "{what}", _FILE_OR_GIVE_UP
     SET_ASIDE = "{what}", _RELEASE

@@ -10,17 +10,24 @@ connection is ended that has held the most of it for the longest (rule B1). Trus
 this cluster, and are ended last.
 
     bytes come ──▶ frames begun, up to the share ──▶ rest: in the queue, and the socket not read ──▶ next turn ──▶ …
+
+How many connections there may be follows from the limit of open files. Invariant: connections never take the files that
+logs, checkpoints and the state need, so idle clients can't end a server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
+from delayd.config import CONNECTION_BYTES_MAX
 from delayd.errors import DelaydError, SlowDown
+from delayd.wire.frame import BODY_BYTES_MAX
 from delayd.wire.requests import Cost, RequestType
 
 # Bound for all frames under way: sixteen SENDs of the largest size at the same moment.
@@ -162,3 +169,51 @@ class Budget:
         self.share = SHARE_UNITS
         if self._light or self._heavy:
             self._turn_soon()
+
+
+REQUESTS_MAX = 1024  # Unanswered requests on one connection; docs/protocol.md.
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of one server: first those of each connection, then those of all connections together."""
+
+    body_bytes_max: int = BODY_BYTES_MAX
+    requests_max: int = REQUESTS_MAX
+    in_flight_bytes_max: int = CONNECTION_BYTES_MAX  # Four batches at their limit; the last one may go beyond it.
+    connections_max: int | None = None  # None: as many as the process may open files for.
+    unfinished_bytes_max: int = UNFINISHED_BYTES_MAX
+    untaken_bytes_max: int = UNTAKEN_BYTES_MAX
+
+
+BOUNDS = Bounds()
+
+
+CONNECTIONS_MAX = 4096  # Connections of one server; the budget bounds what all of them make it hold.
+CONNECTIONS_MIN = 16
+# 512 that a checkpoint holds open, 96 others that were used last, and those of the state and the process itself.
+FILES_KEPT_MIN = 640
+# As many descriptors are left for files as for connections, and then they are never short.
+FILES_MIN = 2 * CONNECTIONS_MAX
+
+
+def raise_file_limit() -> int:
+    """Raise this process's limit to the hard one and return it; the lower soft limit is for programs that use
+    select.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def connections_max() -> int:
+    """The number of connections for this process's limit: half of the files, unless that leaves too few for the
+    rest.
+    """
+    return connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def connections_for(files: int) -> int:
+    """As `connections_max`, for a given limit."""
+    kept = max(FILES_KEPT_MIN, files // 2)
+    return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, files - kept))

@@ -37,14 +37,21 @@ from delayd.errors import (
 )
 from delayd.machine.operating import LogLimit
 from delayd.net import inside
-from delayd.net.bounds import BOUNDS, Bounds
-from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BYTES, UNITS_A_S, UNITS_OF_TYPE, Budget
-from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, lost, outcome
-from delayd.net.writer import Writer
+from delayd.net.budget import (
+    BOUNDS,
+    DEBT_UNITS_MAX,
+    MAY_BE_HEAVY,
+    SHARE_UNITS,
+    UNIT_BYTES,
+    UNITS_A_S,
+    UNITS_OF_TYPE,
+    Bounds,
+    Budget,
+)
+from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, Writer, lost, outcome
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.heads import error_head
-from delayd.wire.limits import RequestLimits
-from delayd.wire.requests import RequestType, request_type
+from delayd.wire.requests import RequestLimits, RequestType, request_type
 
 FIRST_FRAME_S = 30.0  # For the first whole request on a new connection; a client that connects has something to ask.
 PROOF_S = 2.0  # For a peer to prove that it may use a place that is kept for trusted peers.

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from delayd.errors import BadRequest, ConnectionLost, DelaydError, ServerUnavailable, error_by_code
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.net.connection import Connection, connect
-from delayd.net.membership import Membership
+from delayd.net.trust import Membership
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
     ERROR_TEXT_BYTES_MAX,

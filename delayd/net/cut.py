@@ -12,12 +12,16 @@ Threads may write meanwhile; then a file is longer than the state knows, as afte
 between the three steps, so no outcome, answer or removal that follows from a later state is in the files.
 
 Invariant: a cut belongs to the connection that asked for it, and its files and its hold end with that connection.
+
+A `Hold` keeps what a delay server would tell other servers back meanwhile. Invariant: calls leave in their order, and
+none is lost: they leave when the hold ends, by a word or by itself.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -254,3 +258,53 @@ def _bytes_of(path: str) -> bytes:
 
 def _done(done: Done[None]) -> None:
     done.result()
+
+
+class Timer(Protocol):
+    """A call that was put off."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class Hold:
+    """One hold at a time; belongs to the loop. ``later`` calls back after some seconds."""
+
+    def __init__(self, later: Callable[[float, Callable[[], None]], Timer]) -> None:
+        self.held = False  # Read for each frame that would leave.
+        self._later = later
+        self._timer: Timer | None = None
+        self._calls: deque[Callable[[], object]] = deque()
+
+    def begin(self, hold_ms: int) -> None:
+        """Hold calls for so long at most; 0 holds nothing. A hold that is under way lasts as long as the new one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if hold_ms:
+            self.held = True
+            self._timer = self._later(hold_ms / 1000, self._end)
+        else:
+            self._end()
+
+    def end(self) -> bool:
+        """Let everything leave; returns whether the hold had lasted until now."""
+        lasted = self.held
+        self._end()
+        return lasted
+
+    def leave(self, call: Callable[[], object]) -> None:
+        """Call at once, or when the hold ends."""
+        if self.held:
+            self._calls.append(call)
+        else:
+            call()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # What a call has leave goes behind those that have waited.
+        while self._calls:
+            self._calls.popleft()()
+        self.held = False

@@ -38,9 +38,8 @@ from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.secret import Secret
 from delayd.wire.frame import Frame, Head
-from delayd.wire.mend import Decision, Quarantined, list_head
 from delayd.wire.requests import RequestType
-from delayd.wire.status import status_head
+from delayd.wire.status import Decision, Quarantined, list_head, status_head
 
 LOOK_S = 1.0  # How often the files are looked at; that is one system call for each.
 RESTED_S = 5.0  # A file that has not changed for this long is not being copied any more.

@@ -23,8 +23,7 @@ from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import LOCK, Identity, holder_name, known_cluster_id, known_identity
 from delayd.net.cut import remove_left
 from delayd.net.held_start import HeldServer
-from delayd.net.machine import Machine
-from delayd.net.roles import check_not_metas, check_role
+from delayd.net.machine import Machine, check_not_metas, check_role
 
 STATE = "state.lmdb"
 LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.

@@ -2,19 +2,30 @@
 
 Invariant: a server asks its machine for these and nobody else, so that one machine in memory carries all of it
 (`delayd.testing.InMemoryBroker`).
+
+A server begins in no folder that is that of a server of another role. The check writes nothing, and knows a folder by
+what its server has written there.
+
+The C allocator gives memory back as `bound_heap` says. glibc gives large blocks mappings of their own, which go back to
+the system when they are freed. It raises the size from which it does so to the largest such block that was freed, up to
+32 MiB. Smaller blocks then stay in the heaps of its threads: a server that filed a million messages would keep a
+hundred megabytes for nobody. Both limits are fixed here instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import time
 from typing import Protocol
 
 import uvloop
 
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
+from delayd.errors import BadSetting, DataError
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, kind_of_file
 from delayd.machine.clock import ClockEvidence, JudgedClock, SystemClock
-from delayd.machine.disk import Disk, RealDisk
+from delayd.machine.disk import Disk, RealDisk, list_named, open_named
 from delayd.machine.executor import Executor, Post, ThreadExecutor
 from delayd.machine.identity import place_of
 from delayd.machine.state import LmdbState, State, StateCopy
@@ -114,3 +125,59 @@ class RealMachine:
 
 
 REAL_MACHINE = RealMachine()
+
+
+ROLES = {FileKind.MESSAGE: "delay", FileKind.REALTIME: "realtime"}
+"""Whose message log the files of a kind are."""
+SERVER_PREFIX = b"server/"  # In meta's state only: the servers that have registered.
+
+
+def check_role(disk: Disk, folder: str, role: str) -> None:
+    """Raise BadSetting when a folder is that of a server of another role, by the first file of its message log."""
+    try:
+        path = next((f"{folder}/message/{name}" for name in list_named(disk, f"{folder}/message")), "")
+        file = open_named(disk, path) if path else None
+    except (DataError, FileNotFoundError):
+        return  # What is wrong with the log is said when it is opened.
+    if file is None:
+        return
+    try:
+        kind = kind_of_file(file.pread(FILE_HEADER_BYTES, 0))
+    except DataError:
+        return
+    finally:
+        file.close()
+    owner = next((owner for own, owner in ROLES.items() if own == kind), role)
+    if owner != role:
+        raise _put_here(folder, owner, role)
+
+
+def check_not_metas(state: State, folder: str, role: str) -> None:
+    """Raise BadSetting when a folder is meta's, which has no logs, by what its state holds; closes the state then."""
+    if state.scan(SERVER_PREFIX):
+        state.close()
+        raise _put_here(folder, "meta", role)
+
+
+def _put_here(folder: str, owner: str, role: str) -> BadSetting:
+    return BadSetting(
+        f"{folder} is the folder of a {owner} server, and this is a {role} server: somebody has put it here; put"
+        " each folder back in its place before you start a server",
+        setting="data",
+    )
+
+
+M_TRIM_THRESHOLD = -1  # Numbers of mallopt(3).
+M_MMAP_THRESHOLD = -3
+
+MMAP_BYTES = 1 << 20  # Each touch of a new page of a mapping costs a fault: frames and their arrays stay below this.
+# Free memory that stays at the end of a heap: enough for a frame, or each frame would grow the heap anew.
+TRIM_BYTES = 8 << 20
+
+
+def bound_heap() -> None:
+    """Fix the limits, for the whole process; nothing happens where the C library has no mallopt."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
+        mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from delayd.config import parse_address
 from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable
 from delayd.net.connection import Connection, connect
-from delayd.net.membership import Membership
+from delayd.net.trust import Membership
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.heads import (
     need_instant,
@@ -37,13 +37,19 @@ from delayd.wire.meta import (
     Registered,
     Routes,
     ServerInfo,
+    SlotClaims,
+    SlotOwners,
+    SlotSet,
+    need_members,
+    need_slots,
     read_cordons,
     read_moves,
     read_routes,
     read_servers,
+    read_slot_owners,
+    slots_bytes,
 )
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import SlotClaims, SlotOwners, SlotSet, need_members, need_slots, read_slot_owners, slots_bytes
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.

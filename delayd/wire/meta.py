@@ -1,6 +1,8 @@
-"""Servers and routes as fields of heads, on both sides of a connection to meta (docs/protocol.md, Meta).
+"""Servers, routes and slots as fields of heads, on both sides of a connection to meta (docs/protocol.md, Meta).
 
 Invariant: every answer fits one head, whatever was asked within these limits.
+
+A set of slots of keys (docs/keys.md, Owners; rule I4) is `SLOTS_BYTES` bytes: slot s is bit s & 7 of byte s >> 3.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayd.address import HOST_BYTES_MAX, PORT_MAX, host_fault
 from delayd.batch.names import check_subject
 from delayd.errors import BadRequest
 from delayd.machine.operating import LogLimit
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
+    U64_MAX,
     is_u64,
     need_bool,
+    need_bytes,
     need_int,
     need_ints,
     need_list,
@@ -213,3 +220,169 @@ def read_subject_page(head: Head) -> SubjectPage:
             case _:
                 raise BadRequest("subjects has an item that is no pair of a name and a log_id", field="subjects")
     return SubjectPage(subjects, need_bool(head, "more"))
+
+
+SLOTS = 1_024  # Each slot is moved as a whole, so the share of a server can be set to a thousandth.
+SLOTS_BYTES = SLOTS // 8
+VERSIONS = np.dtype("<u4")  # How often a slot was given to a server, by an operator or for the first time.
+
+MEMBERS_MAX = 500  # Delay servers that may own slots: their names fit a plain head beside the versions.
+OWNER_UNKNOWN = "meta does not know which delay server owns these keys; `delayd status` says what it waits for"
+VERSION_MAX = 1 << 31  # Far below the limit of the column: meta goes on from the highest one that it is told.
+
+SlotSet = NDArray[np.bool_]
+"""bool[SLOTS]: which slots are meant."""
+
+
+NO_SLOTS: SlotSet = np.zeros(SLOTS, np.bool_)
+Versions = NDArray[np.uint32]
+"""uint32[SLOTS]: the version of each slot."""
+
+
+NO_MEMBERS: frozenset[int] = frozenset()
+
+
+class SlotOwners(NamedTuple):
+    """Which delay server owns each slot, and the version of each slot: it rises with each change of the owner."""
+
+    log_ids: NDArray[np.uint64]  # uint64[SLOTS]; 0: nobody owns it, 2^64 - 1: two servers claim it.
+    versions: Versions
+    withheld: SlotSet = NO_SLOTS  # Slots that meta gives to nobody, because it does not know who owns them.
+    members: frozenset[int] = NO_MEMBERS  # The delay servers that may own slots.
+
+    @classmethod
+    def nobody(cls) -> SlotOwners:
+        """No slot has an owner."""
+        return cls(np.zeros(SLOTS, np.uint64), np.zeros(SLOTS, np.uint32))
+
+    def of(self, log_id: int) -> SlotSet:
+        """The slots of one server."""
+        own: SlotSet = self.log_ids == np.uint64(log_id)
+        return own
+
+    def to_head(self) -> dict[str, HeadValue]:
+        """As the answer of SLOTS."""
+        owners: list[HeadValue] = []
+        for log_id in np.unique(self.log_ids).tolist():
+            if log_id not in (0, U64_MAX):
+                owners.append([log_id, slots_bytes(self.of(log_id))])
+        return {
+            "owners": owners,
+            "versions": versions_bytes(self.versions),
+            "withheld": slots_bytes(self.withheld),
+            "members": members_head(self.members),
+        }
+
+
+class SlotClaims(NamedTuple):
+    """What a delay server keeps durably about slots, as it tells meta with each registration."""
+
+    owned: SlotSet
+    versions: Versions  # Of a slot that it owns: since when. Of another one: at which version it gave it up; else 0.
+    peers: frozenset[int] = NO_MEMBERS  # The delay servers that may own slots; its own log when it may own some.
+
+    def to_head(self) -> dict[str, HeadValue]:
+        """As fields of REGISTER."""
+        return {
+            "slots": slots_bytes(self.owned),
+            "slot_versions": versions_bytes(self.versions),
+            "slot_peers": members_head(self.peers),
+        }
+
+
+def read_slot_owners(head: Head) -> SlotOwners:
+    """The answer of SLOTS; BadRequest when it is none."""
+    found = SlotOwners.nobody()
+    taken = np.zeros(SLOTS, np.bool_)
+    for item in need_list(head, "owners"):
+        match item:
+            case [log_id, bytes(data)] if is_u64(log_id) and len(data) == SLOTS_BYTES:
+                slots = slots_of_bytes(data)
+                if (taken & slots).any():
+                    raise BadRequest("owners names a slot twice", field="owners")
+                taken |= slots
+                found.log_ids[slots] = log_id
+            case _:
+                raise BadRequest("owners has an item that is no log_id and set of slots", field="owners")
+    found.versions[:] = need_versions(head)
+    return found._replace(withheld=need_slots(head, "withheld"), members=need_members(head, "members"))
+
+
+def read_slot_claims(head: Head) -> SlotClaims:
+    """The fields of REGISTER; BadRequest when they are none."""
+    versions = need_versions(head, "slot_versions")
+    if versions.max() > VERSION_MAX:
+        raise BadRequest(f"slot_versions has {versions.max()}; no slot was given so often", field="slot_versions")
+    return SlotClaims(need_slots(head, "slots"), versions, need_members(head, "slot_peers"))
+
+
+def members_head(log_ids: Iterable[int]) -> list[HeadValue]:
+    """A field that names delay servers."""
+    return [*sorted(log_ids)]
+
+
+def need_members(head: Head, name: str) -> frozenset[int]:
+    """A field that names delay servers; BadRequest when it is none."""
+    log_ids = need_ints(head, name)
+    if len(log_ids) > MEMBERS_MAX:
+        raise BadRequest(f"{name} names {len(log_ids)} servers; at most {MEMBERS_MAX} may own slots", field=name)
+    return frozenset(log_ids)
+
+
+def need_versions(head: Head, name: str = "versions") -> Versions:
+    """A field with the version of each slot; BadRequest when it is none."""
+    data = need_bytes(head, name)
+    if len(data) != SLOTS * VERSIONS.itemsize:
+        raise BadRequest(f"{name} has {len(data)} bytes; {SLOTS} slots have u32 each", field=name)
+    return np.frombuffer(data, VERSIONS).astype(np.uint32)
+
+
+def versions_bytes(versions: Versions) -> bytes:
+    """The field `versions`."""
+    return versions.astype(VERSIONS).tobytes()
+
+
+def slots_bytes(slots: SlotSet) -> bytes:
+    """A set of slots as bytes."""
+    return np.packbits(slots, bitorder="little").tobytes()
+
+
+def need_slots(head: Head, name: str) -> SlotSet:
+    """A field that is a set of slots; BadRequest when it is none."""
+    data = need_bytes(head, name)
+    if len(data) != SLOTS_BYTES:
+        raise BadRequest(f"{name} has {len(data)} bytes; a set of slots has {SLOTS_BYTES}", field=name)
+    return slots_of_bytes(data)
+
+
+def slot_set(slots: NDArray[np.integer]) -> SlotSet:
+    """The set of some slots."""
+    made = np.zeros(SLOTS, np.bool_)
+    made[slots] = True
+    return made
+
+
+def slots_text(slots: SlotSet) -> str:
+    """A set of slots as a text: numbers and ranges, such as ``0-511,600``."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], slots, [False])).astype(np.int8))).tolist()
+    ranges = zip(edges[::2], edges[1::2], strict=True)
+    return ",".join(str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in ranges)
+
+
+def slots_of_text(text: str) -> SlotSet:
+    """Read what `slots_text` makes; ValueError says what is wrong."""
+    slots = np.zeros(SLOTS, np.bool_)
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise ValueError(f"{part!r} is no slot and no range of slots, such as 7 or 0-511")
+        first, last = int(low), int(high if dash else low)
+        if not first <= last < SLOTS:
+            raise ValueError(f"{part!r} goes beyond the slots 0 to {SLOTS - 1}")
+        slots[first : last + 1] = True
+    return slots
+
+
+def slots_of_bytes(data: bytes) -> SlotSet:
+    """Read what `slots_bytes` makes."""
+    return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little").astype(np.bool_)

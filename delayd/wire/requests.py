@@ -6,16 +6,25 @@ here, and docs/protocol.md is compared with them both ways. To add a request, de
 An example. `PLACES` is served by delay servers to anyone; it is the one with instants as its body, of at most 512 KiB.
 So a connection of a delay server takes such a body, that of a meta server reads 64 KiB of it and says which server to
 ask, and neither asks for a proof of the cluster's secret.
+
+How large a request may be follows from its type, from the server that reads it, and from whether its peer is trusted.
+Invariant: a request that needs no room is refused at its header when it claims some. So a stranger can make a server
+hold only as many bytes as the requests need that a stranger may send (rule B1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple, Self
 
 from delayd.errors import UnknownRequest
-from delayd.wire.frame import BODY_BYTES_MAX, SEND_BODY_BYTES_MAX
+from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MAX, Room
 
+# Room for names and numbers: three texts at their longest, and fields that this version ignores.
+HEAD_BYTES_PLAIN = 16 << 10
+# A body of a request that should have none is read up to this size, and only that request is refused.
+STRAY_BODY_BYTES_MAX = 64 << 10
 ASKED_BODY_BYTES_MAX = 2 << 20  # One batch of 65,536 rows, 24 bytes each.
 PLACES_BODY_BYTES_MAX = 512 << 10  # 65,536 instants.
 MOVES_BODY_BYTES_MAX = 3 << 20  # Rows of CANCEL with the wanted instants: 32 bytes each.
@@ -170,3 +179,27 @@ def not_served(role: str, number: int) -> UnknownRequest:
     """The error for a request that a server of this role has no handler for."""
     kind = request_type(number)
     return UnknownRequest(f"a {role} server does not serve {kind.name}; ask a {' or '.join(kind.terms.servers)} server")
+
+
+class RequestLimits(NamedTuple):
+    """Limits by type of request: `plain` is the limit of every other type."""
+
+    plain: Room
+    by_type: Mapping[int, Room]
+    by_type_trusted: Mapping[int, Room]
+    bodies: frozenset[int]  # The types of request that have a body at this server.
+
+
+def _limits_of(role: str) -> RequestLimits:
+    lists: dict[int, Room] = {
+        kind: Room(HEAD_BYTES_MAX, STRAY_BODY_BYTES_MAX) for kind in RequestType if kind.terms.has_lists
+    }
+    here = [kind for kind in RequestType if role in kind.terms.servers and kind.terms.body_bytes_max]
+    bodies = {kind: Room(HEAD_BYTES_PLAIN, kind.terms.body_bytes_max) for kind in here}
+    of_anyone = {kind: room for kind, room in bodies.items() if not kind.terms.trusted}
+    return RequestLimits(
+        Room(HEAD_BYTES_PLAIN, STRAY_BODY_BYTES_MAX), lists | of_anyone, lists | bodies, frozenset(bodies)
+    )
+
+
+META_LIMITS, DELAY_LIMITS, REALTIME_LIMITS = _limits_of(META), _limits_of(DELAY), _limits_of(REALTIME)

@@ -12,8 +12,7 @@ import pytest
 
 from delayd.hours import INSTANT_MS_MAX
 from delayd.testing.disk import Crash
-from delayd.wire.ending import Asked, MessageState
-from delayd.wire.finding import Piece, Place, Window
+from delayd.wire.asked import Asked, MessageState, Piece, Place, Window
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, wanted
 from tests.worlds.pieces import hear

@@ -17,7 +17,7 @@ from delayd.batch.content import Names, slots_of_names
 from delayd.config import Value
 from delayd.errors import DelaydError, OwnerUnknown
 from delayd.machine.operating import WaitKind
-from delayd.wire.slots import slots_of_text
+from delayd.wire.meta import slots_of_text
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.trials import Operator, tries
 from tests.unit.cli.runner import Ran, run

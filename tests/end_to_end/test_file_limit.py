@@ -14,7 +14,7 @@ import pytest
 
 import delayd
 from delayd.machine.operating import LINES_A_MINUTE
-from delayd.net.files import FILES_MIN, connections_for
+from delayd.net.budget import FILES_MIN, connections_for
 from delayd.wire.frame import encode_frame
 from delayd.wire.requests import RequestType
 from tests.end_to_end.cluster import cluster

@@ -13,7 +13,7 @@ import pytest
 
 import delayd
 from delayd.batch.content import Names, slots_of_names
-from delayd.wire.slots import slots_of_text
+from delayd.wire.meta import slots_of_text
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.up_process import Up, up
 from tests.unit.cli.runner import Ran, run

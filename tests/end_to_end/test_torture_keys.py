@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from delayd import CancelAnswer, MessageState, RescheduleAnswer, SendVerdict
-from delayd.wire.ending import ANSWER, AnswerRows
+from delayd.wire.asked import ANSWER, AnswerRows
 
 from .torture_key_books import KeyBooks, check_keys
 from .torture_key_books import Row as FiledRow

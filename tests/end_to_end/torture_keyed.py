@@ -21,7 +21,7 @@ from delayd.client.sending.options import OnConflict
 from delayd.client.sending.receipts import Accepted as AcceptedBatch
 from delayd.client.sending.receipts import BatchFailed, Receipt, Verdicts
 from delayd.errors import DelaydError, InFlight, KeyPending, OutcomeUnknown, SendHandle
-from delayd.wire.ending import AnswerRows
+from delayd.wire.asked import AnswerRows
 
 from .torture_cancel import HANG_S, outcome_of
 from .torture_keys import Accepted, Asked, KeyLedger, Row

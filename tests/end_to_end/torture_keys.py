@@ -14,7 +14,7 @@ import numpy as np
 
 from delayd import CancelAnswer, MessageState, RescheduleAnswer, SendVerdict
 from delayd.client.sending.receipts import ReceiptColumns
-from delayd.wire.ending import AnswerRows
+from delayd.wire.asked import AnswerRows
 
 from .torture_ledger import Fate, Ledger, Name, Sent
 

@@ -17,8 +17,8 @@ from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
-from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
+from delayd.wire.status import read_list
 from realtime.quarantine import RETRY_MS
 from tests.faults.disk import How, ReadFaultDisk
 from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch

@@ -34,26 +34,26 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,
     CancelAnswer,
     MessageState,
     RescheduleAnswer,
+    Window,
     decode_answers,
     encode_asked,
     encode_asked_keys,
+    read_piece,
 )
-from delayd.wire.finding import Window, read_piece
 from delayd.wire.frame import Frame, FrameReader, HeadValue
 from delayd.wire.heads import (
     need_int,
     need_maps,
     need_u64,
 )
-from delayd.wire.limits import DELAY_LIMITS
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import DELAY_LIMITS, RequestType
 from tests.batches import messages
 from tests.worlds.delay import TARGET_IDS, World
 

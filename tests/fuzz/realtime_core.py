@@ -26,8 +26,7 @@ from delayd.wire.heads import (
     need_rows,
     need_u64,
 )
-from delayd.wire.limits import REALTIME_LIMITS
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import REALTIME_LIMITS, RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 

@@ -18,11 +18,11 @@ import numpy as np
 from crc32c import crc32c
 
 from delayd.batch.columns import BatchKind, DispatchPart, Int64s, ProducerPart
-from delayd.wire.ending import Asked, AskedKeys, encode_asked, encode_asked_keys
+from delayd.wire.asked import Asked, AskedKeys, encode_asked, encode_asked_keys
 from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, Frame, HeadValue
 from delayd.wire.heads import need_rows, need_u64
-from delayd.wire.quotas import encode_instants
 from delayd.wire.requests import RequestType
+from delayd.wire.scheduling import encode_instants
 from tests.batches import messages, with_true_checksums
 
 from . import values

@@ -9,7 +9,7 @@ from random import Random
 import msgpack
 
 from delayd.wire.frame import HeadValue
-from delayd.wire.slots import SLOTS, SLOTS_BYTES, VERSIONS
+from delayd.wire.meta import SLOTS, SLOTS_BYTES, VERSIONS
 
 POWERS = (7, 8, 15, 16, 31, 32, 63, 64)
 NUMBERS = [

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from typing import NamedTuple
 
-from delayd.wire.stale import Why
+from delayd.wire.consuming import Why
 
 PAUSES_MS = (0, 0, 100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000)  # After a NACK of that attempt, then the last one.
 

@@ -18,10 +18,10 @@ from random import Random
 
 import pytest
 
+from delayd.wire.consuming import read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import read_stale
 from realtime import leads
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head

@@ -28,6 +28,7 @@ from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.errors import DelaydError
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
+from delayd.wire.consuming import read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     need_maps,
@@ -36,7 +37,6 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import read_stale
 from tests.groups.model import AGAIN, Fate, GroupModel, Handle, Word, Wrong
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch, split
 from tests.worlds.realtime import SimPeer, World, pull_head

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from cli.main import commands
-from delayd.net.files import FILES_MIN
+from delayd.net.budget import FILES_MIN
 from tests.packaging.commands import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "deploy.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 
 from cli.exits import NOT_BALANCED, USAGE
 from cli.supervisor import STOP_LAST_S, STOP_S
-from delayd.net.files import FILES_MIN
+from delayd.net.budget import FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from tests.end_to_end.up_process import watched
 from tests.packaging.commands import REPOSITORY

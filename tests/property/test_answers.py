@@ -13,14 +13,17 @@ from delayd.machine.operating import Wait
 from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
 from delayd.wire.heads import (
     INT_MAX,
+    ROWS_BYTES_MAX,
     U32_MAX,
     U64_MAX,
+    cut_text,
     error_from_head,
     error_head,
     need_bool,
     need_maps,
+    take_rows,
+    text_bytes,
 )
-from delayd.wire.mend import Decision, Quarantined, decided_head, list_head
 from delayd.wire.meta import (
     SERVERS_MAX,
     SUBJECTS_MAX,
@@ -33,10 +36,8 @@ from delayd.wire.meta import (
     servers_head,
 )
 from delayd.wire.requests import RequestType
-from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, results_head
-from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows, text_bytes
-from delayd.wire.targets import TargetInfo, targets_head
-from delayd.wire.waits import waits_head
+from delayd.wire.scheduling import BATCHES_MAX, AcceptedResult, RefusedResult, TargetInfo, results_head, targets_head
+from delayd.wire.status import Decision, Quarantined, decided_head, list_head, waits_head
 from meta.core import MOVES_MAX
 from realtime.answers import LIST_MAX, WINDOW_BATCHES, groups_head, window_frames
 from realtime.groups import Group

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from delayd.errors import DelaydError
-from delayd.wire.ending import AnswerRows, MessageState
+from delayd.wire.asked import AnswerRows, MessageState
 from tests.worlds.bugs import PLANTED_IN_ANSWERS
 from tests.worlds.chaos import Chaos
 from tests.worlds.delay import small_slots

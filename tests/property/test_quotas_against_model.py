@@ -22,7 +22,7 @@ from delayd.machine.disk import Disk
 from delayd.machine.state import State
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
-from delayd.wire.ending import Asked
+from delayd.wire.asked import Asked
 from tests.worlds import chaos
 from tests.worlds.chaos import Chaos
 from tests.worlds.delay import Wanted, World, small_slots

@@ -17,7 +17,7 @@ from delayd.batch.columns import Int64s
 from delayd.errors import CallerError, DelaydError, RetryLater
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import Reason
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,

@@ -19,8 +19,8 @@ from delayd.testing.disk import Crash
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import HeadValue
+from delayd.wire.meta import SLOTS, SlotOwners
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import SLOTS, SlotOwners
 from tests.simulation.books import EXPIRED, NO_TARGET, DelayBooks, Told
 from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads

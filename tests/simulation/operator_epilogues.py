@@ -14,8 +14,8 @@ from delayd.errors import DelaydError
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.wire.frame import Frame, Head
-from delayd.wire.mend import Decision, Quarantined, read_list
 from delayd.wire.requests import RequestType
+from delayd.wire.status import Decision, Quarantined, read_list
 from tests.simulation.damage import Damage, Flipped, Gone, file_of
 from tests.simulation.damage_scenarios import FILE_HEADER_BYTES, LASTING, durable_named
 from tests.simulation.epilogues import Epilogues

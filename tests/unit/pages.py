@@ -25,8 +25,7 @@ from delayd.config import CONFIGS
 from delayd.delay.books.retention import NOT_SEALED
 from delayd.machine.operating import WaitKind
 from delayd.net.registration import RegistrationState
-from delayd.wire.limits import DELAY_LIMITS
-from delayd.wire.requests import ANY, RequestType
+from delayd.wire.requests import ANY, DELAY_LIMITS, RequestType
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from delayd.config import CONFIGS, load_config
-from delayd.net.files import CONNECTIONS_MAX, FILES_MIN
+from delayd.net.budget import CONNECTIONS_MAX, FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from tests.unit.pages import PAGES, ROOT, as_on_the_page, files_on_the_page, logged, written
 

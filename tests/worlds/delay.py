@@ -22,9 +22,8 @@ from delayd.log.ended import EndedRows, decode_ended
 from delayd.reading.seals import verify_seals
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
-from delayd.wire.finding import Piece, Place, Window
-from delayd.wire.slots import SLOTS, SlotOwners
+from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, MessageState, Piece, Place, RescheduleAnswer, Window
+from delayd.wire.meta import SLOTS, SlotOwners
 from tests.worlds import files
 from tests.worlds.delay_adapter import (
     AcceptedBatch,

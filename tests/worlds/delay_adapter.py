@@ -47,8 +47,8 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.ending import AnswerRows, Asked
-from delayd.wire.slots import SLOTS, SlotOwners, slot_set
+from delayd.wire.asked import AnswerRows, Asked
+from delayd.wire.meta import SLOTS, SlotOwners, slot_set
 
 __all__ = [
     "AcceptedBatch",

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from delayd.batch.batch import parse
 from delayd.errors import DelaydError
-from delayd.wire.drain import DrainOrder, DrainProgress
-from delayd.wire.slots import SlotSet
+from delayd.wire.asked import DrainOrder, DrainProgress
+from delayd.wire.meta import SlotSet
 from tests.worlds.delay import World
 from tests.worlds.delay_adapter import AcceptedBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from delayd.errors import DelaydError
-from delayd.wire.finding import Piece
+from delayd.wire.asked import Piece
 
 
 def hear(told: list[Piece]) -> Callable[[Piece | DelaydError], None]:

@@ -35,13 +35,12 @@ from delayd.errors import (
 from delayd.net import trust
 from delayd.net.connection import Connection, connect
 from delayd.secret import Secret
+from delayd.wire.consuming import GroupInfo, Position, position_value, read_groups
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_int, need_u64
-from delayd.wire.listings import GroupInfo, read_groups
 from delayd.wire.meta import ServerInfo, read_servers
-from delayd.wire.positions import Position, position_value
-from delayd.wire.quotas import QuotaInfo, read_quotas
 from delayd.wire.requests import RequestType
+from delayd.wire.scheduling import QuotaInfo, read_quotas
 
 CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
 HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged file may hold it.
@@ -279,7 +278,7 @@ class GroupAt(NamedTuple):
 
     Fields:
         server: the realtime server.
-        info: its numbers there, see `delayd.wire.listings.GroupInfo`.
+        info: its numbers there, see `delayd.wire.consuming.GroupInfo`.
     """
 
     server: Known
@@ -402,7 +401,7 @@ class QuotaAt(NamedTuple):
 
     Fields:
         server: the delay server.
-        info: its numbers there, see `delayd.wire.quotas.QuotaInfo`.
+        info: its numbers there, see `delayd.wire.scheduling.QuotaInfo`.
     """
 
     server: Known

@@ -63,7 +63,7 @@ from delayd.errors import (
 )
 from delayd.hours import INSTANT_MS_MAX
 from delayd.net.connection import Connection
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     ANSWER,
     KEY_ROWS_MAX,
     AnswerRows,
@@ -71,16 +71,18 @@ from delayd.wire.ending import (
     AskedKeys,
     CancelAnswer,
     MessageState,
+    Piece,
     RescheduleAnswer,
+    Window,
     decode_answers,
     encode_asked,
     encode_asked_keys,
+    read_piece,
 )
-from delayd.wire.finding import Piece, Window, read_piece
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import U64_MAX, need_u64
-from delayd.wire.quotas import encode_instants, read_instants
 from delayd.wire.requests import RequestType
+from delayd.wire.scheduling import encode_instants, read_instants
 
 A = TypeVar("A")
 Answer = TypeVar("Answer")

@@ -39,9 +39,9 @@ from delayd.errors import (
 )
 from delayd.machine.operating import LogLimit
 from delayd.net.connection import Connection
+from delayd.wire.consuming import SAID, StaleRow, Why, read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import SAID, StaleRow, Why, read_stale
 
 # At most 100 requests a second; acknowledgements that a killed consumer has not sent are lost, and the messages come
 # again.

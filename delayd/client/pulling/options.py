@@ -39,7 +39,7 @@ from delayd.client.pulling.acks import LEASE_MAX, LEASE_MIN, Backoff
 from delayd.client.sending.options import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadSubject, BadTags
 from delayd.hours import INSTANT_MS_MAX
-from delayd.wire.positions import AtInstant, End, Position
+from delayd.wire.consuming import AtInstant, End, Position
 
 MANY = "give one subject, a list such as ['orders.cancel', 'mail.send'], or a pattern such as 'orders.*'"
 

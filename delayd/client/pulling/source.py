@@ -70,6 +70,7 @@ from delayd.errors import (
 )
 from delayd.net.calls import OnAnswer
 from delayd.net.connection import Connection
+from delayd.wire.consuming import AtInstant, End, position_value
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     PART_MOST,
@@ -79,7 +80,6 @@ from delayd.wire.heads import (
     need_rows,
     need_u64,
 )
-from delayd.wire.positions import AtInstant, End, position_value
 from delayd.wire.requests import RequestType
 
 

@@ -41,7 +41,7 @@ from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, Ke
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import Reason
 from delayd.log.ended import decode_ended, others_filed_at_ms
-from delayd.wire.ending import AnswerRows, RescheduleAnswer
+from delayd.wire.asked import AnswerRows, RescheduleAnswer
 
 Column = TypeVar("Column", bound=np.generic)
 

@@ -67,8 +67,8 @@ from delayd.wire.heads import (
     need_str,
     need_u64,
 )
+from delayd.wire.meta import slot_set, slots_text
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import slot_set, slots_text
 
 Outcome = TypeVar("Outcome", contravariant=True)
 

@@ -38,9 +38,9 @@ from delayd.delay.filing.sources import Sources
 from delayd.errors import DamagedData, Shortage
 from delayd.hours import HOUR_MS
 from delayd.machine.executor import Executor
-from delayd.wire.finding import FOUND, Content, Window
-from delayd.wire.finding import Place as WalkPlace
-from delayd.wire.slots import SlotSet
+from delayd.wire.asked import FOUND, Content, Window
+from delayd.wire.asked import Place as WalkPlace
+from delayd.wire.meta import SlotSet
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from delayd.delay.producers import Producers
 from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
-from delayd.wire.ending import AnswerRows, MessageState, MoveTry, Tries
+from delayd.wire.asked import AnswerRows, MessageState, MoveTry, Tries
 
 MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.
 MOVED_BYTES_MAX = 12 << 20

@@ -37,9 +37,7 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit, Wait, WaitKind
-from delayd.wire.drain import DrainOrder, DrainProgress
-from delayd.wire.ending import AnswerRows, MessageState
-from delayd.wire.finding import Piece, Window
+from delayd.wire.asked import AnswerRows, DrainOrder, DrainProgress, MessageState, Piece, Window
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     INT_MAX,

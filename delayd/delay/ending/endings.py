@@ -28,9 +28,7 @@ from delayd.errors import DelaydError
 from delayd.log.ended import decided_about
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
-from delayd.wire.drain import DrainOrder, DrainProgress
-from delayd.wire.ending import Asked, MoveTry, Tries
-from delayd.wire.finding import Window
+from delayd.wire.asked import Asked, DrainOrder, DrainProgress, MoveTry, Tries, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ from delayd.errors import DataError, DelaydError, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
-from delayd.wire.finding import FOUND, Content, FoundRows, Piece, Window
-from delayd.wire.finding import Place as WalkPlace
+from delayd.wire.asked import FOUND, Content, FoundRows, Piece, Window
+from delayd.wire.asked import Place as WalkPlace
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from delayd.delay.reply import Reply
 from delayd.errors import DamagedData, DelaydError, SlowDown
 from delayd.hours import HOUR_MS
 from delayd.machine.executor import Done, Executor, Priority
-from delayd.wire.ending import AnswerRows, MessageState, Tries
-from delayd.wire.ending import Asked as AskedRows
-from delayd.wire.slots import SlotSet
+from delayd.wire.asked import AnswerRows, MessageState, Tries
+from delayd.wire.asked import Asked as AskedRows
+from delayd.wire.meta import SlotSet
 
 Told = Callable[[int | DelaydError], None]
 PENDING = (MessageState.PENDING, MessageState.IN_FLIGHT)

@@ -54,8 +54,8 @@ from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, NO_ENDED, EndedRows, note_hours_of_others
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
-from delayd.wire.ending import MessageState
-from delayd.wire.slots import NO_SLOTS, SlotSet, slot_set
+from delayd.wire.asked import MessageState
+from delayd.wire.meta import NO_SLOTS, SlotSet, slot_set
 
 REJECT, KEEP, REPLACE = 0, 1, 2  # Values of column row_flags.
 ROUND_ROWS_MAX = 131_072  # Rows of one round, as of one commit.

@@ -33,7 +33,7 @@ from delayd.delay.reply import Reply
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
 from delayd.log.ended import NO_ENDED, EndedRows
 from delayd.machine.executor import Done, Executor, Priority
-from delayd.wire.ending import ANSWER, AnswerRows, Asked, MessageState, MoveTry, Tries
+from delayd.wire.asked import ANSWER, AnswerRows, Asked, MessageState, MoveTry, Tries
 
 COMMIT_ROWS_MAX = 2 * PIECE_ROWS  # A turn of the loop decides about so many rows of all requests, and
 REQUEST_ROWS = 256  # each request takes as long as so many.

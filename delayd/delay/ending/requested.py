@@ -36,7 +36,7 @@ from delayd.delay.subjects import Subjects
 from delayd.errors import BadArgument
 from delayd.hours import HOUR_MS
 from delayd.log.ended import ENDED, decode_ended
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     ANSWER,
     AnswerRows,
     Asked,
@@ -46,7 +46,7 @@ from delayd.wire.ending import (
     RescheduleAnswer,
     Tries,
 )
-from delayd.wire.slots import SlotSet
+from delayd.wire.meta import SlotSet
 
 PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.
 HOUR_ROWS = 64  # Each hour in which rows are filed takes as long as so many rows.

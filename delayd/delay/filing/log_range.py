@@ -27,7 +27,7 @@ from delayd.hours import HOUR_MS
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log
 
-# This much of the log is in memory at a time; a column of its rows stays below `MMAP_BYTES` of delayd.net.heap.
+# This much of the log is in memory at a time; a column of its rows stays below `MMAP_BYTES` of delayd.net.machine.
 WINDOW_BYTES = 16 << 20
 WINDOW_BATCHES = 2_000  # Each costs some 20 us of Python: a window of batches of one row has 50,000 of them.
 PIECE_BYTES = 1 << 20

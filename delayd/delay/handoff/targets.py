@@ -24,7 +24,7 @@ from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotRe
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 from delayd.machine.state import Pairs
-from delayd.wire.targets import TargetInfo
+from delayd.wire.scheduling import TargetInfo
 
 OnDone = Callable[[DelaydError | str], None]
 """Called with a sentence that says what an operator's decision has done, or with the error because of which nothing was

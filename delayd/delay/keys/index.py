@@ -34,7 +34,7 @@ from delayd.log.segment import FileHeader, FileKind
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
-from delayd.wire.slots import SlotSet
+from delayd.wire.meta import SlotSet
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from delayd.errors import (
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 from delayd.wire.heads import need_u64
-from delayd.wire.slots import (
+from delayd.wire.meta import (
     NO_SLOTS,
     OWNER_UNKNOWN,
     SLOTS,

@@ -15,7 +15,7 @@ from delayd.delay.keys.index import KeyIndex, View
 from delayd.delay.keys.keyed import KeyedRows
 from delayd.errors import DamagedData, SlowDown
 from delayd.hours import HOUR_MS
-from delayd.wire.ending import Asked as AskedRows
+from delayd.wire.asked import Asked as AskedRows
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,7 @@ from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
-from delayd.wire.ending import ANSWER, AnswerRows, MessageState
+from delayd.wire.asked import ANSWER, AnswerRows, MessageState
 
 log = logging.getLogger(__name__)
 

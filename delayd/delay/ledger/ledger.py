@@ -50,7 +50,7 @@ from delayd.errors import DelaydError
 from delayd.log.dispatch import Reason
 from delayd.log.ended import EndedRows
 from delayd.machine.executor import Done, Executor, Priority
-from delayd.wire.ending import ANSWER, AnswerRows, MessageState
+from delayd.wire.asked import ANSWER, AnswerRows, MessageState
 
 Bools = NDArray[np.bool_]
 OnRead = Callable[[DelaydError | None], None]

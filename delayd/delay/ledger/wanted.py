@@ -16,7 +16,7 @@ from delayd.batch.sequences import NO_INDICES, Indices, Sequences, SequenceSet, 
 from delayd.delay.rows import Rows, due_within, filing_hours
 from delayd.delay.subjects import Subjects
 from delayd.errors import BadRequest
-from delayd.wire.ending import Asked
+from delayd.wire.asked import Asked
 
 TABLE_FROM_ROWS = 4_096  # An array of this many rows is worth a table of the wanted ones.
 TABLE_ROWS_MIN = 512 << 10  # The table then has up to eight times as many entries, of one byte.

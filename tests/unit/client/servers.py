@@ -24,8 +24,8 @@ from delayd.wire.heads import (
     need_u64,
     optional_str,
 )
+from delayd.wire.meta import SlotOwners
 from delayd.wire.requests import RequestType
-from delayd.wire.slots import SlotOwners
 
 HOST = "127.0.0.1"
 

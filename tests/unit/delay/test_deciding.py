@@ -13,7 +13,7 @@ from delayd.log.group import BYTES_MAX, CommitGroup, GroupKind
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import CancelAnswer
+from delayd.wire.asked import CancelAnswer
 from tests.worlds.delay import FOLDER, World, encode_wanted, wanted
 from tests.worlds.outside import Sent, Wanted
 

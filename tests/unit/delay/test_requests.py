@@ -13,7 +13,7 @@ from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
-from delayd.wire.results import BATCHES_MAX
+from delayd.wire.scheduling import BATCHES_MAX
 from tests.batches import messages
 from tests.unit.delay.answers import Answers
 from tests.worlds.delay import World

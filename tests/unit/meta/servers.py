@@ -10,11 +10,10 @@ from delayd.errors import RetryLater
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.meta import Registered, Routes
-from delayd.wire.slots import NO_SLOTS, SlotClaims, SlotSet, slots_of_text
+from delayd.wire.meta import NO_SLOTS, Registered, Routes, SlotClaims, SlotSet, slots_of_text
 from meta.core import Meta
-from meta.members import begin_in_doubt
 from meta.registry import RegistryTerms
+from meta.slots import begin_in_doubt
 
 LEASE_MS = 5_000
 

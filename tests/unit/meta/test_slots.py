@@ -8,7 +8,7 @@ import pytest
 from delayd.errors import BadArgument, BadRequest, DiskFull, OwnerUnknown, RetryLater, SlowDown, UnknownServer
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.slots import (
+from delayd.wire.meta import (
     SLOTS,
     SlotOwners,
     SlotSet,

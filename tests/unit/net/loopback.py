@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 import uvloop
 
 from delayd.errors import DelaydError
-from delayd.net.bounds import Bounds
+from delayd.net.budget import Bounds
 from delayd.net.connection import Connection, Handler, connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
-from delayd.wire.limits import RequestLimits
+from delayd.wire.requests import RequestLimits
 from tests.waiting import DEADLINE_S, LOOK_ON_LOOP_S
 
 HOST = "127.0.0.1"

@@ -16,21 +16,28 @@ from numpy.typing import NDArray
 
 from delayd.errors import BadRequest, FrameOverdue, FrameTooLarge, SlowDown, TooManyConnections
 from delayd.net import connection as connection_module
-from delayd.net.budget import FRESH_UNITS, QUEUED_UNITS, SHARE_UNITS, UNIT_BYTES, units_of
+from delayd.net.budget import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_MIN,
+    FRESH_UNITS,
+    QUEUED_UNITS,
+    SHARE_UNITS,
+    UNIT_BYTES,
+    connections_for,
+    units_of,
+)
 from delayd.net.connection import Connection
-from delayd.net.files import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_for
-from delayd.net.loop_watch import LoopWatch
-from delayd.net.server import ACCEPTS_A_TURN
+from delayd.net.server import ACCEPTS_A_TURN, LoopWatch
 from delayd.wire.frame import CHUNK_BYTES, Frame, FrameReader, HeadValue, encode_frame
-from delayd.wire.limits import (
+from delayd.wire.requests import (
     DELAY_LIMITS,
     HEAD_BYTES_PLAIN,
     META_LIMITS,
     REALTIME_LIMITS,
     STRAY_BODY_BYTES_MAX,
     RequestLimits,
+    RequestType,
 )
-from delayd.wire.requests import RequestType
 from tests.waiting import holds_once, until
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop

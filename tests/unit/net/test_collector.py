@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 
-from delayd.net import collector
-from delayd.net.collector import QuietCollector
+from delayd.net import program
+from delayd.net.program import QuietCollector
 from tests.waiting import until
 
 
@@ -35,8 +35,8 @@ def run_collector(quiet: Callable[[], bool], cycles: int) -> bool:
         try:
             assert not gc.isenabled()
             cycle = make_cycles(cycles)
-            if cycles < collector.YOUNG_OBJECTS_MAX and not quiet():
-                await asyncio.sleep(5 * collector.TICK_S)
+            if cycles < program.YOUNG_OBJECTS_MAX and not quiet():
+                await asyncio.sleep(5 * program.TICK_S)
                 return cycle() is None
             await until(lambda: cycle() is None, "the cycle's end")
             return True
@@ -48,27 +48,27 @@ def run_collector(quiet: Callable[[], bool], cycles: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(collector, "TICK_S", 0.005)
+    monkeypatch.setattr(program, "TICK_S", 0.005)
     yield
     gc.unfreeze()
     gc.enable()
 
 
 def test_cycles_are_freed_at_a_quiet_moment() -> None:
-    assert run_collector(lambda: True, cycles=collector.YOUNG_OBJECTS_MIN * 2)
+    assert run_collector(lambda: True, cycles=program.YOUNG_OBJECTS_MIN * 2)
     assert not gc.isenabled(), "the process ends, and no walk through all objects holds that up"
 
 
 def test_cycles_wait_while_it_is_not_quiet() -> None:
-    assert not run_collector(lambda: False, cycles=collector.YOUNG_OBJECTS_MIN * 2)
+    assert not run_collector(lambda: False, cycles=program.YOUNG_OBJECTS_MIN * 2)
 
 
 def test_too_many_of_them_are_freed_even_if_it_is_never_quiet() -> None:
-    assert run_collector(lambda: False, cycles=collector.YOUNG_OBJECTS_MAX + 1)
+    assert run_collector(lambda: False, cycles=program.YOUNG_OBJECTS_MAX + 1)
 
 
 def test_old_cycles_are_freed_in_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "OLD_TICKS_MIN", 3)
+    monkeypatch.setattr(program, "OLD_TICKS_MIN", 3)
 
     async def scenario() -> None:
         keeper = QuietCollector(asyncio.get_running_loop())

@@ -6,7 +6,7 @@ import sys
 # As a checkpoint does: large arrays come and go first, then ones of a megabyte, below which something stays alive.
 CHILD = """
 import numpy as np
-from delayd.net.heap import bound_heap
+from delayd.net.machine import bound_heap
 bound_heap()
 def resident():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) >> 10

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from delayd.net.hold import Hold
+from delayd.net.cut import Hold
 
 
 class Later:

@@ -21,9 +21,8 @@ from delayd.machine.state import LmdbState
 from delayd.net import home
 from delayd.net.connection import CLOSE_MS_MAX
 from delayd.net.home import Home
-from delayd.net.machine import REAL_MACHINE
+from delayd.net.machine import REAL_MACHINE, SERVER_PREFIX
 from delayd.net.program import STOP_MS_MAX
-from delayd.net.roles import SERVER_PREFIX
 from meta.server import MetaService
 from tests.waiting import DEADLINE_S, until
 

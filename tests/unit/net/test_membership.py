@@ -16,7 +16,7 @@ from delayd.errors import (
     WrongCluster,
 )
 from delayd.machine.operating import Fence, WaitKind
-from delayd.net.membership import Membership
+from delayd.net.trust import Membership
 from delayd.testing.state import MemoryState
 from tests.trust import SECRET
 

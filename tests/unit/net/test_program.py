@@ -17,7 +17,7 @@ from delayd.errors import NotReady
 from delayd.net.connection import connect
 from delayd.net.program import STOP_MS_MAX
 from delayd.wire.requests import RequestType
-from delayd.wire.waits import read_waits
+from delayd.wire.status import read_waits
 
 from .loopback import HOST
 

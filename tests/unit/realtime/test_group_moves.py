@@ -6,10 +6,9 @@ Rule Q6.
 import pytest
 
 from delayd.errors import BadArgument, BadRequest, SlowDown
+from delayd.wire.consuming import GroupInfo, Why, read_groups, read_stale
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.listings import GroupInfo, read_groups
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import Why, read_stale
 from realtime import ephemeral as ephemeral_groups
 from realtime.ephemeral import GONE_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch

@@ -9,10 +9,10 @@ import pytest
 from delayd.errors import BadRequest, ExclusiveConflict
 from delayd.testing.disk import Faults, MemoryDisk
 from delayd.testing.executor import StepExecutor
+from delayd.wire.consuming import Why, read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import Why, read_stale
 from realtime.roster import RETRY_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world

@@ -9,9 +9,8 @@ from delayd.log.group import MAGIC_BYTES
 from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
-from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
-from delayd.wire.waits import read_waits
+from delayd.wire.status import read_list, read_waits
 from tests.memory_files import content, files, put
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World

@@ -14,8 +14,8 @@ from delayd.wire.heads import (
     need_list,
     need_maps,
 )
-from delayd.wire.mend import Quarantined, read_list
 from delayd.wire.requests import RequestType
+from delayd.wire.status import Quarantined, read_list
 from realtime.quarantine import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head

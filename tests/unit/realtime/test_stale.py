@@ -3,9 +3,9 @@
 import pytest
 
 from delayd.errors import UnknownServer
+from delayd.wire.consuming import Why, read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
-from delayd.wire.stale import Why, read_stale
 from tests.counts import lines
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
 

@@ -14,8 +14,8 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
-from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
+from delayd.wire.status import read_list
 from realtime.kept import group_keys
 from realtime.unread import AGAIN_MS, LOOK_MS
 from tests.memory_files import content, files, put

@@ -13,8 +13,8 @@ from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
-from delayd.wire.mend import read_list
 from delayd.wire.requests import RequestType
+from delayd.wire.status import read_list
 from tests.memory_files import content, files, put
 from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World

@@ -10,7 +10,7 @@ from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.batch.content import Names
 from delayd.batch.names import KEY_BYTES_MAX, SUBJECT_BYTES_MAX
 from delayd.errors import BadKey, BadRequest, BadSubject, BatchMalformed, CallerError
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     KEY_ROWS_MAX,
     Asked,
     AskedKeys,

@@ -8,7 +8,7 @@ import pytest
 from delayd.batch import names
 from delayd.delay import producers, subjects
 from delayd.delay.ending import message_requests
-from delayd.wire import results, waits
+from delayd.wire import scheduling, status
 from delayd.wire.requests import RequestType
 from realtime import answers, intake, joins, parts, pulls, roster, subscriptions
 
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 @pytest.mark.parametrize(
     ("row", "values"),
     [
-        ("| batches of a SEND frame |", [results.BATCHES_MAX]),
+        ("| batches of a SEND frame |", [scheduling.BATCHES_MAX]),
         ("| batches of a DISPATCH frame |", [intake.FRAME_BATCHES_MAX]),
         ("| parts of a PULL's answer |", [parts.PARTS_MAX]),
         (
@@ -47,7 +47,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
         ("| runs of pulled messages that nobody has acknowledged |", [pulls.HELD_MAX]),
         ("GROUPS answers at most", [answers.LIST_MAX, answers.SUBJECTS_MAX]),
-        ("| 2 STATUS |", [waits.WAITS_MAX]),
+        ("| 2 STATUS |", [status.WAITS_MAX]),
     ],
 )
 def test_a_bound_on_the_page_is_that_of_the_code(row: str, values: list[int]) -> None:

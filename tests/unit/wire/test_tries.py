@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from delayd.errors import BadRequest
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     AskedKeys,
     MoveTry,
     encode_asked_keys,

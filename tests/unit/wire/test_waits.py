@@ -7,8 +7,8 @@ import pytest
 from delayd.errors import BadRequest
 from delayd.machine.operating import Wait, WaitKind
 from delayd.wire.frame import HEAD_BYTES_MAX, Head
-from delayd.wire.slots import SLOTS, slots_text
-from delayd.wire.waits import TEXT_MAX, WAITS_MAX, read_waits, waits_head
+from delayd.wire.meta import SLOTS, slots_text
+from delayd.wire.status import WAIT_TEXT_MAX, WAITS_MAX, read_waits, waits_head
 
 
 def test_the_entries_come_back() -> None:
@@ -24,7 +24,7 @@ def test_two_lists_of_the_longest_entries_fit_a_head(char: str) -> None:
     found = read_waits(head, "waits")
     assert len(found) > WAITS_MAX // 2
     for wait in found:
-        assert len(wait.what.encode()) <= TEXT_MAX and len(wait.why.encode()) <= TEXT_MAX
+        assert len(wait.what.encode()) <= WAIT_TEXT_MAX and len(wait.why.encode()) <= WAIT_TEXT_MAX
 
 
 def test_the_longest_commands_come_back_whole() -> None:

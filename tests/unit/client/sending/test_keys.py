@@ -37,7 +37,7 @@ from delayd.errors import (
 from delayd.log.dispatch import Reason
 from delayd.log.ended import ENDED, EndedRows
 from delayd.net.connection import Connection
-from delayd.wire.ending import ANSWER, Asked, CancelAnswer, MessageState, read_asked_keys
+from delayd.wire.asked import ANSWER, Asked, CancelAnswer, MessageState, read_asked_keys
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
 from tests.batches import tags_of

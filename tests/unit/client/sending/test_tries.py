@@ -12,7 +12,7 @@ from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import ReceiptColumns
 from delayd.net.connection import Connection
-from delayd.wire.ending import ANSWER, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.asked import ANSWER, CancelAnswer, MessageState, RescheduleAnswer
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_u64
 from delayd.wire.requests import RequestType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import DiskReserve
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     Asked,
     CancelAnswer,
     MessageState,

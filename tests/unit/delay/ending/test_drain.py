@@ -16,9 +16,8 @@ from delayd.errors import (
     SlowDown,
 )
 from delayd.testing.tree import PowerLoss
-from delayd.wire.drain import DrainOrder
-from delayd.wire.ending import ANSWER, AnswerRows, Asked, MessageState
-from delayd.wire.slots import NO_SLOTS, slot_set
+from delayd.wire.asked import ANSWER, AnswerRows, Asked, DrainOrder, MessageState
+from delayd.wire.meta import NO_SLOTS, slot_set
 from tests.worlds.delay import World, wanted
 from tests.worlds.drain import ask, carry, carry_one, log_id, piece, two
 

@@ -16,8 +16,7 @@ from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
-from delayd.wire.ending import MessageState
-from delayd.wire.finding import Content, Piece, Place, Window
+from delayd.wire.asked import Content, MessageState, Piece, Place, Window
 from tests.batches import messages
 from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, World, wanted

@@ -10,7 +10,7 @@ import pytest
 from delayd.delay.ending.requested import Wish
 from delayd.errors import DelaydError
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     AnswerRows,
     CancelAnswer,
     RescheduleAnswer,

@@ -14,7 +14,7 @@ from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
-from delayd.wire.ending import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
 from tests.unit.delay.ending.keyed import names
 from tests.worlds.delay import World
 

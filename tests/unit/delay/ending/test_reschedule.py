@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import AnswerRows, Asked, MessageState, RescheduleAnswer
+from delayd.wire.asked import AnswerRows, Asked, MessageState, RescheduleAnswer
 from tests.worlds.delay import FOLDER, World, wanted
 
 MOVED, DISPATCHED = RescheduleAnswer.MOVED, RescheduleAnswer.ALREADY_DISPATCHED

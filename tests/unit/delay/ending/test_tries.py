@@ -14,7 +14,7 @@ from delayd.delay.ending.requested import STEPS_MAX, Wish
 from delayd.errors import SlowDown
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.wire.ending import (
+from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,

@@ -13,8 +13,7 @@ from delayd.delay.ending.requested import Wish
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.machine.executor import Done
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import AnswerRows, RescheduleAnswer
-from delayd.wire.finding import Window
+from delayd.wire.asked import AnswerRows, RescheduleAnswer, Window
 from tests.unit.delay.ending.keyed import names
 from tests.worlds.delay import World, wanted
 

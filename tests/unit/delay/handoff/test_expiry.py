@@ -17,7 +17,7 @@ from delayd.log.segment import FileKind, open_segment
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from delayd.wire.ending import Asked
+from delayd.wire.asked import Asked
 from tests.batches import messages
 from tests.worlds.delay import DATA, FOLDER, PRODUCER_ID, TARGET_IDS, World
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from delayd.delay.keys import owned_slots
-from delayd.wire.slots import NO_SLOTS, SlotClaims
-from meta.members import Members
-from meta.slots import Given, SlotTable
+from delayd.wire.meta import NO_SLOTS, SlotClaims
+from meta.slots import Given, Members, SlotTable
 from tests.unit.meta import servers
 from tests.worlds.patches import Bugs, Patch
 

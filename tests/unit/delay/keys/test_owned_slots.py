@@ -23,7 +23,7 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.slots import SlotOwners, SlotSet, slot_set, slots_of_text, slots_text
+from delayd.wire.meta import SlotOwners, SlotSet, slot_set, slots_of_text, slots_text
 from tests.unit.delay.keys.planted import PLANTED
 from tests.unit.meta.servers import LEASE_MS, FullState, SteppedMeta, delay_server
 

@@ -12,7 +12,7 @@ from delayd.delay.ledger.outside import Outside, sort_rows
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows, new_rows
 from delayd.hours import HOUR_MS
-from delayd.wire.ending import CancelAnswer, MessageState
+from delayd.wire.asked import CancelAnswer, MessageState
 from tests.worlds.delay import TARGET_IDS, World, wanted
 
 HOUR = 500_000

@@ -19,7 +19,7 @@ from delayd.hours import HOUR_MS
 from delayd.log.dispatch import NewPart, Reason
 from delayd.log.ended import ENDED, EndedRows
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import Asked, decode_answers, encode_asked, read_asked
+from delayd.wire.asked import Asked, decode_answers, encode_asked, read_asked
 
 HOUR = START_MS // HOUR_MS
 

@@ -19,7 +19,7 @@ from delayd.errors import Shortage
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
-from delayd.wire.ending import CancelAnswer
+from delayd.wire.asked import CancelAnswer
 from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)
