@@ -50,16 +50,3 @@ def test_a_group_is_not_moved_to_an_instant_that_has_not_come() -> None:
     ahead: HeadValue = {"instant_ms": world.clock.now_ms() + HOUR_MS}
     with pytest.raises(BadArgument):
         world.ask(SimPeer(), RequestType.MOVE_GROUP, {**NAMES, "to": ahead, "dry_run": True})
-
-
-@pytest.mark.parametrize("restart", ["", "replay", "checkpoint"])
-def test_rule_Q10_a_bound_belongs_to_the_group_and_who_says_nothing_changes_nothing(restart: str) -> None:
-    world, _ = ready_world([b"a", b"b", b"c", b"d"])
-    assert _pull(world, in_flight_max=2) == [b"a", b"b"]
-    world.pull(SimPeer(), "other")  # The record of another group is fsynced.
-    if restart:
-        world = _died(world, restart)
-    assert _pull(world) == []
-    assert _pull(world, in_flight_max=3) == [b"c"]
-    assert _pull(world) == []
-    assert _pull(world, in_flight_max=0) == [b"d"]

@@ -1,7 +1,5 @@
 """What a client may say, and how much it may make the server keep: named errors at entry (rules E1, B1)."""
 
-from itertools import pairwise
-
 import pytest
 
 from delayd.batch.batch import Batch, parse
@@ -22,8 +20,6 @@ from tests.batches import with_true_checksums
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 
-EXTREMES = (-(1 << 63), -1, 0, 1, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
-
 
 def served(*bodies: bytes) -> tuple[World, SimPeer]:
     world, peer = World(), SimPeer()
@@ -35,32 +31,6 @@ def served(*bodies: bytes) -> tuple[World, SimPeer]:
 
 def groups_of(world: World) -> list[Head]:
     return need_maps(world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0], "groups")
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("number", EXTREMES)
-@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK])
-def test_rule_E1_a_handle_is_taken_or_refused_whatever_number_it_has(
-    kind: RequestType, number: int, place: int
-) -> None:
-    world, peer = served(b"a", b"b")
-    pulled = world.pull(peer, most=1)
-    handle = [pulled.incarnation, pulled.parts[0][0], 1]
-    handle[place] = number
-    try:
-        world.ack(peer, [handle], kind=kind)
-    except BadRequest:
-        assert not -1 < number < (1 << 32) or place == 2
-    assert not world.failures and not world.restarted().failures
-
-
-@pytest.mark.parametrize("field", ["max_messages", "max_bytes", "wait_ms", "lease_ms"])
-@pytest.mark.parametrize("number", EXTREMES)
-def test_rule_E1_a_pull_is_served_or_refused_whatever_it_asks_for(field: str, number: int) -> None:
-    world, peer = served(b"a")
-    world.send(peer, RequestType.PULL, {**pull_head(), field: number})
-    assert isinstance(peer.errors.get(peer.last_id, BadRequest("")), BadRequest)
-    assert len(groups_of(world)) == (peer.last_id not in peer.errors) and not world.failures
 
 
 BAD: list[tuple[str, HeadValue]] = [
@@ -84,32 +54,6 @@ def test_a_pull_that_is_refused_leaves_no_group_behind(field: str, value: HeadVa
     with pytest.raises((BadRequest, BadSubject)):
         world.ask(peer, RequestType.PULL, {**pull_head(), field: value})
     assert groups_of(world) == [] and not world.failures
-
-
-def test_rule_Q1_only_who_pulled_acknowledges() -> None:
-    world, victim = served(b"a", b"b", b"c")
-    pulled, forger = world.pull(victim, most=2), SimPeer()
-    own = world.pull(forger, most=1)
-    for incarnation in (1, world.core.epoch, own.incarnation, own.incarnation ^ 1):
-        for kind in (RequestType.ACK, RequestType.NACK):
-            stale = world.ack(forger, [[incarnation, 0, 2]], kind=kind)
-            assert sum(covered for _, _, covered in stale) == 2
-    assert groups_of(world)[0]["outstanding"] == 3
-    # Connections come and go; the handle is what counts.
-    world.core.disconnected(victim)
-    assert world.ack(SimPeer(), pulled.handles) == []
-    assert groups_of(world)[0]["outstanding"] == 1
-
-
-def test_rule_Q1_two_connections_and_two_lives_have_different_incarnations() -> None:
-    world, peer = served(b"a", b"b", b"c", b"d")
-    first, second = world.pull(peer, most=1), world.pull(SimPeer(), most=1)
-    assert first.incarnation != second.incarnation
-    assert world.pull(peer, most=1).incarnation == first.incarnation
-    world.core.disconnected(peer)
-    assert world.pull(peer, most=1).incarnation != first.incarnation
-    later = world.restarted()
-    assert later.ack(SimPeer(), [*first.handles, *second.handles]) == []
 
 
 def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,31 +133,6 @@ def test_what_is_stale_fits_one_answer_or_is_named_by_the_ranges_asked_for(monke
     assert world.ack(peer, [[incarnation, 0, 8]]) == [[incarnation, at, 1] for at in (0, 2, 4, 6)]
 
 
-def test_more_polls_than_one_turn_may_answer_are_answered_in_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulls_module, "TURN_ANSWERS", 3)
-    world, peer = served()
-    subjects = [f"s{number}" for number in range(10)]
-    waiting = SimPeer()
-    for subject in subjects:
-        world.pull(peer, subject=subject)
-        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=50_000))
-    batches = [dispatch_batch(number, [b"x"], subject=subject) for number, subject in enumerate(subjects, 1)]
-    world.dispatch(peer, 1, *batches)
-    answered = [len(waiting.answers)]
-    while world.core.next_wake_ms() <= world.clock.monotonic_ms():
-        world.core.wake()
-        answered.append(len(waiting.answers))
-    assert answered[-1] == 10 and all(later - before <= 3 for before, later in pairwise(answered))
-    for subject in subjects:
-        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=100))
-    world.clock.advance(100)
-    turns = 0
-    while world.core.next_wake_ms() <= world.clock.monotonic_ms():
-        world.core.wake()
-        turns += 1
-    assert len(waiting.answers) == 20 and turns >= 4
-
-
 def turns_of(world: World, waiting: SimPeer) -> list[int]:
     """How many answers each turn of the loop adds, until none is due at once."""
     added: list[int] = []
@@ -256,23 +175,6 @@ def test_rule_B2_a_message_of_a_large_batch_costs_what_the_answer_holds(
     for _ in range(5):
         world.ask(peer, RequestType.PULL, {**pull_head(), "max_messages": most, "max_bytes": max_bytes})
     assert 5 <= len(looked) <= 10 and max(looked) <= max(1, max_bytes // 32)
-
-
-@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK])
-def test_every_other_message_of_a_large_pull_is_given_back_again_and_again(kind: RequestType) -> None:
-    world, peer = World(), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"x"] * 5_000))
-    for _ in range(20):
-        pulled = world.pull(peer, most=5_000)
-        handles = [
-            [pulled.incarnation, first + at, 1] for first, _, count, _ in pulled.parts for at in range(0, count, 2)
-        ]
-        assert world.ack(peer, handles, kind=kind) == []
-        world.clock.advance(60_000)
-        while world.core.next_wake_ms() <= world.clock.monotonic_ms():
-            world.core.wake()
-    assert not world.failures and not world.restarted().failures
 
 
 def test_a_pull_that_does_not_wait_gets_what_is_there_though_its_turn_comes_later(
@@ -334,28 +236,6 @@ def test_rule_E1_what_no_consumer_could_show_is_refused_and_nothing_of_its_frame
     assert world.recovered.message_log.end == end and not world.failures
     world.dispatch(peer, 1, dispatch_batch(10, [b"next"]))
     assert world.pull(SimPeer()).bodies == [b"next"]
-
-
-@pytest.mark.parametrize("value", [0, (1 << 63) - 1])
-def test_rule_E1_the_largest_and_smallest_values_that_are_taken_are_served(value: int) -> None:
-    world, peer = served()
-    world.dispatch(peer, 1, tampered(ColumnId.SEQUENCE, value))
-    world.dispatch(peer, 1, dispatch_batch((1 << 64) - 1, [b"d"], first_sequence=0))
-    later = world.restarted()
-    assert later.pull(SimPeer()).bodies == [b"a", b"b", b"c", b"d"]
-
-
-@pytest.mark.parametrize("field", ["epoch", "session", "instance", "log_id", "named_offset", "w"])
-@pytest.mark.parametrize("number", EXTREMES)
-def test_rule_E1_a_hello_is_heard_or_refused_whatever_number_it_has(field: str, number: int) -> None:
-    world = World()
-    head: Head = {"log_id": 5, "target": world.core.log_id, "epoch": 1, "instance": 1, "session": 1, "w": [0, 0]}
-    head[field] = [number, number] if field == "w" else number
-    world.send(SimPeer(), RequestType.HELLO, head)
-    later = world.restarted()
-    assert not world.failures and not later.failures
-    # Nobody is fenced off by it but the server that it speaks for.
-    later.hello(SimPeer(), 1)
 
 
 def test_rule_B1_delay_servers_their_windows_and_subjects_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from delayd.wire.heads import (
 )
 from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import dispatch_batch
-from tests.worlds.realtime import SimPeer, World, pull_head
+from tests.worlds.realtime import SimPeer, World
 
 FOLDER = "/data/realtime"
 PIECES_MAX = 50
@@ -31,16 +31,6 @@ def filled(batches: int = 20, **settings: int) -> tuple[World, SimPeer]:
         w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
         world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2, w=w))
     return world, peer
-
-
-def test_a_clean_stop_leaves_nothing_to_replay() -> None:
-    world, _ = filled()
-    end = world.recovered.message_log.end
-    later = world.restarted()
-    assert later.recovered.marks.indexed_offset == end
-    published = read_checkpoint(later.disk, FOLDER)
-    assert published is not None
-    assert (published["indexed_offset"], published["next_sequence"]) == (end, 40)
 
 
 def test_a_checkpoint_that_a_stop_abandons_at_any_piece_loses_nothing() -> None:
@@ -88,66 +78,6 @@ def test_a_checkpoint_is_taken_when_its_time_has_come_and_when_its_bytes_have() 
     assert status(world, peer, "checkpoints") == before + 2
 
 
-def test_a_checkpoint_holds_up_neither_dispatch_nor_pulls() -> None:
-    work = StepExecutor()
-    world, peer = World(work=work), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-    world.core.checkpoint()
-    assert work.waiting == 1
-    world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
-    assert world.pull(peer).bodies == [b"a", b"b"]
-    work.run_all()
-    world.dispatch(peer, 1, dispatch_batch(3, [b"c"]))
-    assert world.pull(peer).bodies == [b"c"]
-
-
-def test_a_checkpoint_that_takes_longer_than_its_interval_does_not_keep_the_loop_awake() -> None:
-    work = StepExecutor()
-    world = World(work=work, settings={"checkpoint_every_ms": 1_000})
-    world.pass_time(1_000)
-    assert work.waiting == 1
-    world.pass_time(1_000)
-    assert world.core.next_wake_ms() > world.clock.monotonic_ms()
-    work.run_all()
-    assert world.core.next_wake_ms() <= world.clock.monotonic_ms()
-
-
-def test_a_full_disk_puts_a_checkpoint_off_and_the_next_one_has_everything() -> None:
-    world, peer = World(settings={"free_bytes_all": 0}), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"] * 100))
-    acked = world.pull(peer, most=50)
-    world.ack(peer, acked.handles)
-    capacity = world.disk.capacity_bytes
-    world.disk.capacity_bytes = world.disk.used_bytes
-    world.core.checkpoint()
-    assert not world.failures
-    world.disk.capacity_bytes = capacity
-    later = world.restarted()
-    assert later.recovered.marks.next_pull == 50
-    assert len(later.pull(peer).bodies) == 50
-
-
-def test_rule_Q3_retention_removes_what_every_group_has_acknowledged() -> None:
-    world, peer = filled()
-    assert len(segments(world)) > 3
-    pulled = world.pull(peer)
-    world.ack(peer, pulled.handles)
-    while (pulled := world.pull(peer)).bodies:
-        world.ack(peer, pulled.handles)
-    world.pass_time(2_000)
-    world.core.retain()
-    kept = segments(world)
-    assert len(kept) <= 2
-    first = status_subject(world, peer)
-    assert 0 < first < 40
-    # A group that comes later starts at the earliest message that is kept.
-    assert len(pull_all(world, peer, "late")) == 40 - first
-    later = world.restarted()
-    assert status_subject(later, peer) == first
-
-
 def test_rule_Q3_a_group_that_comes_while_messages_are_being_removed_starts_behind_them() -> None:
     world, peer = World(settings=SMALL, work=(work := StepExecutor())), SimPeer()
     world.hello(peer, 1)
@@ -166,37 +96,6 @@ def test_rule_Q3_a_group_that_comes_while_messages_are_being_removed_starts_behi
     work.run_all()
     assert len(segments(world)) < len(before)
     assert len(pulled) + len(pull_all(world, peer, "late")) == 40 - status_subject(world, peer)
-
-
-def test_rule_Q3_retention_never_passes_what_a_group_has_not_acknowledged() -> None:
-    world, peer = filled()
-    held = world.pull(peer, most=2)
-    rest = pull_all(world, peer, "billing", ack=True)
-    assert len(held.bodies) + len(rest) == 40
-    before = segments(world)
-    world.pass_time(2_000)
-    world.core.retain()
-    assert segments(world) == before
-    world.ack(peer, held.handles)
-    world.core.retain()
-    assert len(segments(world)) < len(before)
-
-
-def test_rule_H2_retention_never_passes_what_is_in_doubt() -> None:
-    world, peer = World(settings=SMALL), SimPeer()
-    world.hello(peer, 1)
-    for batch_id in range(1, 21):
-        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2))
-    before = segments(world)
-    world.pass_time(2_000)
-    world.core.retain()
-    assert segments(world) == before
-    later = world.restarted()
-    asker = SimPeer()
-    assert [row[1] for row in later.hello(asker, 2)] == list(range(1, 21))
-    later.hello(SimPeer(), 3, w=(1, 20))
-    later.core.retain()
-    assert len(segments(later)) < len(before)
 
 
 def test_rule_T1_retention_waits_for_a_clock_that_is_believed() -> None:
@@ -234,16 +133,6 @@ def pull_all(world: World, peer: SimPeer, group: str, *, ack: bool = False) -> l
         if ack:
             world.ack(peer, pulled.handles, group)
     return found
-
-
-def test_a_stopping_server_answers_its_waiting_pulls() -> None:
-    world, peer = filled(batches=1)
-    world.send(peer, RequestType.PULL, pull_head(subject="empty", wait_ms=5_000))
-    asked = peer.last_id
-    world.core.stop(lambda: None)
-    assert peer.errors[asked].code == "stopping"
-    refused = world.send(peer, RequestType.PING, {})
-    assert peer.errors[refused].code == "stopping"
 
 
 @pytest.mark.parametrize("reads", [1, 1_000])
@@ -310,17 +199,3 @@ def test_rule_B2_the_bytes_of_a_checkpoint_that_was_put_off_do_not_ask_for_anoth
     world.pass_time(5_000)
     world.dispatch(peer, 1, dispatch_batch(20, [bytes(400)] * 2))
     assert len(put_off(caplog)) == 2
-
-
-def test_rule_B2_a_checkpoint_that_failed_after_a_long_time_keeps_nobody_awake() -> None:
-    work = StepExecutor()
-    world, peer = with_a_checkpoint_file_that_cannot_be_opened(work, checkpoint_every_ms=1_000)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-    for _ in range(30):
-        # Each takes a while, so that the next one is due before this one has failed.
-        world.pass_time(700)
-        assert world.core.next_wake_ms() > world.clock.monotonic_ms()
-        world.clock.advance(700)
-        work.run_all()
-        world.core.wake()
-        assert world.core.next_wake_ms() > world.clock.monotonic_ms()

@@ -57,13 +57,6 @@ def test_rule_S6_each_closed_segment_is_tallied_from_its_bytes() -> None:
     assert world.recovered.message_log.durable > last
 
 
-def test_nothing_is_read_while_no_segment_is_closed() -> None:
-    world, peer = World(settings={"tail_bytes": 0}), SimPeer()
-    world.hello(peer, 1)
-    settle(world)
-    assert not world.disk.exists(TALLY_FILE)
-
-
 def test_rule_S5_retention_waits_for_the_tally_of_what_it_removes() -> None:
     world, _ = filled(work := StepExecutor())
     world.pass_time(2_000)
@@ -135,15 +128,3 @@ def test_rule_L10_a_segment_that_can_not_be_read_is_left_out_at_last_and_keeps_n
         world.pass_time(10_000)
     entries = world.restarted().recovered.tally_log.entries
     assert covered(entries) == [(bases[0], bases[1]), (bases[2], bases[-1])]
-
-
-def test_a_full_disk_keeps_the_tally_waiting_and_retention_not() -> None:
-    world, _ = filled()
-    free, world.disk.capacity_bytes = world.disk.capacity_bytes, 0
-    world.pass_time(2_000)
-    assert not world.failures
-    assert world.core._closed.kept_from > world.recovered.message_log.end
-    world.disk.capacity_bytes = free
-    for _ in range(50):
-        world.pass_time(10_000)
-    assert world.core._closed.kept_from == ends(world)[-1]

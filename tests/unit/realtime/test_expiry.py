@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from delayd.batch.batch import parse
-from delayd.batch.columns import BatchKind, ColumnId
-from delayd.errors import BatchMalformed
-from delayd.hours import INSTANT_MS_MAX
+from delayd.batch.columns import BatchKind
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
 from tests.batches import messages
-from tests.worlds.dispatch_batches import DUE_MS, bodies_of, dispatch_batch
-from tests.worlds.realtime import SUBJECT, SimPeer, World, pull_head, ready_world
+from tests.worlds.dispatch_batches import DUE_MS, dispatch_batch
+from tests.worlds.realtime import SUBJECT, SimPeer, World, ready_world
 
 SOON_MS = DUE_MS + 5_000
 LATER_MS = DUE_MS + 3_600_000
@@ -57,11 +55,6 @@ def _oldest(world: World, group: str = "billing") -> int:
     return found.oldest
 
 
-def test_a_batch_whose_rows_did_not_expire_goes_out_as_it_came() -> None:
-    world, peer = _world([SOON_MS, 0, LATER_MS])
-    assert world.pull(peer).raw == _batch(1, [SOON_MS, 0, LATER_MS])
-
-
 @pytest.mark.parametrize("most", [1, 3, 1_000])
 def test_what_expired_is_passed_over_wherever_it_stands(most: int) -> None:
     batches = [[0] * 3, [SOON_MS] * 4, [0, SOON_MS, SOON_MS, 0, SOON_MS], [SOON_MS, LATER_MS], [SOON_MS] * 2, [0]]
@@ -74,17 +67,6 @@ def test_what_expired_is_passed_over_wherever_it_stands(most: int) -> None:
     assert world.core._pulls.counters["expired"] == 11 and world.core._pulls.counters["acked"] == len(kept)
     # Another group passes over them, too, and a message that expires at this very moment is not delivered.
     assert _all(world, peer, "mail") == kept
-
-
-def test_a_pull_waits_while_there_are_expired_messages_only() -> None:
-    world, peer = _world([SOON_MS] * 10)
-    world.pass_time(6_000)
-    world.send(peer, RequestType.PULL, pull_head(wait_ms=5_000))
-    asked = peer.last_id
-    assert asked not in peer.answers
-    world.dispatch(peer, 1, _batch(2, [SOON_MS, 0]))
-    ((_, body),) = peer.answers[asked]
-    assert bodies_of(body) == [b"2-1"]
 
 
 def test_more_batches_than_one_turn_looks_at_are_passed_over_in_several() -> None:
@@ -103,16 +85,6 @@ def test_a_message_that_was_given_back_expires_too_and_one_that_is_held_does_not
     again = world.pull(peer)
     assert again.bodies == [b"1-2"] and again.attempts == [2]
     assert world.ack(peer, again.handles) == [] and _oldest(world) == 3
-
-
-def test_rule_Q5_a_restart_after_a_pass_over_goes_on_there() -> None:
-    world, peer = _world([SOON_MS, SOON_MS, 0], [0, SOON_MS], [SOON_MS], [0])
-    world.pass_time(6_000)
-    first = world.pull(peer, most=1)
-    assert first.bodies == [b"1-2"]
-    again, peer = world.restarted(), SimPeer()
-    assert again.ack(peer, first.handles) == []
-    assert _all(again, peer) == [b"2-0", b"4-0"]
 
 
 @pytest.mark.parametrize("loss", list(PowerLoss))
@@ -137,11 +109,3 @@ def test_while_the_clock_is_in_doubt_nothing_is_passed_over(monkeypatch: pytest.
     world.pass_time(6_000)
     monkeypatch.setattr(type(world.clock), "confirmed", property(lambda clock: False))
     assert world.pull(peer).bodies == [b"1-0"]
-
-
-@pytest.mark.parametrize("wrong", [-1, INSTANT_MS_MAX + 1])
-def test_an_expiry_that_is_no_instant_is_refused(wrong: int) -> None:
-    world, peer = ready_world()
-    with pytest.raises(BatchMalformed, match="expires_at_ms is"):
-        world.dispatch(peer, 1, _batch(1, [0, wrong]))
-    assert ColumnId.EXPIRES_AT_MS in parse(_batch(1, [wrong]))

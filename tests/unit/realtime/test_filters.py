@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ import pytest
 from delayd.batch.batch import encode, encode_subject_table, lay_out
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
 from delayd.batch.labels import bloom_of_item, encode_tags
-from delayd.errors import BadRequest, OtherFilter
+from delayd.errors import OtherFilter
 from delayd.hours import hour_of_ms
-from delayd.log.pull import PullEntry, PullOp
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_u64
 from delayd.wire.requests import RequestType
@@ -67,61 +65,9 @@ def _pull(world: World, most: int = 100, group: str = GROUP, **wanted: Any) -> l
 MIXED: list[Tagged] = [(b"0", RED), (b"1", NONE), (b"2", BLUE), (b"3", BOTH), (b"4", NONE), (b"5", RED), (b"6", BLUE)]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "bodies"),
-    [
-        ({"tags_any": ["red"]}, [b"0", b"3", b"5"]),
-        ({"tags_any": ["red", "blue"]}, [b"0", b"2", b"3", b"5", b"6"]),
-        ({"tags_all": ["red", "blue"]}, [b"3"]),
-        ({"tags_any": ["green", "blue"], "tags_all": ["red"]}, [b"3"]),
-        ({"tags_any": ["green"]}, []),
-        ({"tags_any": [], "tags_all": []}, [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]),
-    ],
-)
-@pytest.mark.parametrize("most", [1, 2, 100])
-def test_a_group_gets_the_messages_that_it_wants(wanted: dict[str, Any], bodies: list[bytes], most: int) -> None:
-    world = _world(MIXED, MIXED)
-    found: list[bytes] = []
-    while part := _pull(world, most, **wanted):
-        assert len(part) <= most
-        found += part
-    assert found == bodies + bodies
-    group = world.core._pulls.groups[SUBJECT, GROUP]
-    assert (group.oldest, group.next, group.outstanding) == (14, 14, 0)
-    counters = world.core._pulls.counters
-    assert (counters["pulled"], counters["filtered"]) == (2 * len(bodies), 14 - 2 * len(bodies))
-
-
 def test_one_answer_goes_on_behind_messages_that_nobody_wants() -> None:
     world = _world(MIXED, MIXED)
     assert _pull(world, tags_any=["red"]) == [b"0", b"3", b"5"] * 2
-
-
-def test_messages_without_tags_match_no_filter() -> None:
-    world = _world([(b"0", NONE), (b"1", NONE)])
-    assert _pull(world, tags_any=["red"]) == [] and _pull(world, group="all") == [b"0", b"1"]
-
-
-def test_a_filter_survives_a_checkpoint_and_a_restart() -> None:
-    for checkpoint in (False, True):
-        world = _world(MIXED)
-        assert _pull(world, 1, tags_any=["blue"]) == [b"2"]
-        if checkpoint:
-            world.core.checkpoint()
-        world = world.restarted()
-        # Who names no filter takes that of the group.
-        assert _pull(world) == [b"3", b"6"]
-
-
-def test_what_a_crash_leaves_is_what_was_logged() -> None:
-    world = _world(MIXED)
-    assert _pull(world, 1, tags_any=["red"]) == [b"0"]
-    pulled = world.pull(SimPeer(), most=2)
-    assert pulled.bodies == [b"3", b"5"]
-    for lost in (world.disk.after_kill(), world.disk.after_crash()):
-        later = World(lost, world.state.after_crash(lost))
-        later.pass_time(60_000)
-        assert _pull(later) == [b"3", b"5"] and _pull(later) == []
 
 
 def test_what_comes_again_is_compared_once_only() -> None:
@@ -145,43 +91,6 @@ def test_who_wants_other_messages_than_the_group_is_refused_by_name() -> None:
     _pull(world, group="all")
     with pytest.raises(OtherFilter, match="wants the tags none"):
         _pull(world, group="all", tags_any=["red"])
-
-
-@pytest.mark.parametrize("tags", ["red", [7], [""], ["x" * 65], [str(number) for number in range(17)], {"a": 1}])
-def test_tags_that_no_message_may_have_are_refused(tags: Any) -> None:
-    world = _world(MIXED)
-    for name in ("tags_any", "tags_all"):
-        with pytest.raises(BadRequest):
-            _pull(world, **{name: tags})
-    assert world.core._pulls.groups == {}
-
-
-def test_a_consumer_that_waits_gets_the_first_message_that_it_wants() -> None:
-    world, consumer, delay = World(), SimPeer(), SimPeer()
-    world.hello(delay, 1)
-    number = world.send(consumer, RequestType.PULL, {**pull_head(wait_ms=60_000), "tags_any": ["red"]})
-    world.dispatch(delay, 1, _batch(1, [(b"0", NONE), (b"1", BLUE)]))
-    world.core.wake()
-    assert number not in consumer.answers
-    world.dispatch(delay, 1, _batch(2, [(b"2", BLUE), (b"3", RED)]))
-    world.core.wake()
-    assert bodies_of(consumer.answers[number][0][1]) == [b"3"]
-
-
-def test_the_log_has_a_pull_and_an_acknowledgement_for_what_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = _world(MIXED)
-    seen: list[tuple[PullOp, int, int]] = []
-    append = world.core._pull_log.append
-
-    def note(entries: Sequence[PullEntry], *records: Any) -> None:
-        seen.extend((entry.op, entry.consume_first, entry.covered) for entry in entries)
-        append(entries, *records)
-
-    monkeypatch.setattr(world.core._pull_log, "append", note)
-    assert _pull(world, tags_any=["blue"]) == [b"2", b"3", b"6"]
-    pulls = [(first, covered) for op, first, covered in seen if op == PullOp.PULL]
-    # No consume sequence is left out (rule Q5).
-    assert pulls == [(0, 2), (2, 2), (4, 2), (6, 1)]
 
 
 def test_a_subscription_gets_the_messages_that_it_wants_of_each_subject() -> None:

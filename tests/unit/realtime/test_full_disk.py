@@ -4,9 +4,8 @@ import pytest
 
 from delayd.errors import DiskReserve
 from delayd.testing.disk import CAPACITY_BYTES
-from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import dispatch_batch
-from tests.worlds.realtime import SimPeer, World, pull_head
+from tests.worlds.realtime import SimPeer, World
 
 LEASE_MS = 30_000
 
@@ -59,69 +58,6 @@ def test_rule_L8_a_lease_that_ends_on_a_full_disk_ends_again_when_there_is_space
     world.pass_time(1_000)
     again = world.pull(peer)
     assert again.bodies == [b"a"] and again.attempts == [2]
-
-
-def test_rule_L8_a_pull_that_waits_hears_of_the_full_disk_when_its_message_comes() -> None:
-    world, peer = served(b"a")
-    first = world.pull(peer)
-    assert not world.ack(peer, first.handles)
-    waiting = world.send(peer, RequestType.PULL, pull_head(wait_ms=20_000))
-    batch = dispatch_batch(2, [b"b"])
-    # Room for the message, and none for the entry that would hand it out.
-    fill(world, len(batch) + 200)
-    world.dispatch(peer, 1, batch)
-    assert isinstance(peer.errors[waiting], DiskReserve)
-    free(world)
-    assert world.pull(peer).bodies == [b"b"]
-
-
-def test_rule_H6_what_waits_for_space_is_neither_refused_nor_lost_nor_doubled() -> None:
-    world, peer = served(b"a")
-    batch = dispatch_batch(2, [b"b"])
-    fill(world, len(batch))
-    asked = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, batch)
-    world.pass_time(10_000)
-    # The delay server takes a target that says nothing for one that hangs, and comes again.
-    world.core.disconnected(peer)
-    peer = SimPeer()
-    hello = world.hello_later(peer, 2)
-    world.pass_time(10_000)
-    assert asked not in peer.answers and hello not in peer.answers and not world.failures
-    free(world)
-    world.pass_time(1_000)
-    assert [row[1] for row in world.window(peer, hello)] == [1, 2]
-    pulled = world.pull(peer)
-    assert pulled.bodies == [b"a", b"b"]
-
-
-def test_rule_L8_checkpoints_are_put_off_until_there_is_space_and_then_hold_everything() -> None:
-    world, peer = served(b"a", b"b")
-    world.ack(peer, world.pull(peer, most=1).handles)
-    fill(world)
-    for _ in range(3):
-        world.pass_time(60_000)
-    assert not world.failures
-    free(world)
-    world.pass_time(60_000)
-    later = World(world.disk.after_crash(), world.state.after_crash())
-    assert later.recovered.marks.indexed_offset == world.recovered.message_log.end
-    assert later.pull(SimPeer()).bodies == [b"b"]
-
-
-def test_rule_L8_a_roll_of_the_message_log_that_finds_no_space_is_tried_again() -> None:
-    world, peer = World(settings={"free_bytes_all": 0, "segment_bytes": 4_096}), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [bytes(4_096)]))
-    batch = dispatch_batch(2, [b"b"])
-    fill(world, len(batch))
-    asked = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, batch)
-    for _ in range(3):
-        world.pass_time(1_000)
-    assert asked not in peer.answers and not world.failures
-    free(world)
-    world.pass_time(1_000)
-    assert asked in peer.answers
-    assert world.pull(peer).bodies == [bytes(4_096), b"b"]
 
 
 def test_rule_L8_a_group_that_could_not_be_made_leaves_nothing_to_the_one_that_is_made_next() -> None:

@@ -5,8 +5,8 @@ Rule Q6.
 
 import pytest
 
-from delayd.errors import BadArgument, BadRequest, SlowDown
-from delayd.wire.consuming import GroupInfo, Why, read_groups, read_stale
+from delayd.errors import BadArgument, SlowDown
+from delayd.wire.consuming import GroupInfo, read_groups
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
 from realtime import ephemeral as ephemeral_groups
@@ -62,35 +62,6 @@ def _over_time() -> World:
     return world
 
 
-def test_a_rewound_group_gets_what_it_had_acknowledged_again_and_nobody_holds_anything() -> None:
-    world, peer = ready_world([b"a", b"b"], [b"c"])
-    pulled = world.pull(peer)
-    world.ack(peer, [[pulled.incarnation, pulled.parts[0][0], 1]])
-    assert _move(world, "earliest") == {**_names(), "before": 3, "next": 0, "dropped": 2}
-    again = world.pull(SimPeer())
-    assert again.bodies == [b"a", b"b", b"c"] and again.attempts == [1, 1]
-    head: Head = {**_names(), "handles": [*pulled.handles]}
-    first = pulled.parts[0][0]
-    # Of these the first was acknowledged, and saying so again is no error.
-    assert read_stale(world.ask(peer, RequestType.ACK, head)[0]) == [
-        [pulled.incarnation, first + 1, 2, Why.LEASE_ENDED]
-    ]
-    world.ack(SimPeer(), again.handles)
-    world.pass_time(600 * SECOND_MS)
-    assert world.pull(SimPeer()).bodies == []
-
-
-@pytest.mark.parametrize(("to", "bodies"), [("latest", []), ({"sequence": 2}, [b"c"]), ({"sequence": 3}, [])])
-def test_a_group_skips_messages_also_those_that_were_to_come_again(to: HeadValue, bodies: list[bytes]) -> None:
-    world, peer = ready_world([b"a", b"b"], [b"c"])
-    pulled = world.pull(peer, most=2)
-    world.ack(peer, [[pulled.incarnation, pulled.parts[0][0], 1]], kind=RequestType.NACK)
-    assert _move(world, to)["dropped"] == 2
-    assert world.pull(peer).bodies == bodies
-    world.pass_time(600 * SECOND_MS)
-    assert world.pull(peer).bodies == bodies
-
-
 def test_an_instant_is_the_first_message_that_was_handed_over_then_or_later() -> None:
     for after_s, bodies in ((-1, [b"a", b"b", b"c"]), (0, [b"a", b"b", b"c"]), (1, [b"b", b"c"]), (60, [b"b", b"c"]),
                             (61, [b"c"]), (121, [])):  # fmt: skip
@@ -106,49 +77,6 @@ def test_a_dry_run_says_what_a_move_would_do_and_does_nothing() -> None:
     pulled = world.pull(peer, most=1)
     assert _move(world, "latest", dry_run=True) == {**_names(), "before": 1, "next": 2, "dropped": 1}
     assert world.ack(peer, pulled.handles) == [] and world.pull(peer).bodies == [b"b"]
-
-
-def test_a_consumer_that_waits_gets_what_a_rewound_group_has() -> None:
-    world, peer = ready_world([b"a"])
-    world.ack(peer, world.pull(peer).handles)
-    request_id = world.send(peer, RequestType.PULL, pull_head(wait_ms=60_000))
-    assert request_id not in peer.answers
-    _move(world, "earliest")
-    assert _bodies(peer, request_id) == [b"a"]
-
-
-def test_a_move_survives_a_checkpoint_and_a_restart() -> None:
-    for checkpoint in (False, True):
-        world, peer = ready_world([b"a", b"b", b"c"])
-        pulled = world.pull(peer)
-        world.ack(peer, pulled.handles)
-        _move(world, {"sequence": 1})
-        if checkpoint:
-            world.core.checkpoint()
-        world = world.restarted()
-        assert world.pull(SimPeer()).bodies == [b"b", b"c"]
-
-
-@pytest.mark.parametrize(
-    ("to", "error"),
-    [
-        ({"sequence": 4}, BadArgument),
-        ("first", BadRequest),
-        (7, BadRequest),
-        ({"sequence": -1}, BadRequest),
-        ({"instant_ms": 1 << 62}, BadRequest),
-        ({"instant_ms": 1, "sequence": 1}, BadRequest),
-        ({}, BadRequest),
-    ],
-)
-def test_a_move_to_nowhere_is_refused(to: HeadValue, error: type[Exception]) -> None:
-    world, peer = ready_world([b"a", b"b", b"c"])
-    pulled = world.pull(peer)
-    with pytest.raises(error):
-        _move(world, to)
-    with pytest.raises(BadArgument, match="no group other"):
-        _move(world, "latest", "other")
-    assert world.ack(peer, pulled.handles) == []
 
 
 def test_what_retention_has_removed_can_not_be_had_again_and_the_error_says_what_is_kept() -> None:
@@ -181,57 +109,6 @@ def test_a_paused_group_gives_nothing_and_takes_acknowledgements() -> None:
     assert _bodies(peer, waiting) == [b"b"] and not _info(world).paused
 
 
-def test_a_pause_survives_a_checkpoint_and_a_restart() -> None:
-    for checkpoint in (False, True):
-        world, peer = ready_world([b"a"])
-        world.pull(peer, "x", most=1)
-        world.pull(peer, most=1)
-        _pause(world, True)
-        if checkpoint:
-            world.core.checkpoint()
-        world = world.restarted()
-        world.pass_time(60 * SECOND_MS)
-        assert world.pull(SimPeer()).bodies == [] and world.pull(SimPeer(), "x").bodies == [b"a"]
-        _pause(world, False)
-        assert world.pull(SimPeer()).bodies == [b"a"]
-
-
-def test_who_fetches_ahead_is_asked_for_nothing_while_the_group_is_paused() -> None:
-    world, peer = ready_world([b"a"], [b"b"])
-    world.pull(peer, most=1)
-    _pause(world, True)
-    hungry = SimPeer()
-    world.send(hungry, RequestType.PULL, pull_head(wait_ms=60_000))
-    answer, _ = world.ask(peer, RequestType.PULL, pull_head(ahead=3))
-    assert answer["wanted"] == 0
-
-
-def test_a_group_begins_where_its_first_pull_says() -> None:
-    world = _over_time()
-    begin_ms = world.clock.now_ms() - 180 * SECOND_MS
-    assert _begun(world, "earliest", "a") == [b"a", b"b", b"c"]
-    assert _begun(world, "latest", "b") == []
-    assert _begun(world, {"instant_ms": begin_ms + 61 * SECOND_MS}, "c") == [b"c"]
-    assert _begun(world, {"sequence": 1}, "d") == [b"b", b"c"]
-    with pytest.raises(BadArgument):
-        _begun(world, {"sequence": 9}, "e")
-    with pytest.raises(BadRequest):
-        _begun(world, "last", "e")
-    assert (SUBJECT, "e") not in world.core._pulls.groups
-    # A group that exists stays where it is.
-    assert _begun(world, "earliest", "b") == []
-
-
-def test_the_beginning_of_a_group_survives_a_restart() -> None:
-    world = _over_time()
-    assert _begun(world, "latest") == []
-    world = world.restarted()
-    assert world.pull(SimPeer(), "new").bodies == []
-    world.hello(delay := SimPeer(), 2, w=(1, 3))
-    world.dispatch(delay, 2, dispatch_batch(4, [b"d"], w=(1, 3)))
-    assert world.pull(SimPeer(), "new").bodies == [b"d"]
-
-
 def test_an_ephemeral_group_ends_when_it_has_had_no_consumers_for_a_while() -> None:
     world, _ = ready_world([b"a"])
     peer = SimPeer()
@@ -241,19 +118,6 @@ def test_an_ephemeral_group_ends_when_it_has_had_no_consumers_for_a_while() -> N
         world.pass_time(5_000)
     # The first consumer's lease has ended, and the second one holds the message.
     assert _info(world, group="new").ephemeral
-    world.core.disconnected(peer)
-    _until_gone(world)
-
-
-@pytest.mark.parametrize("kind", [RequestType.PULL, RequestType.PULL_END])
-def test_an_ephemeral_group_lives_as_long_as_the_connection_of_a_consumer(kind: RequestType) -> None:
-    world, _ = ready_world([b"a"])
-    _begun(world, "latest", ephemeral=True)
-    peer, head = SimPeer(), pull_head("new") if kind == RequestType.PULL else {"subject": SUBJECT, "group": "new"}
-    world.ask(peer, kind, head)
-    for _ in range(40):
-        world.pass_time(5_000)
-    assert (SUBJECT, "new") in world.core._pulls.groups
     world.core.disconnected(peer)
     _until_gone(world)
 
@@ -283,18 +147,6 @@ def test_rule_B1_consumers_of_ephemeral_groups_are_bounded(monkeypatch: pytest.M
     world.ask(peers[3], RequestType.PULL, {**pull_head("g4"), "ephemeral": True})
 
 
-def test_an_ephemeral_group_is_one_after_a_restart_too() -> None:
-    for checkpoint in (False, True):
-        world, _ = ready_world([b"a"])
-        _begun(world, "latest", ephemeral=True)
-        if checkpoint:
-            world.core.checkpoint()
-        world = world.restarted()
-        assert (SUBJECT, "new") in world.core._pulls.groups
-        _until_gone(world)
-        assert (SUBJECT, "new") not in world.restarted().core._pulls.groups
-
-
 def _until_gone(world: World) -> None:
     passed_ms = 0
     while (SUBJECT, "new") in world.core._pulls.groups:
@@ -302,14 +154,6 @@ def _until_gone(world: World) -> None:
         world.pass_time(1_000)
         passed_ms += 1_000
     assert passed_ms >= GONE_MS - 5_000
-
-
-def test_a_group_that_is_not_ephemeral_stays() -> None:
-    world, peer = ready_world([b"a"])
-    world.ack(peer, world.pull(peer).handles)
-    for _ in range(20):
-        world.pass_time(GONE_MS)
-    assert (SUBJECT, GROUP) in world.core._pulls.groups
 
 
 def test_a_subscription_begins_its_groups_at_the_latest_message_and_those_of_new_subjects_at_the_first() -> None:

@@ -3,16 +3,11 @@
 import pytest
 
 from delayd.errors import (
-    BadArgument,
-    BatchMalformed,
     DelaydError,
     DiskReserve,
-    FencedInstance,
     HandoffRefused,
-    NotReady,
     RestoredOrigin,
     ServerStopped,
-    StaleEpoch,
     StaleSession,
 )
 from delayd.hours import hour_of_ms
@@ -24,67 +19,6 @@ from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
 GIVEN = 1 << 40  # The next sequence of a delay server that has given all numbers that came.
-
-
-def test_a_window_says_all_that_the_lost_acknowledgement_would_have_said() -> None:
-    world = World()
-    first, second = SimPeer(), SimPeer()
-    assert world.hello(first, 1) == []
-    appended_at_ms, ((batch_id, offset),) = world.dispatch(first, 1, dispatch_batch(1, [b"a", b"b"]))
-    ((epoch, found_id, hour, found_offset, found_at_ms, claimed_at_ms, count),) = world.hello(second, 2)
-    assert (epoch, found_id, found_offset, found_at_ms, count) == (1, batch_id, offset, appended_at_ms, 2)
-    assert hour == 1_800_000_000_000 // 3_600_000
-    assert claimed_at_ms == 1_800_000_000_001
-
-
-def test_rule_H2_a_batch_is_remembered_until_w_passes_it() -> None:
-    world = World()
-    peer = SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]), dispatch_batch(3, [b"c"]))
-    world.dispatch(peer, 1, dispatch_batch(4, [b"d"], w=(1, 1)))
-    assert [row[1] for row in world.hello(SimPeer(), 2)] == [2, 3, 4]
-    assert [row[1] for row in world.hello(SimPeer(), 3, w=(1, 3))] == [4]
-
-
-def test_rule_H2_a_new_epoch_forgets_nothing_of_an_older_one() -> None:
-    world = World()
-    peer, later = SimPeer(), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]))
-    assert [row[:2] for row in world.hello(later, 1, epoch=2)] == [[1, 1], [1, 2]]
-    world.dispatch(later, 1, dispatch_batch(1, [b"c"], epoch=2), epoch=2)
-    assert [row[:2] for row in world.hello(SimPeer(), 2, epoch=2)] == [[1, 1], [1, 2], [2, 1]]
-    assert [row[:2] for row in world.hello(SimPeer(), 3, epoch=2, w=(1, 2))] == [[2, 1]]
-
-
-def test_rule_H3_a_hello_that_is_not_newer_is_refused() -> None:
-    world = World()
-    world.hello(SimPeer(), 5, epoch=3)
-    with pytest.raises(StaleEpoch):
-        world.hello(SimPeer(), 9, epoch=2)
-    with pytest.raises(FencedInstance):
-        world.hello(SimPeer(), 6, epoch=3, instance=8)
-    with pytest.raises(StaleSession):
-        world.hello(SimPeer(), 5, epoch=3)
-
-
-def test_rule_H3_the_record_of_the_epoch_survives_a_crash() -> None:
-    world = World()
-    world.hello(SimPeer(), 1, epoch=4)
-    after = World(world.disk.after_crash(), world.state.after_crash())
-    with pytest.raises(StaleEpoch):
-        after.hello(SimPeer(), 9, epoch=3)
-
-
-def test_rule_H3_a_batch_is_taken_only_from_a_session_heard_in_this_life() -> None:
-    world = World()
-    peer = SimPeer()
-    world.hello(peer, 1)
-    after = world.restarted()
-    request_id = after.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"a"]))
-    assert isinstance(peer.errors[request_id], StaleSession)
-    assert peer.closed
 
 
 def test_rule_H3_the_fence_moves_at_once_and_what_was_not_begun_is_dropped() -> None:
@@ -106,54 +40,6 @@ def test_rule_H3_the_fence_moves_at_once_and_what_was_not_begun_is_dropped() -> 
     assert [row[1] for row in world.window(new, asked)] == [1]
 
 
-def test_rule_H3_a_hello_fsyncs_also_when_nothing_is_dirty() -> None:
-    world = World()
-    syncs = world.disk.syncs
-    world.hello(SimPeer(), 1)
-    assert world.disk.syncs > syncs
-
-
-def test_rule_H7_a_hello_that_is_meant_for_another_server_changes_nothing() -> None:
-    world = World()
-    peer, astray = SimPeer(), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-    request_id = world.hello_later(astray, 9, w=(1, 100), target=world.core.log_id + 1)
-    assert isinstance(astray.errors[request_id], HandoffRefused)
-    assert not peer.closed
-    world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
-    assert [row[1] for row in world.hello(SimPeer(), 2)] == [1, 2]
-
-
-def test_rule_H6_a_frame_is_refused_as_a_whole_and_nothing_of_it_is_appended() -> None:
-    world = World()
-    peer = SimPeer()
-    world.hello(peer, 1)
-    end = world.recovered.message_log.end
-    broken = bytearray(dispatch_batch(2, [b"b"]))
-    broken[-8] ^= 1
-    with pytest.raises(BatchMalformed):
-        world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), bytes(broken))
-    with pytest.raises(BatchMalformed):
-        world.dispatch(peer, 1, dispatch_batch(1, [b"a"], origin=99))
-    with pytest.raises(BatchMalformed):
-        world.dispatch(peer, 1, dispatch_batch(1, [b"a"], epoch=2))
-    assert world.recovered.message_log.end == end
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-
-
-def test_a_batch_that_was_taken_or_decided_before_is_refused() -> None:
-    world = World()
-    peer = SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]))
-    with pytest.raises(BatchMalformed):
-        world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
-    world.dispatch(peer, 1, dispatch_batch(3, [b"c"], w=(1, 2)))
-    with pytest.raises(BatchMalformed):
-        world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-
-
 def test_rule_L8_a_disk_at_its_reserve_refuses_by_name_and_takes_again_when_space_returns() -> None:
     world = World(settings={"free_bytes_all": 1 << 20})
     peer = SimPeer()
@@ -164,20 +50,6 @@ def test_rule_L8_a_disk_at_its_reserve_refuses_by_name_and_takes_again_when_spac
         world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
     world.disk.capacity_bytes = capacity
     world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-
-
-def test_rule_L8_a_full_disk_refuses_nothing_that_was_begun_and_goes_on_by_itself() -> None:
-    world = World(settings={"free_bytes_all": 0})
-    peer = SimPeer()
-    world.hello(peer, 1)
-    batch = dispatch_batch(1, [bytes(4000)])
-    world.disk.capacity_bytes = world.disk.used_bytes + len(batch)
-    request_id = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, batch)
-    assert request_id not in peer.answers and request_id not in peer.errors
-    world.disk.capacity_bytes *= 100
-    world.pass_time(1_000)
-    assert request_id in peer.answers
-    assert world.pull(peer).bodies == [bytes(4000)]
 
 
 def test_rule_H6_after_a_failed_append_the_server_stops_instead_of_refusing() -> None:
@@ -234,15 +106,6 @@ def test_rule_H7_a_hello_that_names_a_batch_which_is_gone_is_refused_though_the_
         assert isinstance(error, HandoffRefused) and "has lost data" in error.message
     # The server did not remember the hello that it refused.
     assert named_hello(world, 4, last) is None
-
-
-def test_rule_L10_a_batch_that_can_not_be_read_when_it_is_named_is_not_called_lost() -> None:
-    world, peer = World(), SimPeer()
-    world.hello(peer, 1)
-    _, ((_, first),) = world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-    world.disk.faults.fail_reads["/message/"] = 1
-    assert isinstance(named_hello(world, 2, first), NotReady)
-    assert named_hello(world, 3, first) is None
 
 
 def test_rule_H7_what_retention_has_removed_is_not_lost() -> None:
@@ -336,8 +199,3 @@ def test_rule_H8_an_operator_accepts_it_and_it_counts_its_batches_anew(way: str)
     world.dispatch(peer, 1, dispatch_batch(1, [b"again"]))
     later = restarts(world, "crash")
     assert [row[:2] for row in later.hello(SimPeer(), 2, instance=8)] == [[1, 1]]
-
-
-def test_a_delay_server_that_nobody_heard_of_can_not_be_accepted() -> None:
-    with pytest.raises(BadArgument):
-        World().ask(SimPeer(), RequestType.ORIGIN_ACCEPT, {"log_id": 4})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.batch.names import retry_subject
-from delayd.errors import BadRequest
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     need_int,
@@ -42,14 +40,6 @@ def _got(peer: SimPeer, request_id: int) -> list[bytes]:
     return bodies_of(body)
 
 
-def test_rule_Q10_all_consumers_together_hold_no_more() -> None:
-    world, _ = ready_world(BODIES)
-    one, other = SimPeer(), SimPeer()
-    assert _pull(world, one, 3, most=2).bodies == [b"0", b"1"]
-    assert _pull(world, other, 3).bodies == [b"2"]
-    assert _pull(world, one, 3).bodies == []
-
-
 @pytest.mark.parametrize("how", ["ack", "nack", "retry", "reject", "lapse", "raise", "drop"])
 def test_rule_Q10_whatever_makes_room_lets_the_next_message_leave(how: str) -> None:
     world, _ = ready_world(BODIES)
@@ -76,29 +66,6 @@ def test_rule_Q10_whatever_makes_room_lets_the_next_message_leave(how: str) -> N
     assert _got(other, waiting) == expected.get(how, [b"2"])
 
 
-def test_rule_Q10_messages_that_came_again_count_too() -> None:
-    world, origin = ready_world(BODIES[:2])
-    consumer = SimPeer()
-    pulled = _pull(world, consumer, 2)
-    incarnation, first, _ = pulled.handles[0]
-    world.ask(consumer, RequestType.RETRY, {**NAMES, "retries": [[incarnation, first, 1, 60_000, ""]]})
-    group_id = world.core._pulls.groups[SUBJECT, GROUP].group_id
-    again = retry_subject(world.core.log_id, group_id)
-    world.dispatch(origin, 1, dispatch_batch(2, [b"a", b"b"], subject=again, w=(0, 1)))
-    assert _pull(world, consumer, 2).bodies == [b"a"]
-    assert _pull(world, consumer, 2).bodies == []
-
-
-def test_rule_Q10_a_consumer_with_empty_hands_calls_back_what_others_fetched_ahead() -> None:
-    world, _ = ready_world(BODIES)
-    one, other = SimPeer(), SimPeer()
-    _pull(world, one, 4)
-    ahead = world.send(one, RequestType.PULL, {**_head(4, wait_ms=WAIT_MS), "ahead": 3})
-    _waits(world, other, 4)
-    ((answer, _),) = one.answers[ahead]
-    assert need_int(answer, "wanted") == 10
-
-
 def test_rule_Q10_a_subscription_bounds_each_of_its_groups() -> None:
     world, origin = World(), SimPeer()
     world.hello(origin, 1)
@@ -121,10 +88,3 @@ def test_rule_Q10_a_subscription_bounds_each_of_its_groups() -> None:
     assert sorted(pull()) == [b"0", b"0", b"1", b"1"] and pull() == []
     bound = 3
     assert sorted(pull()) == [b"2", b"2"] and pull() == []
-
-
-def test_a_bound_that_is_no_number_is_refused() -> None:
-    world, _ = ready_world(BODIES)
-    for bound in (-1, 1 << 32, "3", True):
-        with pytest.raises(BadRequest):
-            world.ask(SimPeer(), RequestType.PULL, {**pull_head(), "in_flight_max": bound})

@@ -15,30 +15,6 @@ from tests.worlds.dispatch_batches import DUE_MS, bodies_of, dispatch_batch, spl
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
 
 
-def test_whole_stored_batches_are_answered_as_they_came() -> None:
-    world, peer = ready_world()
-    batches = [dispatch_batch(1, [b"a", b"b"]), dispatch_batch(2, [b"c"])]
-    world.dispatch(peer, 1, *batches)
-    assert world.pull(peer).raw == b"".join(batches)
-
-
-def test_every_group_gets_every_message_from_the_earliest_on() -> None:
-    world, peer = ready_world([b"a", b"b"], [b"c"])
-    assert world.pull(peer, "billing").bodies == [b"a", b"b", b"c"]
-    assert world.pull(peer, "mail").bodies == [b"a", b"b", b"c"]
-    assert world.pull(peer, "billing").bodies == []
-
-
-def test_max_messages_splits_a_batch_and_the_next_pull_goes_on() -> None:
-    world, peer = ready_world([b"a", b"bb", b"ccc", b"dddd", b""])
-    first, second, third = (world.pull(peer, most=2) for _ in range(3))
-    assert [first.bodies, second.bodies, third.bodies] == [[b"a", b"bb"], [b"ccc", b"dddd"], [b""]]
-    assert [pulled.parts[0][1:3] for pulled in (first, second, third)] == [[0, 2], [2, 2], [4, 1]]
-    (cut,) = split(second.raw)
-    assert cut.uint64s(2).tolist() == [1002, 1003]
-    assert cut.dispatch.batch_id == 1
-
-
 def test_max_bytes_bounds_an_answer_but_one_message_is_always_given() -> None:
     world, peer = ready_world([bytes(2_000)] * 4, [bytes(2_000)])
     pulled = world.pull(peer, max_bytes=5_000)
@@ -88,66 +64,6 @@ def test_a_waiting_pull_is_answered_when_a_message_comes_in_order_of_arrival() -
     assert [bodies_of(first.answers[1][0][1]), bodies_of(second.answers[1][0][1])] == [[b"a"], [b"b"]]
 
 
-def test_a_waiting_pull_is_answered_empty_when_its_time_is_up() -> None:
-    world, peer = ready_world()
-    world.send(peer, RequestType.PULL, pull_head(wait_ms=5_000))
-    asked = peer.last_id
-    world.pass_time(4_999)
-    assert asked not in peer.answers
-    world.pass_time(1)
-    assert need_rows(peer.answers[asked][0][0], "parts", 4) == []
-
-
-def test_nothing_is_delivered_for_the_waiting_pull_of_a_connection_that_is_gone() -> None:
-    world, peer = ready_world()
-    gone = SimPeer()
-    world.send(gone, RequestType.PULL, pull_head(wait_ms=5_000))
-    world.core.disconnected(gone)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-    assert not gone.answers
-    assert world.pull(peer).attempts == [1]
-
-
-def test_what_is_acknowledged_never_comes_back_and_the_rest_does() -> None:
-    world, peer = ready_world([b"a", b"b", b"c"])
-    pulled = world.pull(peer)
-    ((pull_first, _, _, _),) = pulled.parts
-    assert world.ack(peer, [[pulled.incarnation, pull_first + 1, 1]]) == []
-    world.pass_time(30_000)
-    again = world.pull(peer)
-    assert (again.bodies, again.attempts) == ([b"a", b"c"], [2, 2])
-    assert world.ack(peer, again.handles) == []
-    world.pass_time(60_000)
-    assert world.pull(peer).bodies == []
-
-
-def test_a_repeated_acknowledgement_is_not_stale_and_one_after_the_lease_is() -> None:
-    world, peer = ready_world([b"a"], [b"b"])
-    first = world.pull(peer, most=1)
-    assert world.ack(peer, first.handles) == []
-    assert world.ack(peer, first.handles) == []
-    second = world.pull(peer)
-    world.pass_time(30_000)
-    assert world.ack(peer, second.handles) == second.handles
-    assert world.pull(peer).attempts == [2]
-
-
-def test_a_nack_offers_again_at_once_with_the_next_attempt() -> None:
-    world, peer = ready_world([b"a", b"b"])
-    pulled = world.pull(peer)
-    assert world.ack(peer, pulled.handles, kind=RequestType.NACK) == []
-    again = world.pull(peer)
-    assert (again.bodies, again.attempts) == ([b"a", b"b"], [2])
-
-
-def test_what_was_given_back_comes_before_what_is_new() -> None:
-    world, peer = ready_world([b"a", b"b"])
-    pulled = world.pull(peer)
-    world.dispatch(peer, 1, dispatch_batch(2, [b"new"]))
-    world.ack(peer, pulled.handles, kind=RequestType.NACK)
-    assert world.pull(peer).bodies == [b"a", b"b", b"new"]
-
-
 def test_rule_Q1_an_acknowledgement_is_answered_after_its_fsync_and_holds_up_no_pull() -> None:
     sync = StepExecutor()
     world, peer = World(pulls=sync), SimPeer()
@@ -163,56 +79,6 @@ def test_rule_Q1_an_acknowledgement_is_answered_after_its_fsync_and_holds_up_no_
     assert world.pull(peer).bodies == [b"b"]
     sync.run_all()
     assert acked in peer.answers
-
-
-def test_rule_Q1_a_pull_record_that_survived_keeps_its_handle_and_gets_a_whole_lease() -> None:
-    world, peer = ready_world([b"a"], [b"b"], lease_ms=10_000)
-    first = world.pull(peer, most=1)
-    second = world.pull(peer, most=1)
-    world.ack(peer, first.handles)
-    later = World(world.disk.after_crash(), world.state.after_crash(), settings={"lease_ms": 10_000})
-    other = SimPeer()
-    assert later.pull(other).bodies == []
-    later.pass_time(9_999)
-    assert later.pull(other).bodies == []
-    assert later.ack(other, second.handles) == []
-    later.pass_time(1)
-    assert later.pull(other).bodies == []
-
-
-def test_rule_Q1_a_pull_record_that_was_lost_makes_its_handle_stale() -> None:
-    world, peer = ready_world([b"a"], [b"b"])
-    first = world.pull(peer, most=1)
-    world.ack(peer, first.handles)
-    lost = world.pull(peer, most=1)
-    later = World(world.disk.after_crash(), world.state.after_crash())
-    other = SimPeer()
-    again = later.pull(other)
-    assert again.bodies == [b"b"]
-    # The numbers of the lost pull were given out again, so only the incarnation tells the two apart.
-    assert again.parts[0][0] == lost.parts[0][0]
-    assert later.ack(other, lost.handles) == lost.handles
-    assert later.ack(other, again.handles) == []
-
-
-def test_rule_Q1_of_a_range_only_the_messages_that_are_not_held_any_more_are_stale() -> None:
-    world, peer = ready_world([b"a"], [b"b"], [b"c"])
-    pulls = [world.pull(peer, most=1) for _ in range(3)]
-    world.ack(peer, pulls[1].handles, kind=RequestType.NACK)
-    assert world.ack(peer, [[pulls[0].incarnation, pulls[0].parts[0][0], 3]]) == pulls[1].handles
-    assert world.pull(peer).bodies == [b"b"]
-
-
-def test_rule_Q1_of_a_range_of_an_older_life_only_what_survived_is_acknowledged() -> None:
-    world, peer = ready_world([b"a"], [b"b"], [b"c"])
-    pulls = [world.pull(peer, most=1) for _ in range(3)]
-    world.ack(peer, pulls[0].handles, kind=RequestType.NACK)
-    later = World(world.disk.after_crash(), world.state.after_crash())
-    # One answer for all three would be wrong for some: the first is offered to somebody else, the others are done.
-    assert later.ack(peer, [[pulls[0].incarnation, pulls[0].parts[0][0], 3]]) == pulls[0].handles
-    assert later.pull(peer).bodies == [b"a"]
-    later.pass_time(60_000)
-    assert later.pull(peer).bodies == [b"a"]
 
 
 def test_messages_below_the_checkpoint_and_out_of_memory_are_found_again() -> None:

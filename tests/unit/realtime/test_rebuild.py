@@ -1,22 +1,12 @@
 """Consume logs that are not what they were: found, named, and rebuilt from the message log while all else is served."""
 
-import errno
-import logging
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 
-from delayd.errors import DamagedData, Rebuilding, SlowDown, read_error
-from delayd.log import consume
-from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES
-from delayd.log.log import Log
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader
+from delayd.log.consume import ENTRY_BYTES
+from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
-from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
-from realtime import index as index_module
 from realtime import rebuild as rebuild_module
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
@@ -24,9 +14,7 @@ from tests.worlds.realtime import SimPeer, World, pull_head
 FOLDER = "/data/realtime/consume"
 SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 1_000}
 SUBJECTS = ("orders", "mail")
-VERSION_POSITION = 8  # In the header of a file.
 PATH = f"{FOLDER}/00000000/{0:020}.log"
-OTHER = f"{FOLDER}/00000001/{0:020}.log"
 
 
 def filled(rows: int = 40, work: StepExecutor | None = None) -> tuple[World, dict[str, list[bytes]]]:
@@ -67,100 +55,6 @@ def flip(disk: MemoryDisk, path: str, position: int, mask: int = 1) -> None:
     write(disk, path, position, bytes([before ^ mask]))
 
 
-def cut(disk: MemoryDisk, path: str, size: int) -> None:
-    file = disk.open(path, write=True)
-    file.truncate(size)
-    file.sync()
-    file.close()
-
-
-def size_of(disk: MemoryDisk, path: str) -> int:
-    file = disk.open(path)
-    try:
-        return file.size()
-    finally:
-        file.close()
-
-
-def swap(disk: MemoryDisk, path: str, other: str) -> None:
-    disk.rename(path, "/data/aside")
-    disk.rename(other, path)
-    disk.rename("/data/aside", other)
-
-
-DAMAGES: dict[str, Callable[[MemoryDisk], None]] = {
-    "an entry's row": lambda disk: flip(disk, PATH, FILE_HEADER_BYTES + ENTRY_BYTES, 2),
-    "an entry's row beyond its batch": lambda disk: flip(disk, PATH, FILE_HEADER_BYTES + ENTRY_BYTES, 8),
-    "an entry's offset": lambda disk: flip(disk, PATH, FILE_HEADER_BYTES + 3 * ENTRY_BYTES + 3, 1),
-    "the header": lambda disk: flip(disk, PATH, 20),
-    "the header's version": lambda disk: flip(disk, PATH, VERSION_POSITION, 2),
-    "missing": lambda disk: disk.remove(PATH),
-    "empty": lambda disk: cut(disk, PATH, 0),
-    "half": lambda disk: cut(disk, PATH, size_of(disk, PATH) // 2),
-    "one entry short": lambda disk: cut(disk, PATH, size_of(disk, PATH) - ENTRY_BYTES),
-    "swapped with its neighbour": lambda disk: swap(disk, PATH, OTHER),
-    "of another log": lambda disk: write(disk, PATH, 0, FileHeader(5, 0xBAD, 0, 0, 0, 0).encode()),
-}
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("what", DAMAGES)
-def test_rule_L9_a_damaged_consume_log_is_named_and_rebuilt_and_nothing_is_lost_or_comes_twice(
-    what: str, restarted: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    world, sent = filled()
-    first = world.pull(SimPeer(), subject="mail", most=5)
-    assert world.ack(SimPeer(), first.handles, subject="mail") == []
-    world.recovered.index.by_name["mail"]._page = None
-    if restarted:
-        world.core.checkpoint()
-        disk, state = world.disk.after_crash(), world.state.after_crash()
-        DAMAGES[what](disk)
-        with caplog.at_level(logging.ERROR):
-            world = World(disk, state, world.clock.reboot(), settings=SETTINGS)
-    else:
-        DAMAGES[what](world.disk)
-    with caplog.at_level(logging.ERROR):
-        found = {subject: pull_all(world, subject) for subject in SUBJECTS}
-    assert found["orders"] == sent["orders"] and first.bodies + found["mail"] == sent["mail"]
-    lines = [record.getMessage() for record in caplog.records if "consume_log_damaged" in record.getMessage()]
-    assert any(f"path={PATH if 'swapped' not in line else OTHER}" in line or OTHER in line for line in lines), lines
-    assert not world.failures
-    # The files are sound again, and the next life reads them.
-    peer = SimPeer()
-    world.hello(peer, 9)
-    world.dispatch(peer, 9, dispatch_batch(900, [b"later"], w=(1, 899)))
-    later = world.restarted()
-    assert pull_all(later, "orders", "other") == [*sent["orders"], b"later"]
-    assert pull_all(later, "mail", "other") == sent["mail"]
-    assert not [record for record in caplog.records[len(lines) :] if "consume_log_damaged" in record.getMessage()]
-
-
-def test_rule_L9_the_rest_is_served_while_a_consume_log_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebuild_module, "PIECE_BYTES", 500)
-    work = StepExecutor()
-    world, sent = filled(work=work)
-    world.disk.remove(PATH)
-    waiting, peer = SimPeer(), SimPeer()
-    world.send(waiting, RequestType.PULL, pull_head(subject="mail", wait_ms=5_000))
-    with pytest.raises(Rebuilding):
-        world.pull(peer, "other", subject="mail")
-    pieces = 0
-    while work.step():
-        pieces += 1
-        if pieces == 3:
-            # A checkpoint in between counts this log as lost, and messages come.
-            world.hello(peer, 9)
-            world.dispatch(peer, 9, dispatch_batch(900, [b"later"], subject="mail", w=(1, 899)))
-            world.core.checkpoint()
-            assert pull_all(world, "orders") == sent["orders"]
-    assert pieces > 10 and not waiting.answers
-    world.core.wake()
-    assert bodies_of(waiting.answers[1][0][1]) == [*sent["mail"], b"later"]
-    crashed = World(world.disk.after_crash(), world.state.after_crash(), settings=SETTINGS)
-    assert pull_all(crashed, "mail", "third") == [*sent["mail"], b"later"]
-
-
 def test_rule_L9_a_log_that_has_lost_its_oldest_messages_to_retention_is_rebuilt_from_the_first_kept() -> None:
     world, sent = filled(120)
     for name in SUBJECTS:
@@ -196,65 +90,6 @@ def test_rule_L9_a_batch_whose_bodies_are_damaged_is_counted_all_the_same() -> N
     assert set(sent["mail"]) - set(found) <= set(sent["mail"][2:6]) and sent["mail"][3] not in found
     assert found == [body for body in sent["mail"] if body in found]
     flip(world.disk, path, at)
-
-
-def test_a_log_that_can_not_be_rebuilt_now_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    world, sent = filled()
-    world.disk.remove(PATH)
-    with monkeypatch.context() as patched:
-
-        def broken(self: object, offset: int) -> None:
-            raise read_error("/data/realtime/message", 0, OSError(errno.EIO, "Input/output error"))
-
-        patched.setattr(Log, "read_front", broken)
-        with pytest.raises(Rebuilding), caplog.at_level(logging.WARNING):
-            world.pull(SimPeer(), subject="mail")
-        assert "consume_logs_not_rebuilt subjects=1" in caplog.text and "EIO" in caplog.text
-        assert pull_all(world, "orders") == sent["orders"]
-    world.pass_time(rebuild_module.RETRY_MS)
-    assert pull_all(world, "mail") == sent["mail"] and not world.failures
-
-
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENFILE])
-def test_rule_L10_a_shortage_is_no_damage(
-    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    world, sent = filled()
-
-    def short(*where: object) -> None:
-        raise OSError(number, "short")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(index_module, "read_entries", short)
-        with pytest.raises(SlowDown):
-            world.pull(SimPeer(), subject="mail")
-    assert "damaged" not in caplog.text
-    assert pull_all(world, "mail") == sent["mail"]
-
-
-def test_a_page_belongs_to_its_place() -> None:
-    world, _ = filled()
-    place = world.recovered.index.place(world.recovered.index.by_name["mail"])
-    assert consume._seed(place, 5) == consume._seed(place, 500) != consume._seed(place, 512)
-    assert (
-        consume._seed(replace(place, subject_id=1), 5)
-        != consume._seed(place, 5)
-        != consume._seed(replace(place, log_id=1), 5)
-    )
-    assert PAGE_BYTES == 4_104
-
-
-def test_groups_and_subjects_are_listed_while_a_consume_log_is_rebuilt() -> None:
-    work = StepExecutor()
-    world, _ = filled(work=work)
-    pull_all(world, "orders")
-    world.disk.remove(PATH)
-    with pytest.raises(Rebuilding):
-        world.pull(SimPeer(), subject="mail")
-    head, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 5})
-    assert [row["name"] for row in need_maps(head, "subjects")] == ["mail", "orders"]
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -344,37 +179,3 @@ def test_rule_L9_consume_logs_that_do_not_check_again_are_not_rebuilt_without_a_
     world.core.wake()
     for name in SUBJECTS:
         assert bodies_of(peers[name].answers[1][0][1]) == sent[name]
-
-
-def test_rule_L9_a_consume_log_without_an_entry_of_a_message_is_rebuilt() -> None:
-    world, sent = filled()
-    subject = world.recovered.index.by_name["mail"]
-    subject.tail = consume.tail_before(world.recovered.index.place(subject), 7)
-    with pytest.raises(DamagedData, match="none of the consume sequence 3"):
-        subject.on_disk(world.disk, world.recovered.index.place(subject), 3)
-    with pytest.raises(DamagedData, match="none of the consume sequence 7"):
-        subject.on_disk(world.disk, world.recovered.index.place(subject), 7)
-    assert pull_all(world, "mail") == sent["mail"] and not world.failures
-
-
-def test_rule_L10_a_group_that_is_made_again_during_a_shortage_begins_at_the_first_kept(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    world, sent = filled(120)
-    for name in SUBJECTS:
-        pull_all(world, name)
-    world.pass_time(60_000)
-    world.core.retain()
-    first = world.recovered.index.first(world.recovered.index.by_name["mail"])
-    pulled = world.pull(SimPeer(), "late", subject="mail", most=3)
-
-    def short(*where: object) -> None:
-        raise OSError(errno.EMFILE, "short")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(index_module, "read_entries", short)
-        world = World(world.disk.after_crash(), world.state.after_crash(), settings=SETTINGS)
-    world.pass_time(60_000)
-    found = pull_all(world, "mail", "late")
-    assert first > 0 and sorted(found) == sorted(sent["mail"][first:]) and set(pulled.bodies) <= set(found)
-    assert "quarantined" not in caplog.text and not world.failures

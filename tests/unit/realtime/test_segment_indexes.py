@@ -80,16 +80,6 @@ def test_rule_L9_an_index_that_is_not_whole_is_written_anew(how: str) -> None:
     assert all(indexed(later))
 
 
-def test_segments_of_small_batches_have_an_index_that_says_so() -> None:
-    world = filled(body=bytes(900))
-    settle(world)
-    assert names(world)
-    assert not any(indexed(world))
-    sizes = [world.disk.open(f"{FOLDER}/{name}").size() for name in names(world)]
-    # A file header and a tick, so that nobody reads the segment again at the next start.
-    assert sizes == [64 + 80] * len(sizes)
-
-
 def test_the_index_of_a_removed_segment_goes() -> None:
     world = filled()
     settle(world)
@@ -99,30 +89,3 @@ def test_the_index_of_a_removed_segment_goes() -> None:
     assert world.recovered.message_log.start > 0
     bases = [segment.base_offset for segment in world.recovered.message_log.segments]
     assert [int(name[:-4]) for name in names(world)] == bases[:-1]
-
-
-def test_an_index_that_was_left_is_removed_at_the_next_start() -> None:
-    world = filled()
-    settle(world)
-    name, *_ = names(world)
-    data = world.disk.open(f"{FOLDER}/{name}").pread(1 << 20, 0)
-    world.pass_time(2_000)
-    world.core.retain()
-    settle(world)
-    assert name not in names(world)
-    file = world.disk.open(f"{FOLDER}/{name}", write=True, create=True)
-    file.pwritev([data], 0)
-    file.sync()
-    file.close()
-    later = world.restarted()
-    settle(later)
-    assert name not in names(later)
-
-
-def test_a_full_disk_leaves_out_an_index_and_stops_nothing() -> None:
-    world = filled(work := StepExecutor())
-    world.disk.capacity_bytes = 0
-    while work.step():
-        world.pass_time(100)
-    assert not world.failures
-    assert not any(indexed(world))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from delayd.errors import DelaydError, ExclusiveConflict, NotOrdered, OtherFilter
+from delayd.errors import ExclusiveConflict
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_int
 from delayd.wire.requests import RequestType
@@ -18,9 +18,6 @@ from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 WAYS = ("alone", "list", "pattern")
 EXCLUSIVE: Head = {"exclusive_ms": 4_000}
 PLAIN: dict[str, Any] = {}
-EU: dict[str, Any] = {"tags_any": ["eu"]}
-US: dict[str, Any] = {"tags_any": ["us"]}
-ORDERED: dict[str, Any] = {"ordered": True}
 
 
 class Taker:
@@ -53,35 +50,6 @@ def _world() -> World:
     world.hello(origin, 1)
     world.dispatch(origin, 1, dispatch_batch(1, [b"0", b"1", b"2"], subject=SUBJECT))
     return world
-
-
-@pytest.mark.parametrize("second", WAYS)
-@pytest.mark.parametrize("first", WAYS)
-@pytest.mark.parametrize(
-    ("has", "wants", "error"), [(PLAIN, ORDERED, NotOrdered), (PLAIN, EU, OtherFilter), (EU, US, OtherFilter)]
-)
-def test_who_wants_another_group_is_refused(
-    first: str, second: str, has: dict[str, Any], wants: dict[str, Any], error: type[DelaydError]
-) -> None:
-    world = _world()
-    Taker(world, first, has).pull()
-    with pytest.raises(error):
-        Taker(world, second, wants).pull()
-    assert Taker(world, second, PLAIN).pull() == ([b"1"] if has is PLAIN else [])
-
-
-def test_consumers_of_a_pattern_agree_before_there_is_a_group() -> None:
-    world, origin = World(), SimPeer()
-    Taker(world, "pattern", PLAIN)
-    Taker(world, "pattern", {**EU, **ORDERED})
-    with pytest.raises(OtherFilter):
-        Taker(world, "pattern", US)
-    world.hello(origin, 1)
-    world.dispatch(origin, 1, dispatch_batch(1, [b"0"], subject=SUBJECT))
-    _settle(world)
-    with pytest.raises(OtherFilter):
-        Taker(world, "alone", US).pull()
-    assert Taker(world, "alone", {**EU, **ORDERED}).pull() == []
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -25,39 +25,6 @@ def _why(
     return [[*row[1:]] for row in read_stale(world.ask(peer, kind, head)[0])]
 
 
-@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK, RequestType.RETRY, RequestType.EXTEND])
-def test_a_lease_that_ended(kind: RequestType) -> None:
-    world, peer = ready_world([b"a", b"b"])
-    ((incarnation, first, _),) = world.pull(peer).handles
-    world.pass_time(60_000)
-    assert _why(world, peer, kind, [incarnation, first, 2]) == [[first, 2, Why.LEASE_ENDED]]
-
-
-@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.EXTEND])
-def test_what_was_given_back(kind: RequestType) -> None:
-    world, peer = ready_world([b"a", b"b", b"c"])
-    ((incarnation, first, _),) = world.pull(peer).handles
-    world.ack(peer, [[incarnation, first + 1, 1]], kind=RequestType.NACK)
-    assert _why(world, peer, kind, [incarnation, first, 3]) == [[first + 1, 1, Why.GIVEN_BACK]]
-
-
-@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.REJECT, RequestType.EXTEND])
-def test_a_handle_of_another_connection(kind: RequestType) -> None:
-    world, peer = ready_world([b"a"], [b"b"])
-    ((incarnation, first, _),) = world.pull(peer, most=1).handles
-    other = SimPeer()
-    world.pull(other, most=1)
-    assert _why(world, peer, kind, [incarnation, first + 1, 1]) == [[first + 1, 1, Why.ANOTHER_HOLDS]]
-
-
-@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK, RequestType.REJECT, RequestType.EXTEND])
-def test_a_pull_that_the_server_does_not_know(kind: RequestType) -> None:
-    world, peer = ready_world([b"a"])
-    ((incarnation, first, _),) = world.pull(peer).handles
-    assert _why(world, peer, kind, [incarnation, first + 9, 1]) == [[first + 9, 1, Why.UNKNOWN]]
-    assert _why(world, peer, kind, [incarnation, first, 1], group="nobody") == [[first, 1, Why.UNKNOWN]]
-
-
 def test_each_range_has_its_own_reason() -> None:
     world, peer = ready_world([b"a", b"b", b"c", b"d"])
     ((incarnation, first, _),) = world.pull(peer).handles
@@ -71,35 +38,7 @@ def test_each_range_has_its_own_reason() -> None:
     ]
 
 
-def test_a_reason_survives_a_restart() -> None:
-    world, peer = ready_world([b"a", b"b"])
-    ((incarnation, first, _),) = world.pull(peer).handles
-    world.ack(peer, [[incarnation, first, 1]], kind=RequestType.NACK)
-    world.pass_time(60_000)
-    world = world.restarted()
-    assert _why(world, SimPeer(), RequestType.ACK, [incarnation, first, 2]) == [
-        [first, 1, Why.GIVEN_BACK],
-        [first + 1, 1, Why.LEASE_ENDED],
-    ]
-
-
 WORDS = [RequestType.ACK, RequestType.NACK, RequestType.RETRY, RequestType.REJECT]
-
-
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("second", [*WORDS, RequestType.EXTEND])
-@pytest.mark.parametrize("first", WORDS)
-def test_a_word_may_be_repeated_and_another_one_is_told_that_it_changes_nothing(
-    first: RequestType, second: RequestType, restart: bool
-) -> None:
-    world, peer = ready_world([b"a", b"b", b"c"])
-    ((incarnation, begin, _),) = world.pull(peer).handles
-    assert _why(world, peer, first, [incarnation, begin + 1, 1]) == []
-    if restart:
-        world, peer = world.restarted(), SimPeer()
-    told = [] if first == second else [[begin + 1, 1, Why.ACKNOWLEDGED if first == WORDS[0] else Why.GIVEN_BACK]]
-    # The neighbours are still held, so the word counts for them.
-    assert _why(world, peer, second, [incarnation, begin, 3]) == told
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -123,9 +62,3 @@ def test_what_is_said_of_thousands_of_messages_costs_one_look_at_each() -> None:
         world.ack(peer, others, kind=RequestType.NACK)
         costs.append(lines(lambda: _why(world, peer, RequestType.ACK, [incarnation, begin, count])))  # noqa: B023
     assert costs[1] < 10 * costs[0]
-
-
-def test_an_answer_without_reasons_or_with_new_ones_is_read() -> None:
-    rows: list[HeadValue] = [[1, 2, 3], [1, 9, 1]]
-    assert read_stale({"stale": rows}) == [[1, 2, 3, Why.UNKNOWN], [1, 9, 1, Why.UNKNOWN]]
-    assert read_stale({"stale": rows, "why": [77, 2]}) == [[1, 2, 3, Why.UNKNOWN], [1, 9, 1, Why.GIVEN_BACK]]

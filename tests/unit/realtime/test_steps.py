@@ -1,23 +1,14 @@
 """Nothing costs the square of what a client sends or holds: twice as much is at most twice the steps (rule B2)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from delayd.log.consume import SEGMENT_ENTRIES, ConsumeTail
-from delayd.log.pull import PullEntry, PullOp
-from delayd.machine.disk import Disk
-from delayd.testing.executor import InlineExecutor, StepExecutor
-from delayd.wire.requests import RequestType
-from realtime import pulls as pulls_module
-from realtime import retention
+from delayd.testing.executor import StepExecutor
 from realtime import snapshots as snapshots_module
-from realtime.groups import Group
-from realtime.index import Index, Subject
-from realtime.kept import encode_group
-from tests.counts import calls, lines
+from tests.counts import lines
 from tests.worlds.dispatch_batches import dispatch_batch
-from tests.worlds.realtime import SimPeer, World, pull_head
+from tests.worlds.realtime import SimPeer, World
 
 MORE = 2.6  # Steps of twice the work, over those of it: two, and the logarithm.
 
@@ -25,16 +16,6 @@ MORE = 2.6  # Steps of twice the work, over those of it: two, and the logarithm.
 def grows(steps: Callable[[int], int], size: int) -> float:
     """How many times the steps grow when the size doubles."""
     return steps(2 * size) / steps(size)
-
-
-def group_with_pulls(count: int) -> Group:
-    """One that holds as many pulls of one message each."""
-    subject = Subject("orders")
-    subject.end = 10 * count
-    group = Group(1, subject, "billing", 0)
-    for number in range(count):
-        group.apply(PullEntry(PullOp.PULL, 1, 1, 1, number, number, 1, 0))
-    return group
 
 
 def holding(count: int) -> tuple[World, SimPeer, int]:
@@ -56,51 +37,6 @@ def test_rule_B2_handles_that_cover_everything_again_and_again_meet_each_pull_on
         return lines(lambda: world.ack(peer, handles))
 
     assert grows(steps, 100) < MORE
-
-
-def test_rule_B2_an_acknowledgement_of_every_other_message_costs_what_it_names() -> None:
-    def steps(count: int) -> int:
-        world, peer, incarnation = holding(count)
-        handles = [[incarnation, number, 1] for number in range(0, count, 2)]
-        return lines(lambda: world.ack(peer, handles))
-
-    assert grows(steps, 100) < MORE
-
-
-def test_rule_B2_fragments_that_were_given_back_cost_a_pull_what_it_takes() -> None:
-    def steps(count: int) -> int:
-        group = group_with_pulls(count)
-        for number in range(0, count, 2):
-            group.apply(PullEntry(PullOp.LAPSED, 1, 1, 1, number, 0, 1, 0))
-        assert group.window.offered == count // 2
-        return lines(lambda: group.apply(PullEntry(PullOp.PULL, 2, 1, 1, 2 * count, 0, 1, 0)))
-
-    assert steps(2_000) == steps(200)
-
-
-def test_rule_B2_what_a_checkpoint_copies_of_a_group_on_the_loop_costs_a_step_for_hundreds_of_pulls() -> None:
-    group = group_with_pulls(10_000)
-    # The first look after a change goes through all that has changed, so it is not counted.
-    assert group.oldest == 0
-    assert lines(lambda: group.copy()) < 10_000 / 50
-    copied = group.copy()
-    group.apply(PullEntry(PullOp.ACK, 0, 1, 1, 0, 0, 20_000, 0))
-    # It stays as it was at its moment.
-    assert len(list(copied.window.held())) == 10_000 and not group.outstanding and len(encode_group(group)[1]) < 150
-
-
-def test_rule_B2_polls_that_end_cost_each_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulls_module, "TURN_ANSWERS", 10_000)
-
-    def steps(count: int) -> int:
-        world, peer = World(), SimPeer()
-        world.pull(peer)
-        for _ in range(count):
-            world.send(peer, RequestType.PULL, pull_head(wait_ms=1_000))
-        world.clock.advance(1_000)
-        return calls(world.core.wake)
-
-    assert grows(steps, 500) < MORE
 
 
 def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_beginning(
@@ -167,38 +103,6 @@ def test_rule_B2_retention_asks_a_few_groups_a_turn_and_passes_none_that_is_made
     assert world.pull(SimPeer(), "later", most=40).bodies == bodies
 
 
-def test_rule_B2_retention_looks_at_the_consume_logs_of_a_few_subjects_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "LOOKED_A_TURN", 7)
-    monkeypatch.setattr(retention, "READS_A_TURN", 3)
-    world, peer = World(), SimPeer()
-    world.hello(peer, 1)
-    for number in range(1, 21):
-        world.dispatch(peer, 1, dispatch_batch(number, [b"x"], subject=f"s{number:02}"))
-    index, asked, removed = world.recovered.index, list[str](), list[int]()
-    for subject in list(index)[10:]:
-        subject.tail = ConsumeTail(base=SEGMENT_ENTRIES)
-
-    def first(index: Index, subject: Subject) -> int:
-        asked.append(subject.name)
-        return 5
-
-    def remove(disk: Disk, ends: Sequence[object]) -> int:
-        removed.append(len(ends))
-        return 0
-
-    monkeypatch.setattr(Index, "first", first)
-    monkeypatch.setattr(retention, "remove_consume_segments", remove)
-    trimming = retention.Trimming(index, world.disk, InlineExecutor())
-    trimming.begin()
-    turns = 0
-    while trimming.left:
-        trimming.step()
-        turns += 1
-        assert len(asked) <= 3 * turns
-    assert sorted(asked) == [f"s{number}" for number in range(11, 21)] and sum(removed) == 10
-    assert turns == 5
-
-
 def after_stop(world: World, work: StepExecutor) -> World:
     stopped: list[bool] = []
     world.core.stop(lambda: stopped.append(True))
@@ -208,15 +112,3 @@ def after_stop(world: World, work: StepExecutor) -> World:
     world.core.close()
     world.lock.release()
     return World(world.disk, world.state, world.clock.restarted())
-
-
-def test_rule_B2_what_a_turn_copies_is_bounded_however_many_subjects_were_touched() -> None:
-    def steps(count: int) -> int:
-        world, peer = World(settings={"tail_bytes": 0}, work=StepExecutor()), SimPeer()
-        world.hello(peer, 1)
-        batches = [dispatch_batch(number, [b"a"], subject=f"s{number}") for number in range(1, count + 1)]
-        for at in range(0, count, 1_000):
-            world.dispatch(peer, 1, *batches[at : at + 1_000])
-        return lines(world.core.checkpoint)
-
-    assert steps(4_000) <= steps(2_000) + 100

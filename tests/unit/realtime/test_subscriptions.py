@@ -20,9 +20,7 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.requests import RequestType
-from realtime import acks, joins, pulls, roster, subscriptions
-from realtime.groups import Group
-from realtime.positions import Beginning
+from realtime import joins, roster, subscriptions
 from tests.unit.realtime.rotten import flip
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
@@ -95,33 +93,6 @@ def groups(world: World) -> list[Head]:
     return need_maps(world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0], "groups")
 
 
-def test_one_answer_has_messages_of_many_subjects_and_one_request_acknowledges_them() -> None:
-    feed = Feed()
-    feed.put("a", b"a1", b"a2")
-    feed.put("c", b"c1")
-    taker = Taker(feed, ["a", "b", "c"])
-    head, bodies = taker.pull()
-    assert (bodies, need_list(head, "subjects")) == ([b"a1", b"a2", b"c1"], [["a", 1], ["c", 1]])
-    assert taker.settle(head)["stale"] == []
-    assert taker.settle(head)["stale"] == [], "a repeated acknowledgement is done (rule Q5)"
-    assert taker.pull()[1] == []
-    assert [group["outstanding"] for group in groups(feed.world)] == [0, 0, 0]
-
-
-def test_a_pull_that_waits_is_answered_when_any_of_its_subjects_gets_a_message() -> None:
-    feed = Feed()
-    taker = Taker(feed, ["a", "b", "c"])
-    asked = taker.ask()
-    assert asked not in taker.peer.answers
-    feed.put("other", b"no")
-    assert asked not in taker.peer.answers
-    feed.put("b", b"b1")
-    assert taker.answer(asked)[1] == [b"b1"]
-    asked = taker.ask()
-    feed.world.pass_time(WAIT_MS)
-    assert taker.answer(asked)[1] == []
-
-
 def test_a_subject_that_comes_later_joins_the_subscriptions_whose_pattern_it_matches() -> None:
     feed = Feed()
     feed.put("orders.eu", b"eu")
@@ -154,160 +125,6 @@ def test_subjects_take_turns_whatever_waits_in_each() -> None:
     assert taker.pull(most=10)[1] == [b"f0", b"f1", b"q0", b"q1", b"q2", b"q3"]
     # When it is the only one, it gets all there is room for.
     assert len(taker.pull(most=8)[1]) == 8
-
-
-def test_one_message_at_a_time_goes_round() -> None:
-    feed = Feed()
-    for subject in "abc":
-        feed.put(subject, *[subject.encode() for _ in range(3)])
-    taker = Taker(feed, list("abc"))
-    assert [taker.pull(most=1)[1] for _ in range(9)] == [[b"a"], [b"b"], [b"c"]] * 3
-
-
-def test_consumers_of_the_same_subjects_share_the_messages() -> None:
-    feed = Feed()
-    first, second = Taker(feed, ["b", "a"]), Taker(feed, ["a", "b", "a"])
-    assert first.number == second.number
-    asked = [taker.ask(most=1) for taker in (first, second)]
-    feed.put("a", b"1", b"2")
-    assert [taker.answer(each)[1] for taker, each in zip((first, second), asked, strict=True)] == [[b"1"], [b"2"]]
-
-
-def test_no_message_goes_to_two_subscriptions_or_to_a_consumer_of_its_subject_too() -> None:
-    feed = Feed()
-    takers = [Taker(feed, "orders.*"), Taker(feed, ["orders.eu"]), Taker(feed, "*.eu")]
-    alone = SimPeer()
-    asked = [taker.ask() for taker in takers]
-    alone_asked = feed.world.send(
-        alone, RequestType.PULL, {"subject": "orders.eu", "group": GROUP, "max_messages": 9, "max_bytes": 1 << 20,
-                                  "wait_ms": WAIT_MS, "lease_ms": 30_000, "consumer": "test"}
-    )  # fmt: skip
-    feed.put("orders.eu", *[b"%d" % number for number in range(8)])
-    feed.settle()
-    feed.put("orders.eu", *[b"%d" % number for number in range(8, 16)])
-    feed.world.pass_time(WAIT_MS)
-    found = [body for taker, each in zip(takers, asked, strict=True) for body in taker.answer(each)[1]]
-    found += bodies_of(alone.answers[alone_asked][0][1])
-    assert sorted(found) == sorted(set(found)) and len(found) == 16
-
-
-def test_rule_Q4_consumers_with_empty_hands_come_first_and_the_others_are_told() -> None:
-    feed = Feed()
-    ahead, empty = Taker(feed, "*"), Taker(feed, "*")
-    asked_ahead = ahead.ask(ahead=7)
-    assert asked_ahead not in ahead.peer.answers
-    asked_empty = empty.ask(most=3)
-    assert need_int(ahead.answer(asked_ahead)[0], "wanted") == 3
-    asked_ahead = ahead.ask(ahead=7)
-    feed.put("a", b"1")
-    feed.settle()
-    assert empty.answer(asked_empty)[1] == [b"1"]
-    feed.world.pass_time(WAIT_MS)
-    assert ahead.answer(asked_ahead)[1] == []
-
-
-def test_rule_Q4_an_acknowledgement_of_several_subjects_tells_what_others_want() -> None:
-    feed = Feed()
-    feed.put("a", b"1")
-    busy, empty = Taker(feed, "*"), Taker(feed, "*")
-    head, _ = busy.pull()
-    empty.ask(most=5)
-    assert busy.settle(head, subscription=busy.number)["wanted"] == 5
-
-
-def test_what_is_given_back_and_what_lapses_comes_again() -> None:
-    feed = Feed()
-    feed.put("a", b"a")
-    feed.put("b", b"b")
-    taker = Taker(feed, ["a", "b"])
-    head, _ = taker.pull()
-    taker.settle(head, RequestType.NACK)
-    head, bodies = taker.pull()
-    assert (bodies, [row[3] for row in need_rows(head, "parts", 4)]) == ([b"a", b"b"], [2, 2])
-    asked = taker.ask(wait_ms=60_000)
-    feed.world.pass_time(30_000)
-    assert [*taker.answer(asked)[1], *taker.pull()[1]] == [b"a", b"b"]
-
-
-def test_after_a_restart_the_handles_of_before_count_and_the_subscription_is_gone() -> None:
-    feed = Feed()
-    feed.put("a", b"a")
-    feed.put("b", b"b")
-    taker = Taker(feed, ["a", "b"])
-    head, _ = taker.pull()
-    taker.world = feed.world.restarted()
-    assert taker.settle(head)["stale"] == []
-    with pytest.raises(BadArgument, match="no subscription"):
-        taker.world.ask(taker.peer, RequestType.PULL, {"subscription": taker.number, "max_messages": 1,
-                        "max_bytes": 1, "wait_ms": 0, "lease_ms": 0, "consumer": ""})  # fmt: skip
-
-
-def test_stale_handles_of_several_subjects_are_named() -> None:
-    feed = Feed()
-    feed.put("a", b"a")
-    feed.put("b", b"b")
-    taker = Taker(feed, ["a", "b"])
-    head, _ = taker.pull()
-    feed.world.pass_time(30_000)
-    assert taker.settle(head)["stale"] == [
-        [need_u64(head, "incarnation"), first, 1] for first, _, _, _ in need_rows(head, "parts", 4)
-    ]
-    unknown: Head = {"group": GROUP, "subjects": [["none", 1]], "handles": [[1, 2, 3]]}
-    assert feed.world.ask(taker.peer, RequestType.ACK, unknown)[0]["stale"] == [[1, 2, 3]]
-
-
-def test_rule_E1_an_answer_about_stale_handles_is_no_longer_than_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = Feed()
-    monkeypatch.setattr(pulls, "HANDLES_MAX", 5)
-    feed.put("a", *[b"%d" % number for number in range(12)])
-    taker = Taker(feed, ["a", "b"])
-    head, _ = taker.pull()
-    ((first, _, _, _),) = need_rows(head, "parts", 4)
-    incarnation = need_u64(head, "incarnation")
-    # Every other message is given back: six runs are stale.
-    for row in range(0, 12, 2):
-        back: Head = {"subject": "a", "group": GROUP, "handles": [[incarnation, first + row, 1]]}
-        feed.world.ask(taker.peer, RequestType.NACK, back)
-    unknown: list[HeadValue] = [[1, number, 1] for number in range(4)]
-    handles: HeadValue = [[incarnation, first, 12], *unknown]
-    asked: Head = {"group": GROUP, "subjects": [["a", 1], ["none", 4]], "handles": handles}
-    assert need_rows(feed.world.ask(taker.peer, RequestType.ACK, asked)[0], "stale", 3) == [
-        *need_rows({"handles": unknown}, "handles", 3),
-        [incarnation, first, 12],
-    ]
-
-
-def test_rule_B2_handles_that_name_one_message_often_are_divided_once() -> None:
-    feed = Feed()
-    feed.put("a", b"a")
-    taker = Taker(feed, "*")
-    head, _ = taker.pull()
-    ((first, _, _, _),) = need_rows(head, "parts", 4)
-    incarnation = need_u64(head, "incarnation")
-    retry: Head = {"subject": "a", "group": GROUP, "retries": [[incarnation, first, 1, 1_000, ""]]}
-    feed.world.ask(taker.peer, RequestType.RETRY, retry)
-    group = feed.world.core._pulls.groups["a", GROUP]
-    feed.put(retry_subject(feed.world.core.log_id, group.group_id), b"again")
-    head, _ = taker.pull()
-    ((first, _, _, _),) = need_rows(head, "parts", 4)
-    divided = acks.by_source(group, [[incarnation, 0, first + 5]] * 1_000)
-    assert [(each is group, len(handles)) for each, handles in divided] == [(True, 2), (False, 1)]
-
-
-def test_pull_end_answers_what_waits_and_a_lost_connection_frees_everything() -> None:
-    feed = Feed()
-    taker = Taker(feed, ["a", "b"])
-    asked = taker.ask()
-    feed.world.ask(taker.peer, RequestType.PULL_END, {"subscription": taker.number})
-    assert taker.answer(asked)[1] == []
-    asked = taker.ask()
-    taker.peer.closed = True
-    feed.world.core.disconnected(taker.peer)
-    feed.put("a", b"a")
-    assert asked not in taker.peer.answers
-    assert len(feed.world.core._pulls.subscriptions) == 0
-    assert not any(group.subscriptions for group in feed.world.core._pulls.groups.values())
-    assert Taker(feed, ["a", "b"]).pull()[1] == [b"a"]
 
 
 def test_rule_Q2_what_comes_again_is_of_the_subject_that_it_was_sent_to() -> None:
@@ -346,29 +163,6 @@ def test_a_group_that_is_deleted_is_made_anew_as_that_of_a_new_consumer(what: st
     assert taker.pull()[1] == [b"b"]
 
 
-def test_a_pattern_makes_no_group_of_a_subject_without_messages_again() -> None:
-    feed = Feed()
-    taker, alone = Taker(feed, ">"), SimPeer()
-    feed.world.pull(alone, GROUP, "a")
-    feed.world.ask(SimPeer(), RequestType.DELETE_GROUP, {"subject": "a", "group": GROUP})
-    feed.settle()
-    assert ("a", GROUP) not in feed.world.core._pulls.groups
-    feed.put("a", b"a")
-    feed.settle()
-    assert taker.pull()[1] == [b"a"]
-
-
-def test_a_group_in_a_subscription_makes_no_room_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = Feed()
-    taker = Taker(feed, ["a", "b"])
-    monkeypatch.setattr(roster, "GROUPS_MAX", 2)
-    with pytest.raises(SlowDown):
-        feed.world.pull(SimPeer(), subject="c")
-    asked = taker.ask()
-    feed.put("b", b"b")
-    assert taker.answer(asked)[1] == [b"b"]
-
-
 @pytest.mark.parametrize("ahead_alone", [0, 5])
 def test_rule_Q4_empty_hands_come_first_among_subscriptions_and_consumers_of_one_subject(ahead_alone: int) -> None:
     feed = Feed()
@@ -395,30 +189,6 @@ def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(
     feed.world.pass_time(joins.RETRY_MS)
     feed.settle()
     assert taker.answer(asked)[1] == [b"b"]
-
-
-def test_rule_B2_subjects_without_room_cost_little_and_groups_that_exist_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = Feed()
-    for number in range(300):
-        feed.put(f"s.{number:03}", b"x")
-    feed.world.pull(SimPeer(), GROUP, "s.299", most=1)
-    feed.put("s.299", b"new")
-    monkeypatch.setattr(roster, "GROUPS_MAX", 1)
-    tried: list[str] = []
-    create = feed.world.core._groups.create
-
-    def counted(subject: str, name: str, beginning: Beginning) -> Group:
-        tried.append(subject)
-        return create(subject, name, beginning)
-
-    monkeypatch.setattr(feed.world.core._groups, "create", counted)
-    taker = Taker(feed, "s.*")
-    assert taker.pull()[1] == [b"new"]
-    assert len(tried) == joins.FAILURES_MAX
-    assert feed.world.core.next_wake_ms() > feed.world.clock.monotonic_ms()
-    feed.world.pass_time(joins.RETRY_MS)
-    feed.settle()
-    assert len(tried) == 2 * joins.FAILURES_MAX
 
 
 def test_rule_L9_while_one_subject_is_rebuilt_the_others_are_served() -> None:
@@ -506,26 +276,6 @@ def test_rule_E1_what_is_no_subscription_is_refused_by_name(asked: Head, error: 
     assert len(world.core._pulls.subscriptions) == 0 and not groups(world)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"subjects": [["a", 2]], "handles": [[1, 1, 1]]},
-        {"subjects": [["a", 0]], "handles": []},
-        {"subjects": [["a"]], "handles": [[1, 1, 1]]},
-        {"subjects": ["a"], "handles": [[1, 1, 1]]},
-        {"subjects": [["a", True]], "handles": [[1, 1, 1]]},
-        {"subjects": [[1, 1]], "handles": [[1, 1, 1]]},
-        {"subjects": [["a", 1]], "handles": [[1, 1, 1], [1, 2, 1]]},
-        {"subjects": [["a", 1]], "handles": [[1, 1, 0]]},
-        {"subjects": 1, "handles": []},
-    ],
-)
-def test_rule_E1_an_acknowledgement_that_does_not_add_up_is_refused(asked: Head) -> None:
-    world = World()
-    with pytest.raises(BadRequest):
-        world.ask(SimPeer(), RequestType.ACK, {"group": GROUP, **asked})
-
-
 def test_rule_B1_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed()
     peer = SimPeer()
@@ -543,11 +293,3 @@ def test_rule_B1_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         subscribed(feed.world, SimPeer(), "a.*", "one more")
     feed.world.core.disconnected(peer)
     subscribed(feed.world, SimPeer(), ["a", "b"], "one more")
-
-
-def test_a_stop_answers_the_pulls_of_subscriptions() -> None:
-    feed = Feed()
-    taker = Taker(feed, "*")
-    asked = taker.ask()
-    feed.world.core.stop(lambda: None)
-    assert asked in taker.peer.errors

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from delayd.errors import NotReady
@@ -152,32 +150,6 @@ def retain(world: World) -> None:
     for _ in range(20):
         world.core.retain()
         world.pass_time(1_000)
-
-
-def test_an_operator_has_it_read_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    disk, state, path, whole = damaged(filled()[0])
-    world = World(disk, state, settings=SETTINGS)
-    done, message = decide(world, "take")
-    assert not done and path in message
-    put(disk, path, whole)
-    assert decide(world, "take") == (True, "it is whole again, and the server begins anew")
-    assert len(world.pull(SimPeer()).bodies) == 5
-    assert "pull_log_unread" in caplog.text and world.begun_anew == ["pull: it is whole again"]
-
-
-def test_an_operator_gives_up_what_can_not_be_read_and_it_comes_again() -> None:
-    before, held, bodies = filled()
-    disk, state, _, _ = damaged(before)
-    world = World(disk, state, settings=SETTINGS)
-    assert decide(world, "give-up")[0]
-    assert disk.list_folder("/data/realtime/quarantine")
-    assert world.ack(SimPeer(), held.handles) == held.handles, "nobody holds it any more"
-    assert world.pull(SimPeer()).bodies == bodies[5:]
-    assert world.pull(SimPeer(), "late").bodies == bodies, "a group that was made there is made again"
-    assert b"gave up pull" in b"".join(value for key, value in state.scan(b"operator/"))
-    later = world.restarted()
-    assert later.pull(SimPeer()).bodies == [] and not list(later.core.waits())
 
 
 @pytest.mark.parametrize("named", [False, True])
