@@ -2,21 +2,16 @@
 
 import pytest
 
-from delayd.batch.batch import Batch, parse
-from delayd.batch.columns import HEADER_BYTES, ColumnId, DispatchPart, Int64s
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Int64s
 from delayd.batch.gather import row_bytes
-from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
-from delayd.wire.frame import Head, HeadValue
-from delayd.wire.heads import need_maps, need_rows
+from delayd.errors import SlowDown
 from delayd.wire.requests import RequestType
 from realtime import group_records, roster
 from realtime import handoff as handoff_module
 from realtime import index as index_module
 from realtime import parts as parts_module
 from realtime import pulls as pulls_module
-from realtime.pulls import HANDLES_MAX
-from realtime.stored import DISPATCH_PART
-from tests.batches import with_true_checksums
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 
@@ -27,33 +22,6 @@ def served(*bodies: bytes) -> tuple[World, SimPeer]:
     for number, body in enumerate(bodies, 1):
         world.dispatch(peer, 1, dispatch_batch(number, [body]))
     return world, peer
-
-
-def groups_of(world: World) -> list[Head]:
-    return need_maps(world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0], "groups")
-
-
-BAD: list[tuple[str, HeadValue]] = [
-    ("group", ""),
-    ("group", "x" * 256),
-    ("group", "one\nline=more"),
-    ("group", "\x1b[2J"),
-    ("group", 7),
-    ("subject", "not a subject"),
-    ("subject", "x" * 256),
-    ("consumer", None),
-    ("consumer", "x" * 5_000),
-    ("lease_ms", 10**12),
-    ("max_messages", 0),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), BAD)
-def test_a_pull_that_is_refused_leaves_no_group_behind(field: str, value: HeadValue) -> None:
-    world, peer = served(b"a")
-    with pytest.raises((BadRequest, BadSubject)):
-        world.ask(peer, RequestType.PULL, {**pull_head(), field: value})
-    assert groups_of(world) == [] and not world.failures
 
 
 def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +82,6 @@ def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypa
     assert len(world.pull(peer, most=1).bodies) == 1
 
 
-def test_a_request_has_a_bounded_number_of_handles() -> None:
-    world, peer = served(b"a")
-    pulled = world.pull(peer)
-    with pytest.raises(BadRequest):
-        world.ack(peer, pulled.handles * (HANDLES_MAX + 1))
-    assert world.ack(peer, pulled.handles * HANDLES_MAX) == []
-
-
 def test_what_is_stale_fits_one_answer_or_is_named_by_the_ranges_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulls_module, "HANDLES_MAX", 5)
     world, peer = served(*(b"%d" % number for number in range(20)))
@@ -175,67 +135,6 @@ def test_rule_B2_a_message_of_a_large_batch_costs_what_the_answer_holds(
     for _ in range(5):
         world.ask(peer, RequestType.PULL, {**pull_head(), "max_messages": most, "max_bytes": max_bytes})
     assert 5 <= len(looked) <= 10 and max(looked) <= max(1, max_bytes // 32)
-
-
-def test_a_pull_that_does_not_wait_gets_what_is_there_though_its_turn_comes_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pulls_module, "TURN_BYTES", 1)
-    world, peer = served()
-    subjects = [f"s{number}" for number in range(6)]
-    waiting, hasty = SimPeer(), SimPeer()
-    for subject in subjects:
-        world.pull(peer, subject=subject)
-        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=50_000))
-    batches = [dispatch_batch(number, [b"x"], subject=subject) for number, subject in enumerate(subjects, 1)]
-    world.dispatch(peer, 1, *batches)
-    world.send(hasty, RequestType.PULL, pull_head(subject="s0", group="hasty", wait_ms=0))
-    assert len(waiting.answers) < 6 and not hasty.answers  # Others were there before it.
-    for _ in range(5):
-        turns_of(world, waiting)
-        world.clock.advance(1)
-    ((head, _),) = hasty.answers[hasty.last_id]
-    assert len(waiting.answers) == 6 and len(need_rows(head, "parts", 4)) == 1
-
-
-INSTANTS = (-(1 << 63), -1, 253_402_300_800_000, (1 << 63) - 1)
-
-
-def tampered(column: ColumnId | str, value: int) -> bytes:
-    """A batch of three rows whose middle one, or whose kind part, has a value of an adversary."""
-    body = bytearray(dispatch_batch(1, [b"a", b"b", b"c"]))
-    if isinstance(column, str):
-        part = DispatchPart(*DISPATCH_PART.unpack_from(body, HEADER_BYTES))._replace(**{column: value})
-        DISPATCH_PART.pack_into(body, HEADER_BYTES, *part)
-    else:
-        at = parse(bytes(body)).offsets[column] + 8
-        body[at : at + 8] = (value & ((1 << 64) - 1)).to_bytes(8, "little")
-    return with_true_checksums(body)
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *((ColumnId.DELIVER_AT_MS, value) for value in INSTANTS),
-        *(("claimed_at_ms", value) for value in INSTANTS),
-        ("hour", (1 << 32) - 1),
-        ("w_epoch", 2),
-        ("epoch", 0),
-        ("origin_log_id", 0),
-        (ColumnId.SEQUENCE, 1 << 63),
-        (ColumnId.SEQUENCE, (1 << 64) - 1),
-    ],
-)
-def test_rule_E1_what_no_consumer_could_show_is_refused_and_nothing_of_its_frame_is_appended(
-    column: ColumnId | str, value: int
-) -> None:
-    world, peer = served()
-    end = world.recovered.message_log.end
-    with pytest.raises(BatchMalformed):
-        world.dispatch(peer, 1, dispatch_batch(9, [b"good"]), tampered(column, value))
-    assert world.recovered.message_log.end == end and not world.failures
-    world.dispatch(peer, 1, dispatch_batch(10, [b"next"]))
-    assert world.pull(SimPeer()).bodies == [b"next"]
 
 
 def test_rule_B1_delay_servers_their_windows_and_subjects_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,18 +66,6 @@ def test_a_checkpoint_that_a_stop_abandons_at_any_piece_loses_nothing() -> None:
     assert pieces > 5 and not abandoned
 
 
-def test_a_checkpoint_is_taken_when_its_time_has_come_and_when_its_bytes_have() -> None:
-    world, peer = filled(checkpoint_every_ms=60_000, checkpoint_bytes=1 << 20)
-    before = status(world, peer, "checkpoints")
-    world.pass_time(59_999)
-    assert status(world, peer, "checkpoints") == before
-    world.pass_time(1)
-    assert status(world, peer, "checkpoints") == before + 1
-    for batch_id in range(21, 24):
-        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(500_000)], w=(1, batch_id - 1)))
-    assert status(world, peer, "checkpoints") == before + 2
-
-
 def test_rule_Q3_a_group_that_comes_while_messages_are_being_removed_starts_behind_them() -> None:
     world, peer = World(settings=SMALL, work=(work := StepExecutor())), SimPeer()
     world.hello(peer, 1)
@@ -104,15 +92,6 @@ def test_rule_T1_retention_waits_for_a_clock_that_is_believed() -> None:
     world.clock.step_wall(3_600_000)
     world.core.retain()
     assert segments(world) == before
-
-
-def test_a_consume_log_that_no_checkpoint_knows_is_removed() -> None:
-    world, _ = filled(batches=2)
-    stray = f"{FOLDER}/consume/00000007"
-    world.disk.make_folder(stray)
-    world.disk.open(f"{stray}/{0:020}.log", create=True).close()
-    later = world.restarted()
-    assert later.disk.list_folder(stray) == []
 
 
 def status(world: World, peer: SimPeer, name: str) -> int:
@@ -187,15 +166,3 @@ def test_rule_L10_a_checkpoint_file_that_cannot_be_opened_puts_checkpoints_off_a
     status, _ = world.ask(peer, RequestType.STATUS, {})
     assert published is not None and published["indexed_offset"] == status["end_offset"]
     assert world.restarted().pull(SimPeer()).bodies == [b"b"]
-
-
-def test_rule_B2_the_bytes_of_a_checkpoint_that_was_put_off_do_not_ask_for_another_one_at_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    world, peer = with_a_checkpoint_file_that_cannot_be_opened(checkpoint_bytes=1_000)
-    for batch_id in range(1, 20):
-        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2))
-    assert len(put_off(caplog)) == 1
-    world.pass_time(5_000)
-    world.dispatch(peer, 1, dispatch_batch(20, [bytes(400)] * 2))
-    assert len(put_off(caplog)) == 2

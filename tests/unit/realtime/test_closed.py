@@ -1,10 +1,7 @@
 """Segments that get no more groups are tallied beside the loop, before retention may take them (rules S5, S6)."""
 
-import numpy as np
-
-from delayd.batch.content import Tally, content_hash, tally
 from delayd.hours import hour_of_ms
-from delayd.log.tally import covered, sum_tallies
+from delayd.log.tally import covered
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import need_int
 from delayd.wire.requests import RequestType
@@ -29,12 +26,6 @@ def filled(work: StepExecutor | None = None, wrong: int = -1) -> tuple[World, Si
     return world, peer
 
 
-def tally_of(ids: range) -> Tally:
-    sequences = np.array([10 * batch_id + row for batch_id in ids for row in range(2)], np.uint64)
-    hashes = np.full(len(sequences), content_hash(b"orders", b"", BODY), np.uint64)
-    return tally(sequences, np.full(len(sequences), DUE_MS), hashes)
-
-
 def settle(world: World) -> None:
     for _ in range(50):
         world.pass_time(100)
@@ -42,19 +33,6 @@ def settle(world: World) -> None:
 
 def ends(world: World) -> list[int]:
     return [segment.base_offset for segment in world.recovered.message_log.segments]
-
-
-def test_rule_S6_each_closed_segment_is_tallied_from_its_bytes() -> None:
-    world, _ = filled()
-    last = ends(world)[-1]
-    settle(world)
-    later = world.restarted()
-    entries = later.recovered.tally_log.entries
-    assert covered(entries) == [(0, last)]
-    ((key, found, differing),) = sum_tallies(entries)
-    assert key == (ORIGIN, HOUR) and differing == 0
-    assert found == tally_of(range(1, 1 + found.rows // 2))
-    assert world.recovered.message_log.durable > last
 
 
 def test_rule_S5_retention_waits_for_the_tally_of_what_it_removes() -> None:
@@ -81,26 +59,6 @@ def test_rule_S6_a_row_whose_bytes_do_not_give_its_hash_is_named_and_shown() -> 
     answer, _ = later.ask(peer, RequestType.STATUS, {})
     assert need_int(answer, "differing") == 2
     assert [len(body) for body in later.pull(peer).bodies] == [400] * 40
-
-
-def test_rule_L9_a_tally_log_that_does_not_check_is_set_aside_and_made_again() -> None:
-    world, _ = filled()
-    settle(world)
-    last = ends(world)[-1]
-    found = world.restarted()
-    entries = found.recovered.tally_log.entries
-    found.core.close()
-    found.lock.release()
-    file = found.disk.open(TALLY_FILE, write=True)
-    file.pwritev([b"\xff"], 200)
-    file.close()
-    later = World(found.disk, found.state, found.clock.restarted(), settings=SMALL)
-    assert len(later.recovered.tally_log.entries) == 0
-    settle(later)
-    again = later.restarted()
-    assert covered(again.recovered.tally_log.entries) == [(0, last)]
-    assert again.recovered.tally_log.entries.tobytes() == entries.tobytes()
-    assert any(name.endswith(".damaged") for name in again.disk.list_folder("/data/realtime/tally"))
 
 
 def test_rule_L9_a_tally_log_that_goes_under_the_running_server_is_made_again() -> None:

@@ -13,7 +13,6 @@ from tests.worlds.dispatch_batches import DUE_MS, dispatch_batch
 from tests.worlds.realtime import SUBJECT, SimPeer, World, ready_world
 
 SOON_MS = DUE_MS + 5_000
-LATER_MS = DUE_MS + 3_600_000
 
 
 def _batch(batch_id: int, expires: list[int]) -> bytes:
@@ -53,26 +52,6 @@ def _all(world: World, peer: SimPeer, group: str = "billing", most: int = 1_000)
 def _oldest(world: World, group: str = "billing") -> int:
     (found,) = [each for each in world.core._pulls.groups.values() if each.name == group]
     return found.oldest
-
-
-@pytest.mark.parametrize("most", [1, 3, 1_000])
-def test_what_expired_is_passed_over_wherever_it_stands(most: int) -> None:
-    batches = [[0] * 3, [SOON_MS] * 4, [0, SOON_MS, SOON_MS, 0, SOON_MS], [SOON_MS, LATER_MS], [SOON_MS] * 2, [0]]
-    world, peer = _world(*batches, [SOON_MS])
-    world.pass_time(5_000)
-    kept = [
-        b"%d-%d" % (batch, row) for batch, rows in enumerate(batches, 1) for row, at in enumerate(rows) if at != SOON_MS
-    ]
-    assert _all(world, peer, most=most) == kept
-    assert world.core._pulls.counters["expired"] == 11 and world.core._pulls.counters["acked"] == len(kept)
-    # Another group passes over them, too, and a message that expires at this very moment is not delivered.
-    assert _all(world, peer, "mail") == kept
-
-
-def test_more_batches_than_one_turn_looks_at_are_passed_over_in_several() -> None:
-    world, peer = _world(*([[SOON_MS]] * 150), [0])
-    world.pass_time(6_000)
-    assert _all(world, peer) == [b"151-0"]
 
 
 def test_a_message_that_was_given_back_expires_too_and_one_that_is_held_does_not() -> None:

@@ -65,11 +65,6 @@ def _pull(world: World, most: int = 100, group: str = GROUP, **wanted: Any) -> l
 MIXED: list[Tagged] = [(b"0", RED), (b"1", NONE), (b"2", BLUE), (b"3", BOTH), (b"4", NONE), (b"5", RED), (b"6", BLUE)]
 
 
-def test_one_answer_goes_on_behind_messages_that_nobody_wants() -> None:
-    world = _world(MIXED, MIXED)
-    assert _pull(world, tags_any=["red"]) == [b"0", b"3", b"5"] * 2
-
-
 def test_what_comes_again_is_compared_once_only() -> None:
     world = _world(MIXED)
     peer = SimPeer()
@@ -91,17 +86,3 @@ def test_who_wants_other_messages_than_the_group_is_refused_by_name() -> None:
     _pull(world, group="all")
     with pytest.raises(OtherFilter, match="wants the tags none"):
         _pull(world, group="all", tags_any=["red"])
-
-
-def test_a_subscription_gets_the_messages_that_it_wants_of_each_subject() -> None:
-    world = _world(MIXED, MIXED)
-    consumer = SimPeer()
-    head: Head = {"group": GROUP, "pattern": ">", "tags_any": ["blue"]}
-    number = world.ask(consumer, RequestType.SUBSCRIBE, head)[0]["subscription"]
-    world.core.wake()
-    pull: Head = {"subscription": number, "max_messages": 9, "max_bytes": 1 << 20, "wait_ms": 0, "lease_ms": 0,
-                  "consumer": ""}  # fmt: skip
-    answer, body = world.ask(consumer, RequestType.PULL, pull)
-    assert bodies_of(body) == [b"2", b"3", b"6"] * 2
-    parts = answer["parts"]
-    assert isinstance(parts, list) and answer["subjects"] == [[SUBJECT, len(parts)]]

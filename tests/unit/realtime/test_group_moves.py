@@ -25,11 +25,6 @@ def _move(world: World, to: HeadValue, group: str = GROUP, **more: HeadValue) ->
     return world.ask(SimPeer(), RequestType.MOVE_GROUP, {**_names(group), "to": to, **more})[0]
 
 
-def _pause(world: World, paused: bool) -> None:
-    answer, _ = world.ask(SimPeer(), RequestType.PAUSE_GROUP, {**_names(), "paused": paused})
-    assert answer["paused"] is paused
-
-
 def _begun(world: World, start: HeadValue, group: str = "new", *, ephemeral: bool = False) -> list[bytes]:
     """What a new group gets first."""
     head = {**pull_head(group), "start": start, "ephemeral": ephemeral}
@@ -72,13 +67,6 @@ def test_an_instant_is_the_first_message_that_was_handed_over_then_or_later() ->
         assert world.pull(SimPeer()).bodies == bodies, after_s
 
 
-def test_a_dry_run_says_what_a_move_would_do_and_does_nothing() -> None:
-    world, peer = ready_world([b"a", b"b"])
-    pulled = world.pull(peer, most=1)
-    assert _move(world, "latest", dry_run=True) == {**_names(), "before": 1, "next": 2, "dropped": 1}
-    assert world.ack(peer, pulled.handles) == [] and world.pull(peer).bodies == [b"b"]
-
-
 def test_what_retention_has_removed_can_not_be_had_again_and_the_error_says_what_is_kept() -> None:
     world, peer = ready_world([b"a" * 3_000], [b"b" * 3_000], retention_ms=1_000, segment_bytes=4096)
     world.ack(peer, world.pull(peer).handles)
@@ -93,20 +81,6 @@ def test_what_retention_has_removed_can_not_be_had_again_and_the_error_says_what
     ):
         _move(world, {"sequence": 0})
     assert _move(world, "earliest")["next"] == first
-
-
-def test_a_paused_group_gives_nothing_and_takes_acknowledgements() -> None:
-    world, peer = ready_world([b"a"], [b"b"])
-    pulled = world.pull(peer, most=1)
-    _pause(world, True)
-    assert world.pull(peer).bodies == [] and _info(world).paused
-    waiting = world.send(peer, RequestType.PULL, pull_head(wait_ms=60_000))
-    assert world.ack(peer, pulled.handles) == []
-    world.core.checkpoint()
-    _pause(world, True)  # To say it twice is to say it once.
-    assert waiting not in peer.answers
-    _pause(world, False)
-    assert _bodies(peer, waiting) == [b"b"] and not _info(world).paused
 
 
 def test_an_ephemeral_group_ends_when_it_has_had_no_consumers_for_a_while() -> None:
@@ -170,14 +144,3 @@ def test_a_subscription_begins_its_groups_at_the_latest_message_and_those_of_new
                   "consumer": ""}  # fmt: skip
     _, body = world.ask(consumer, RequestType.PULL, pull)
     assert b"new" in body and b"next" in body and b"old" not in body
-
-
-def test_the_age_of_the_oldest_message_is_told_to_who_asks() -> None:
-    world = _over_time()
-    pulled = world.pull(SimPeer(), most=1)
-    assert _info(world).oldest_ms_ago is None
-    assert _info(world, ages=True).oldest_ms_ago == 180 * SECOND_MS
-    world.ack(SimPeer(), pulled.handles)
-    assert _info(world, ages=True).oldest_ms_ago == 120 * SECOND_MS
-    _move(world, "latest")
-    assert _info(world, ages=True).oldest_ms_ago is None

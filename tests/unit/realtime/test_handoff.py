@@ -8,36 +8,14 @@ from delayd.errors import (
     HandoffRefused,
     RestoredOrigin,
     ServerStopped,
-    StaleSession,
 )
 from delayd.hours import hour_of_ms
-from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.heads import need_list
 from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
 GIVEN = 1 << 40  # The next sequence of a delay server that has given all numbers that came.
-
-
-def test_rule_H3_the_fence_moves_at_once_and_what_was_not_begun_is_dropped() -> None:
-    commit = StepExecutor()
-    world = World(commit=commit)
-    old, new = SimPeer(), SimPeer()
-    head = {"session": 1, "epoch": 1}
-    world.hello_later(old, 1)
-    commit.run_all()
-    begun = world.send(old, RequestType.DISPATCH, head, dispatch_batch(1, [b"begun"]))
-    queued = world.send(old, RequestType.DISPATCH, head, dispatch_batch(2, [b"queued"]))
-    asked = world.hello_later(new, 2)
-    assert old.closed
-    assert isinstance(old.errors[queued], StaleSession)
-    late = world.send(old, RequestType.DISPATCH, head, dispatch_batch(3, [b"late"]))
-    assert isinstance(old.errors[late], StaleSession)
-    commit.run_all()
-    assert begun in old.answers
-    assert [row[1] for row in world.window(new, asked)] == [1]
 
 
 def test_rule_L8_a_disk_at_its_reserve_refuses_by_name_and_takes_again_when_space_returns() -> None:
@@ -140,24 +118,6 @@ def restarts(world: World, way: str) -> World:
     if way == "clean":
         return world.restarted()
     return World(world.disk.after_crash(), world.state.after_crash(), world.clock.restarted())
-
-
-@pytest.mark.parametrize("way", ["same life", "clean", "checkpoint", "crash"])
-def test_rule_H8_a_delay_server_that_has_forgotten_what_it_recorded_is_refused(
-    way: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    world, offsets = decided_world()
-    if way != "same life":
-        world = restarts(world, way)
-    for session, named in enumerate((0, offsets[0]), 5):
-        assert isinstance(named_hello(world, session, named), RestoredOrigin)
-    assert "origin_restored origin=" in caplog.text and "delayd target accept" in caplog.text
-    head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
-    assert any("restored from a copy" in str(wait) for wait in need_list(head, "waits"))
-    # The server did not remember the hello that it refused, so the right session goes on.
-    assert named_hello(world, 9, offsets[1]) is None
-    head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
-    assert "restored from a copy" not in str(head["waits"])
 
 
 @pytest.mark.parametrize("way", ["same life", "clean", "checkpoint", "crash"])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
-from delayd.errors import ExclusiveConflict
 from delayd.testing.disk import Faults, MemoryDisk
 from delayd.testing.executor import StepExecutor
-from delayd.wire.consuming import Why, read_stale
+from delayd.wire.consuming import read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
@@ -74,36 +71,6 @@ def test_who_takes_over_gets_messages_when_the_end_of_the_other_leases_is_durabl
     assert _got(other, second) == [b"0", b"1"]
 
 
-def test_a_lead_that_is_silent_for_its_window_is_replaced() -> None:
-    world, _ = ready_world(*BODIES)
-    lead, other = SimPeer(), SimPeer()
-    pulled = _pull(world, lead)
-    world.pass_time(WINDOW_MS // 2)
-    waiting = _waits(world, other)
-    world.pass_time(WINDOW_MS // 2 - 1)
-    assert waiting not in other.answers
-    world.pass_time(1)
-    assert _got(other, waiting) == [b"0", b"1"]
-    # The old one comes to itself: what it has is refused by name, and it stands by.
-    assert _stale(world, lead, pulled.handles) == {Why.FENCED}
-    waiting = _waits(world, lead)
-    _end(world, other)
-    assert _got(lead, waiting) == [b"0", b"1"]
-
-
-def test_a_shared_pull_of_a_led_group_is_refused_and_the_other_way_round() -> None:
-    world, _ = ready_world(*BODIES)
-    lead, shared = SimPeer(), SimPeer()
-    _pull(world, lead)
-    with pytest.raises(ExclusiveConflict, match="has an exclusive consumer"):
-        world.pull(shared)
-    _end(world, lead)
-    world.pull(shared)  # Takes what is left.
-    world.send(shared, RequestType.PULL, pull_head(wait_ms=60_000))
-    with pytest.raises(ExclusiveConflict, match="is shared by consumers"):
-        _pull(world, SimPeer())
-
-
 def test_a_take_over_that_the_disk_refuses_is_tried_again() -> None:
     disk = MemoryDisk(Faults())
     world, peer = World(disk), SimPeer()
@@ -118,21 +85,6 @@ def test_a_take_over_that_the_disk_refuses_is_tried_again() -> None:
     disk.capacity_bytes = room
     world.pass_time(RETRY_MS)
     assert _got(other, waiting) == [b"0", b"1"]
-
-
-def test_each_that_takes_over_is_looked_at_in_turn() -> None:
-    world, _ = ready_world(*BODIES)
-    second, third = SimPeer(), SimPeer()
-    _pull(world, SimPeer())
-    world.pass_time(WINDOW_MS - 1)
-    first, last = _waits(world, second), _waits(world, third)
-    world.pass_time(1)
-    assert _got(second, first) == [b"0", b"1"] and last not in third.answers
-    world.pass_time(WINDOW_MS // 2 - 1)
-    assert _got(third, last) == []
-    last = _waits(world, third)
-    world.pass_time(WINDOW_MS // 2 + 1)
-    assert _got(third, last) == [b"0", b"1"]
 
 
 def _come_back(world: World, peer: SimPeer, was: Sequence[int]) -> None:

@@ -14,7 +14,6 @@ from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
 MESSAGE = "/data/realtime/message"
-PULL = "/data/realtime/pull"
 SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 3_600_000_000}
 
 
@@ -64,22 +63,6 @@ def test_rule_L10_a_file_in_the_place_of_another_is_taken_only_when_it_is_the_sa
     world.pass_time(LOOK_MS + 1)
     assert listed(world) == ([] if same else [log_id(path)])
     assert pulled(world, "g") == bodies
-
-
-def test_rule_Q1_a_pull_log_that_is_removed_loses_no_acknowledgement() -> None:
-    world, bodies = filled()
-    first = world.pull(SimPeer(), most=10)
-    assert world.ack(SimPeer(), first.handles) == []
-    (path,) = files(world.disk, PULL)
-    world.disk.remove(path)
-    second = world.pull(SimPeer(), most=10)
-    assert world.ack(SimPeer(), second.handles) == []
-    world.pass_time(LOOK_MS + 1)
-    third = world.pull(SimPeer(), most=10)
-    assert world.ack(SimPeer(), third.handles) == []
-    disk = world.disk.after_crash()
-    again = World(disk, world.state.after_crash(disk), settings=SETTINGS)
-    assert listed(again) == [] and pulled(again, "billing") == bodies[30:]
 
 
 def damaged(disk: MemoryDisk, path: str, way: str) -> bytes:

@@ -11,8 +11,7 @@ from delayd.wire.status import Quarantined, read_list
 from realtime.quarantine import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SUBJECT, SimPeer, World
-
-from .rotten import BAD, FOLDER, flip_value, pull_all, served
+from tests.worlds.rotten import BAD, FOLDER, flip_value, pull_all, served
 
 
 def listed(world: World) -> list[Quarantined]:
@@ -46,21 +45,6 @@ def test_rule_L10_a_read_that_fails_once_quarantines_its_rows_and_they_come_afte
         assert errno.errorcode[number] in entry.reason and entry.path.startswith(FOLDER) and entry.rows == 1
     world.pass_time(RETRY_MS)
     assert pull_all(world) == [BAD]
-
-
-@pytest.mark.parametrize("prefix", [b"checkpoint", b"origin/", b"subject/", b"copy/checkpoint", b"copy/subject/"])
-def test_rule_L9_a_small_value_that_does_not_check_is_taken_from_its_copy(
-    prefix: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    world, _ = served([b"a"], [b"b"])
-    assert pull_all(world) == [b"a", b"b"]
-    world.core.checkpoint()
-    disk, state = world.disk.after_crash(), world.state.after_crash()
-    (key, *_) = [key for key in state._pairs if key.startswith(prefix)]
-    flip_value(state, key)
-    later = World(disk, state)
-    assert pull_all(later) == [] and pull_all(later, "other") == [b"a", b"b"]
-    assert ("value_damaged key=" in caplog.text) == (not prefix.startswith(COPY_PREFIX))
 
 
 @pytest.mark.parametrize("kept", ["all", "no files", "less"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import BadArgument, NotOrdered
+from delayd.errors import BadArgument
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
@@ -49,30 +49,6 @@ def test_a_delay_of_more_than_a_day_is_refused_by_name() -> None:
         world.ask(peer, RequestType.RETRY, {**NAMES, "retries": [retry]})
 
 
-def test_a_group_that_was_made_without_an_order_refuses_one() -> None:
-    world, peer = _world(([b"a1", b"a2"], [1, 1])), SimPeer()
-    assert _pull(world, peer, ordered=False).bodies == [b"a1", b"a2"]
-    with pytest.raises(NotOrdered, match="was made without an order"):
-        _pull(world, peer)
-
-
-def _put_off(world: World, peer: SimPeer, pulled: Pulled) -> None:
-    retry: list[HeadValue] = [*_handle(pulled, 0), HOUR_MS, "failed"]
-    assert world.ask(peer, RequestType.RETRY, {**NAMES, "retries": [retry]})[0]["stale"] == []
-
-
-def test_what_is_put_off_after_a_move_does_not_come_when_an_earlier_pause_ends() -> None:
-    world, peer = _world(([b"a1", b"a2"], [1, 1])), SimPeer()
-    _put_off(world, peer, _pull(world, peer))
-    world.pass_time(HOUR_MS // 2)
-    world.ask(peer, RequestType.MOVE_GROUP, {**NAMES, "to": "earliest"})
-    _put_off(world, peer, _pull(world, peer))
-    world.pass_time(HOUR_MS // 2)
-    assert _pull(world, peer).bodies == []
-    world.pass_time(HOUR_MS // 2)
-    assert _pull(world, peer).bodies == [b"a1"]
-
-
 def test_how_many_messages_it_looks_ahead_is_bounded() -> None:
     order = Order()
     order.begin(0, (), ())
@@ -97,10 +73,3 @@ def test_one_pull_reads_a_bounded_number_of_batches() -> None:
     assert order is not None
     before = order.scanned
     assert _pull(world, peer).bodies == [] and order.scanned == before + LOOKED_AT // LOOKED_AT_A_BATCH
-
-
-def test_messages_that_the_group_does_not_want_hold_up_nobody() -> None:
-    world, peer = _world(([b"x"] * 500, [7] * 500)), SimPeer()
-    head = {**pull_head(), "ordered": True, "tags_any": ["red"]}
-    world.ask(peer, RequestType.PULL, head)
-    assert _group(world).next == 500 and _group(world).oldest == 500

@@ -1,12 +1,9 @@
 """Pulls, acknowledgements and leases (rule Q1), against the core in memory."""
 
-import pytest
-
 from delayd.batch.batch import parse
 from delayd.batch.columns import BatchKind, ColumnId
 from delayd.batch.labels import bloom_of
 from delayd.batch.validate import check_batch
-from delayd.errors import BadRequest, BadSubject, UnknownRequest
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import need_maps, need_rows
 from delayd.wire.requests import RequestType
@@ -39,20 +36,6 @@ def test_rows_that_are_cut_out_of_a_batch_keep_their_tags() -> None:
             assert cut.uint64s(ColumnId.TAG_BLOOM).tolist() == [bloom_of(own) for own in tags_of(cut)]
             found += tags_of(cut)
     assert found == list(map(tuple, tags))
-
-
-def test_rows_that_are_cut_out_of_a_batch_keep_their_expiry() -> None:
-    world, peer = ready_world()
-    part = parse(dispatch_batch(1, [b"a"])).dispatch
-    whole = {"subjects": [SUBJECT.encode()], "sequences": range(5), "kind": BatchKind.DISPATCH, "part": part}
-    expires = [0, *(2_000_000_000_000 + row for row in range(4))]
-    world.dispatch(peer, 1, messages([b"a"] * 5, due=[DUE_MS] * 5, expires=expires, **whole))  # type: ignore[arg-type]
-    found: list[int] = []
-    for _ in range(3):
-        for cut in split(world.pull(peer, most=2).raw):
-            check_batch(cut)
-            found += cut.int64s(ColumnId.EXPIRES_AT_MS).tolist()
-    assert found == expires
 
 
 def test_a_waiting_pull_is_answered_when_a_message_comes_in_order_of_arrival() -> None:
@@ -133,15 +116,3 @@ def test_groups_and_subjects_are_listed() -> None:
     }
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
     assert head["more"] is True
-
-
-def test_bad_requests_are_named() -> None:
-    world, peer = ready_world()
-    with pytest.raises(BadSubject):
-        world.pull(peer, subject="not a subject")
-    with pytest.raises(BadRequest):
-        world.pull(peer, group="")
-    with pytest.raises(BadRequest):
-        world.ask(peer, RequestType.ACK, {"subject": SUBJECT, "group": GROUP, "handles": [[1, 2, 0]]})
-    with pytest.raises(UnknownRequest):
-        world.ask(peer, RequestType.SEND, {})

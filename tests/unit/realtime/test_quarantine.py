@@ -10,10 +10,9 @@ from delayd.wire.heads import (
     need_maps,
 )
 from delayd.wire.requests import RequestType
-from realtime.quarantine import BATCHES_A_PULL
-from tests.unit.realtime.rotten import BAD, FOLDER, flip, pull_all, served
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
+from tests.worlds.rotten import BAD, FOLDER, flip, pull_all, served
 
 
 def quarantined(world: World, group: str = GROUP) -> int:
@@ -34,16 +33,6 @@ def test_rule_Q3_retention_keeps_what_could_not_be_read() -> None:
         world.pass_time(60_000)
         world.core.retain()
     assert world.disk.list_folder(FOLDER)[0] == first and len(world.disk.list_folder(FOLDER)) > 1
-
-
-def test_many_rotten_batches_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = [b"%04d" % number + BAD for number in range(BATCHES_A_PULL + 10)]
-    world, peer = served(*([body] for body in bodies), [b"good"])
-    for body in bodies:
-        flip(world.disk, body)
-    first = world.pull(peer)
-    assert first.bodies == [] and quarantined(world) == BATCHES_A_PULL
-    assert world.pull(peer).bodies == [b"good"] and quarantined(world) == len(bodies)
 
 
 def test_a_batch_on_a_sector_that_can_not_be_read_is_rotten_and_one_before_it_is_not(
@@ -67,17 +56,3 @@ def test_a_batch_on_a_sector_that_can_not_be_read_is_rotten_and_one_before_it_is
     monkeypatch.setattr(Log, "read_some", broken_some)
     assert pull_all(world) == [b"good", b"other"]
     assert quarantined(world) == 1 and not world.failures
-
-
-def test_two_words_that_release_one_entry_release_it_once() -> None:
-    """The second word waited for a look at the files while the first one was carried out."""
-    world, _ = served([b"good"], [BAD], [b"other"])
-    flip(world.disk, BAD)
-    assert pull_all(world) == [b"good", b"other"]
-    held = world.core._pulls.quarantine
-    (entry,) = held.listing()
-    bad = held.find(entry.id)
-    assert bad is not None
-    flip(world.disk, BAD)
-    assert held.release(bad) and held.release(bad)
-    assert pull_all(world) == [BAD]

@@ -77,21 +77,6 @@ def test_rule_L9_a_log_that_has_lost_its_oldest_messages_to_retention_is_rebuilt
     assert pull_all(world.restarted(), "mail", "later") == sent["mail"][first:]
 
 
-def test_rule_L9_a_batch_whose_bodies_are_damaged_is_counted_all_the_same() -> None:
-    world, sent = filled()
-    name = world.disk.list_folder("/data/realtime/message")[0]
-    path = f"/data/realtime/message/{name}"
-    file = world.disk.open(path)
-    at = file.pread(file.size(), 0).find(sent["mail"][3])
-    file.close()
-    flip(world.disk, path, at)
-    world.disk.remove(PATH)
-    found = pull_all(world, "mail")
-    assert set(sent["mail"]) - set(found) <= set(sent["mail"][2:6]) and sent["mail"][3] not in found
-    assert found == [body for body in sent["mail"] if body in found]
-    flip(world.disk, path, at)
-
-
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_rule_L9_a_group_that_is_made_again_without_its_consume_log_begins_at_the_first_kept(checkpoint: bool) -> None:
     world, sent = filled(120)
@@ -160,22 +145,3 @@ def test_rule_L9_a_rebuild_beside_a_checkpoint_loses_nothing_of_what_the_checkpo
     later = World(world.disk.after_crash(), world.state.after_crash(), settings=SETTINGS)
     assert pull_all(later, "orders", "other") == bodies
     assert not world.failures and not later.failures
-
-
-def test_rule_L9_consume_logs_that_do_not_check_again_are_not_rebuilt_without_a_pause() -> None:
-    work = StepExecutor()
-    world, sent = filled(work=work)
-    peers = {name: SimPeer() for name in SUBJECTS}
-    world.disk.faults.fail_reads["/consume/"] = 1 << 40
-    for name in SUBJECTS:
-        world.send(peers[name], RequestType.PULL, pull_head(subject=name, wait_ms=5_000, most=1_000))
-    for _ in range(100):
-        work.step()
-        world.core.wake()
-    assert not work.waiting and world.core._rebuilder.counted <= 2 * len(SUBJECTS)
-    world.disk.faults.fail_reads.clear()
-    world.pass_time(rebuild_module.QUIET_MS)
-    work.run_all()
-    world.core.wake()
-    for name in SUBJECTS:
-        assert bodies_of(peers[name].answers[1][0][1]) == sent[name]

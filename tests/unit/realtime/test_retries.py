@@ -10,7 +10,7 @@ from delayd.batch.columns import ColumnId
 from delayd.batch.labels import Headers
 from delayd.batch.names import retry_subject
 from delayd.batch.validate import check_batch
-from delayd.errors import BadRequest, SlowDown
+from delayd.errors import SlowDown
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     need_rows,
@@ -20,7 +20,7 @@ from delayd.wire.requests import RequestType
 from realtime import retries
 from realtime.retries import Undone
 from realtime.retry_batch import headers_of
-from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, bodies_of, dispatch_batch
+from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, bodies_of
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
 
 Row = list[object]
@@ -73,17 +73,6 @@ def test_a_retry_becomes_a_batch_for_its_delay_server() -> None:
     assert history == [[1, now_ms, "no route"]]
 
 
-def test_messages_of_several_delay_servers_become_a_batch_for_each() -> None:
-    world, peer = ready_world([b"a"])
-    second = SimPeer()
-    world.window(second, world.hello_later(second, 1, origin=ORIGIN + 1))
-    world.dispatch(second, 1, dispatch_batch(1, [b"b"], origin=ORIGIN + 1))
-    handles = world.pull(peer).handles
-    _retry(world, peer, [[*handle, 0, ""] for handle in handles])
-    assert [bodies_of(batch.buffer) for _, batch in _undone(world)] == [[b"a"]]
-    assert [bodies_of(batch.buffer) for _, batch in _undone(world, ORIGIN + 1)] == [[b"b"]]
-
-
 def test_a_decision_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "BATCH_ROWS", 3)
     monkeypatch.setattr(retries, "BATCH_BYTES", 3_000)
@@ -102,28 +91,6 @@ def test_too_many_undone_decisions_are_refused(monkeypatch: pytest.MonkeyPatch) 
         _retry(world, peer, [[incarnation, first + 1, 1, 0, ""]])
     world.core.retries.accepted(_undone(world)[0][0])
     assert _retry(world, peer, [[incarnation, first + 1, 1, 0, ""]]) == []
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        [1, 2, 3],
-        [1, 2, 0, 0, ""],
-        [1, -1, 1, 0, ""],
-        [1, 2, 1, -1, ""],
-        [1, 2, 1, 1 << 62, ""],
-        [1, 2, 1, True, ""],
-        [1, 2, 1, 0, 7],
-        [1, 2, 1, 0, "x" * 10_000],
-        [1 << 64, 2, 1, 0, ""],
-        "row",
-    ],
-)
-def test_bad_rows_are_refused_by_name(row: object) -> None:
-    world, peer = ready_world([b"a"])
-    world.pull(peer)
-    with pytest.raises(BadRequest):
-        _retry(world, peer, [row])  # type: ignore[list-item]
 
 
 def test_headers_of_the_largest_message_still_fit() -> None:

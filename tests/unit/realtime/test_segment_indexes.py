@@ -49,14 +49,6 @@ def indexed(world: World) -> list[bool]:
     return found
 
 
-def test_rule_L9_each_closed_segment_is_indexed_and_the_index_proves_right() -> None:
-    world = filled()
-    settle(world)
-    assert len(indexed(world)) > 5
-    assert all(indexed(world))
-    assert not world.failures
-
-
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped", "of another segment"])
 def test_rule_L9_an_index_that_is_not_whole_is_written_anew(how: str) -> None:
     world = filled()
@@ -78,14 +70,3 @@ def test_rule_L9_an_index_that_is_not_whole_is_written_anew(how: str) -> None:
     later = world.restarted()
     settle(later)
     assert all(indexed(later))
-
-
-def test_the_index_of_a_removed_segment_goes() -> None:
-    world = filled()
-    settle(world)
-    world.pass_time(2_000)
-    world.core.retain()
-    settle(world)
-    assert world.recovered.message_log.start > 0
-    bases = [segment.base_offset for segment in world.recovered.message_log.segments]
-    assert [int(name[:-4]) for name in names(world)] == bases[:-1]

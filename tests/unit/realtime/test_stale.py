@@ -6,7 +6,6 @@ from delayd.errors import UnknownServer
 from delayd.wire.consuming import Why, read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
-from tests.counts import lines
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
 
 FIELDS: dict[RequestType, tuple[str, list[HeadValue]]] = {
@@ -51,14 +50,3 @@ def test_a_word_that_names_another_server_is_refused_and_changes_nothing(kind: R
     with pytest.raises(UnknownServer, match=f"say it to {own + 1:016x}"):
         _why(world, peer, kind, [incarnation, first, 1], more={**more, "log_id": own + 1})
     assert _why(world, peer, kind, [incarnation, first, 1], more={**more, "log_id": own}) == []
-
-
-def test_what_is_said_of_thousands_of_messages_costs_one_look_at_each() -> None:
-    costs = []
-    for messages in (500, 4_000):
-        world, peer = ready_world([b"x"] * messages)
-        ((incarnation, begin, count),) = world.pull(peer, most=messages).handles
-        others = [[incarnation, begin + at, 1] for at in range(0, count, 2)]
-        world.ack(peer, others, kind=RequestType.NACK)
-        costs.append(lines(lambda: _why(world, peer, RequestType.ACK, [incarnation, begin, count])))  # noqa: B023
-    assert costs[1] < 10 * costs[0]

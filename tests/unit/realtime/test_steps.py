@@ -1,42 +1,11 @@
 """Nothing costs the square of what a client sends or holds: twice as much is at most twice the steps (rule B2)."""
 
-from collections.abc import Callable
-
 import pytest
 
 from delayd.testing.executor import StepExecutor
 from realtime import snapshots as snapshots_module
-from tests.counts import lines
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
-
-MORE = 2.6  # Steps of twice the work, over those of it: two, and the logarithm.
-
-
-def grows(steps: Callable[[int], int], size: int) -> float:
-    """How many times the steps grow when the size doubles."""
-    return steps(2 * size) / steps(size)
-
-
-def holding(count: int) -> tuple[World, SimPeer, int]:
-    """A server whose one group holds as many pulls of one message."""
-    world, peer = World(), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"x"] * count))
-    incarnation = 0
-    for _ in range(count):
-        incarnation = world.pull(peer, most=1).incarnation
-    return world, peer, incarnation
-
-
-@pytest.mark.parametrize("mine", [True, False])
-def test_rule_B2_handles_that_cover_everything_again_and_again_meet_each_pull_once(mine: bool) -> None:
-    def steps(count: int) -> int:
-        world, peer, incarnation = holding(count)
-        handles = [[incarnation if mine else 7, 0, count]] * count
-        return lines(lambda: world.ack(peer, handles))
-
-    assert grows(steps, 100) < MORE
 
 
 def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_beginning(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from delayd.batch.names import SUBSCRIBED_MAX, retry_subject
+from delayd.batch.names import SUBSCRIBED_MAX
 from delayd.errors import BadArgument, BadRequest, BadSubject, DelaydError, SlowDown
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.executor import StepExecutor
@@ -21,9 +21,8 @@ from delayd.wire.heads import (
 )
 from delayd.wire.requests import RequestType
 from realtime import joins, roster, subscriptions
-from tests.unit.realtime.rotten import flip
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
-from tests.worlds.realtime import SimPeer, World, pull_head
+from tests.worlds.realtime import SimPeer, World
 
 GROUP = "billing"
 WAIT_MS = 5_000
@@ -127,54 +126,6 @@ def test_subjects_take_turns_whatever_waits_in_each() -> None:
     assert len(taker.pull(most=8)[1]) == 8
 
 
-def test_rule_Q2_what_comes_again_is_of_the_subject_that_it_was_sent_to() -> None:
-    feed = Feed()
-    feed.put("a", b"a")
-    feed.put("b", b"b")
-    taker = Taker(feed, "*")
-    head, _ = taker.pull()
-    (first, _, _, _), second = need_rows(head, "parts", 4)
-    retry: Head = {"subject": "a", "group": GROUP, "retries": [[need_u64(head, "incarnation"), first, 1, 1_000, "no"]]}
-    assert feed.world.ask(taker.peer, RequestType.RETRY, retry)[0]["stale"] == []
-    taker.settle(head | {"parts": [second], "subjects": [["b", 1]]})
-    asked = taker.ask()
-    group = feed.world.core._pulls.groups["a", GROUP]
-    feed.put(retry_subject(feed.world.core.log_id, group.group_id), b"again")
-    head, bodies = taker.answer(asked)
-    assert (bodies, head["subjects"]) == ([b"again"], [["a", 1]])
-    assert taker.settle(head)["stale"] == [] and group.child is not None and not group.child.outstanding
-
-
-@pytest.mark.parametrize("what", [["a", "b"], ">"])
-def test_a_group_that_is_deleted_is_made_anew_as_that_of_a_new_consumer(what: str | Sequence[str]) -> None:
-    feed = Feed()
-    feed.put("a", b"a")
-    taker = Taker(feed, what)
-    head, bodies = taker.pull()
-    assert bodies == [b"a"] and taker.settle(head)["stale"] == []
-    asked = taker.ask()
-    feed.world.ask(SimPeer(), RequestType.DELETE_GROUP, {"subject": "a", "group": GROUP})
-    assert asked not in taker.peer.answers
-    feed.settle()
-    # As with a consumer of this subject alone, the new group begins at the earliest message that is kept.
-    assert taker.answer(asked)[1] == [b"a"]
-    feed.put("b", b"b")
-    feed.settle()
-    assert taker.pull()[1] == [b"b"]
-
-
-@pytest.mark.parametrize("ahead_alone", [0, 5])
-def test_rule_Q4_empty_hands_come_first_among_subscriptions_and_consumers_of_one_subject(ahead_alone: int) -> None:
-    feed = Feed()
-    taker, alone = Taker(feed, ["a"]), SimPeer()
-    asked = taker.ask(most=1, ahead=5 - ahead_alone)
-    head = pull_head(GROUP, "a", most=1, wait_ms=WAIT_MS, ahead=ahead_alone)
-    asked_alone = feed.world.send(alone, RequestType.PULL, head)
-    feed.put("a", b"a")
-    assert (asked_alone in alone.answers) == (not ahead_alone)
-    assert (asked in taker.peer.answers) == bool(ahead_alone)
-
-
 def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,28 +164,6 @@ def test_rule_L9_while_one_subject_is_rebuilt_the_others_are_served() -> None:
     while bodies := taker.pull()[1]:
         seen += bodies
     assert len(set(seen)) == len(seen) == 40
-
-
-def test_rule_L5_what_can_not_be_read_of_one_subject_is_passed_over() -> None:
-    feed = Feed(World(settings={"tail_bytes": 0}))
-    feed.put("a", b"rotten" * 50)
-    feed.put("a", b"sound")
-    feed.put("b", b"b")
-    feed.world.core.checkpoint()
-    flip(feed.world.disk, b"rotten" * 50)
-    taker = Taker(feed, ["a", "b"])
-    seen: list[bytes] = []
-    for _ in range(4):
-        head, bodies = taker.pull()
-        seen += bodies
-        if bodies:
-            taker.settle(head)
-    assert sorted(seen) == [b"b", b"sound"]
-    flip(feed.world.disk, b"rotten" * 50)
-    asked = taker.ask(wait_ms=60_000)
-    feed.world.pass_time(30_000)
-    feed.settle()
-    assert taker.answer(asked)[1] == [b"rotten" * 50]
 
 
 def test_rule_B2_groups_join_some_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,15 @@ import pytest
 
 from delayd.errors import StaleEpoch, StaleSession
 from delayd.log import checkpoint
-from delayd.log.proof import GROUP_PREFIX
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
+from delayd.wire.heads import need_maps, need_str
 from delayd.wire.requests import RequestType
-from delayd.wire.status import read_list
 from tests.memory_files import content, files, put
 from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
-
-from .rotten import BAD, flip, flip_value, pull_all, served
+from tests.worlds.rotten import BAD, flip, flip_value, pull_all, served
 
 MESSAGE, PULL = "/data/realtime/message", "/data/realtime/pull"
 SLOT_BYTES = 2_048
@@ -62,7 +60,7 @@ def with_lost_group() -> World:
     world.core.checkpoint()
     disk = world.disk.after_crash()
     state = world.state.after_crash(disk)
-    flip_value(state, max(key for key in state._pairs if key.startswith(GROUP_PREFIX)))
+    flip_value(state, max(key for key in state._pairs if key.startswith(b"group/")))
     return World(disk, state, settings=world.settings)
 
 
@@ -108,7 +106,8 @@ def with_restored_origin() -> World:
 
 def quarantined(world: World) -> list[str]:
     head, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 100})
-    return [entry.id for entry in read_list(head)[0] if not entry.id.startswith("log/")]
+    ids = [need_str(entry, "id") for entry in need_maps(head, "entries")]
+    return [id_ for id_ in ids if not id_.startswith("log/")]
 
 
 def no_rows_wait(world: World) -> bool:
