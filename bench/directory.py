@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from delayd.batch.batch import encode, encode_subject_table
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
 from delayd.batch.content import Region, hash_items, subject_states
-from delayd.delay.books.dispatch_logs import read_outcomes
-from delayd.delay.books.sealing import compare
+from delayd.delay.books.outcomes import read_outcomes
+from delayd.delay.books.seals import compare
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
-from delayd.log.dispatch import END_ROW, NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup, content_position
+from delayd.log.hour import END_ROW, HOUR_ROW, SEALED, NewPart, Outcome, dispatch_path, encode_outcomes, schedule_path
 from delayd.log.log import Log, LogPlace, open_log, segment_name
-from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.log.segment_index import index_segment

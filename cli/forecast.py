@@ -20,8 +20,8 @@ from delayd.client.asking.ask import QUOTAS
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_start_ms
-from delayd.log.quota import NO_LIMITS
-from delayd.log.quota import Limits as Quota
+from delayd.log.control import NO_LIMITS
+from delayd.log.control import Limits as Quota
 from delayd.reading.data import NONE, Schedule
 from delayd.reading.files.directory import Directory, server_runs
 from delayd.reading.verify import stored_quota

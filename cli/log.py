@@ -24,11 +24,19 @@ from delayd.log.checkpoint import MAGIC as CHECKPOINT_MAGIC
 from delayd.log.checkpoint import read_checkpoint_file
 from delayd.log.consume import PAGE_ENTRIES, ConsumePlace, check_pages, entries_in
 from delayd.log.control import Record, decode_records
-from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
-from delayd.log.ended import decode_ended
 from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.hour import (
+    DEAD,
+    REMOVED,
+    SEALED,
+    Outcome,
+    Reason,
+    decode_ended,
+    decode_hours,
+    decode_outcomes,
+    reason_name,
+)
 from delayd.log.pull import decode_entries
-from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours
 from delayd.log.seal import decode_seals
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
 from delayd.log.segment_index import index_records

@@ -19,12 +19,11 @@ import msgpack
 
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.control import SkippedSequences, encode_known
-from delayd.log.give_up import Damage, End, end_of, find_damage, give_up
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import RESTORED_STEP
 from delayd.log.log import LogPlace
-from delayd.log.proof import decided_behind, pulled_behind
-from delayd.log.schedule import RESTORED_STEP
 from delayd.log.segment import Confirmed, FileKind
+from delayd.log.tail import Damage, End, decided_behind, end_of, find_damage, give_up, pulled_behind
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import Wait
 from delayd.machine.state import LmdbState, OperatorLog

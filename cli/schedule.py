@@ -9,7 +9,7 @@ import numpy as np
 
 from delayd.errors import DamagedData
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome, Reason, reason_name
+from delayd.log.hour import Outcome, Reason, reason_name
 from delayd.reading.data import NONE, Hour, HourCount, Schedule, damaged
 from delayd.reading.files.origins import outcome_word
 

@@ -32,7 +32,7 @@ from delayd.errors import BadArgument, DamagedData, DamagedValue, DataError, New
 from delayd.hours import hour_name
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.schedule import HOUR_ROW, REMOVED, decode_hours, schedule_path
+from delayd.log.hour import HOUR_ROW, REMOVED, decode_hours, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.machine.disk import Disk, Lock, open_named
 from delayd.machine.identity import LOCK

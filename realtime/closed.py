@@ -29,8 +29,7 @@ from delayd.errors import (
 from delayd.log.log import Log
 from delayd.log.segment import Segment
 from delayd.log.segment_index import IndexMaker
-from delayd.log.tally import Tallies, covered
-from delayd.log.tallying import Differing, Tallier
+from delayd.log.tally import Differing, Tallier, Tallies, covered
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.operating import Wait, WaitKind
 

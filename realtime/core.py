@@ -17,8 +17,7 @@ from delayd.errors import (
     ServerStopped,
     Stopping,
 )
-from delayd.log.log import Log
-from delayd.log.watch import write_again
+from delayd.log.log import Log, write_again
 from delayd.machine.clock import JudgedClock
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Executor

@@ -14,8 +14,8 @@ import msgpack
 
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.consume import ConsumeTail
-from delayd.log.proof import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
-from delayd.log.retry import Decision, decode_rows, encode_rows
+from delayd.log.pull import Decision, decode_rows, encode_rows
+from delayd.log.tail import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
 from delayd.machine.state import State
 
 from .filters import OPEN, decode_filter, encode_filter

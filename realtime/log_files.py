@@ -11,8 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.errors import DamagedData
-from delayd.log.log import Log
-from delayd.log.watch import LOOK_MS, Append, LogWatch, OnFiles, Told
+from delayd.log.log import LOOK_MS, Append, Log, LogWatch, OnFiles, Told
 from delayd.machine.executor import Executor, run
 from delayd.machine.identity import Site
 from delayd.wire.status import Decision, Quarantined

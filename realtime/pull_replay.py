@@ -24,8 +24,7 @@ from delayd.log.control import (
     decode_known,
 )
 from delayd.log.group import CommitGroup, GroupKind
-from delayd.log.pull import PullOp, decode_entries
-from delayd.log.retry import Decision, decode_rows
+from delayd.log.pull import Decision, PullOp, decode_entries, decode_rows
 
 from .filters import decode_filter
 from .groups import Group

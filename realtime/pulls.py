@@ -31,8 +31,7 @@ from typing import NamedTuple, TypeVar
 
 from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
-from delayd.log.pull import PullEntry, PullOp
-from delayd.log.retry import Decision
+from delayd.log.pull import Decision, PullEntry, PullOp
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head

@@ -29,8 +29,8 @@ from delayd.log.consume import (
 from delayd.log.control import HelloHeard, OriginAccepted, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
-from delayd.log.proof import pulled_behind
 from delayd.log.segment import FileKind
+from delayd.log.tail import pulled_behind
 from delayd.log.tally import tally_place
 from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk

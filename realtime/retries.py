@@ -22,7 +22,7 @@ from delayd.batch.labels import DEAD_KEPT_MS, cut_text
 from delayd.batch.names import ORDERED_WAIT_MS_MAX, retry_subject
 from delayd.errors import BadArgument, DelaydError, SlowDown
 from delayd.log.control import RetryAccepted, RetryDecided
-from delayd.log.retry import Decision, RetryRow, encode_rows
+from delayd.log.pull import Decision, RetryRow, encode_rows
 from delayd.machine.clock import Clock
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.consuming import StaleRow

@@ -36,7 +36,7 @@ from delayd.batch.labels import (
 )
 from delayd.batch.names import HEADERS_BYTES_MAX, LIFE_BYTES_MAX, MESSAGE_BYTES_MAX, TAGS_MAX
 from delayd.errors import BadHeaders
-from delayd.log.retry import RetryRow
+from delayd.log.pull import RetryRow
 
 
 class Source(NamedTuple):

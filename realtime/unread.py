@@ -22,8 +22,8 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.errors import DamagedData, DelaydError, HandoffRefused, NotReady
-from delayd.log.give_up import Damage, find_damage, give_up
-from delayd.log.watch import Told
+from delayd.log.log import Told
+from delayd.log.tail import Damage, find_damage, give_up
 from delayd.machine.disk import Disk, list_named, open_named
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
-from delayd.log.retry import Decision
+from delayd.log.pull import ATTEMPT_MAX, Decision, PullEntry, PullOp
 
 from .alarms import NEVER_MS
 

@@ -15,17 +15,25 @@ from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart,
 from delayd.batch.content import content_hash
 from delayd.batch.gather import Pick, compose, gather
 from delayd.batch.labels import bloom_of, encode_tags
-from delayd.delay.books.dispatch_logs import read_outcomes
-from delayd.delay.books.sealing import compare
+from delayd.delay.books.outcomes import read_outcomes
+from delayd.delay.books.seals import compare
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.control import Ended, Record, encode_known, encode_records
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
-from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup, content_position
+from delayd.log.hour import (
+    ENDED,
+    HOUR_ROW,
+    REMOVED,
+    SEALED,
+    NewPart,
+    Outcome,
+    dispatch_path,
+    encode_outcomes,
+    schedule_path,
+)
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.pull import PullEntry, encode_entries
-from delayd.log.schedule import HOUR_ROW, REMOVED, SEALED, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.log.tally import TALLY, encode_tallies

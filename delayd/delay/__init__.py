@@ -31,10 +31,9 @@ It passes through the folders
     settled             the instant before which everything that fell due has an outcome (S7)
 A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory
-    take_back           what it does with files that were set aside and are whole again, or given up
     kept, state_values  read the state; the values of it that several parts use
-    quarantine          names files and values that can't be read
-    damage              looks at damaged files until they are whole, or an operator gives them up
+    quarantine          names files and values that can't be read, and has operators' decisions carried out
+    damage              looks at damaged files until they are whole or given up, and takes them back at a start
 
 Words. A *life* of a server lasts from one start to the next; each has a higher *epoch*. M is the message log, S_h and
 D_h are the schedule log and the dispatch log of hour h; together they are the *books* of the hour. T is a realtime

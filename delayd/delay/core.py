@@ -16,18 +16,15 @@ from delayd.batch.columns import ColumnId, Int64s
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
-from delayd.delay.damage.decisions import Decisions
-from delayd.delay.damage.file_watch import FileWatch
-from delayd.delay.damage.held import MESSAGE_LOG, HeldRows
 from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
-from delayd.delay.damage.lost_values import LostValues
 from delayd.delay.damage.mending import Mending, SetAside
+from delayd.delay.damage.set_aside import MESSAGE_LOG, FileWatch, HeldRows, LostValues
 from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.pending import full_hours
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, Routing
 from delayd.delay.handoff.link import Dial, Link, LinkTerms
 from delayd.delay.handoff.moves import RouteMoves
@@ -44,7 +41,7 @@ from delayd.delay.ledger.files import HourReader
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import joined_bytes
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
-from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
+from delayd.delay.quarantine import Decided, Decisions, Entry, Kind, Quarantine
 from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
 from delayd.delay.recovery import Recovered, ends_of_all, open_seals, recover
@@ -58,9 +55,9 @@ from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.log.control import Limits
 from delayd.log.key_run import KnownRuns
-from delayd.log.quota import Limits
-from delayd.log.watch import LOOK_MS, LogWatch, OnFiles, write_again
+from delayd.log.log import LOOK_MS, LogWatch, OnFiles, write_again
 from delayd.machine.clock import JUMP_MS, Clock
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Executor

@@ -34,8 +34,8 @@ from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.committer import Committer, Written, write_groups
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
+from delayd.log.hour import RESTORED_STEP, Skipped
 from delayd.log.log import Log
-from delayd.log.schedule import RESTORED_STEP, Skipped
 from delayd.machine.clock import JUMP_MS
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site

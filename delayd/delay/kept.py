@@ -28,8 +28,11 @@ import numpy as np
 from delayd.batch.batch import Batch
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
+    GIVEN_UP_PREFIX,
     OUTCOME_PREFIX,
     PREFIX,
+    SALVAGE_PREFIX,
+    GivenUp,
     HourFile,
     HourTable,
     OutcomeEnd,
@@ -38,17 +41,23 @@ from delayd.delay.filing.hour_table import (
     load_hours,
     load_outcome_ends,
 )
-from delayd.delay.filing.words import GIVEN_UP_PREFIX, SALVAGE_PREFIX, GivenUp
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
-from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.state_values import DROPPED_KEY, ENDED_KEY, TARGET_PREFIX, decode_dropped
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.checkpoint import Payload, read_checkpoint
-from delayd.log.dispatch import END_ROW
-from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
+from delayd.log.hour import (
+    END_ROW,
+    NO_ENDED,
+    EndedRows,
+    Skipped,
+    decode_ended,
+    decode_hours,
+    open_schedule_log,
+    schedule_beside_path,
+    schedule_path,
+)
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.key_run import KnownRuns
-from delayd.log.schedule import Skipped, decode_hours, open_schedule_log, schedule_path
 from delayd.machine.disk import Disk
 from delayd.machine.state import State
 

@@ -30,7 +30,7 @@ import msgpack
 from delayd.batch.batch import Batch
 from delayd.batch.columns import MOVED_PRODUCER_ID, ColumnId
 from delayd.errors import BatchMalformed, BatchNumberReused, DelaydError, ProducerLost, SlowDown
-from delayd.log.ended import ENDED_BYTES, decode_ended
+from delayd.log.hour import ENDED_BYTES, decode_ended
 
 PIECE_PRODUCERS = 1_000  # One turn of the loop looks at this many producers; each takes some microseconds.
 PREFIX = b"producer/"
@@ -58,7 +58,7 @@ class AcceptedBatch(NamedTuple):
     appended_at_ms: int
     columns_crc32c: int
     heap_crc32c: int
-    decided: bytes = b""  # Rows of `delayd.log.ended`: what was decided because rows met others by their keys.
+    decided: bytes = b""  # Rows of `delayd.log.hour`: what was decided because rows met others by their keys.
 
 
 Waiter = Callable[[AcceptedBatch | DelaydError, bool], None]
@@ -250,7 +250,7 @@ class Producers:
             raise SlowDown("this server remembers as many tries as it can; ask later", retry_after_ms=FULL_RETRY_MS)
 
     def tried(self, asker: int, number: int, low_water: int, ended: bytes) -> None:
-        """Record that a try has ended a row, durably; ``ended`` is the row as `delayd.log.ended` has it.
+        """Record that a try has ended a row, durably; ``ended`` is the row as `delayd.log.hour` has it.
 
         An asker counts like a producer, and its tries like batches of one row. The first row that a number has ended
         stays. Of an asker that asks for more rows at once than are remembered, the first ones are forgotten.

@@ -1,32 +1,26 @@
 """Quarantine: files and values that this server can't read or that don't check, set aside by name until they are mended
 (rules L5, L9, L10).
 
-Invariant: an entry concerns only the thing that its name says, and everything else goes on. Nothing is written to a
-damaged file: what belongs into it goes to a file beside it, in the same format. When the damaged file was restored from
-a copy, the contents of the file beside it are appended to it.
+Invariants: an entry concerns only the thing that its name says, and everything else goes on. An operator's decision is
+durable in the message log before anything is done.
 """
 
 import logging
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
+from functools import partial
 
 from delayd.errors import BadArgument, DamagedData
-from delayd.hours import hour_from_name, hour_name
-from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
+from delayd.hours import hour_name
+from delayd.log.control import OperatorWord, encode_known
 from delayd.machine.clock import Clock
-from delayd.machine.disk import Disk, list_named
 from delayd.wire.status import Decision, Quarantined
 
 Decided = Callable[[bool, str], None]
 """Called with whether an operator's decision changed something, and a sentence that says what."""
 
 log = logging.getLogger(__name__)
-
-OUTCOMES_BESIDE = re.compile(r"([0-9]{10})(?:\.([0-9]+))?\.log")
 
 
 class Kind(StrEnum):
@@ -165,61 +159,38 @@ class Quarantine:
         ]
 
 
-def quarantine_path(folder: str, hour: int, number: int = 1) -> str:
-    """Path of a file that takes outcomes of an hour while its dispatch log and the files with lower numbers are
-    damaged.
-    """
-    name = hour_name(hour) if number == 1 else f"{hour_name(hour)}.{number}"
-    return f"{folder}/quarantine/{name}.log"
+Act = Callable[[Entry, bool, Decided], None]
+"""Tries a quarantined thing again, or gives it up if the second argument is True; the third is called with the
+result.
+"""
 
 
-def outcomes_beside(disk: Disk, folder: str) -> dict[int, list[int]]:
-    """The numbers, rising, of the files that stand beside damaged dispatch logs, by hour."""
-    found: dict[int, list[int]] = {}
-    for name in list_named(disk, f"{folder}/quarantine"):
-        match = OUTCOMES_BESIDE.fullmatch(name)
-        if match is None:
-            continue
-        try:
-            found.setdefault(hour_from_name(match[1]), []).append(int(match[2] or 1))
-        except BadArgument:
-            continue  # These ten digits name no hour: no server wrote such a file.
-    return {hour: sorted(numbers) for hour, numbers in found.items()}
+class Decisions:
+    """Decisions about entries of the quarantine; ``acts`` has for each kind the function that carries them out."""
 
+    def __init__(
+        self, quarantine: Quarantine, log_control: Callable[[bytes, Callable[[], None]], None], acts: Mapping[Kind, Act]
+    ) -> None:
+        self._quarantine = quarantine
+        self._log_control = log_control
+        self._acts = acts
 
-def schedule_beside_path(folder: str, hour: int) -> str:
-    """Path of the file that takes rows of an hour while its schedule log is damaged."""
-    return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
+    def release(self, id_: str, done: Decided) -> None:
+        """Try a thing again; BadArgument when no entry has this id."""
+        self._decide("release", self._entry(id_), done)
 
+    def drop(self, id_: str, done: Decided) -> None:
+        """Give a thing up; BadArgument when no entry has this id."""
+        self._decide("drop", self._entry(id_), done)
 
-def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
-    """The rows of ``outcomes`` that are not among the known ones, as they were recorded."""
-    missing = ~np.isin(outcomes.sequences, known.sequences)
-    parts: list[NewPart] = []
-    for number in np.unique(outcomes.part_of[missing]).tolist():
-        rows = outcomes.part_of == number
-        part = outcomes.parts[number]
-        whole = NewPart(
-            outcomes.sequences[rows],
-            outcomes.deliver_at_ms[rows],
-            Outcome(int(part["outcome"])),
-            claimed_at_ms=int(part["claimed_at_ms"]),
-            target_log_id=int(part["target_log_id"]),
-            epoch=int(part["epoch"]),
-            batch_id=int(part["batch_id"]),
-            target_appended_at_ms=int(part["target_appended_at_ms"]),
-            target_offset=int(part["target_offset"]),
-            attempt=int(part["attempt"]),
-            hashes=outcomes.content_hash[rows],
-            reason=int(part["reason"]),
-        )
-        parts += whole.only(missing[rows])
-    return parts
+    def _entry(self, id_: str) -> Entry:
+        entry = self._quarantine.find(id_)
+        if entry is None:
+            raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd mend list`")
+        return entry
 
-
-def forget_quarantine(disk: Disk, folder: str, hour: int, numbers: Sequence[int]) -> None:
-    """Remove the files beside a restored dispatch log, which holds all their outcomes now."""
-    for number in numbers:
-        disk.remove(quarantine_path(folder, hour, number))
-    disk.sync_folder(f"{folder}/quarantine")
-    log.info("hour_restored hour=%s", hour_name(hour))
+    def _decide(self, action: str, entry: Entry, done: Decided) -> None:
+        log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
+        word = OperatorWord(action, entry.id, entry.rows)
+        act = partial(self._acts[entry.kind], entry, action == "drop", done)
+        self._log_control(encode_known([word]), act)

@@ -16,46 +16,50 @@ from numpy.typing import NDArray
 from delayd.batch.columns import BatchKind, ColumnId
 from delayd.batch.sequences import NO_SEQUENCES, among
 from delayd.config import DelayConfig
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
-from delayd.delay.books.outcomes import reopen_dispatch_log
-from delayd.delay.books.seal_log import SealLog, open_seal_log
-from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
+from delayd.delay.books.outcomes import (
+    list_dispatch_logs,
+    outcomes_beside,
+    quarantine_path,
+    read_outcomes,
+    reopen_dispatch_log,
+)
+from delayd.delay.books.seals import SealLog, open_seal_log
+from delayd.delay.damage.mending import doubtful, give_up_outcomes, take_back_outcomes, take_back_schedules
+from delayd.delay.filing.hour_table import GivenUp, HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
-from delayd.delay.filing.words import GivenUp
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import KeptState, heal_hours, read_kept
 from delayd.delay.keys.keyed import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
-from delayd.delay.quarantine import outcomes_beside, quarantine_path
 from delayd.delay.rows import Rows
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import replayed_rows
-from delayd.delay.take_back import doubtful, give_up_outcomes, take_back_outcomes, take_back_schedules
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.delay.timers.loader import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms
 from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, Tried, decode_known
-from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.log.ended import (
+from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.hour import (
     NO_ENDED,
     NO_TRIED,
     TOOK_NO_KEY,
     EndedRows,
+    Outcome,
+    OutcomeRows,
+    Skipped,
     decided_about,
     decode_ended,
     decode_tried,
     tried_rows,
 )
-from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.key_run import KnownRuns
 from delayd.log.log import Log, LogPlace, open_needed_log
-from delayd.log.proof import decided_behind
-from delayd.log.schedule import Skipped
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.log.tail import decided_behind
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Identity, Site
 from delayd.machine.state import State

@@ -16,8 +16,8 @@ from delayd.delay.ending.requested import Wish
 from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer
-from delayd.log.ended import ENDED_BYTES
-from delayd.log.quota import Limits
+from delayd.log.control import Limits
+from delayd.log.hour import ENDED_BYTES
 from delayd.machine.clock import JudgedClock
 from delayd.wire.asked import (
     AnswerRows,

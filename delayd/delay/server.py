@@ -18,7 +18,7 @@ from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.ledger.owed import Leaving
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
-from delayd.log.quota import Limits
+from delayd.log.control import Limits
 from delayd.machine.identity import draw_id
 from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection, connect

@@ -7,7 +7,7 @@ forgotten row does not.
 
 from collections.abc import Iterable
 
-from delayd.delay.damage.held import HeldRows
+from delayd.delay.damage.set_aside import HeldRows
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine

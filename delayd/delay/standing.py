@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.damage.held import HeldRows
+from delayd.delay.damage.set_aside import HeldRows
 from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.handoff import lateness
@@ -18,7 +18,7 @@ from delayd.delay.producers import Producers
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.quotas.quotas import Quotas
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.schedule import SEALED
+from delayd.log.hour import SEALED
 from delayd.machine.clock import Clock
 from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
 from delayd.machine.state import State

@@ -2,7 +2,8 @@
 (docs/formats/batch.md).
 
 Each body of a CONTROL batch is one msgpack map with a ``type``; a reader skips types that it does not know. The classes
-below are the types that are known, with the fields of each.
+below are the types that are known, with the fields of each. `Limits`, which an operator sets for a subject, stand in
+the state instead (docs/quotas.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,7 +126,7 @@ class GroupBegins(NamedTuple):
 
 
 class RetryDecided(NamedTuple):
-    """Messages of a group live on at a delay server as one batch (`delayd.log.retry` reads the rows)."""
+    """Messages of a group live on at a delay server as one batch (`delayd.log.pull` reads the rows)."""
 
     producer: int
     number: int
@@ -144,13 +145,13 @@ class RetryAccepted(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Decisions of the delay server have ended these rows (`delayd.log.ended` reads them)."""
+    """Decisions of the delay server have ended these rows (`delayd.log.hour` reads them)."""
 
     rows: bytes
 
 
 class Tried(NamedTuple):
-    """Requests with numbers have ended these rows of the same batch of records (`delayd.log.ended` reads them)."""
+    """Requests with numbers have ended these rows of the same batch of records (`delayd.log.hour` reads them)."""
 
     rows: bytes
 
@@ -299,3 +300,44 @@ def _known(record: Record) -> Known | None:
 
 def _is_watermark(value: list[int]) -> bool:
     return len(value) == 2 and all(isinstance(number, int) for number in value)
+
+
+QUOTA_PREFIX = b"quota/"
+
+
+class Limits(NamedTuple):
+    """What may be pending for a subject; None is no limit."""
+
+    per_second: int | None = None
+    pending: int | None = None
+    pending_bytes: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return self != NO_LIMITS
+
+    def share(self, place: int, servers: int) -> "Limits":
+        """The part of each limit that one of several delay servers has; the parts of all add up to the limit.
+
+        An example: of 100 messages the servers 0, 1 and 2 have 34, 33 and 33.
+        """
+        return Limits(*(None if most is None else most // servers + (place < most % servers) for most in self))
+
+
+NO_LIMITS = Limits()
+
+
+def quota_key(subject: bytes) -> bytes:
+    """The key of a subject's quota in the state."""
+    return QUOTA_PREFIX + subject
+
+
+def encode_limits(limits: Limits) -> bytes:
+    """The value of a quota in the state."""
+    return cast(bytes, msgpack.packb(list(limits)))
+
+
+def decode_limits(value: bytes) -> Limits:
+    """Read what `encode_limits` has encoded."""
+    return Limits._make(cast("list[int | None]", msgpack.unpackb(value)))

@@ -31,7 +31,7 @@ from delayd.errors import (
     StateMissing,
     read_error,
 )
-from delayd.log.give_up import end_of
+from delayd.log.tail import end_of
 from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection
 from delayd.net.server import Server

@@ -17,9 +17,7 @@ from delayd.batch.columns import Int64s
 from delayd.batch.content import NOT_STATED
 from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
-from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.log.ended import NO_ENDED, EndedRows
-from delayd.log.schedule import Skipped
+from delayd.log.hour import NO_ENDED, EndedRows, Outcome, OutcomeRows, Skipped
 from delayd.reading.files.origins import take_outcomes
 from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.findings import (

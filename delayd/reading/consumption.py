@@ -23,8 +23,7 @@ from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
-from delayd.log.pull import PullOp
-from delayd.log.retry import decode_rows
+from delayd.log.pull import PullOp, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk, open_named
 from delayd.reading.files.directory import Directory

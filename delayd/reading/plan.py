@@ -25,7 +25,7 @@ import numpy as np
 from delayd.errors import BadArgument
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.dispatch import OutcomeRows
+from delayd.log.hour import OutcomeRows
 from delayd.machine.disk import Disk
 from delayd.machine.identity import LOCK
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog, Span, Spans

@@ -23,13 +23,11 @@ from delayd.batch.columns import BatchKind
 from delayd.batch.content import Tally, tally
 from delayd.errors import BadArgument, CallerError, DamagedData
 from delayd.hours import hour_from_name, hour_name
-from delayd.log.dispatch import PART, Outcome, OutcomeRows
+from delayd.log.hour import PART, Outcome, OutcomeRows, schedule_path
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import schedule_path
 from delayd.log.seal import NO_SEAL, OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, decode_seals, seal_place
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.log.tally import NO_TALLIES, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
-from delayd.log.tallying import Tallier
+from delayd.log.tally import NO_TALLIES, Tallier, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
 from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases, until_still

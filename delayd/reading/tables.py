@@ -18,7 +18,7 @@ from delayd.batch.content import NOT_STATED
 from delayd.batch.sequences import are_filed
 from delayd.errors import BadSetting
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome, OutcomeRows, Reason, reason_name
+from delayd.log.hour import Outcome, OutcomeRows, Reason, reason_name
 from delayd.reading.audit import STATES, Classes, FiledByLog
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s

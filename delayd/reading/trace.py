@@ -23,12 +23,10 @@ from delayd.hours import hour_name, hour_of_ms
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
-from delayd.log.dispatch import Outcome, Reason, decode_outcomes, reason_name
 from delayd.log.group import GroupKind
+from delayd.log.hour import Outcome, Reason, decode_outcomes, dispatch_path, reason_name, schedule_path
 from delayd.log.log import LogPlace
-from delayd.log.pull import PullEntry, PullOp, decode_entries
-from delayd.log.retry import decode_rows
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.pull import PullEntry, PullOp, decode_entries, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.machine.disk import Disk
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot

@@ -25,21 +25,17 @@ from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
-from delayd.log.control import Ended, LogTime, decode_sound
-from delayd.log.dispatch import decode_outcomes
-from delayd.log.ended import decode_ended
+from delayd.log.control import NO_LIMITS, Ended, Limits, LogTime, decode_limits, decode_sound, quota_key
 from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.hour import decode_ended, decode_outcomes, dispatch_path, schedule_path
 from delayd.log.key_run import FOLDER as KEYS_FOLDER
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.key_run import KnownRuns, read_run_file, run_path
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.proof import decided_behind, pulled_behind
-from delayd.log.quota import NO_LIMITS, Limits, decode_limits, quota_key
-from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.segment_index import IndexMaker
-from delayd.log.tally import FOLDER, Tallies, covered
-from delayd.log.tallying import Tallier
+from delayd.log.tail import decided_behind, pulled_behind
+from delayd.log.tally import FOLDER, Tallier, Tallies, covered
 from delayd.machine.disk import Disk, NamedReads, RealDisk, open_named
 from delayd.machine.identity import MARKER
 from delayd.machine.state import LMDB_FILE, Pair, check_pairs, check_stored, read_pairs, read_state_file

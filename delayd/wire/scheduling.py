@@ -63,7 +63,7 @@ class AcceptedResult:
     appended_at_ms: int
     duplicate: bool
     decided: int = 0  # How many of its rows met others by their keys.
-    decisions: bytes = b""  # What was decided about these: as many rows of `delayd.log.ended`, in the answer's body.
+    decisions: bytes = b""  # What was decided about these: as many rows of `delayd.log.hour`, in the answer's body.
 
     def to_head(self) -> Head:
         """As one of `results`."""

@@ -9,7 +9,7 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.labels import DEAD_TAG
 from delayd.batch.names import retry_subject
-from delayd.log.retry import RetryRow
+from delayd.log.pull import RetryRow
 from delayd.reading.find import Finder, Search, Wanted
 from delayd.testing.clock import START_MS
 from realtime.retry_batch import Source, retry_batch

@@ -12,8 +12,8 @@ from delayd.delay.filing.hour_table import FiledHours, HourTable, merge_hours
 from delayd.delay.filing.schedule_writer import ScheduleWriter
 from delayd.log.consume import ConsumeTail, append_entries, check_tail, consume_place, read_entries
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import dispatch_path
 from delayd.log.log import Log, LogPlace
-from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.machine.disk import File
 from delayd.machine.identity import Identity, Site

@@ -6,12 +6,11 @@ from unittest.mock import patch
 
 from delayd.delay.books import retention
 from delayd.delay.books.retention import Retention, Verdict
-from delayd.delay.books.seal_log import SealLog
-from delayd.delay.books.sealing import compare
+from delayd.delay.books.seals import SealLog, compare
 from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.hour import dispatch_path, schedule_path
 from delayd.log.seal import Seal, SealFacts, SealMark, encode_seal
 from tests.worlds.bugs import SEAL_WITHOUT_A_SYNC
 from tests.worlds.patches import Bugs, Patch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import DelaydError
-from delayd.log.quota import NO_LIMITS, Limits
+from delayd.log.control import NO_LIMITS, Limits
 from delayd.testing.disk import Crash
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, small_slots, wanted

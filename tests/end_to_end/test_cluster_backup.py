@@ -14,7 +14,7 @@ from delayd.backup import ROLES, read_manifest
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
-from delayd.log.retry import RetryRow
+from delayd.log.pull import RetryRow
 from delayd.machine.disk import RealDisk
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue

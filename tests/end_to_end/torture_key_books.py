@@ -13,7 +13,7 @@ import numpy as np
 
 from delayd import SendVerdict
 from delayd.errors import DamagedData
-from delayd.log.dispatch import Outcome, Reason
+from delayd.log.hour import Outcome, Reason
 from delayd.machine.disk import RealDisk
 from delayd.reading.data import schedules
 

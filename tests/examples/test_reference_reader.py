@@ -11,7 +11,7 @@ import pytest
 
 from delayd import Consumer, Producer
 from delayd.errors import DataError
-from delayd.log.dispatch import Outcome, Reason
+from delayd.log.hour import Outcome, Reason
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.reading.books import audit_directory
 from delayd.reading.verify import verify_directory

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from delayd.errors import DamagedData, DelaydError, Shortage
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.watch import LOOK_MS
+from delayd.log.log import LOOK_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from tests.faults.harness import (

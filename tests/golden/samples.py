@@ -15,9 +15,8 @@ from delayd.delay.keys.entries import new_entries
 from delayd.delay.keys.run import write_run
 from delayd.log.checkpoint import HEADER, CheckpointFile
 from delayd.log.control import Ended, encode_known, encode_records
-from delayd.log.dispatch import NewPart, Outcome, Reason, encode_outcomes
-from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup, encode_header
+from delayd.log.hour import ENDED, NewPart, Outcome, Reason, encode_outcomes
 from delayd.log.key_run import run_path
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.log.seal import Seal, SealFacts, encode_seal

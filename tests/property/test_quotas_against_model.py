@@ -17,7 +17,7 @@ from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.quotas import counted, counting, quotas
 from delayd.errors import QuotaReached
-from delayd.log.quota import NO_LIMITS, Limits, encode_limits, quota_key
+from delayd.log.control import NO_LIMITS, Limits, encode_limits, quota_key
 from delayd.machine.disk import Disk
 from delayd.machine.state import State
 from delayd.testing.disk import CAPACITY_BYTES

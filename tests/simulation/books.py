@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from delayd.batch.columns import ColumnId
-from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import CommitGroup
+from delayd.log.hour import Outcome, decode_outcomes
 from delayd.log.segment import FileKind
 from delayd.testing.disk import MemoryDisk
 from tests.simulation.readings import Readings

@@ -16,7 +16,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import Int64s
 from delayd.errors import CallerError, DelaydError, RetryLater
 from delayd.hours import hour_of_ms
-from delayd.log.dispatch import Reason
+from delayd.log.hour import Reason
 from delayd.wire.asked import (
     AnswerRows,
     Asked,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import NewPart, Outcome, encode_outcomes
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Inode

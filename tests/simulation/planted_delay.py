@@ -14,14 +14,11 @@ from delayd.batch.columns import ColumnId
 from delayd.batch.validate import check_batch, check_headers
 from delayd.delay import intake as delay_intake
 from delayd.delay import recovery as delay_recovery
-from delayd.delay import take_back
-from delayd.delay.books import dispatch_logs as delay_dispatch_logs
 from delayd.delay.books import outcomes as delay_outcomes
 from delayd.delay.books import retention as delay_retention
-from delayd.delay.books.dispatch_logs import read_outcomes
-from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.books.outcomes import OutcomeLog, read_outcomes
 from delayd.delay.books.retention import Retention, SegmentRetention
-from delayd.delay.books.sealing import compare
+from delayd.delay.books.seals import compare
 from delayd.delay.core import DelayCore
 from delayd.delay.damage import mending
 from delayd.delay.damage.mending import Mending
@@ -39,7 +36,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.timers.loading import Loading
 from delayd.errors import DamagedData, DelaydError, SyncFailed
 from delayd.hours import HOUR_MS
-from delayd.log.dispatch import OutcomeRows
+from delayd.log.hour import OutcomeRows
 from delayd.log.seal import SealFacts
 from delayd.log.segment import Segment
 from delayd.net import trust
@@ -284,11 +281,10 @@ IN_DELAY: Bugs = {
         Patch(Segment, "recover", changed(Segment.recover, "end >= size or end == again", "True"))
     ],
     "S1: what stood beside a dispatch log is forgotten when the log is whole again": [
-        Patch(delay_dispatch_logs, "missing_parts", lambda outcomes, known: [])
+        Patch(delay_outcomes, "missing_parts", lambda outcomes, known: [])
     ],
     "L5: a dispatch log that is gone holds nothing": [
         Patch(delay_outcomes, "reopen_dispatch_log", _reopen_nothing),
-        Patch(delay_dispatch_logs, "reopen_dispatch_log", _reopen_nothing),
         Patch(delay_recovery, "reopen_dispatch_log", _reopen_nothing),
     ],
     "L5: rows that a given up dispatch log may have named are sent": [
@@ -309,7 +305,7 @@ IN_DELAY: Bugs = {
     ],
     "P7: rows that a window's answer names stay in the wheel": [Patch(Ledger, "drop_named", _settle_nothing)],
     "P7: rows that stood beside a schedule log are lost when the log is whole again": [
-        Patch(take_back, "_append", lambda site, hour, file, groups: file)
+        Patch(mending, "_append", lambda site, hour, file, groups: file)
     ],
     "T4: an unconfirmed clock stamps what is appended": port_bugs.STAMPS_ARE_NOT_JUDGED,
     "T4: hours are sealed and removed by an unconfirmed clock": [

@@ -10,7 +10,7 @@ from delayd.delay.keys.keyed import KeyedRows
 from delayd.delay.keys.taken_names import TakenNames, Watch
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.recovery import Recovered
-from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.log.hour import NO_ENDED, EndedRows
 from tests.worlds.bugs import PLANTED_IN_CANCELS
 from tests.worlds.patches import Bugs, Patch, changed
 

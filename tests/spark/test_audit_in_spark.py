@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from bench.directory import DirectoryWriter, Shape
 from delayd.errors import BadArgument, DamagedData, DelaydError
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory

@@ -13,11 +13,18 @@ from typing import cast
 import numpy as np
 
 from delayd.batch.batch import Batch, parse
-from delayd.delay.quarantine import missing_parts
 from delayd.log.checkpoint import CheckpointFile, Payload, read_checkpoint
-from delayd.log.dispatch import END_ROW, NewPart, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.schedule import HOUR_ROW, dispatch_path, schedule_path
+from delayd.log.hour import (
+    END_ROW,
+    HOUR_ROW,
+    NewPart,
+    decode_outcomes,
+    dispatch_path,
+    encode_outcomes,
+    missing_parts,
+    schedule_path,
+)
 from delayd.log.seal import NO_SEAL, Seal, decode_seals, encode_seal
 from delayd.log.segment import FileHeader, Segment, create_segment
 from delayd.reading.files.directory import open_any

@@ -23,7 +23,7 @@ from delayd.backup import (
     take,
 )
 from delayd.errors import BadArgument, DamagedData, DirectoryInUse, DiskFull, NewerFormat, NotReady
-from delayd.log.schedule import HOUR_ROW, schedule_path
+from delayd.log.hour import HOUR_ROW, schedule_path
 from delayd.machine.disk import Disk
 from delayd.machine.identity import LOCK
 from delayd.machine.state import LMDB_FILE, LmdbState

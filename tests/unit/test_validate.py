@@ -24,7 +24,7 @@ from delayd.batch.names import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, check_subje
 from delayd.batch.validate import ROWS_NAMED_MAX, check_batch, check_headers, refused_rows
 from delayd.errors import BadHeaders, BadSubject, BatchMalformed, MessageTooLarge
 from delayd.log.control import encode_records
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.hour import NewPart, Outcome, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from tests.batches import PRODUCER, messages, with_true_checksums
 

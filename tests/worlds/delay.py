@@ -17,8 +17,7 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms, hour_start_ms
-from delayd.log.dispatch import Reason
-from delayd.log.ended import EndedRows, decode_ended
+from delayd.log.hour import EndedRows, Reason, decode_ended
 from delayd.reading.seals import verify_seals
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss

@@ -18,7 +18,7 @@ from delayd.batch.columns import Int64s
 from delayd.batch.content import Names, slots_of_names
 from delayd.config import DelayConfig
 from delayd.delay import recovery
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
+from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.ending.requested import Wish
 from delayd.delay.filing import pending
@@ -41,8 +41,7 @@ from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DelaydError
 from delayd.log import checkpoint
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.ended import EndedRows
-from delayd.log.schedule import REMOVED, decode_hours
+from delayd.log.hour import REMOVED, EndedRows, decode_hours
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

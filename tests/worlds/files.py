@@ -10,8 +10,7 @@ import numpy as np
 from delayd.batch.columns import ColumnId
 from delayd.errors import DamagedData
 from delayd.hours import hour_start_ms
-from delayd.log.dispatch import Outcome
-from delayd.log.schedule import schedule_path
+from delayd.log.hour import Outcome, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.machine.disk import Disk
 from delayd.reading.seals import verify_seals

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from delayd.log.dispatch import Reason
-from delayd.log.ended import decode_ended
+from delayd.log.hour import Reason, decode_ended
 from tests.worlds.outside import Outside
 
 REJECT, KEEP, REPLACE = 0, 1, 2

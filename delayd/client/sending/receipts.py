@@ -39,8 +39,7 @@ from delayd.client.instants import utc
 from delayd.client.limits import is_number, need_callable, need_text
 from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending, LogId
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.dispatch import Reason
-from delayd.log.ended import decode_ended, others_filed_at_ms
+from delayd.log.hour import Reason, decode_ended, others_filed_at_ms
 from delayd.wire.asked import AnswerRows, RescheduleAnswer
 
 Column = TypeVar("Column", bound=np.generic)
@@ -61,7 +60,7 @@ class Accepted(NamedTuple):
     row_count: int
     accepted_at_ms: int
     duplicate: bool
-    decided: bytes = b""  # Rows of `delayd.log.ended`, for those that met others by their keys; see `Verdicts`.
+    decided: bytes = b""  # Rows of `delayd.log.hour`, for those that met others by their keys; see `Verdicts`.
 
 
 class SendVerdict(IntEnum):

@@ -52,7 +52,7 @@ from delayd.errors import (
     ServerUnavailable,
     error_by_code,
 )
-from delayd.log.ended import ENDED_BYTES
+from delayd.log.hour import ENDED_BYTES
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (

@@ -2,9 +2,7 @@
 
 A map, from an outcome to the end of an hour.
 
-    outcomes            writes the dispatch logs of the hours
-    dispatch_logs       opens and reads them
+    outcomes            writes the dispatch logs of the hours, opens and reads them
     retention           seals hours whose books are complete, and deletes sealed hours when they are old
-    sealing             compares the two logs of an hour
-    seal_log            writes the seal
+    seals               compares the two logs of an hour, and writes the seal
 """

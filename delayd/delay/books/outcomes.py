@@ -2,12 +2,18 @@
 
 A group holds outcomes of several hours; those of an hour whose file finds no space wait for the next group. An outcome
 counts only when it is durable: only then W passes its batch (rule H1), and only then a session begins (rule H4).
+
+Nothing is written to a damaged dispatch log: outcomes of its hour go to a file beside it, and to a further one when
+that is damaged as well (rules L5, L10). An example: the log of 15:00 is damaged, then ``quarantine/2027011515.log``,
+too; new outcomes go to ``quarantine/2027011515.2.log``. When all three check, `open_dispatch_log` appends to the log
+what only the files beside it have, and removes these.
 """
 
 import errno
 import logging
+import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -16,23 +22,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX
-from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import OutcomeEnd
-from delayd.delay.quarantine import outcomes_beside, quarantine_path
-from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
-from delayd.hours import hour_name
+from delayd.delay.filing.log_range import HandedOver
+from delayd.errors import BadArgument, DamagedData, DiskFull, NotWritable, Shortage, Unreadable
+from delayd.hours import hour_from_name, hour_name
 from delayd.log.committer import RETRY_MS, Committer
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes, join_columns
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.schedule import dispatch_path
+from delayd.log.hour import (
+    NewPart,
+    Outcome,
+    OutcomeRows,
+    decode_outcomes,
+    dispatch_path,
+    encode_outcomes,
+    join_columns,
+    missing_parts,
+)
+from delayd.log.log import write_again
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
-from delayd.log.watch import write_again
-from delayd.machine.disk import Disk
+from delayd.machine.disk import Disk, list_named
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
+
+OUTCOMES_BESIDE = re.compile(r"([0-9]{10})(?:\.([0-9]+))?\.log")
 
 
 class Recorded(NamedTuple):
@@ -406,3 +422,102 @@ def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[Ne
         rows += count
     groups.append(NewGroup(GroupKind.DATA, [encode_outcomes(hour, taken)], epoch, now_ms, 0, rows))
     return groups
+
+
+def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
+    """Hours that have a dispatch log, rising, each with its path."""
+    found: list[tuple[int, str]] = []
+    for day in disk.list_folder(f"{folder}/dispatch"):
+        for name in disk.list_folder(f"{folder}/dispatch/{day}"):
+            # A log that was being written again when its server died has another name.
+            if name.endswith(".log"):
+                found.append((hour_from_name(name.removesuffix(".log")), f"{folder}/dispatch/{day}/{name}"))
+    return found
+
+
+def open_dispatch_log(
+    disk: Disk, folder: str, log_id: int, epoch: int, hour: int, known: int, beside: Sequence[int], now_ms: int
+) -> tuple[Segment, OutcomeRows] | None:
+    """Open an hour's dispatch log, with what came to be known while it was damaged; None when it holds nothing yet.
+
+    ``beside`` numbers the files that tell so; they are gone once all of it is in the log.
+
+    Raises:
+        DamagedData, Shortage: it does not check or can't be read; all up to the offset ``known`` was durable.
+    """
+    segment = reopen_dispatch_log(disk, dispatch_path(folder, hour), log_id, known, hour)
+    if segment is None:
+        return None
+    try:
+        outcomes = read_outcomes(segment)
+        for number in beside:
+            other = reopen_dispatch_log(disk, quarantine_path(folder, hour, number), log_id, 0, hour)
+            if other is None:
+                continue
+            try:
+                parts = missing_parts(read_outcomes(other), outcomes)
+            finally:
+                other.close()
+            if parts:
+                append_parts(segment, hour, parts, epoch, now_ms)
+                outcomes = read_outcomes(segment)
+        if beside:
+            forget_quarantine(disk, folder, hour, beside)
+    except BaseException:
+        segment.close()
+        raise
+    return segment, outcomes
+
+
+def read_outcomes(
+    segment: Segment, until: int | None = None, give_way: Callable[[], None] = lambda: None
+) -> OutcomeRows:
+    """Decode the outcomes of an hour: all of the file, or those below the offset ``until``, where a group ends.
+
+    ``give_way`` is called between groups, so that more urgent jobs can run.
+
+    Raises:
+        DamagedData: a group does not check, or none ends at ``until``.
+    """
+    scan = segment.scan(0, 0)
+    batches: list[Batch] = []
+    while until is None or scan.offset < until:
+        group = next(scan, None)
+        if group is None:
+            break
+        batches.extend(batch for _, batch in group.batches())
+        give_way()
+    if scan.reason or (until is not None and scan.offset != until):
+        reason = scan.reason or f"no group ends at offset {until}, up to which it was fsynced"
+        raise DamagedData(segment.path, segment.position(scan.offset), reason)
+    return decode_outcomes(batches)
+
+
+def quarantine_path(folder: str, hour: int, number: int = 1) -> str:
+    """Path of a file that takes outcomes of an hour while its dispatch log and the files with lower numbers are
+    damaged.
+    """
+    name = hour_name(hour) if number == 1 else f"{hour_name(hour)}.{number}"
+    return f"{folder}/quarantine/{name}.log"
+
+
+def outcomes_beside(disk: Disk, folder: str) -> dict[int, list[int]]:
+    """The numbers, rising, of the files that stand beside damaged dispatch logs, by hour."""
+    found: dict[int, list[int]] = {}
+    for name in list_named(disk, f"{folder}/quarantine"):
+        match = OUTCOMES_BESIDE.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            found.setdefault(hour_from_name(match[1]), []).append(int(match[2] or 1))
+        except BadArgument:
+            continue  # These ten digits name no hour: no server wrote such a file.
+    return {hour: sorted(numbers) for hour, numbers in found.items()}
+
+
+def forget_quarantine(disk: Disk, folder: str, hour: int, numbers: Sequence[int]) -> None:
+    """Remove the files beside a restored dispatch log, which holds all their outcomes now."""
+    for number in numbers:
+        disk.remove(quarantine_path(folder, hour, number))
+    disk.sync_folder(f"{folder}/quarantine")
+    log.info("hour_restored hour=%s", hour_name(hour))

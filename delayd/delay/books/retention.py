@@ -10,28 +10,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from delayd.delay.books.dispatch_logs import read_outcomes
-from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.books.seal_log import SealDiffers, SealLog
-from delayd.delay.books.sealing import ContentDiffers, compare
+from delayd.delay.books.outcomes import OutcomeLog, read_outcomes
+from delayd.delay.books.seals import ContentDiffers, SealDiffers, SealLog, compare
 from delayd.delay.filing.hour_table import (
     HourFile,
     OutcomeEnd,
+    given_up_key,
     hour_key,
     hour_put,
     outcome_key,
 )
-from delayd.delay.filing.schedule_log import scan_schedule_log
-from delayd.delay.filing.sources import Sources
-from delayd.delay.filing.words import given_up_key
+from delayd.delay.filing.schedule_log import Sources, scan_schedule_log
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
+from delayd.log.hour import DEAD, NO_OUTCOMES, REMOVED, SEALED, OutcomeRows, decode_hours, dispatch_path, schedule_path
 from delayd.log.log import Log
-from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import SealFacts, SealMark
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.clock import Clock

@@ -34,7 +34,7 @@ from delayd.batch.columns import (
 from delayd.batch.content import NOT_STATED, Names, slots_of_names
 from delayd.batch.gather import Gathered, GatheredItems, Pick, compose, compose_new, gather, reorder, row_bytes
 from delayd.batch.sequences import NO_INDICES, ROW_BITS, ROW_MASK, SCHEDULE_BIT, Indices, Locations, Sequences
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources
 from delayd.errors import DamagedData, Shortage
 from delayd.hours import HOUR_MS
 from delayd.machine.executor import Executor

@@ -22,8 +22,7 @@ from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, States
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.producers import Producers
 from delayd.log.control import Ended, Known, Tried, encode_known
-from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
+from delayd.log.hour import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, Reason, TriedRows, tried_rows
 from delayd.wire.asked import AnswerRows, MessageState, MoveTry, Tries
 
 MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.

@@ -27,13 +27,12 @@ from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.requested import Leaver
 from delayd.delay.filing.hour_table import HourFile
-from delayd.delay.filing.schedule_log import scan_fronts
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources, scan_fronts
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import Leaving
-from delayd.delay.quarantine import schedule_beside_path
 from delayd.errors import BadArgument, BadRequest, DamagedData, DataError, DelaydError, NotReady, SlowDown
 from delayd.hours import INSTANT_MS_MAX
+from delayd.log.hour import schedule_beside_path
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit, Wait, WaitKind

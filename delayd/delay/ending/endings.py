@@ -17,7 +17,7 @@ from delayd.delay.ending.keyed_requests import KeyedRequests, PendingKeys
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import Answer, MessageRequests
 from delayd.delay.ending.requested import Wish
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.index import KeyIndex
 from delayd.delay.keys.owned_slots import AskSlots, OwnedSlots
@@ -25,7 +25,7 @@ from delayd.delay.keys.taken_names import TakenNames
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import Producers
 from delayd.errors import DelaydError
-from delayd.log.ended import decided_about
+from delayd.log.hour import decided_about
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
 from delayd.wire.asked import Asked, DrainOrder, DrainProgress, MoveTry, Tries, Window

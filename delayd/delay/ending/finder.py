@@ -38,15 +38,14 @@ from delayd.delay.ending.copies import (
     read_contents,
 )
 from delayd.delay.filing.hour_table import HourFile
-from delayd.delay.filing.schedule_log import scan_fronts
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources, scan_fronts
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import Wanted
-from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
 from delayd.errors import DataError, DelaydError, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.log.hour import schedule_beside_path
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.wire.asked import FOUND, Content, FoundRows, Piece, Window

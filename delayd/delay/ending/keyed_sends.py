@@ -50,8 +50,7 @@ from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import Stored
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
-from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, NO_ENDED, EndedRows, note_hours_of_others
+from delayd.log.hour import ENDED, NO_ENDED, EndedRows, Reason, note_hours_of_others
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 from delayd.wire.asked import MessageState

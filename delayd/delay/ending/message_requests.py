@@ -23,7 +23,7 @@ from delayd.batch.columns import Int64s
 from delayd.delay.ending.copies import Copied, copy_rows
 from delayd.delay.ending.deciding import Moved, OpenCommit
 from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, Leads, Leaver, Requested, Whole, Wish
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
 from delayd.delay.keys.taken_names import Named
 from delayd.delay.ledger.ledger import Ledger, States
@@ -31,7 +31,7 @@ from delayd.delay.ledger.wanted import wanted_of
 from delayd.delay.producers import Producers
 from delayd.delay.reply import Reply
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
-from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.log.hour import NO_ENDED, EndedRows
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.wire.asked import ANSWER, AnswerRows, Asked, MessageState, MoveTry, Tries
 

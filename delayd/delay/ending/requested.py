@@ -35,7 +35,7 @@ from delayd.delay.rows import filing_hours
 from delayd.delay.subjects import Subjects
 from delayd.errors import BadArgument
 from delayd.hours import HOUR_MS
-from delayd.log.ended import ENDED, decode_ended
+from delayd.log.hour import ENDED, decode_ended
 from delayd.wire.asked import (
     ANSWER,
     AnswerRows,

@@ -28,8 +28,8 @@ import msgpack
 import numpy as np
 
 from delayd.config import DelayConfig
-from delayd.delay.filing.handed_over import HandedOver, sort_handed_over
 from delayd.delay.filing.hour_table import BESIDE_PREFIX, FiledHours, OutcomeEnd, hour_puts, merge_hours, outcome_put
+from delayd.delay.filing.log_range import HandedOver, sort_handed_over
 from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
@@ -38,10 +38,9 @@ from delayd.delay.producers import Producers
 from delayd.delay.state_values import ENDED_KEY, TARGET_PREFIX
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.log.checkpoint import CheckpointFile, Value
-from delayd.log.dispatch import END_ROW
+from delayd.log.hour import END_ROW, HourRows, Skipped
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.log import Log
-from delayd.log.schedule import HourRows, Skipped
 from delayd.log.seal import SealMark
 from delayd.machine.clock import ClockEvidence
 from delayd.machine.executor import Done

@@ -6,7 +6,7 @@ Invariant: every byte that is copied out was verified in the same reading. Only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -302,3 +302,20 @@ def _stored(window: list[CommitGroup]) -> list[Stored]:
         if group.header.kind == GroupKind.DATA:
             stored += stored_batches(group)
     return stored
+
+
+class HandedOver(NamedTuple):
+    """Rows whose outcome DISPATCHED is durable: their sequences, and the content hashes under which they left."""
+
+    sequences: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
+
+
+NOTHING_HANDED_OVER = HandedOver(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
+def sort_handed_over(pieces: Sequence[HandedOver]) -> HandedOver:
+    """Join several, by rising sequence."""
+    sequences, hashes = map(np.concatenate, zip(NOTHING_HANDED_OVER, *pieces, strict=True))
+    order = np.argsort(sequences, kind="stable")
+    return HandedOver(sequences.take(order), hashes.take(order))

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, Int64s, SchedulePart
 from delayd.batch.content import NOT_STATED, hash_items, subject_states
 from delayd.batch.gather import Gathered, compose
-from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
-from delayd.delay.filing.log_range import LogRange, Rising
-from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.filing.log_range import HandedOver, LogRange, Rising
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import open_schedule_log, schedule_beside_path, schedule_path
 from delayd.log.log import Log
-from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
 from delayd.machine.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
 from delayd.machine.executor import Abandoned

@@ -20,7 +20,7 @@ SINGLE_BYTES_MAX = 4_096  # Longer rows cost by their bytes, and nothing is save
 
 
 class Batches(Protocol):
-    """Provides stored batches: `delayd.delay.filing.sources.Sources`."""
+    """Provides stored batches: `delayd.delay.filing.schedule_log.Sources`."""
 
     def batch(self, hour: int, location: int) -> Batch:
         """The verified batch that a location of a row filed in ``hour`` names."""

@@ -34,7 +34,7 @@ from delayd.errors import (
     StaleEpoch,
 )
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.dispatch import NewPart, Outcome
+from delayd.log.hour import NewPart, Outcome
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (

@@ -18,7 +18,7 @@ from delayd.batch.gather import Gathered, content_hashes_of, reorder
 from delayd.batch.sequences import NO_SEQUENCES
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.filing.sources import Sources
+from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.frames import (
     Single,
     collect,
@@ -34,7 +34,7 @@ from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
-from delayd.log.dispatch import NewPart, Outcome
+from delayd.log.hour import NewPart, Outcome
 from delayd.machine.clock import Clock
 from delayd.machine.operating import Fence, LogLimit
 from delayd.wire.frame import Frame

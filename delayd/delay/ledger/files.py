@@ -24,8 +24,7 @@ from delayd.delay.ledger.hour_outcomes import HourOutcomes
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.subjects import Subjects
 from delayd.errors import DamagedData, DataError
-from delayd.log.dispatch import Outcome, OutcomeRows, Reason
-from delayd.log.schedule import dispatch_path
+from delayd.log.hour import Outcome, OutcomeRows, Reason, dispatch_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site

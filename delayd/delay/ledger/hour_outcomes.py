@@ -16,7 +16,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId
 from delayd.batch.sequences import Sequences, add_part, find
 from delayd.errors import DamagedData
-from delayd.log.dispatch import OutcomeRows, decode_outcomes
+from delayd.log.hour import OutcomeRows, decode_outcomes
 from delayd.log.segment import Segment
 
 BLOCK_BYTES = 4 << 10  # Groups that are read together.

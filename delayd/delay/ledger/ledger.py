@@ -47,8 +47,7 @@ from delayd.delay.quarantine import Kind, Quarantine
 from delayd.delay.rows import Rows, hour_span, join_rows, new_rows, without
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DelaydError
-from delayd.log.dispatch import Reason
-from delayd.log.ended import EndedRows
+from delayd.log.hour import EndedRows, Reason
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.wire.asked import ANSWER, AnswerRows, MessageState
 

@@ -17,20 +17,18 @@ from numpy.typing import NDArray
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
 from delayd.batch.sequences import NO_SEQUENCES, Sequences, among, find
-from delayd.delay.books.dispatch_logs import read_outcomes
+from delayd.delay.books.outcomes import read_outcomes
 from delayd.delay.filing.hour_table import HourFile, HourTable
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.intake import Mark
-from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.quotas.counted import ROW_BYTES, CountedRows, Pending, join, make_rows
 from delayd.delay.rows import filing_hours
 from delayd.delay.stored import stored_batches
 from delayd.errors import DamagedData, NewerFormat, SlowDown
 from delayd.hours import hour_name
-from delayd.log.ended import EndedRows
 from delayd.log.group import GroupKind
+from delayd.log.hour import EndedRows, HourRows, dispatch_path, schedule_beside_path
 from delayd.log.log import Log
-from delayd.log.schedule import HourRows, dispatch_path
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.machine.identity import Site
 

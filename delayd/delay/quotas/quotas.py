@@ -42,9 +42,7 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
-from delayd.log.ended import EndedRows
-from delayd.log.log import Log
-from delayd.log.quota import (
+from delayd.log.control import (
     NO_LIMITS,
     QUOTA_PREFIX,
     Limits,
@@ -52,6 +50,8 @@ from delayd.log.quota import (
     encode_limits,
     quota_key,
 )
+from delayd.log.hour import EndedRows
+from delayd.log.log import Log
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 

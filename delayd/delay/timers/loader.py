@@ -19,13 +19,13 @@ from delayd.batch.sequences import NO_SEQUENCES, SequenceSet, among
 from delayd.delay.filing.hour_table import NOTHING, HourFile
 from delayd.delay.filing.pending import counts_of_hours, rows_of_hour, rows_of_hours
 from delayd.delay.filing.schedule_log import scan_fronts
-from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import ROW, Rows, copy_rows, join_rows, without
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import rows_of, subjects_of, tabulate
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.errors import DamagedData
+from delayd.log.hour import schedule_beside_path
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Site

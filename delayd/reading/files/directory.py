@@ -22,9 +22,8 @@ from delayd.errors import BadArgument, DamagedData, DataError
 from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import Payload, Value, read_checkpoint
-from delayd.log.dispatch import END_ROW
+from delayd.log.hour import DEAD, END_ROW, REMOVED, SEALED, Skipped, decode_hours, dispatch_path, schedule_path
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import DEAD, REMOVED, SEALED, Skipped, decode_hours, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk, open_named
 from delayd.machine.identity import LOCK, is_held

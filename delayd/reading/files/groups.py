@@ -42,8 +42,8 @@ from delayd.log.group import (
     verify_chain,
     verify_group,
 )
+from delayd.log.hour import RESTORED_STEP
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import RESTORED_STEP
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, Segment, UnfinishedFile, open_segment
 from delayd.log.segment_index import FRONT_BYTES, IndexedGroup, read_index
 from delayd.machine.disk import NOTHING_TO_SYNC, Disk, open_named

@@ -26,11 +26,22 @@ from delayd.batch.sequences import find, locate
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import hour_from_name, hour_name, hour_of_ms, hours_of
 from delayd.log.control import Ended, LogTime, OperatorWord, SkippedSequences, decode_sound
-from delayd.log.dispatch import NO_OUTCOMES, PART, Outcome, OutcomeRows, Reason, decode_outcomes, reason_name
-from delayd.log.ended import NO_ENDED, EndedRows, decode_ended
 from delayd.log.group import GroupKind
+from delayd.log.hour import (
+    NO_ENDED,
+    NO_OUTCOMES,
+    PART,
+    EndedRows,
+    Outcome,
+    OutcomeRows,
+    Reason,
+    decode_ended,
+    decode_outcomes,
+    dispatch_path,
+    reason_name,
+    schedule_path,
+)
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk, open_named
 from delayd.reading.files.directory import Directory, ScheduleSnapshot

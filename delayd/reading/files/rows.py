@@ -20,7 +20,7 @@ from delayd.batch.content import PIECE_WORDS, Region, Regions, hash_items, mixed
 from delayd.batch.sequences import ROW_BITS, SCHEDULE_BIT, are_filed, find
 from delayd.errors import BatchMalformed
 from delayd.hours import hours_of
-from delayd.log.dispatch import OutcomeRows
+from delayd.log.hour import OutcomeRows
 
 UInt64s = NDArray[np.uint64]
 UInt32s = NDArray[np.uint32]

@@ -27,7 +27,7 @@ from delayd.batch.columns import HEADER_BYTES, MAGIC, VERSION, BatchKind, Column
 from delayd.batch.content import NOT_STATED
 from delayd.batch.names import SUBJECT_BYTES_MAX
 from delayd.errors import DamagedData
-from delayd.log import tallying
+from delayd.log import tally
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import HelloHeard, decode_sound
 from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, content_position
@@ -70,7 +70,7 @@ GROUP = np.dtype(
 # The beginning of a DISPATCH batch (docs/formats/batch.md): header, kind part, and the first two columns' entries.
 FRONT = np.dtype(
     [
-        *tallying.FRONT.descr,
+        *tally.FRONT.descr,
         ("first_id", "<u2"),
         ("first_width", "<u2"),
         ("first_at", "<u4"),

@@ -10,8 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from delayd.log.dispatch import END_ROW
-from delayd.log.schedule import DEAD, REMOVED, RESTORED_STEP, SEALED, dispatch_path, schedule_path
+from delayd.log.hour import DEAD, END_ROW, REMOVED, RESTORED_STEP, SEALED, dispatch_path, schedule_path
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from delayd.log.dispatch import NewPart, Outcome, Reason
+from delayd.log.hour import NewPart, Outcome, Reason
 from delayd.testing.clock import START_MS
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Lie

@@ -10,7 +10,7 @@ from functools import partial
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import BatchKind
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.hour import dispatch_path, schedule_path
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from delayd.log.schedule import SEALED
+from delayd.log.hour import SEALED
 from tests.tamper.liar import Liar
 
 HOUR_MS = 3_600_000

@@ -11,9 +11,16 @@ from functools import partial
 import numpy as np
 
 from delayd.log.control import Ended, encode_known
-from delayd.log.dispatch import NewPart, Outcome, Reason, decode_outcomes, encode_outcomes
-from delayd.log.ended import ENDED
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.hour import (
+    ENDED,
+    NewPart,
+    Outcome,
+    Reason,
+    decode_outcomes,
+    dispatch_path,
+    encode_outcomes,
+    schedule_path,
+)
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Told, hour_that_is

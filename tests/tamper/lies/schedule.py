@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from delayd.batch.batch import Batch
-from delayd.log.schedule import SEALED, schedule_path
+from delayd.log.hour import SEALED, schedule_path
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Told, hour_that_is

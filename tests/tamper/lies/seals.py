@@ -12,9 +12,8 @@ import numpy as np
 
 from delayd.batch.batch import parse
 from delayd.batch.columns import ColumnId
-from delayd.delay.books.sealing import ContentDiffers, compare
-from delayd.log.dispatch import NewPart, Outcome, decode_outcomes, encode_outcomes
-from delayd.log.schedule import SEALED, dispatch_path, schedule_path
+from delayd.delay.books.seals import ContentDiffers, compare
+from delayd.log.hour import SEALED, NewPart, Outcome, decode_outcomes, dispatch_path, encode_outcomes, schedule_path
 from delayd.log.seal import Seal
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar

@@ -13,10 +13,9 @@ import numpy as np
 
 from delayd.log.checkpoint import Value
 from delayd.log.control import encode_records
-from delayd.log.dispatch import END_ROW
 from delayd.log.group import GroupKind
+from delayd.log.hour import END_ROW, schedule_path
 from delayd.log.pull import PullEntry, PullOp
-from delayd.log.schedule import schedule_path
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar, Written

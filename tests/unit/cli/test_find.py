@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cli.find
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from delayd.reading import find as reading
 from tests.books import HOUR_MS, START_MS, Books
 

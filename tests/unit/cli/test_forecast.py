@@ -9,9 +9,9 @@ import pytest
 import cli.forecast
 from cli.forecast import together
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome
-from delayd.log.quota import Limits as Quota
-from delayd.log.quota import encode_limits, quota_key
+from delayd.log.control import Limits as Quota
+from delayd.log.control import encode_limits, quota_key
+from delayd.log.hour import Outcome
 from delayd.machine.state import LmdbState
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 

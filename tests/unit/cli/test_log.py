@@ -11,9 +11,8 @@ import pytest
 
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
 from delayd.log.control import Ended, encode_known, encode_records
-from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import ENDED, Reason
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.machine.disk import File, RealDisk
 from delayd.machine.state import LmdbState

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.listing import Cell, Column, Kind, show
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from tests.books import START_MS, Books
 
 from .runner import run

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ColumnId
 from delayd.errors import DelaydError
-from delayd.log.ended import NO_ENDED, EndedRows
+from delayd.log.hour import NO_ENDED, EndedRows
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, Head

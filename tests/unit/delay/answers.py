@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from delayd.batch.columns import Buffer
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
+from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from delayd.log.segment import FileKind, open_segment
 from delayd.wire.frame import Head, HeadValue
 from tests.worlds.delay import World

@@ -3,8 +3,8 @@
 from delayd.batch.batch import Batch
 from delayd.batch.validate import check_batch
 from delayd.hours import hour_of_ms
+from delayd.log.hour import schedule_path
 from delayd.log.log import open_log
-from delayd.log.schedule import schedule_path
 from delayd.log.seal import decode_seals, seal_place
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.delay.books.dispatch_logs import read_outcomes
+from delayd.delay.books.outcomes import read_outcomes
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.dispatch import Outcome
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.hour import Outcome, dispatch_path, schedule_path
+from delayd.log.log import LOOK_MS
 from delayd.log.segment import FileKind, open_segment
-from delayd.log.watch import LOOK_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from tests.unit.delay.answers import decided

@@ -16,7 +16,7 @@ from delayd.delay.handoff.dispatcher import _split
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import new_rows
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.log.schedule import schedule_path
+from delayd.log.hour import schedule_path
 from delayd.machine.executor import Priority
 from delayd.testing.clock import START_MS
 from tests.counts import calls

@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import BYTES_MAX, HEADER
 from delayd.batch.sequences import pack_locations
-from delayd.delay.books.dispatch_logs import list_dispatch_logs
-from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.books.outcomes import OutcomeLog, list_dispatch_logs
 from delayd.delay.filing.hour_table import HourFile, HourTable
 from delayd.delay.filing.pending import PendingRows, full_hours
-from delayd.delay.filing.sources import read_batch
+from delayd.delay.filing.schedule_log import read_batch
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
-from delayd.log.dispatch import NewPart, Outcome
+from delayd.log.hour import NewPart, Outcome
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk

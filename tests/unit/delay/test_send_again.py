@@ -7,7 +7,7 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import BatchKind, ColumnId, ProducerPart
 from delayd.batch.names import retry_subject
 from delayd.delay.requests import Requests
-from delayd.log.retry import RetryRow
+from delayd.log.pull import RetryRow
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame
 from delayd.wire.heads import need_maps

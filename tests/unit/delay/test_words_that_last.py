@@ -10,8 +10,7 @@ import pytest
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.dispatch import Outcome
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.hour import Outcome, dispatch_path, schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss

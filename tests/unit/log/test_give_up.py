@@ -8,10 +8,10 @@ from itertools import count
 import pytest
 
 from delayd.errors import DamagedData
-from delayd.log.give_up import find_damage, give_up
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.segment import FileKind
+from delayd.log.tail import find_damage, give_up
 from delayd.testing.disk import Crash, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages

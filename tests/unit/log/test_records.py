@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from delayd.batch.batch import parse
-from delayd.delay.quarantine import missing_parts
 from delayd.errors import BatchMalformed
 from delayd.log.control import (
+    NO_LIMITS,
     Ended,
     GroupCreated,
     GroupDeleted,
     HelloHeard,
     Known,
+    Limits,
     LogTime,
     OperatorWord,
     OriginAccepted,
@@ -26,9 +27,18 @@ from delayd.log.control import (
     encode_known,
     encode_records,
 )
-from delayd.log.dispatch import NewPart, Outcome, OutcomeRows, Reason, decode_outcomes, encode_outcomes
-from delayd.log.ended import ENDED, EndedRows, decode_ended
-from delayd.log.quota import NO_LIMITS, Limits
+from delayd.log.hour import (
+    ENDED,
+    EndedRows,
+    NewPart,
+    Outcome,
+    OutcomeRows,
+    Reason,
+    decode_ended,
+    decode_outcomes,
+    encode_outcomes,
+    missing_parts,
+)
 
 KNOWN: list[Known] = [
     TargetNote(b"orders", 7),

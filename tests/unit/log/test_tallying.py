@@ -10,7 +10,7 @@ from delayd.batch.columns import BatchKind
 from delayd.batch.content import Tally, content_hash, tally
 from delayd.errors import BatchMalformed
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
-from delayd.log.tallying import Tallier
+from delayd.log.tally import Tallier
 from tests.unit.log.dispatch_batches import Row, batch
 
 

@@ -7,8 +7,7 @@ import pytest
 from delayd.log.control import Record, RetryDecided, as_record, encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
-from delayd.log.pull import PullEntry, PullOp, encode_entries
-from delayd.log.retry import RetryRow, encode_rows
+from delayd.log.pull import PullEntry, PullOp, RetryRow, encode_entries, encode_rows
 from delayd.log.segment import FileKind
 from delayd.machine.disk import Disk
 from delayd.reading.consumption import Consumption, read_consumption

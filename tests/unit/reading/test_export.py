@@ -12,7 +12,7 @@ import pytest
 
 from delayd.errors import BadSetting, DamagedData, DiskFull
 from delayd.hours import hour_name
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.reading import export
 from delayd.reading.export import export_directory

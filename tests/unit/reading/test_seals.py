@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from delayd.batch.batch import Batch, parse
-from delayd.delay.quarantine import missing_parts
 from delayd.errors import DamagedData
-from delayd.log.dispatch import NewPart, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import NewPart, decode_outcomes, encode_outcomes, missing_parts
 from delayd.log.seal import Seal
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.books import audit_directory

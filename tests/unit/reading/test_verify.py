@@ -11,13 +11,13 @@ import pytest
 from delayd.batch.batch import encode, encode_subject_table
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, OutcomePart, SchedulePart
 from delayd.batch.content import Hasher
+from delayd.delay.books.outcomes import quarantine_path
 from delayd.delay.keys.run import write_run
-from delayd.delay.quarantine import quarantine_path, schedule_beside_path
 from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
-from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import MAGIC_BYTES, GroupKind, NewGroup
+from delayd.log.hour import END_ROW, PART, encode_outcomes, schedule_beside_path
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind

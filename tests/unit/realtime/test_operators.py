@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from delayd.log.log import Log
-from delayd.log.proof import COPY_PREFIX
+from delayd.log.tail import COPY_PREFIX
 from delayd.wire.requests import RequestType
 from delayd.wire.status import Quarantined, read_list
 from realtime.quarantine import RETRY_MS

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.log.pull import PullEntry, PullOp
-from delayd.log.retry import Decision, RetryRow
+from delayd.log.pull import Decision, PullEntry, PullOp, RetryRow
 from realtime import window as window_module
 from realtime.alarms import NEVER_MS
 from realtime.window import (

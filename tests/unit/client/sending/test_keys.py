@@ -34,8 +34,7 @@ from delayd.errors import (
     RetryLater,
     SlowDown,
 )
-from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, EndedRows
+from delayd.log.hour import ENDED, EndedRows, Reason
 from delayd.net.connection import Connection
 from delayd.wire.asked import ANSWER, Asked, CancelAnswer, MessageState, read_asked_keys
 from delayd.wire.frame import Frame, Head

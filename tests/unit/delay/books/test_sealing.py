@@ -11,13 +11,19 @@ from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import BatchKind, ColumnId, SchedulePart
 from delayd.batch.content import content_hash
 from delayd.batch.gather import Pick, compose, gather
-from delayd.delay.books.sealing import ContentDiffers, compare
+from delayd.delay.books.seals import ContentDiffers, compare
 from delayd.delay.core import DelayCore
-from delayd.delay.quarantine import missing_parts
 from delayd.hours import hour_of_ms
-from delayd.log.dispatch import NewPart, Outcome, OutcomeRows, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.schedule import dispatch_path
+from delayd.log.hour import (
+    NewPart,
+    Outcome,
+    OutcomeRows,
+    decode_outcomes,
+    dispatch_path,
+    encode_outcomes,
+    missing_parts,
+)
 from delayd.log.segment import FileKind, open_segment
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayd.hours import hour_of_ms
-from delayd.log.schedule import dispatch_path
+from delayd.log.hour import dispatch_path
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.worlds.delay import FOLDER, Remains, World, wanted

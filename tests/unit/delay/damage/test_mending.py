@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import pytest
 
+from delayd.delay.books.outcomes import quarantine_path
 from delayd.delay.damage import mending
-from delayd.delay.quarantine import quarantine_path, schedule_beside_path
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.log import segment_name
-from delayd.log.schedule import dispatch_path, schedule_path
-from delayd.log.watch import LOOK_MS
+from delayd.log.hour import dispatch_path, schedule_beside_path, schedule_path
+from delayd.log.log import LOOK_MS, segment_name
 from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES

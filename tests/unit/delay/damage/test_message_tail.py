@@ -9,6 +9,7 @@ import pytest
 
 from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.log import segment_name
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
@@ -88,3 +89,14 @@ def test_rule_L5_a_last_group_that_nothing_names_is_cut_as_torn(counted: bool) -
     remains = left(world)
     put(remains.disk, LOG, content(remains.disk, LOG)[:-8])
     assert World(remains).core.intake.next_sequence == 2
+
+
+@pytest.mark.parametrize("named", [handed_over, moved])
+def test_rule_I5_a_sequence_that_an_outcome_names_behind_the_end_is_given_to_nobody(
+    named: Callable[[], tuple[Remains, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    remains, _ = named()
+    whole = content(remains.disk, LOG)
+    put(remains.disk, LOG, whole[: whole.rindex(MAGIC_BYTES)])
+    assert World(remains).core.intake.next_sequence == 3
+    assert "log_end_lost" in caplog.text and "outcomes_up_to=2" in caplog.text

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from delayd.batch.batch import Batch
-from delayd.log.dispatch import Reason
-from delayd.log.ended import decode_ended
+from delayd.log.hour import Reason, decode_ended
 from delayd.wire.asked import AskedKeys, encode_asked_keys, read_asked_keys
 from tests.worlds.delay import World
 from tests.worlds.outside import Wanted

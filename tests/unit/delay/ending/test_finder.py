@@ -13,7 +13,7 @@ from delayd.delay.ending import finder
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import Wanted
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
-from delayd.log.schedule import schedule_path
+from delayd.log.hour import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.wire.asked import Content, MessageState, Piece, Place, Window

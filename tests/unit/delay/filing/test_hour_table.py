@@ -5,7 +5,7 @@ import pytest
 
 from delayd.delay.filing.hour_table import HourFile, HourTable, hour_put, hour_puts, load_hours, merge_hours
 from delayd.hours import hour_of_ms
-from delayd.log.schedule import DEAD, SEALED
+from delayd.log.hour import DEAD, SEALED
 from delayd.testing.clock import START_MS
 from tests.counts import lines
 

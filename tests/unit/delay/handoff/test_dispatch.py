@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
+from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.link import Link
 from delayd.delay.handoff.sender import BATCHES_A_FRAME, REFUSED_RETRY_MS
 from delayd.errors import BatchMalformed, DiskReserve, DispatchRefused
 from delayd.hours import hour_of_ms
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.schedule import DEAD, SEALED
+from delayd.log.hour import DEAD, SEALED, NewPart, Outcome, encode_outcomes
 from delayd.log.segment import FileHeader, FileKind, create_segment, open_segment
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES

@@ -8,11 +8,11 @@ import pytest
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.validate import check_expiry, refused_rows
-from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
+from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.delay.producers import AcceptedBatch
 from delayd.errors import BadExpiry, BatchMalformed, DelaydError
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from delayd.log.segment import FileKind, open_segment
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.testing.clock import START_MS

@@ -9,7 +9,7 @@ import pytest
 from delayd.delay.handoff.link import ALARM_RETRY_MS, Phase
 from delayd.errors import BadArgument, DelaydError, NotReady, RestoredOrigin, ServerFenced, UnknownServer
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.log.dispatch import Outcome
+from delayd.log.hour import Outcome
 from delayd.reading.seals import verify_seals
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move

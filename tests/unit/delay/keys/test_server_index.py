@@ -11,8 +11,7 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.content import Names
 from delayd.hours import hour_of_ms
-from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, EndedRows
+from delayd.log.hour import ENDED, EndedRows, Reason
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash

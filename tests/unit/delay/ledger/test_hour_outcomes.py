@@ -7,8 +7,8 @@ import pytest
 
 from delayd.delay.ledger.hour_outcomes import HourOutcomes
 from delayd.errors import DamagedData
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import NewPart, Outcome, encode_outcomes
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.testing.disk import MemoryDisk, MemoryFile
 

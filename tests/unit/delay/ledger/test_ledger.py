@@ -8,7 +8,7 @@ import numpy as np
 
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows
-from delayd.log.ended import NO_ENDED
+from delayd.log.hour import NO_ENDED
 from tests.unit.delay.ledger.bare import HOUR, array, bare_ledger, of, rows_of
 
 ROWS = 1_000_000

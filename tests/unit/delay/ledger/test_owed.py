@@ -16,8 +16,7 @@ from delayd.delay.ledger.wanted import Wanted, wanted_of
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import BadRequest, BatchMalformed
 from delayd.hours import HOUR_MS
-from delayd.log.dispatch import NewPart, Reason
-from delayd.log.ended import ENDED, EndedRows
+from delayd.log.hour import ENDED, EndedRows, NewPart, Reason
 from delayd.testing.clock import START_MS
 from delayd.wire.asked import Asked, decode_answers, encode_asked, read_asked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import DelaydError
-from delayd.log.quota import Limits
+from delayd.log.control import Limits
 from tests.worlds.delay import World
 
 SUBJECT = b"orders.eu"

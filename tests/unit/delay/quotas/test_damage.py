@@ -6,8 +6,8 @@ import pytest
 
 from delayd.errors import DelaydError
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.quota import Limits
-from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.control import Limits
+from delayd.log.hour import dispatch_path, schedule_path
 from delayd.testing.clock import START_MS
 from tests.unit.delay.quotas.setting import SUBJECT, pending, set_quota
 from tests.worlds.delay import FOLDER, World, wanted

@@ -12,7 +12,7 @@ from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.places import BLOCK_S, GIVEN_MS, Given, Picker, fill
 from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
-from delayd.log.quota import Limits
+from delayd.log.control import Limits
 from delayd.testing.clock import START_MS
 from tests.unit.delay.quotas.setting import SUBJECT, set_quota
 from tests.worlds.delay import World, wanted

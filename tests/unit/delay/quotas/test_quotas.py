@@ -19,7 +19,7 @@ from delayd.errors import (
     Shortage,
     SlowDown,
 )
-from delayd.log.quota import Limits
+from delayd.log.control import Limits
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.quotas.setting import SUBJECT, pending, set_quota, use

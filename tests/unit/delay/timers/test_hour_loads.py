@@ -8,7 +8,7 @@ import pytest
 from delayd.delay.timers import loader
 from delayd.delay.timers.loader import LoadedHour, load_hour
 from delayd.hours import hour_of_ms
-from delayd.log.schedule import schedule_path
+from delayd.log.hour import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryFile

@@ -17,7 +17,7 @@ from delayd.delay.timers.loader import LoadedRun
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import Shortage
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.log.schedule import schedule_path
+from delayd.log.hour import schedule_path
 from delayd.testing.clock import START_MS
 from delayd.wire.asked import CancelAnswer
 from tests.worlds.delay import FOLDER, World, wanted
