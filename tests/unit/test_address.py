@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
-from delayd.address import META_LOCAL, META_VARIABLE, meta_address, read_address
-from delayd.client.limits import need_address, need_meta
+from delayd.address import read_address
+from delayd.client.limits import need_address
 from delayd.config import parse_address
 from delayd.errors import BadArgument, BadSetting
 
@@ -47,30 +47,6 @@ def test_what_is_no_address_is_refused_before_anything_is_asked(text: str) -> No
             make()
     with pytest.raises(BadSetting, match=r"^meta "):
         parse_address(text)
-
-
-@pytest.mark.parametrize("text", URLS)
-def test_a_url_is_told_to_be_one(text: str) -> None:
-    with pytest.raises(BadArgument, match=r"is a URL.*leave .*:// out"):
-        Producer(text)
-
-
-def test_the_environment_says_where_meta_is_to_those_who_were_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(META_VARIABLE, raising=False)
-    assert need_meta(None) == META_LOCAL
-    monkeypatch.setenv(META_VARIABLE, "")
-    assert need_meta(None) == META_LOCAL
-    monkeypatch.setenv(META_VARIABLE, "meta.example:7500")
-    assert need_meta(None) == meta_address(None) == "meta.example:7500"
-    assert need_meta("other:1") == "other:1"
-    Producer().close()
-    Consumer(subject="a", group="g").close()
-
-
-def test_a_bad_address_of_the_environment_is_called_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(META_VARIABLE, "http://here:1")
-    with pytest.raises(BadArgument, match=r"^DELAYD_META: .*URL"):
-        Producer()
 
 
 def makers(text: str) -> list[Callable[[], object]]:

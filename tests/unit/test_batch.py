@@ -4,49 +4,13 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
 import pytest
 from crc32c import crc32c
 
-from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
-from delayd.batch.columns import BYTES_MAX, HEADER, ROWS_MAX, BatchKind, ColumnId, ProducerPart
+from delayd.batch.batch import parse
+from delayd.batch.columns import BYTES_MAX, ROWS_MAX, ColumnId
 from delayd.errors import BatchMalformed
-from tests.batches import bodies_of, messages, parsed, with_true_checksums
-
-
-def test_columns_subjects_headers_and_bodies_come_back() -> None:
-    data = messages(
-        [b"one", b"", b"three three"],
-        due=[7, 8, 9],
-        headers=[b"", b"h", b"hh"],
-        subjects=[b"a.b", b"c"],
-        subject_of=[1, 0, 1],
-    )
-    batch = parsed(data)
-    assert (batch.kind, batch.count, batch.total_bytes) == (BatchKind.PRODUCER, 3, len(data))
-    assert batch.producer == batch.part == ProducerPart(1, 2, 0)
-    assert batch.int64s(ColumnId.DELIVER_AT_MS).tolist() == [7, 8, 9]
-    assert batch.uint32s(ColumnId.SUBJECT).tolist() == batch.column(ColumnId.SUBJECT).tolist() == [1, 0, 1]
-    assert batch.subjects() == [b"a.b", b"c"]
-    assert batch.subject_table == encode_subject_table([b"a.b", b"c"])
-    assert bodies_of(batch) == [b"one", b"", b"three three"]
-    assert ColumnId.SEQUENCE not in batch
-
-
-def test_a_batch_is_parsed_where_it_stands_and_its_columns_are_views() -> None:
-    data = messages([b"x"])
-    buffer = bytearray(b"before.." + data + b"behind")
-    batch = parse(buffer, 8)
-    assert bytes(batch.buffer) == data
-    column = batch.int64s(ColumnId.DELIVER_AT_MS)
-    buffer[8 + batch.offsets[ColumnId.DELIVER_AT_MS]] = 9
-    assert column.tolist() == [9]
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 39, 40, 100])
-def test_a_batch_that_is_cut_short_is_refused(size: int) -> None:
-    with pytest.raises(BatchMalformed):
-        parse(messages([b"x"])[:size])
+from tests.batches import messages, parsed, with_true_checksums
 
 
 def changed(data: bytes, position: int, layout: str, value: int) -> bytes:
@@ -111,27 +75,8 @@ def test_each_checksum_guards_its_part() -> None:
                 parse(broken).verify()
 
 
-def test_a_batch_over_its_limits_is_not_encoded() -> None:
-    body = [np.zeros(1, np.uint32)]
-    with pytest.raises(BatchMalformed, match="over the limit"):
-        encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, body[0])], [bytes(BYTES_MAX)])
-    with pytest.raises(BatchMalformed, match="over the limit"):
-        encode(BatchKind.CONTROL, None, ROWS_MAX + 1, [], [b""])
-    with pytest.raises(BatchMalformed, match="over the limit"):
-        encode(BatchKind.CONTROL, None, 0, [], [b""])
-    with pytest.raises(BatchMalformed, match="multiple of 8"):
-        encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, body[0])], [b"abc"])
-
-
 def test_the_largest_batch_is_parsed() -> None:
     data = messages([b""] * ROWS_MAX)
     assert parsed(data).count == ROWS_MAX
     room = BYTES_MAX - len(messages([b""]))
     assert parsed(messages([bytes(room)])).total_bytes == BYTES_MAX
-
-
-def test_items_are_laid_out_at_multiples_of_8_with_exact_ends() -> None:
-    ends, data = lay_out([b"a", b"", b"12345678", b"xyz"], 16)
-    assert ends.tolist() == [17, 24, 32, 35]
-    assert data == b"a" + bytes(7) + b"12345678" + b"xyz" + bytes(5)
-    assert HEADER.size == 40

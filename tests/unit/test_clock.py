@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from delayd.machine.clock import BELIEVED_AFTER_MS, JUMP_MS, SystemClock
+from delayd.machine.clock import BELIEVED_AFTER_MS, JUMP_MS
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 
 HOUR_MS = 3_600_000
-
-
-def test_time_that_passes_is_read() -> None:
-    clock = SimClock()
-    clock.advance(1_234)
-    assert clock.now_ms() == START_MS + 1_234
-    assert clock.confirmed
 
 
 def test_rule_T1_a_jump_ahead_moves_nothing_while_it_is_in_doubt() -> None:
@@ -40,13 +31,6 @@ def test_rule_T1_a_jump_ahead_is_believed_after_30_s() -> None:
     assert clock.now_ms() == START_MS + HOUR_MS + BELIEVED_AFTER_MS + 10
 
 
-def test_rule_T1_the_30_s_count_from_the_first_reading_of_the_jump() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    clock.advance(BELIEVED_AFTER_MS)
-    assert clock.now_ms() == START_MS + BELIEVED_AFTER_MS
-
-
 def test_rule_T1_a_jump_ahead_is_believed_by_an_operators_word() -> None:
     clock = SimClock()
     clock.step_wall(HOUR_MS)
@@ -54,19 +38,6 @@ def test_rule_T1_a_jump_ahead_is_believed_by_an_operators_word() -> None:
     clock.trust()
     assert clock.confirmed
     assert clock.now_ms() == START_MS + HOUR_MS
-
-
-def test_rule_T1_a_jump_that_is_taken_back_leaves_nothing() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    assert clock.now_ms() == START_MS
-    clock.advance(10_000)
-    clock.step_wall(-HOUR_MS)
-    assert clock.confirmed
-    assert clock.now_ms() == START_MS + 10_000
-    clock.step_wall(HOUR_MS)
-    clock.advance(BELIEVED_AFTER_MS - 1)
-    assert clock.now_ms() == START_MS + 10_000 + BELIEVED_AFTER_MS - 1
 
 
 def test_rule_T1_a_second_jump_while_in_doubt_starts_the_30_s_anew() -> None:
@@ -107,15 +78,6 @@ def test_rule_T1_a_clock_that_falls_back_is_followed_at_once(step_ms: int) -> No
     assert clock.now_ms() == START_MS - step_ms + 100
 
 
-def test_rule_T1_after_falling_back_the_way_ahead_is_a_jump_again() -> None:
-    clock = SimClock()
-    clock.step_wall(-HOUR_MS)
-    clock.now_ms()
-    clock.step_wall(HOUR_MS)
-    assert clock.now_ms() == START_MS - HOUR_MS
-    assert not clock.confirmed
-
-
 def test_rule_T1_time_asleep_is_time_passed() -> None:
     clock = SimClock()
     clock.machine.suspend(HOUR_MS)
@@ -137,15 +99,6 @@ def test_rule_T1_a_restart_in_the_same_boot_notices_a_jump_made_while_it_was_dow
     assert restarted.confirmed
 
 
-def test_rule_T1_a_restart_in_the_same_boot_without_a_jump_is_confirmed() -> None:
-    clock = SimClock()
-    evidence = clock.restart_evidence()
-    clock.advance(60_000)
-    restarted = SimClock(machine=clock.machine, previous=evidence)
-    assert restarted.confirmed
-    assert restarted.now_ms() == START_MS + 60_000
-
-
 def test_rule_T1_a_jump_in_doubt_is_still_in_doubt_after_a_restart() -> None:
     clock = SimClock()
     clock.step_wall(HOUR_MS)
@@ -153,15 +106,6 @@ def test_rule_T1_a_jump_in_doubt_is_still_in_doubt_after_a_restart() -> None:
     restarted = clock.restarted()
     assert restarted.now_ms() == START_MS
     assert not restarted.confirmed
-
-
-def test_rule_T1_a_reference_does_not_confirm_a_jump_in_the_same_boot() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    assert not clock.confirmed
-    clock.reference(START_MS + HOUR_MS)
-    assert not clock.confirmed
-    assert clock.now_ms() == START_MS
 
 
 def test_rule_T1_after_another_boot_the_clock_is_unconfirmed_for_30_s() -> None:
@@ -192,12 +136,6 @@ def test_rule_T4_a_witness_of_the_same_boot_is_no_witness() -> None:
     assert clock.confirmed
 
 
-def test_a_boot_mark_tells_boots_apart_and_does_not_name_them() -> None:
-    clock = SimClock()
-    assert clock.boot_mark == SimClock(machine=clock.machine).boot_mark != clock.reboot().boot_mark
-    assert clock.restart_evidence().boot_id not in clock.boot_mark
-
-
 def test_rule_T4_a_stamp_is_never_ahead_of_what_was_believed_before_the_boot() -> None:
     clock = SimClock()
     clock.advance(5_000)
@@ -210,13 +148,6 @@ def test_rule_T4_a_stamp_is_never_ahead_of_what_was_believed_before_the_boot() -
     assert booted.confirmed and booted.stamp_ms() == booted.now_ms()
 
 
-def test_rule_T4_a_jump_that_is_in_doubt_is_not_stamped() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    clock.advance(1_000)
-    assert clock.stamp_ms() == clock.now_ms() == START_MS + 1_000
-
-
 def test_rule_T4_a_restart_while_the_boot_is_in_doubt_makes_nothing_believed() -> None:
     booted = SimClock().reboot()
     booted.step_wall(60 * 24 * HOUR_MS)
@@ -225,36 +156,3 @@ def test_rule_T4_a_restart_while_the_boot_is_in_doubt_makes_nothing_believed() -
     assert not again.confirmed and again.stamp_ms() == START_MS
     again.advance(BELIEVED_AFTER_MS)
     assert again.confirmed
-
-
-def test_rule_T1_after_another_boot_a_jump_is_noticed_against_the_first_reading() -> None:
-    clock = SimClock().reboot()
-    clock.step_wall(HOUR_MS)
-    assert clock.now_ms() == START_MS
-    clock.advance(BELIEVED_AFTER_MS)
-    assert clock.now_ms() == START_MS + HOUR_MS + BELIEVED_AFTER_MS
-
-
-def test_rule_T1_evidence_from_later_in_the_boot_than_now_is_not_of_this_boot() -> None:
-    clock = SimClock()
-    later = dataclasses.replace(clock.restart_evidence(), boottime_ms=clock.machine.boottime_ms + 1)
-    assert not SimClock(machine=clock.machine, previous=later).confirmed
-
-
-def test_rule_T1_the_operators_word_also_confirms_after_another_boot() -> None:
-    clock = SimClock().reboot()
-    clock.trust()
-    assert clock.confirmed
-
-
-def test_the_system_clock_is_held_against_evidence_of_this_boot() -> None:
-    evidence = SystemClock().restart_evidence()
-    hour_behind = dataclasses.replace(evidence, wall_ms=evidence.wall_ms - HOUR_MS)
-    clock = SystemClock(hour_behind)
-    assert not clock.confirmed
-    assert abs(clock.now_ms() - hour_behind.wall_ms) < 10_000
-
-
-def test_simulated_time_does_not_pass_backwards() -> None:
-    with pytest.raises(ValueError, match="step_wall"):
-        SimClock().advance(-1)

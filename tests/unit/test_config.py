@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,9 @@ from delayd.config import (
     MetaConfig,
     RealtimeConfig,
     Value,
-    describe,
     load_config,
-    parse_address,
 )
 from delayd.errors import BadSetting
-
-
-@pytest.mark.parametrize("role", sorted(CONFIGS))
-def test_the_defaults_of_each_server_agree_with_each_other(role: str) -> None:
-    assert load_config(role) == CONFIGS[role]()
 
 
 def test_servers_of_one_machine_share_neither_port_nor_folder() -> None:
@@ -101,51 +93,9 @@ def test_values_that_contradict_each_other_are_refused_by_name(
     assert refused.value.details["setting"] == named
 
 
-@pytest.mark.parametrize("role", ["delay", "realtime"])
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "0", "0x0", "000.0.0.0"])
-def test_a_wildcard_is_listened_on_and_never_advertised(role: str, host: str) -> None:
-    with pytest.raises(BadSetting, match="say with advertise_host") as refused:
-        load_config(role, None, {"host": host})
-    assert refused.value.details["setting"] == "host"
-    config = load_config(role, None, {"host": host, "advertise_host": "delay-1.internal"})
-    assert isinstance(config, DelayConfig | RealtimeConfig) and config.advertised_host == "delay-1.internal"
-    with pytest.raises(BadSetting, match="advertise_host") as refused:
-        load_config(role, None, {"host": "10.0.0.1", "advertise_host": host})
-    assert refused.value.details["setting"] == "advertise_host"
-    assert load_config("meta", None, {"host": host}).host == host
-
-
 def test_what_is_advertised_is_the_host_unless_it_is_said() -> None:
     assert DelayConfig(host="10.0.0.1").advertised_host == "10.0.0.1"
     assert RealtimeConfig(host="10.0.0.1", advertise_host="r1").advertised_host == "r1"
-
-
-@pytest.mark.parametrize("role", sorted(CONFIGS))
-def test_each_setting_is_printed_at_start(role: str) -> None:
-    config = load_config(role)
-    line = describe(config)
-    assert line.startswith(f"role={role} ")
-    assert "\n" not in line
-    assert {pair.partition("=")[0] for pair in line.split(" ")} == {"role", *(each.name for each in fields(config))}
-
-
-def test_a_configuration_does_not_change() -> None:
-    config = MetaConfig()
-    for name in ("port", "data"):
-        with pytest.raises(FrozenInstanceError):
-            setattr(config, name, 1)
-
-
-def test_an_address_is_a_host_and_a_port() -> None:
-    assert parse_address("127.0.0.1:7400") == ("127.0.0.1", 7400)
-    assert parse_address("meta.example:1") == ("meta.example", 1)
-    assert parse_address("[::1]:7400") == ("::1", 7400)
-
-
-@pytest.mark.parametrize("text", ["", "localhost", ":7400", "a:", "a:b", "a:0", "a:65536", "a:-1", "::1:7400", "a:٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(BadSetting, match="meta"):
-        parse_address(text)
 
 
 def test_rule_L8_on_one_disk_sends_are_refused_long_before_what_is_pending() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,17 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.errors import DirectoryInUse, DiskFull, NotWritable, Shortage, SyncFailed
-from delayd.machine.disk import BUFFERS_MAX, Buffer, File, RealDisk, create_whole, unsynced_files_max
-
-READ_ONLY_FOLDER = "/sys"  # Not writable for any user, root too.
-HOLD_A_LOCK = """
-import sys
-from delayd.machine.disk import RealDisk
-RealDisk().lock(sys.argv[1], "delay")
-print("held", flush=True)
-sys.stdin.read()
-"""
+from delayd.errors import DiskFull, Shortage, SyncFailed
+from delayd.machine.disk import Buffer, File, RealDisk, create_whole
 
 
 @pytest.fixture
@@ -82,23 +70,6 @@ def test_a_write_that_the_kernel_splits_anywhere_is_continued(
     file = disk.open(str(folder_on_disk / "a"), create=True)
     file.pwritev([b"head", b"", column.data, b"tail"], 2)
     assert file.pread(1_000, 2) == b"head" + column.tobytes() + b"tail"
-    file.close()
-
-
-def test_no_call_has_more_buffers_than_the_kernel_takes(
-    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-    pwritev = os.pwritev
-
-    def counted(descriptor: int, buffers: Sequence[Buffer], position: int) -> int:
-        counts.append(len(buffers))
-        return pwritev(descriptor, buffers, position)
-
-    monkeypatch.setattr(os, "pwritev", counted)
-    file = disk.open(str(folder_on_disk / "a"), create=True)
-    file.pwritev([b"x"] * (2 * BUFFERS_MAX + 1), 0)
-    assert counts == [BUFFERS_MAX, BUFFERS_MAX, 1]
     file.close()
 
 
@@ -163,19 +134,6 @@ def test_a_failed_sync_says_that_the_server_must_stop(
     file.close()
 
 
-def test_a_failed_sync_of_the_file_system_is_raised(
-    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class FailingLibrary:
-        def syncfs(self, descriptor: int) -> int:
-            ctypes.set_errno(errno.EIO)
-            return -1
-
-    monkeypatch.setattr(disk, "_libc", FailingLibrary())
-    with pytest.raises(SyncFailed, match="Input/output error"):
-        disk.sync_filesystem(str(folder_on_disk))
-
-
 def test_rule_L1_no_sync_counts_after_one_that_failed(
     disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,24 +178,6 @@ def test_rule_L1_of_two_folder_syncs_at_a_time_both_fail(
         assert isinstance(second.exception(10), SyncFailed)
 
 
-@pytest.mark.parametrize("first_use", ["make_folder", "open", "lock"])
-def test_the_file_system_is_synced_on_a_descriptor_older_than_the_writes(
-    disk: RealDisk, folder_on_disk: Path, first_use: str
-) -> None:
-    # Syncfs tells a descriptor only of errors since its open.
-    before = open_descriptors()
-    if first_use == "make_folder":
-        disk.make_folder(str(folder_on_disk / "data"))
-    elif first_use == "open":
-        disk.open(str(folder_on_disk / "a"), create=True).close()
-    else:
-        disk.lock(str(folder_on_disk / "LOCK")).release()
-    opened = open_descriptors() - before
-    assert len(opened) == 1
-    disk.sync_filesystem(str(folder_on_disk))
-    assert open_descriptors() - before == opened
-
-
 @pytest.mark.parametrize(
     ("release", "reports"),
     [("5.7.19-generic", False), ("4.19", False), ("5.8.0", True), ("6.18.44-x", True), ("5.10+", True)],
@@ -271,12 +211,6 @@ def test_rule_L4_a_folder_left_by_a_process_that_died_is_made_durable(
     assert synced == [str(folder_on_disk)]
 
 
-def test_what_can_not_be_written_is_named(disk: RealDisk) -> None:
-    with pytest.raises(NotWritable, match="choose another directory") as refused:
-        disk.make_folder(f"{READ_ONLY_FOLDER}/delayd-test")
-    assert refused.value.path == f"{READ_ONLY_FOLDER}/delayd-test"
-
-
 def test_a_file_that_is_made_whole_is_there_with_all_bytes_or_not_at_all(
     folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,16 +238,6 @@ def test_a_file_that_is_made_whole_is_there_with_all_bytes_or_not_at_all(
     assert path.read_bytes() == b"data" and os.listdir(folder_on_disk) == ["whole"]
 
 
-def test_a_file_that_can_not_be_made_whole_is_not_made(folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder_on_disk / "whole"
-    monkeypatch.setattr(os, "write", lambda descriptor, data: 1)
-    with pytest.raises(DiskFull):
-        create_whole(str(path), b"data", 0o600)
-    assert os.listdir(folder_on_disk) == []
-    with pytest.raises(NotWritable):
-        create_whole(f"{READ_ONLY_FOLDER}/delayd-test", b"data", 0o600)
-
-
 def test_threads_that_make_one_file_whole_have_one_winner(folder_on_disk: Path) -> None:
     def make(number: int) -> int:
         with suppress(FileExistsError):
@@ -326,21 +250,6 @@ def test_threads_that_make_one_file_whole_have_one_winner(folder_on_disk: Path) 
     assert [b"%d" % number for number in winners] == [(folder_on_disk / "one").read_bytes()]
 
 
-def test_rule_L7_another_process_holds_the_lock_until_it_ends(disk: RealDisk, folder_on_disk: Path) -> None:
-    path = str(folder_on_disk / "LOCK")
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD_A_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "held\n"
-        with pytest.raises(DirectoryInUse) as refused:
-            disk.lock(path, "delay")
-        assert refused.value.holder == f"pid {child.pid} delay"
-        child.kill()
-    disk.lock(path, "delay").release()
-
-
 def test_rule_L7_no_child_inherits_a_descriptor(disk: RealDisk, folder_on_disk: Path) -> None:
     before = open_descriptors()
     file = disk.open(str(folder_on_disk / "a"), create=True)
@@ -351,14 +260,6 @@ def test_rule_L7_no_child_inherits_a_descriptor(disk: RealDisk, folder_on_disk: 
         assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     lock.release()
     file.close()
-
-
-def test_a_disk_leaves_no_descriptor_open_when_it_is_dropped(folder_on_disk: Path) -> None:
-    before = open_descriptors()
-    disk = RealDisk()
-    disk.sync_filesystem(str(folder_on_disk))
-    del disk
-    assert open_descriptors() == before
 
 
 def test_rule_L10_a_file_that_no_descriptor_is_left_for_is_a_shortage_and_no_bug(tmp_path: Path) -> None:
@@ -381,11 +282,3 @@ def test_rule_L10_a_file_that_no_descriptor_is_left_for_is_a_shortage_and_no_bug
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for file in held:
             file.close()
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(10, 16), (256, 64), (700, 175), (2_048, 512), (1 << 20, 512)])
-def test_fewer_files_wait_for_one_sync_where_few_may_be_open(
-    monkeypatch: pytest.MonkeyPatch, limit: int, expected: int
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert unsynced_files_max() == expected

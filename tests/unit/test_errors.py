@@ -17,7 +17,6 @@ from delayd.errors import (
     NotWritable,
     OutcomeUnknown,
     QueueFull,
-    RemoteError,
     RetryLater,
     SendHandle,
     SyncFailed,
@@ -79,31 +78,6 @@ def test_an_error_is_pickled_whole(error: DelaydError) -> None:
     rebuilt = pickle.loads(pickle.dumps(error))
     assert type(rebuilt) is type(error)
     assert (str(rebuilt), rebuilt.code, rebuilt.details) == (str(error), error.code, error.details)
-
-
-def test_every_class_can_be_rebuilt_without_details() -> None:
-    for kind in ours():
-        rebuilt = error_by_code(kind.code, "said", 5)
-        assert type(rebuilt) is kind
-        assert (str(rebuilt), rebuilt.retry_after_ms) == ("said", 5)
-
-
-def test_an_unknown_code_is_kept() -> None:
-    error = error_by_code("from_the_future", "said", 7, {"a": 1})
-    assert type(error) is RemoteError
-    assert (error.code, str(error), error.retry_after_ms, error.details) == ("from_the_future", "said", 7, {"a": 1})
-    assert RemoteError.code == "remote_error"
-    assert pickle.loads(pickle.dumps(error)).code == "from_the_future"
-
-
-def test_details_give_typed_facts() -> None:
-    damaged = DamagedData("/data/x.log", 4096, "checksum differs")
-    assert (damaged.path, damaged.position, damaged.what) == ("/data/x.log", 4096, "checksum differs")
-    assert DirectoryInUse("/data", "pid 7 delay").holder == "pid 7 delay"
-    assert NewerFormat("/data/x.log", 3, 1).version == 3
-    assert SyncFailed("/data", "Input/output error").path == "/data"
-    handle = SendHandle(log_id=1, producer_id=2**64 - 1, producer_batch=3)
-    assert OutcomeUnknown("said", handle).handle == handle
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)

@@ -11,7 +11,7 @@ import pytest
 
 from delayd.errors import DirectoryInUse, NotWritable
 from delayd.machine.disk import RealDisk
-from delayd.machine.identity import holder_name, leaving, mark_stopping
+from delayd.machine.identity import leaving
 
 HOLD = """
 import sys, time
@@ -69,27 +69,6 @@ def test_a_child_whose_supervisor_was_killed_is_leaving(tmp_path: Path) -> None:
             assert leaving(path).startswith(f"pid {pid} delay of pid {process.pid}")
         finally:
             os.kill(pid, 9)
-
-
-def test_the_mark_is_that_of_the_holder_alone(tmp_path: Path) -> None:
-    path = tmp_path / "LOCK"
-    lock = RealDisk().lock(str(path), holder_name("delay", supervised=False))
-    mark_stopping(str(path))
-    mark_stopping(str(path))
-    assert path.read_text() == f"pid {os.getpid()} delay\nstopping\n"
-    lock.release()
-    with holder(path):
-        before = path.read_text()
-        mark_stopping(str(path))
-        assert path.read_text() == before and before.count("\n") == 1
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"pid x delay\nstopping\n", b"stopping\n", b"pid 1"])
-def test_a_lock_with_other_words_is_not_waited_for(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "LOCK"
-    with holder(path):
-        path.write_bytes(content)
-        assert leaving(str(path)) == ""
 
 
 def test_a_lock_that_is_no_file_is_nobody_s_and_is_refused_by_name(tmp_path: Path) -> None:

@@ -5,35 +5,23 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from delayd.errors import BadSetting, DamagedData, DamagedValue, EpochOutOfRange, NewerFormat, StateMissing
+from delayd.errors import DamagedData, DamagedValue, EpochOutOfRange, NewerFormat, StateMissing
 from delayd.machine.identity import (
     EPOCH_MAX,
     EPOCH_STEPS_MAX,
     FORMAT,
     Identity,
     check_epoch,
-    draw_id,
-    known_cluster_id,
-    open_cluster_id,
     open_identity,
 )
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 
 LOG_ID = (1 << 64) - 3
-PATH = "DATA/meta/state.lmdb"
 
 
 def never_drawn() -> int:
     raise AssertionError("a known directory keeps its log_id")
-
-
-def test_each_start_has_the_next_epoch_and_the_same_log_id() -> None:
-    state = MemoryState()
-    assert open_identity(state, "DATA/meta", lambda: LOG_ID) == Identity(LOG_ID, 1)
-    for epoch in range(2, 5):
-        state = state.after_crash()
-        assert open_identity(state, "DATA/meta", never_drawn) == Identity(LOG_ID, epoch)
 
 
 def test_rule_H3_the_epoch_is_durable_when_it_is_known() -> None:
@@ -42,10 +30,6 @@ def test_rule_H3_the_epoch_is_durable_when_it_is_known() -> None:
     open_identity(state, "DATA/meta", lambda: LOG_ID)
     assert state.commits == 1
     assert open_identity(state.after_crash(), "DATA/meta", never_drawn).epoch == 2
-
-
-def test_a_log_id_is_never_zero() -> None:
-    assert open_identity(MemoryState(), "DATA/meta", lambda: 0).log_id == 1
 
 
 def test_a_directory_of_a_newer_delayd_is_left_alone() -> None:
@@ -94,42 +78,9 @@ def test_logs_without_a_state_are_refused_by_name_and_an_empty_directory_is_new(
         open_identity(MemoryState(), "/data/delay/state.lmdb", lambda: LOG_ID, disk)
 
 
-def test_a_new_meta_takes_the_place_of_a_lost_one_by_its_cluster_id() -> None:
-    state = MemoryState()
-    assert open_cluster_id(state, PATH, lambda: 7, 0xC1) == 0xC1
-    assert open_cluster_id(state, PATH, lambda: 8) == 0xC1
-    assert open_cluster_id(state, PATH, lambda: 8, 0xC1) == 0xC1
-    with pytest.raises(BadSetting, match="00000000000000c1"):
-        open_cluster_id(state, PATH, lambda: 8, 0xC2)
-
-
-def test_a_cluster_id_is_drawn_once_and_found_in_either_of_its_places() -> None:
-    state = MemoryState()
-    assert open_cluster_id(state, PATH, lambda: 7) == 7
-    state.commit([(b"cluster_id", b"\xc1")])
-    assert known_cluster_id(state, PATH) == 7
-    state.commit([(b"cluster_id.copy", b"\xc1")])
-    with pytest.raises(DamagedData):
-        known_cluster_id(state, PATH)
-
-
 @pytest.mark.parametrize(("epoch", "heard"), [(EPOCH_MAX + 1, 0), ((1 << 64) - 1, 3), (4 + EPOCH_STEPS_MAX, 3)])
 def test_rule_H8_an_epoch_out_of_bounds_is_named(epoch: int, heard: int) -> None:
     with pytest.raises(EpochOutOfRange, match=str(epoch)):
         check_epoch(epoch, heard, "delay server 1")
     check_epoch(3 + EPOCH_STEPS_MAX, 3, "delay server 1")
     check_epoch(EPOCH_MAX, 0, "delay server 1")
-
-
-def test_an_id_that_is_drawn_begins_with_a_letter_so_that_nothing_takes_its_text_for_a_number() -> None:
-    drawn = {draw_id() for _ in range(2_000)}
-    assert len(drawn) == 2_000 and {f"{number:016x}"[0] for number in drawn} == set("abcdef")
-    assert {number.bit_length() for number in drawn} == {64}
-
-
-def test_a_server_that_has_lived_is_none_without_its_state() -> None:
-    disk = MemoryDisk()
-    disk.make_folder("/data/meta")
-    disk.open("/data/meta/place", create=True).close()
-    with pytest.raises(StateMissing, match="/data/meta/place shows"):
-        open_identity(MemoryState(), "/data/meta/state.lmdb", lambda: 7, disk)

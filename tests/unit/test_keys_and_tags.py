@@ -16,17 +16,14 @@ from hypothesis import strategies as st
 from delayd.batch import labels as tags_module
 from delayd.batch import validate
 from delayd.batch.batch import parse
-from delayd.batch.columns import FEW_ROWS, BatchKind, ColumnId, DispatchPart, SchedulePart
-from delayd.batch.content import Names
-from delayd.batch.labels import ITEM_BYTES_MAX, bloom_of, bloom_of_item, decode_tags, encode_tags
+from delayd.batch.columns import FEW_ROWS, BatchKind, ColumnId
+from delayd.batch.labels import bloom_of, bloom_of_item, encode_tags
 from delayd.batch.names import KEY_BYTES_MAX, TAG_BYTES_MAX, TAGS_MAX
 from delayd.batch.validate import check_batch, check_key, refused_rows
 from delayd.errors import BadKey, BadTags, BatchMalformed, DelaydError
 from tests.batches import messages, with_true_checksums
 
 MANY = FEW_ROWS + 8
-DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
-SCHEDULE = SchedulePart(0, 9, 1)
 
 BAD_KEYS = [b"k" * (KEY_BYTES_MAX + 1), b"\xff", "ä".encode()[:1], "ä".encode()[1:], b"1234567\xc3", b"\xed\xa0\x80"]
 
@@ -56,18 +53,6 @@ def with_tag_items(items: list[bytes]) -> bytes:
         return messages([b"b"] * len(items), tags=[[str(row)] for row in range(len(items))])
 
 
-@pytest.mark.parametrize("count", [1, MANY])
-def test_keys_of_any_text_of_1_to_200_bytes_pass(count: int) -> None:
-    keys = [b"k", b"", "größe".encode(), b"\0", b"k" * KEY_BYTES_MAX, "ä".encode() * 4, "ä".encode(), b"12345678"]
-    for at in range(len(keys)):
-        turned = [keys[(at + row) % len(keys)] for row in range(count)]
-        check_batch(parse(keyed(turned)))
-        check_batch(parse(keyed(turned, [row % 3 if key else 0 for row, key in enumerate(turned)])))
-    for key in keys:
-        if key:
-            check_key(key)
-
-
 @pytest.mark.parametrize("count", [1, 3, MANY])
 @pytest.mark.parametrize("bad", BAD_KEYS, ids=repr)
 def test_a_bad_key_is_refused_with_the_rows_that_have_it(bad: bytes, count: int) -> None:
@@ -90,11 +75,6 @@ def test_a_character_that_is_cut_between_two_keys_makes_both_bad(count: int) -> 
     assert refused_rows(caught.value) == [0, 1]
 
 
-def test_an_empty_key_is_refused_where_a_key_must_be() -> None:
-    with pytest.raises(BadKey, match="0 bytes"):
-        check_key(b"")
-
-
 @pytest.mark.parametrize("count", [1, MANY])
 @pytest.mark.parametrize(("key", "flag"), [(b"k", 3), (b"k", 4), (b"k", 0x8000), (b"", 1), (b"", 2), (b"", 4)])
 def test_flags_that_a_row_can_t_have_are_refused(key: bytes, flag: int, count: int) -> None:
@@ -113,27 +93,6 @@ def test_flags_without_keys_and_tags_without_blooms_are_refused() -> None:
         columns = parse(data).layout.columns - {missing}
         with pytest.raises(BatchMalformed, match=f"{found.name.lower()} is there without column"):
             validate._check_columns(BatchKind.PRODUCER, columns)
-
-
-def test_a_dispatch_batch_may_have_keys_and_tags_and_no_row_flags() -> None:
-    sent = {"sequences": [1], "kind": BatchKind.DISPATCH, "part": DISPATCH}
-    check_batch(parse(messages([b"b"], tags=[["t"]], **sent)))  # type: ignore[arg-type]
-    check_batch(parse(messages([b"b"], keys=[b"k"], **sent)))  # type: ignore[arg-type]
-    with pytest.raises(BatchMalformed, match="can't have the column row_flags"):
-        check_batch(parse(messages([b"b"], keys=[b"k"], flags=[1], **sent)))  # type: ignore[arg-type]
-    filed = messages(
-        [b"b"], keys=[b"k"], flags=[2], tags=[["t"]], sequences=[1], kind=BatchKind.SCHEDULE, part=SCHEDULE
-    )
-    check_batch(parse(filed))
-
-
-def test_tags_come_back_as_they_were_and_none_are_no_bytes() -> None:
-    for given_tags in ([], ["a"], ["käse", "b"], [f"{n:064d}" for n in range(TAGS_MAX)]):
-        item = encode_tags(given_tags)
-        assert decode_tags(item) == tuple(given_tags) and len(item) <= ITEM_BYTES_MAX
-        assert bloom_of_item(item) == bloom_of(given_tags)
-    assert encode_tags([]) == b"" and bloom_of([]) == 0
-    assert len(encode_tags([f"{n:064d}" for n in range(TAGS_MAX)])) == ITEM_BYTES_MAX
 
 
 def test_the_bloom_is_that_of_the_page() -> None:
@@ -222,14 +181,3 @@ def test_few_rows_are_judged_as_many_are(keys: list[bytes], items: list[bytes]) 
             for module in (validate, tags_module):
                 patched.setattr(module, "FEW_ROWS", 0)
             assert judged(data) == few
-
-
-def test_the_index_of_keys_reads_the_names_of_a_batch() -> None:
-    keys = [b"k1", b"", b"a longer key than a word", "ä".encode()]
-    data = messages([b"b"] * 4, keys=keys, tags=[["t"]] * 4, subjects=[b"a", b"b/c"], subject_of=[0, 1, 1, 0])
-    batch = parse(data)
-    check_batch(batch)
-    rows = batch.keyed_rows()
-    assert rows.tolist() == [0, 2, 3]
-    assert Names.of_batch(batch, rows).texts() == [(b"a", keys[0]), (b"b/c", keys[2]), (b"a", keys[3])]
-    assert not len(parse(messages([b"b"])).keyed_rows())

@@ -1,6 +1,5 @@
 """The launcher: what it hands to the command line is loaded when it is called, and not before."""
 
-import os
 import subprocess
 import sys
 from types import ModuleType
@@ -10,32 +9,6 @@ import pytest
 import cli.main
 from cli.programs import Programs
 from delayd.__main__ import main
-
-_PROGRAMS = {"meta": "meta.program", "delay": "delayd.delay.program", "realtime": "realtime.program"}
-
-
-@pytest.fixture
-def injected(monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """What the command line is given."""
-    given: list[Programs] = []
-
-    def take(programs: Programs) -> int:
-        given.append(programs)
-        return 0
-
-    monkeypatch.setattr(cli.main, "main", take)
-    assert main() == 0
-    return given[0]
-
-
-@pytest.mark.parametrize("role", sorted(_PROGRAMS))
-def test_a_server_is_found_by_its_role_and_returns_its_exit_code(
-    role: str, injected: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = ModuleType(_PROGRAMS[role])
-    vars(program)["run"] = lambda config: 3 if config == "the config" else 0
-    monkeypatch.setitem(sys.modules, _PROGRAMS[role], program)
-    assert injected.run_server[role]("the config") == 3
 
 
 def test_the_command_line_alone_loads_no_server_and_no_spark() -> None:
@@ -64,13 +37,3 @@ def test_without_pyspark_the_audit_says_what_to_install(
     monkeypatch.setattr(cli.main, "main", _audit)
     assert main() == 1
     assert capsys.readouterr().err == "delayd: the Spark audit needs pyspark: pip install 'delayd[spark]'\n"
-
-
-@pytest.mark.parametrize(("command", "nicer"), [("audit", cli.main.NICE), ("send", 0)])
-def test_commands_that_only_look_give_way_to_servers(command: str, nicer: int) -> None:
-    script = (
-        f"import os, sys; sys.argv[1:] = [{command!r}, '--help']; from delayd.__main__ import main; main(); "
-        "print(os.nice(0))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout.splitlines()[-1]) == min(os.nice(0) + nicer, 19)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from delayd.batch.sequences import OFFSET_MAX, are_filed, locate, message_log_offset, pack_locations
+from delayd.batch.sequences import OFFSET_MAX, are_filed, locate, pack_locations
 
 
 @pytest.mark.parametrize("in_schedule_log", [False, True])
@@ -14,12 +14,6 @@ def test_a_location_gives_back_what_it_was_made_of(in_schedule_log: bool) -> Non
     assert are_filed(locations).tolist() == [in_schedule_log] * 4
     places = zip([in_schedule_log] * 4, offsets.tolist(), batch_rows.tolist(), strict=True)
     assert [locate(location) for location in locations.tolist()] == list(places)
-
-
-def test_one_batch_offset_serves_all_its_rows() -> None:
-    locations = pack_locations(False, 4_096, np.arange(3, dtype=np.uint16))
-    assert [message_log_offset(location) for location in locations.tolist()] == [4_096] * 3
-    assert message_log_offset(int(pack_locations(True, 4_096, np.arange(1, dtype=np.uint16))[0])) is None
 
 
 def test_an_offset_or_row_number_that_does_not_fit_is_refused() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 import pytest
 
 from delayd.errors import DiskFull, SyncFailed
@@ -44,41 +42,6 @@ def test_what_was_synced_survives_every_way(way: PowerLoss) -> None:
     assert outcomes(disk, way) == {OLD}
 
 
-@pytest.mark.parametrize("way", PowerLoss)
-def test_what_a_crash_left_is_durable(way: PowerLoss) -> None:
-    disk = MemoryDisk()
-    durable_file(disk).pwritev([NEW], len(OLD))
-    found = disk.after_crash(way, 3)
-    assert content(found, "/data/log") == content(found.after_crash(PowerLoss.ALL_LOST), "/data/log")
-
-
-@pytest.mark.parametrize("way", PowerLoss)
-def test_the_same_seed_loses_the_same(way: PowerLoss) -> None:
-    disk = MemoryDisk()
-    file = durable_file(disk)
-    for number in range(5):
-        file.pwritev([NEW], len(OLD) + number * len(NEW))
-    assert content(disk.after_crash(way, 7), "/data/log") == content(disk.after_crash(way, 7), "/data/log")
-
-
-def test_all_lost_leaves_the_last_synced_state() -> None:
-    disk = MemoryDisk()
-    file = durable_file(disk)
-    file.pwritev([b"NEW"], 0)
-    file.truncate(10)
-    assert outcomes(disk, PowerLoss.ALL_LOST) == {OLD}
-
-
-def test_all_kept_leaves_what_programs_saw() -> None:
-    disk = MemoryDisk()
-    file = durable_file(disk)
-    file.pwritev([b"NEW"], 0)
-    file.truncate(10)
-    disk.open("/data/other", create=True)
-    assert outcomes(disk, PowerLoss.ALL_KEPT) == {b"NEW" + OLD[3:10]}
-    assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == ["log", "other"]
-
-
 def test_a_prefix_of_the_changes_survives_up_to_any_one() -> None:
     disk = MemoryDisk()
     file = durable_file(disk, b"")
@@ -93,23 +56,6 @@ def test_the_last_write_is_torn_at_any_byte_and_those_before_it_are_whole() -> N
     file.pwritev([b"whole"], 0)
     file.pwritev([b"to", b"rn"], 5)
     assert outcomes(disk, PowerLoss.TORN) == {b"wholet", b"wholeto", b"wholetor"}
-
-
-def test_the_last_write_is_torn_at_a_sector_of_the_file() -> None:
-    disk = MemoryDisk()
-    durable_file(disk).pwritev([NEW], len(OLD))
-    found = outcomes(disk, PowerLoss.TORN_SECTOR)
-    assert len(found) == 5
-    for data in found:
-        assert len(data) % SECTOR_BYTES == 0
-        assert len(OLD) < len(data) < len(OLD) + len(NEW)
-        assert data == (OLD + NEW)[: len(data)]
-
-
-def test_a_write_within_a_sector_is_torn_to_nothing() -> None:
-    disk = MemoryDisk()
-    durable_file(disk).pwritev([b"small"], len(OLD))
-    assert outcomes(disk, PowerLoss.TORN_SECTOR) == {OLD}
 
 
 def test_earlier_sectors_go_missing_while_later_ones_are_kept() -> None:
@@ -132,14 +78,6 @@ def test_an_earlier_write_goes_missing_while_a_later_one_is_kept() -> None:
     assert outcomes(disk, PowerLoss.REORDERED) == {b"\0\0\0two"}
 
 
-def test_a_length_survives_with_zeros_for_data_and_overwritten_bytes_stay() -> None:
-    disk = MemoryDisk()
-    file = durable_file(disk)
-    file.pwritev([b"over"], 0)
-    file.pwritev([NEW], len(OLD))
-    assert outcomes(disk, PowerLoss.ZEROED) == {OLD + bytes(len(NEW))}
-
-
 def test_a_synced_file_without_its_folders_sync_may_be_missing() -> None:
     disk = MemoryDisk()
     disk.make_folder("/data")
@@ -150,16 +88,6 @@ def test_a_synced_file_without_its_folders_sync_may_be_missing() -> None:
     assert disk.after_crash(PowerLoss.ALL_LOST).list_folder("/data") == []
     assert content(disk.after_crash(PowerLoss.DATA_LOST), "/data/log") == OLD
     disk.sync_folder("/data")
-    assert content(disk.after_crash(PowerLoss.ENTRIES_LOST), "/data/log") == OLD
-
-
-def test_a_synced_folder_without_its_files_sync_has_an_empty_file() -> None:
-    disk = MemoryDisk()
-    disk.make_folder("/data")
-    disk.open("/data/log", create=True).pwritev([OLD], 0)
-    disk.sync_folder("/data")
-    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == b""
-    assert content(disk.after_crash(PowerLoss.DATA_LOST), "/data/log") == b""
     assert content(disk.after_crash(PowerLoss.ENTRIES_LOST), "/data/log") == OLD
 
 
@@ -183,16 +111,6 @@ def test_a_rename_is_undone_or_done_but_never_half() -> None:
     assert disk.after_crash(PowerLoss.ALL_LOST).list_folder("/data") == ["log"]
 
 
-def test_a_removed_file_may_be_back_until_its_folder_is_synced() -> None:
-    disk = MemoryDisk()
-    durable_file(disk)
-    disk.remove("/data/log")
-    assert content(disk.after_crash(PowerLoss.ENTRIES_LOST), "/data/log") == OLD
-    assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == []
-    disk.sync_folder("/data")
-    assert disk.after_crash(PowerLoss.ENTRIES_LOST).list_folder("/data") == []
-
-
 def test_unsynced_entries_are_lost_one_by_one() -> None:
     disk = MemoryDisk()
     disk.make_folder("/data")
@@ -202,20 +120,6 @@ def test_unsynced_entries_are_lost_one_by_one() -> None:
     assert prefixes == {"", "a", "ab", "abc"}
     subsets = {"".join(disk.after_crash(PowerLoss.REORDERED, seed).list_folder("/data")) for seed in SEEDS}
     assert subsets == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
-
-
-def test_a_sync_of_the_file_system_covers_files_and_folders() -> None:
-    disk = MemoryDisk()
-    disk.make_folder("/data/deep")
-    disk.open("/data/deep/log", create=True).pwritev([OLD], 0)
-    disk.sync_filesystem("/data")
-    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/deep/log") == OLD
-
-
-def test_made_folders_survive_with_their_parents() -> None:
-    disk = MemoryDisk()
-    disk.make_folder("/a/b/c")
-    assert disk.after_crash(PowerLoss.ALL_LOST).exists("/a/b/c")
 
 
 def test_a_folder_that_need_not_last_yet_goes_with_the_power_until_the_file_system_is_synced() -> None:
@@ -275,10 +179,6 @@ def test_the_operation_that_crashes_is_in_the_page_cache_and_a_sync_is_not_done(
     assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == b""
 
 
-def test_no_handler_of_errors_survives_a_crash() -> None:
-    assert not issubclass(Crash, Exception)
-
-
 def test_a_failed_sync_loses_the_dirty_pages_for_good_while_reads_still_show_them() -> None:
     disk = MemoryDisk()
     file = durable_file(disk)
@@ -289,27 +189,6 @@ def test_a_failed_sync_loses_the_dirty_pages_for_good_while_reads_still_show_the
     disk.latch = SyncLatch()  # As the next process has it.
     file.sync()
     assert content(disk, "/data/log") == OLD + NEW
-    assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
-
-
-def test_a_failed_sync_of_a_folder_or_the_file_system_loses_what_it_covered() -> None:
-    disk = MemoryDisk()
-    durable_file(disk)
-    disk.open("/data/new", create=True)
-    disk.faults.fail_sync_at = disk.syncs + 1
-    with pytest.raises(SyncFailed):
-        disk.sync_folder("/data")
-    disk.latch = SyncLatch()  # As the next process has it.
-    disk.sync_folder("/data")
-    assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == ["log"]
-
-    disk = MemoryDisk()
-    durable_file(disk).pwritev([NEW], 0)
-    disk.faults.fail_sync_at = disk.syncs + 1
-    with pytest.raises(SyncFailed):
-        disk.sync_filesystem("/data")
-    disk.latch = SyncLatch()  # As the next process has it.
-    disk.sync_filesystem("/data")
     assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
 
 
@@ -343,29 +222,6 @@ def test_a_full_disk_takes_what_fits_and_recovers_when_space_returns() -> None:
     assert disk.free_bytes("/data") == 12
 
 
-def test_space_is_counted_after_a_crash_and_a_replacing_rename() -> None:
-    disk = MemoryDisk(capacity_bytes=10_000)
-    durable_file(disk)
-    new = disk.open("/data/new", create=True)
-    new.pwritev([b"123"], 0)
-    new.sync()
-    disk.rename("/data/new", "/data/log")
-    disk.sync_folder("/data")
-    assert disk.used_bytes == disk.after_crash().used_bytes == 3
-
-
-def test_a_failed_write_leaves_half_of_it() -> None:
-    disk = MemoryDisk()
-    file = durable_file(disk, b"")
-    disk.faults.fail_write_at = disk.writes + 1
-    with pytest.raises(OSError) as failed:
-        file.pwritev([b"12345678"], 0)
-    assert failed.value.errno == errno.EIO
-    assert content(disk, "/data/log") == b"1234"
-    file.pwritev([b"12345678"], 0)
-    assert content(disk, "/data/log") == b"12345678"
-
-
 def test_rule_L4_a_file_closed_with_unsynced_writes_is_noted() -> None:
     disk = MemoryDisk()
     file = durable_file(disk)
@@ -375,30 +231,6 @@ def test_rule_L4_a_file_closed_with_unsynced_writes_is_noted() -> None:
     file.pwritev([b"x"], 0)
     file.close()
     assert disk.closed_unsynced == ["/data/log"]
-
-
-def test_a_crash_frees_every_lock() -> None:
-    disk = MemoryDisk()
-    disk.make_folder("/data")
-    disk.lock("/data/LOCK", "delay")
-    disk.after_crash(PowerLoss.ALL_KEPT).lock("/data/LOCK", "delay")
-
-
-def test_a_file_that_lost_data_in_a_failed_sync_of_the_file_system_reports_it_once_itself() -> None:
-    disk = MemoryDisk()
-    file = durable_file(disk)
-    clean = disk.open("/data/clean", create=True)
-    file.pwritev([NEW], 0)
-    disk.faults.fail_sync_at = disk.syncs + 1
-    with pytest.raises(SyncFailed):
-        disk.sync_filesystem("/data")
-    disk.latch = SyncLatch()  # As the next process has it.
-    clean.sync()
-    with pytest.raises(SyncFailed):
-        file.sync()
-    disk.latch = SyncLatch()  # As the next process has it.
-    file.sync()
-    assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
 
 
 def test_a_sync_that_failed_has_dropped_what_others_made_and_no_later_one_counts() -> None:

@@ -58,12 +58,6 @@ def test_any_number_of_files_is_read_and_written_with_a_few_descriptors(files: l
     assert all(file.pread(9, 0) == b"%04d++" % number for number, file in enumerate(files))
 
 
-def test_the_files_that_were_used_last_are_open(files: list[File], tmp_path: Path) -> None:
-    for number in (7, 1, 30, 7, 20, 2):
-        files[number].pread(1, 0)
-    assert opened(tmp_path) == {"30", "7", "20", "2"}
-
-
 def test_rule_L4_a_file_with_unsynced_writes_stays_open_until_it_is_synced(files: list[File], tmp_path: Path) -> None:
     for number in range(10):
         files[number].pwritev([b"!"], 4)
@@ -75,19 +69,6 @@ def test_rule_L4_a_file_with_unsynced_writes_stays_open_until_it_is_synced(files
     for file in files[:11]:
         file.sync()
     assert len(opened(tmp_path)) <= MOST
-
-
-def test_a_file_that_is_to_be_kept_open_is_read_after_it_was_removed(files: list[File], tmp_path: Path) -> None:
-    files[0].keep_open(True)
-    for file in files[1:]:
-        file.pread(1, 0)
-    (tmp_path / "0").unlink()
-    assert files[0].pread(4, 0) == b"0000"
-    files[0].keep_open(False)
-    for file in files[1:]:
-        file.pread(1, 0)
-    with pytest.raises(DamagedData, match=REMOVED):
-        files[0].pread(4, 0)
 
 
 def test_a_closed_file_that_was_removed_or_replaced_is_told_and_nothing_is_written(
@@ -112,14 +93,6 @@ def test_a_closed_file_that_was_removed_or_replaced_is_told_and_nothing_is_writt
                 use()
     assert not removed.exists()
     assert (by_rename.read_bytes(), in_place.read_bytes()) == (b"0001", b"0002 and more")
-
-
-def test_a_closed_file_is_closed_for_good(files: list[File], tmp_path: Path) -> None:
-    for number in (0, FILES - 1):  # The first one has no descriptor now, the last one has.
-        files[number].close()
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            files[number].pread(1, 0)
-    assert str(FILES - 1) not in opened(tmp_path)
 
 
 def test_threads_that_use_more_files_than_may_be_open_read_each_its_own(files: list[File], tmp_path: Path) -> None:

@@ -11,12 +11,6 @@ _PACKAGE = Path(delayd.__file__).parent
 _FIND_META = "import sys; from delayd.programs import find; print(find('meta').__name__, find('meta').WHO)"
 
 
-def test_a_folder_beside_delayd_is_found_by_its_own_name(tmp_path: Path) -> None:
-    _install_delayd(tmp_path)
-    _make_package(tmp_path / "meta", "ours")
-    assert _run(_FIND_META, tmp_path).stdout == "meta ours\n"
-
-
 def test_a_folder_inside_delayd_wins_over_any_package_of_its_name(tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     _make_package(stranger / "meta", "theirs")
@@ -24,14 +18,6 @@ def test_a_folder_inside_delayd_wins_over_any_package_of_its_name(tmp_path: Path
     _install_delayd(installed)
     _make_package(installed / "delayd" / "meta", "ours")
     assert _run(_FIND_META, stranger, installed).stdout == "delayd.meta ours\n"
-
-
-def test_a_module_inside_the_folder_is_found_by_its_dotted_name(tmp_path: Path) -> None:
-    _install_delayd(tmp_path)
-    _make_package(tmp_path / "delayd" / "meta", "ours")
-    (tmp_path / "delayd" / "meta" / "program.py").write_text("WHO = 'the program'\n")
-    found = _run("from delayd.programs import find; print(find('meta.program').WHO)", tmp_path)
-    assert found.stdout == "the program\n"
 
 
 def test_a_package_that_shadows_the_folder_is_named_with_its_distribution_and_is_not_imported(tmp_path: Path) -> None:
@@ -63,14 +49,6 @@ def test_a_stranger_is_never_taken_for_a_folder_that_is_missing(tmp_path: Path) 
     assert found.returncode != 0
     assert "ProgramNotFound" in found.stderr
     assert "without its part 'meta': install delayd again" in found.stderr
-
-
-def test_an_error_inside_a_program_is_not_mistaken_for_a_program_that_is_missing(tmp_path: Path) -> None:
-    _install_delayd(tmp_path)
-    _make_package(tmp_path / "meta", "ours")
-    (tmp_path / "meta" / "program.py").write_text("import no_such_library\n")
-    found = _run("from delayd.programs import find; find('meta.program')", tmp_path)
-    assert "ModuleNotFoundError: No module named 'no_such_library'" in found.stderr
 
 
 def _install_delayd(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.errors import BadSetting, NotWritable
+from delayd.errors import BadSetting
 from delayd.secret import NONCE_BYTES, SECRET_FILE, Exchange, Secret, open_secret, read_secret, same_proof
 from tests.trust import put_secrets
 
@@ -66,18 +66,6 @@ def test_what_is_no_file_is_refused_by_name_and_never_waited_for(tmp_path: Path)
         read_secret(str(tmp_path / "loop"))
 
 
-def test_a_file_that_is_named_is_never_made(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match=r"copy cluster\.secret from the machine of the meta server"):
-        open_secret(str(tmp_path), str(tmp_path / "given"))
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_place_where_it_can_not_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotWritable, match=SECRET_FILE):
-        open_secret(str(tmp_path / "file" / "data"), "")
-
-
 def test_a_proof_fits_one_exchange_one_direction_and_one_secret() -> None:
     secret = Secret(b"k" * 32, "")
     proof = secret.server_proof(EXCHANGE)
@@ -114,24 +102,6 @@ def test_both_of_two_secrets_are_valid_and_the_first_one_proves(tmp_path: Path) 
     put_secrets(path, OLD, NEW, STRANGE)
     with pytest.raises(BadSetting, match="holds no secret"):
         read_secret(str(path))
-
-
-def test_a_signature_fits_one_note_and_is_no_proof(tmp_path: Path) -> None:
-    path = tmp_path / SECRET_FILE
-    put_secrets(path, NEW, OLD)
-    both, old = read_secret(str(path)), Secret(OLD, "")
-    assert both.note_signature(b"note") == Secret(NEW, "").note_signature(b"note") != old.note_signature(b"note")
-    assert both.is_note_signature(old.note_signature(b"note"), b"note")
-    assert not both.is_note_signature(old.note_signature(b"note"), b"nota")
-    assert not both.is_note_signature(Secret(STRANGE, "").note_signature(b"note"), b"note")
-    assert not both.is_note_signature(b"", b"note")
-    # Not even over the bytes that a side proves with: an operator's signature stands under a label of its own.
-    spoken = b"".join((EXCHANGE.dialler_nonce, EXCHANGE.server_nonce, (7).to_bytes(8, "little")))
-    spoken += (9).to_bytes(8, "little") + b"meta"
-    proofs = {old.server_proof(EXCHANGE), old.dialler_proof(EXCHANGE)}
-    assert old.note_signature(spoken) not in proofs
-    put_secrets(path, NEW)
-    assert not both.is_note_signature(old.note_signature(b"note"), b"note")
 
 
 def test_a_secret_is_changed_in_three_steps_and_all_machines_trust_each_other_at_any_moment(tmp_path: Path) -> None:

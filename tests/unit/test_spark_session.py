@@ -1,12 +1,11 @@
 """Where Spark can't run, one sentence says what to install."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from delayd.errors import BadSetting
-from spark.program import check_spark, java_version
+from spark.program import check_spark
 
 
 def test_a_java_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,25 +25,6 @@ def test_a_missing_pyspark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark.program.find_spec", lambda name: None)
     with pytest.raises(BadSetting, match=r"needs pyspark: pip install 'delayd\[spark\]'"):
         check_spark()
-
-
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [('java version "1.8.0_292"', 8), ('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "21"', 21)],
-)
-def test_the_version_is_read_from_what_java_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, version: int
-) -> None:
-    _fake_java(tmp_path, monkeypatch, said)
-    assert java_version() == version
-
-
-def test_the_module_that_spark_finds_by_itself_offers_the_source() -> None:
-    if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("pyspark is not installed")
-    import pyspark_delayd
-
-    assert pyspark_delayd.DefaultSource.name() == "delayd"
 
 
 def _fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:

@@ -8,36 +8,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from delayd.errors import DamagedData, DamagedValue, DirectoryInUse, NewerFormat, NotWritable, Shortage, SyncFailed
+from delayd.errors import DamagedData, DamagedValue, NewerFormat, NotWritable, Shortage, SyncFailed
 from delayd.machine.state import LmdbState, check_stored, read_state_file
-from delayd.testing.disk import Crash, Faults, MemoryDisk
-from delayd.testing.state import MemoryState
-
-
-def test_what_was_committed_is_there_after_a_reopen(tmp_path: Path) -> None:
-    state = LmdbState(str(tmp_path / "state.lmdb"))
-    state.commit([(b"a", b"1"), (b"b", b"2")])
-    state.commit([], [b"b"])
-    state.close()
-    state = LmdbState(str(tmp_path / "state.lmdb"))
-    assert state.scan(b"") == [(b"a", b"1")]
-    state.close()
-
-
-def test_the_file_is_as_long_as_what_it_holds(tmp_path: Path) -> None:
-    state = LmdbState(str(tmp_path / "state.lmdb"))
-    state.commit([(b"a", b"1")])
-    assert (tmp_path / "state.lmdb" / "data.mdb").stat().st_size < 1 << 20
-    state.close()
-
-
-def test_a_state_in_use_by_this_process_is_named(tmp_path: Path) -> None:
-    path = str(tmp_path / "state.lmdb")
-    state = LmdbState(path)
-    with pytest.raises(DirectoryInUse, match="this process"):
-        LmdbState(path)
-    state.close()
-    LmdbState(path).close()
 
 
 def test_a_file_that_is_no_state_is_damage(tmp_path: Path) -> None:
@@ -57,13 +29,6 @@ def test_a_state_of_a_newer_format_is_named(tmp_path: Path) -> None:
     with pytest.raises(NewerFormat, match="version 9") as refused:
         LmdbState(str(path))
     assert refused.value.version == 9
-
-
-def test_a_state_cut_to_nothing_but_its_first_bytes_is_damage(tmp_path: Path) -> None:
-    (tmp_path / "state.lmdb").mkdir()
-    (tmp_path / "state.lmdb" / "data.mdb").write_bytes(b"x" * 10)
-    with pytest.raises(DamagedData):
-        LmdbState(str(tmp_path / "state.lmdb"))
 
 
 def test_a_folder_that_can_not_be_written_is_named() -> None:
@@ -86,48 +51,6 @@ def test_a_commit_that_can_not_be_written_stops_the_server_and_is_not_there(tmp_
     state = LmdbState(path)
     assert state.scan(b"") == [(b"a", b"1")]
     state.close()
-
-
-def test_dying_at_a_commit_leaves_nothing_of_it_and_dying_after_it_all() -> None:
-    disk = MemoryDisk(Faults(crash_at=2))
-    state = MemoryState(disk)
-    state.commit([(b"a", b"1")])
-    with pytest.raises(Crash):
-        state.commit([(b"a", b"2"), (b"b", b"2")])
-    with pytest.raises(Crash):
-        state.get(b"a")
-    assert state.after_crash().scan(b"") == [(b"a", b"1")]
-
-
-def test_a_commit_whose_sync_fails_is_not_there() -> None:
-    state = MemoryState(MemoryDisk(Faults(fail_sync_at=1)))
-    with pytest.raises(SyncFailed):
-        state.commit([(b"a", b"1")])
-    assert state.after_crash().scan(b"") == []
-
-
-def test_a_commit_whose_sync_is_skipped_is_seen_and_lost_at_a_crash() -> None:
-    state = MemoryState(MemoryDisk(Faults(skip_sync_at=2)))
-    state.commit([(b"a", b"1")])
-    state.commit([(b"a", b"2")])
-    assert state.get(b"a") == b"2"
-    assert state.after_crash().get(b"a") == b"1"
-    state.commit([(b"b", b"1")])
-    assert state.after_crash().scan(b"") == [(b"a", b"2"), (b"b", b"1")]
-
-
-@pytest.mark.parametrize("kept", [0.5, 0.9])
-def test_a_state_that_was_cut_short_is_damage_and_no_fault_of_the_process(tmp_path: Path, kept: float) -> None:
-    path = tmp_path / "state.lmdb"
-    state = LmdbState(str(path))
-    state.commit([(b"key/%d" % number, b"v" * 100) for number in range(1_000)])
-    state.close()
-    data = (path / "data.mdb").read_bytes()
-    (path / "data.mdb").write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(DamagedData, match=r"is not there|bytes early"):
-        LmdbState(str(path))
-    (path / "data.mdb").write_bytes(data)
-    LmdbState(str(path)).close()
 
 
 def test_rule_L9_each_flipped_bit_of_the_file_is_found_or_without_meaning(tmp_path: Path) -> None:

@@ -13,15 +13,7 @@ from delayd.testing.executor import InlineExecutor, StepExecutor
 from meta import routes
 from meta.core import MOVES_MAX
 
-from .servers import LEASE_MS, SteppedMeta, delay_server, realtime_server
-
-
-def forget(world: SteppedMeta, role: str, log_id: int, *, with_routes: bool = False) -> str:
-    told: list[str | RetryLater] = []
-    world.meta.forget(role, log_id, with_routes, told.append)
-    (message,) = told
-    assert isinstance(message, str)
-    return message
+from .servers import LEASE_MS, SteppedMeta, realtime_server
 
 
 def move(world: SteppedMeta, subject: str, log_id: int) -> str:
@@ -34,72 +26,6 @@ def move(world: SteppedMeta, subject: str, log_id: int) -> str:
 
 def operator_entries(world: SteppedMeta) -> int:
     return len(world.state.scan(b"operator/"))
-
-
-def test_a_server_that_lives_or_is_not_known_is_not_forgotten() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1))
-    with pytest.raises(BadArgument, match="is alive at"):
-        forget(world, "delay", 1)
-    with pytest.raises(UnknownServer):
-        forget(world, "delay", 2)
-    assert operator_entries(world) == 0
-
-
-def test_a_restored_server_registers_after_an_operator_had_its_newer_life_forgotten() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, epoch=9))
-    world.clock.advance(LEASE_MS)
-    with pytest.raises(StaleEpoch):
-        world.register(delay_server(1, epoch=5))
-    assert "forgot delay server 0000000000000001" in forget(world, "delay", 1)
-    assert world.alive() == {}
-    world.restart()
-    assert world.alive() == {}
-    assert world.register(delay_server(1, epoch=5)) == [None]
-    assert operator_entries(world) == 1
-
-
-def test_a_realtime_server_that_is_forgotten_keeps_its_subjects_unless_the_operator_says_otherwise() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(1, epoch=9))
-    assert world.routes("a", "b").routes == {"a": 1, "b": 1}
-    world.clock.advance(LEASE_MS)
-    forget(world, "realtime", 1)
-    for _ in range(2):
-        assert world.routes("a", assign=False).routes == {"a": 1}
-        assert list(world.alive()) == [1]
-        world.restart()
-    world.clock.advance(LEASE_MS)
-    world.register(realtime_server(1, epoch=2))
-    world.clock.advance(LEASE_MS)
-    assert "2 subjects" in forget(world, "realtime", 1, with_routes=True)
-    assert world.alive() == {}
-    world.register(realtime_server(2))
-    assert world.routes("a", "b").routes == {"a": 2, "b": 2}
-    world.restart()
-    assert world.routes("a", "b", assign=False).routes == {"a": 2, "b": 2}
-
-
-def test_a_subject_is_moved_durably_and_delay_servers_hear_of_each_move_once() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(1), realtime_server(2))
-    before = world.routes("a", "b").routes
-    other = 3 - before["a"]
-    assert move(world, "a", other) == f"moved a from {before['a']:016x} to {other:016x}"
-    assert "already" in move(world, "a", other)
-    move(world, "new", 1)
-    for _ in range(2):
-        assert world.routes("a", "new", assign=False).routes == {"a": other, "new": 1}
-        assert [tuple(each) for each in world.meta.moves_after(0)] == [(1, "a", other), (2, "new", 1)]
-        assert [each.subject for each in world.meta.moves_after(1)] == ["new"]
-        world.restart()
-    # Only the last move of a subject counts.
-    move(world, "a", before["a"])
-    assert [tuple(each) for each in world.meta.moves_after(0)] == [(2, "new", 1), (3, "a", before["a"])]
-    with pytest.raises(UnknownServer):
-        move(world, "a", 77)
-    assert world.meta.subjects("", "", 10).subjects == [("a", before["a"]), ("b", before["b"]), ("new", 1)]
 
 
 def test_moves_are_told_in_parts() -> None:

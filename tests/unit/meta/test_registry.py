@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from delayd.address import INSIDE_SUFFIX
-from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown, StaleEpoch
+from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown
 from delayd.machine.identity import EPOCH_MAX, EPOCH_STEPS_MAX
 from delayd.wire.meta import SERVERS_MAX
 
@@ -49,67 +49,11 @@ def test_a_heartbeat_that_says_nothing_new_costs_no_transaction() -> None:
     assert world.state.commits == before
 
 
-def test_a_restarted_meta_knows_the_servers_and_gives_each_a_whole_lease() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, epoch=7), realtime_server(2))
-    world.clock.advance(LEASE_MS * 3)
-    assert world.alive() == {1: False, 2: False}
-    world.restart()
-    assert [info.server for info in world.meta.servers("delay")] == [delay_server(1, epoch=7)]
-    world.clock.advance(LEASE_MS - 1)
-    assert world.alive() == {1: True, 2: True}
-    world.clock.advance(1)
-    assert world.alive() == {1: False, 2: False}
-
-
-def test_an_older_life_of_a_server_is_refused_also_after_a_restart_of_meta() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, epoch=7, pid=70))
-    with pytest.raises(StaleEpoch, match="epoch 6 of delay server 0000000000000001 is over"):
-        world.register(delay_server(1, epoch=6, pid=60))
-    world.restart()
-    world.clock.advance(LEASE_MS * 3)
-    with pytest.raises(StaleEpoch):
-        world.register(delay_server(1, epoch=6, pid=60))
-    assert [info.server.pid for info in world.meta.servers(None)] == [70]
-
-
-def test_a_newer_life_takes_the_place_of_the_one_before() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, port=1, epoch=1, place=5))
-    world.register(delay_server(1, port=2, epoch=2, place=5))
-    world.restart()
-    assert [info.server for info in world.meta.servers(None)] == [delay_server(1, port=2, epoch=2, place=5)]
-
-
-def test_a_process_on_a_copy_of_a_directory_is_refused_while_the_first_is_alive() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, port=1, pid=10))
-    with pytest.raises(PlaceTaken, match="was alive 0 ms ago"):
-        world.register(delay_server(1, port=2, pid=20))
-    world.clock.advance(1)
-    world.register(delay_server(1, port=1, pid=10))
-    with pytest.raises(FencedInstance, match="copy of its directory"):
-        world.register(delay_server(1, port=2, pid=20))
-    assert [info.server.pid for info in world.meta.servers(None)] == [10]
-    world.clock.advance(LEASE_MS)
-    assert world.register(delay_server(1, port=2, pid=20)) == [None]
-
-
 def test_a_server_that_starts_on_an_empty_directory_ends_the_lease_of_what_was_at_its_address() -> None:
     world = SteppedMeta()
     world.register(realtime_server(9, port=2_000), realtime_server(5, port=2_001))
     world.register(realtime_server(6, port=2_000))
     assert world.alive() == {5: True, 6: True, 9: False}
-
-
-def test_roles_are_apart() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1), realtime_server(1), realtime_server(3))
-    assert [info.server for info in world.meta.servers("delay")] == [delay_server(1)]
-    assert [info.server for info in world.meta.servers("realtime")] == [realtime_server(1), realtime_server(3)]
-    assert len(world.meta.servers(None)) == 3
-    assert world.meta.servers("meta") == []
 
 
 def test_when_no_place_is_left_the_server_unseen_for_longest_is_forgotten_but_none_that_is_needed() -> None:
@@ -153,41 +97,6 @@ def test_rule_H8_a_copy_that_starts_beside_a_server_is_refused_for_good_when_the
     assert world.alive() == {1: True}
 
 
-def test_rule_H8_a_restarted_meta_gives_no_copy_the_place_of_a_server_that_it_knows() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, epoch=1, place=5))
-    world.restart()
-    world.clock.advance(10)
-    copy = delay_server(1, port=9, epoch=2, pid=2, place=6)
-    with pytest.raises(PlaceTaken):
-        world.register(copy)
-    world.clock.advance(10)
-    world.register(delay_server(1, epoch=1, place=5))
-    with pytest.raises(FencedInstance):
-        world.register(copy)
-
-
-def test_a_server_that_was_moved_is_taken_when_the_lease_of_its_old_place_has_ended() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, epoch=1, place=5))
-    world.clock.advance(LEASE_MS - 1)
-    moved = delay_server(1, port=9, epoch=2, pid=2, place=6)
-    with pytest.raises(PlaceTaken):
-        world.register(moved)
-    world.clock.advance(1)
-    assert world.register(moved) == [None]
-    with pytest.raises(StaleEpoch):
-        world.register(delay_server(1, epoch=1, place=5))
-
-
-def test_places_that_are_not_known_are_told_apart_by_the_address() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1, port=1, epoch=1))
-    with pytest.raises(PlaceTaken):
-        world.register(delay_server(1, port=2, epoch=2, place=6))
-    assert world.register(delay_server(1, port=1, epoch=2, place=6)) == [None]
-
-
 @pytest.mark.parametrize("epoch", [EPOCH_MAX + 1, (1 << 63) - 1, 7 + EPOCH_STEPS_MAX + 1])
 def test_rule_H8_an_epoch_that_no_server_can_have_reached_is_refused(epoch: int) -> None:
     world = SteppedMeta()
@@ -195,14 +104,6 @@ def test_rule_H8_an_epoch_that_no_server_can_have_reached_is_refused(epoch: int)
     with pytest.raises(EpochOutOfRange, match="epoch 7 was heard last"):
         world.register(delay_server(1, epoch=epoch))
     assert world.register(delay_server(1, epoch=8)) == [None]
-
-
-def test_meta_says_which_servers_it_has_heard_in_this_life() -> None:
-    world = SteppedMeta()
-    world.register(delay_server(1), delay_server(2))
-    world.restart()
-    world.register(delay_server(2))
-    assert {info.server.log_id: info.heard for info in world.meta.servers(None)} == {1: False, 2: True}
 
 
 def test_addresses_of_a_home_that_has_ended_are_told_to_nobody() -> None:

@@ -5,68 +5,13 @@ from __future__ import annotations
 import pytest
 
 from delayd.address import HOST_BYTES_MAX
-from delayd.errors import BadRequest, BadSubject, DamagedData, DiskFull, DiskReserve, SyncFailed
+from delayd.errors import DamagedData, DiskFull, DiskReserve, SyncFailed
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, encode_frame
 from delayd.wire.meta import SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, servers_head
 
-from .servers import LEASE_MS, FullState, SteppedMeta, delay_server, realtime_server
-
-
-def test_subjects_go_to_the_live_realtime_server_with_the_fewest_the_lowest_log_id_first() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(30), realtime_server(10), realtime_server(20), delay_server(1))
-    answer = world.routes("a", "b", "c", "d")
-    assert answer.routes == {"a": 10, "b": 20, "c": 30, "d": 10}
-    assert [info.server.log_id for info in answer.servers] == [10, 20, 30]
-    world.clock.advance(LEASE_MS)
-    world.register(realtime_server(30))
-    assert world.routes("e", "f", "g").routes == {"e": 30, "f": 30, "g": 30}
-    world.register(realtime_server(10), realtime_server(20))
-    assert world.routes("h", "i", "j").routes == {"h": 20, "i": 10, "j": 20}
-
-
-def test_a_route_stays_when_its_server_is_dead() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    world.routes("a")
-    world.clock.advance(LEASE_MS)
-    world.register(realtime_server(5))
-    answer = world.routes("a")
-    assert answer.routes == {"a": 10}
-    assert [(info.server.log_id, info.alive) for info in answer.servers] == [(10, False)]
-
-
-def test_without_a_live_realtime_server_subjects_are_unrouted_and_get_a_route_later() -> None:
-    world = SteppedMeta()
-    assert world.routes("a", "b") == Routes({}, [], ["a", "b"])
-    world.register(delay_server(1), realtime_server(10))
-    world.clock.advance(LEASE_MS)
-    assert world.routes("a").unrouted == ["a"]
-    world.register(realtime_server(10))
-    assert world.routes("a").routes == {"a": 10}
-    assert world.routes("a", "b", assign=False).unrouted == ["b"]
-
-
-def test_a_look_up_assigns_nothing() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    commits = world.state.commits
-    assert world.routes("a", assign=False).unrouted == ["a"]
-    assert world.routes("a", assign=False).unrouted == ["a"]
-    assert world.state.commits == commits
-
-
-def test_routes_are_known_after_a_restart_and_counted_again() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    world.routes("a", "b")
-    world.register(realtime_server(20))
-    world.restart()
-    answer = world.routes("a", "b", "c", "d")
-    assert answer.routes == {"a": 10, "b": 10, "c": 20, "d": 20}
-    assert [info.server for info in answer.servers] == [realtime_server(10), realtime_server(20)]
+from .servers import FullState, SteppedMeta, realtime_server
 
 
 def test_a_route_is_given_out_when_it_is_durable_and_not_before() -> None:
@@ -86,21 +31,6 @@ def test_a_route_is_given_out_when_it_is_durable_and_not_before() -> None:
     assert answer.routes == {"a": 10}
     executor.run_all()
     assert [each.routes for each in (*same, *other) if isinstance(each, Routes)] == [{"a": 10}, {"b": 20, "a": 10}]
-
-
-def test_what_is_asked_while_a_transaction_runs_is_one_transaction() -> None:
-    executor = StepExecutor()
-    world = SteppedMeta(executor=executor)
-    world.register(realtime_server(10))
-    executor.run_all()
-    before = world.state.commits
-    answers = [world.ask([f"subject.{number}"]) for number in range(500)]
-    registered = world.register(delay_server(1))
-    executor.run_all()
-    assert world.state.commits - before == 2
-    assert all(answer for answer in answers)
-    assert registered == [None]
-    assert world.meta.idle
 
 
 def test_a_route_that_is_asked_for_by_many_at_once_is_decided_once() -> None:
@@ -141,25 +71,6 @@ def test_a_failed_sync_stops_the_server_and_nobody_is_answered() -> None:
     assert [type(error) for error in world.stopped] == [SyncFailed]
 
 
-@pytest.mark.parametrize("subject", ["", "a b", "a" * 256, "ä", "a\n"])
-def test_a_subject_that_can_not_be_is_refused_and_none_of_the_request_gets_a_route(subject: str) -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    with pytest.raises(BadSubject):
-        world.ask(["good", subject])
-    assert world.routes("good", assign=False).unrouted == ["good"]
-
-
-def test_too_many_subjects_at_once_are_refused_whole() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    subjects = [f"s{number}" for number in range(SUBJECTS_MAX + 1)]
-    with pytest.raises(BadRequest, match="2000 at a time"):
-        world.ask(subjects)
-    assert world.meta.route_count == 0
-    assert len(world.routes(*subjects[:-1]).routes) == SUBJECTS_MAX
-
-
 def test_the_largest_answers_fit_a_head() -> None:
     most = (1 << 64) - 1
     server = Registered("realtime", most, "h" * HOST_BYTES_MAX, 65_535, (1 << 63) - 1, (1 << 63) - 1)
@@ -176,27 +87,6 @@ def test_the_largest_answers_fit_a_head() -> None:
         assert len(encode_frame(12, 1, {**head, "now_ms": most})[0]) < HEAD_BYTES_MAX
 
 
-def test_subjects_are_listed_by_name_page_by_page() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    names = sorted({f"orders.{number}" for number in range(25)} | {"order", "ordert", "a", "z"})
-    world.routes(*names[::2])
-    assert world.meta.subjects("", "", 100).subjects == [(name, 10) for name in names[::2]]
-    world.routes(*names[1::2])
-    found: list[str] = []
-    more = True
-    while more:
-        page = world.meta.subjects("orders.", found[-1] if found else "", 7)
-        assert len(page.subjects) <= 7
-        found += [name for name, _ in page.subjects]
-        more = page.more
-    assert found == [name for name in names if name.startswith("orders.")]
-    assert world.meta.subjects("orders.", "", 25).more is False
-    assert world.meta.subjects("orders.", "", 24).more is True
-    assert world.meta.subjects("nothing", "", 5).subjects == []
-    assert world.meta.subjects("a", "orders", 5).subjects == []
-
-
 def test_a_listing_never_shows_a_route_that_is_not_durable() -> None:
     executor = StepExecutor()
     world = SteppedMeta(executor=executor)
@@ -206,16 +96,6 @@ def test_a_listing_never_shows_a_route_that_is_not_durable() -> None:
     assert world.meta.subjects("", "", 10).subjects == []
     executor.run_all()
     assert world.meta.subjects("", "", 10).subjects == [("a", 10)]
-
-
-def test_a_page_is_bounded_whatever_was_asked_for() -> None:
-    world = SteppedMeta()
-    world.register(realtime_server(10))
-    for begin in (0, SUBJECTS_MAX):
-        world.routes(*(f"s{number}" for number in range(begin, begin + SUBJECTS_MAX)))
-    page = world.meta.subjects("", "", 1_000_000)
-    assert len(page.subjects) == SUBJECTS_MAX
-    assert page.more
 
 
 def test_a_state_that_is_damaged_is_named() -> None:

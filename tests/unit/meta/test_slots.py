@@ -20,7 +20,6 @@ from delayd.wire.meta import (
     slots_of_text,
     slots_text,
 )
-from meta.slots import STATE_KEY
 from tests.named_commands import check_commands
 
 from .servers import LEASE_MS, FullState, SteppedMeta, claims, delay_server, realtime_server
@@ -89,20 +88,6 @@ def test_free_slots_go_to_the_live_server_with_the_fewest() -> None:
     assert owners(world).versions.tolist()[:11] == [1] * 10 + [0]
 
 
-def test_a_full_disk_gives_no_slot_to_anybody() -> None:
-    state = FullState()
-    world = SteppedMeta(state)
-    world.meet(1)
-    state.error = DiskFull("state.lmdb")
-    answers: list[SlotOwners | RetryLater] = []
-    world.meta.slots(ALL, answers.append)
-    assert isinstance(answers[0], RetryLater)
-    assert owned(world) == {}
-    state.error = None
-    owners(world, ALL)
-    assert owned(world) == {1: "0-1023"}
-
-
 def test_an_operator_moves_slots_durably_and_only_from_their_owner() -> None:
     world = SteppedMeta()
     world.meet(1)
@@ -119,19 +104,6 @@ def test_an_operator_moves_slots_durably_and_only_from_their_owner() -> None:
         move(world, "0-1", 2, before)
     with pytest.raises(UnknownServer):
         move(world, "0", 5)
-
-
-def test_nothing_is_given_while_an_operators_word_is_being_stored() -> None:
-    executor = StepExecutor()
-    world = SteppedMeta(executor=executor)
-    for _ in range(2):
-        world.meet(1, 2)
-        executor.run_all()
-    world.meta.move_slots(slots_of_text("7"), owners(world).versions, 2, lambda _: None)
-    with pytest.raises(SlowDown):
-        world.meta.slots(slots_of_text("7"), lambda _: None)
-    executor.run_all()
-    assert owned(world) == {2: "7"}
 
 
 def in_doubt() -> SteppedMeta:
@@ -174,42 +146,6 @@ def test_a_meta_that_began_anew_asks_the_peers_of_peers_too() -> None:
     assert "0000000000000003" in wait.why
     world.tell(3, claims(peers=(2, 3)))
     assert not list(world.meta.waits())
-
-
-def test_servers_that_never_could_own_a_slot_prove_nothing() -> None:
-    world = in_doubt()
-    world.tell(1, claims())
-    world.tell(2, claims(peers=(1,)))
-    (wait,) = world.meta.waits()
-    assert "no delay server that may own some has registered" in wait.why
-    owners(world, ALL)
-    assert owned(world) == {}
-
-
-def test_with_one_delay_server_there_is_nothing_to_notice() -> None:
-    world = in_doubt()
-    told(world, 1, peers=(1,))
-    owners(world, slots_of_text("4-5"))
-    assert owned(world) == {1: "0-5"}
-    assert not list(world.meta.waits())
-
-
-def test_an_operator_says_that_all_owners_are_here() -> None:
-    world = in_doubt()
-    answers: list[str | RetryLater] = []
-    with pytest.raises(BadArgument, match="no delay server is alive"):
-        world.meta.settle_slots(answers.append)
-    world.tell(7, claims())
-    for _ in range(2):
-        world.meta.settle_slots(answers.append)
-        world.restart()
-    assert answers == [
-        "all owners of slots have registered; nobody owns these slots: 0-1023",
-        "meta knows the owners of all slots; nothing was changed",
-    ]
-    world.tell(7, claims())
-    owners(world, slots_of_text("5"))
-    assert owned(world) == {7: "5"}
 
 
 def test_versions_go_on_from_the_highest_that_a_server_knows() -> None:
@@ -293,22 +229,6 @@ def test_a_server_may_own_slots_only_when_another_owner_knows_it() -> None:
     assert owned(world) == {1: "0-1", 2: "2-3"}
 
 
-def test_a_lost_member_is_forgotten_by_an_operators_word() -> None:
-    world = SteppedMeta()
-    world.meet(1)
-    world.clock.advance(LEASE_MS)
-    world.tell(2, claims(peers=(1,)))
-    owners(world, slots_of_text("5"))
-    assert owned(world) == {}
-    (wait,) = world.meta.waits()
-    assert "0000000000000001" in wait.why and "delayd server forget delay 0000000000000001" in wait.command
-    check_commands(wait.command)
-    world.meta.forget("delay", 1, False, lambda _: None)
-    world.tell(2, claims(peers=(1,)))
-    owners(world, slots_of_text("5"))
-    assert owned(world) == {2: "5"}
-
-
 def test_a_full_disk_ends_no_doubt_without_the_claims() -> None:
     state = FullState()
     world = SteppedMeta()
@@ -319,21 +239,6 @@ def test_a_full_disk_ends_no_doubt_without_the_claims() -> None:
     state.error = None
     told(world, 1, 2)
     assert owned(world) == {1: "0-4"} and not list(world.meta.waits())
-
-
-def test_owners_that_do_not_check_are_told_by_themselves() -> None:
-    world = SteppedMeta()
-    world.meet(1, 2)
-    owners(world, slots_of_text("0-9"))
-    world.state.flip(STATE_KEY)
-    for _ in range(2):
-        world.restart()
-        told(world, 1, owned="0,2")
-        owners(world, slots_of_text("0-9"))
-        assert owned(world) == {1: "0,2"}
-        assert list(world.meta.waits())
-    told(world, 2)
-    assert not list(world.meta.waits())
 
 
 def test_a_version_that_cannot_be_is_refused() -> None:
@@ -358,14 +263,3 @@ def test_sets_of_slots_survive_text_and_bytes() -> None:
         assert (need_slots({"slots": slots_bytes(slots)}, "slots") == slots).all()
         if slots.any():
             assert (slots_of_text(slots_text(slots)) == slots).all()
-
-
-def test_an_answer_that_names_a_slot_twice_is_refused() -> None:
-    world = SteppedMeta()
-    world.meet(1)
-    head = owners(world, ALL).to_head()
-    head["owners"] = [[1, slots_bytes(ALL)], [2, slots_bytes(slots_of_text("4"))]]
-    with pytest.raises(BadRequest, match="twice"):
-        read_slot_owners(head)
-    with pytest.raises(BadRequest, match="set of slots"):
-        need_slots({"slots": b"x"}, "slots")

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import time
-import weakref
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from delayd.errors import BadRequest, FrameOverdue, FrameTooLarge, SlowDown, TooManyConnections
+from delayd.errors import FrameOverdue, FrameTooLarge, SlowDown, TooManyConnections
 from delayd.net import connection as connection_module
 from delayd.net.budget import (
-    CONNECTIONS_MAX,
-    CONNECTIONS_MIN,
     FRESH_UNITS,
     QUEUED_UNITS,
     SHARE_UNITS,
-    UNIT_BYTES,
-    connections_for,
-    units_of,
 )
 from delayd.net.connection import Connection
-from delayd.net.server import ACCEPTS_A_TURN, LoopWatch
 from delayd.wire.frame import CHUNK_BYTES, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.requests import (
     DELAY_LIMITS,
-    HEAD_BYTES_PLAIN,
     META_LIMITS,
     REALTIME_LIMITS,
     STRAY_BODY_BYTES_MAX,
@@ -105,34 +94,6 @@ def test_rule_B2_one_connection_gets_its_share_of_a_turn_and_all_together_get_no
     on_loop(scenario)
 
 
-def test_rule_B2_a_listing_costs_a_whole_turn_of_what_waits() -> None:
-    assert units_of(RequestType.GROUPS, 100) >= QUEUED_UNITS
-    assert units_of(RequestType.STATUS, 100) >= SHARE_UNITS
-    assert units_of(RequestType.PING, 100) == 1
-
-
-def test_rule_B2_requests_of_one_connection_are_begun_in_their_order_and_none_is_left() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Counting()
-        client = await loopback.pair(handler)
-        answers = [client.request(SEND, {"n": n}, [bytes(8 * (n % 900))]) for n in range(4_000)]
-        await asyncio.gather(*answers)
-        assert sum(sum(turn.values()) for turn in handler.turns) == 4_000
-
-    on_loop(scenario)
-
-
-def test_rule_B2_a_large_request_costs_as_many_units_as_its_bytes() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Counting()
-        client = await loopback.pair(handler)
-        body = bytes(SHARE_UNITS * UNIT_BYTES)
-        await asyncio.gather(*(client.request(SEND, {}, [body]) for _ in range(40)))
-        assert max(sum(turn.values()) for turn in handler.turns) <= 2
-
-    on_loop(scenario)
-
-
 def test_rule_B2_a_request_that_takes_long_costs_what_it_took() -> None:
     class Slow(Counting):
         def received(self, connection: Connection, frame: Frame) -> None:
@@ -186,25 +147,6 @@ def test_rule_B2_who_may_cost_much_or_has_cost_much_waits_behind_who_asks_little
     on_loop(scenario)
 
 
-def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        server, port = await loopback.serve(Echo())
-        lines = [socket.create_connection((HOST, port)) for _ in range(80)]
-        turns = 0
-        while len(server.connections) < 80:
-            turns += 1
-            await asyncio.sleep(0)
-        assert turns <= 80 // ACCEPTS_A_TURN + 5
-        server.stop_accepting()
-        await asyncio.sleep(0.01)
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((HOST, port))
-        for line in lines:
-            line.close()
-
-    on_loop(scenario)
-
-
 def test_rule_B1_unfinished_frames_are_bounded_over_all_connections_and_honest_ones_go_on() -> None:
     async def scenario(loopback: Loopback) -> None:
         handler = Echo()
@@ -245,128 +187,6 @@ def test_rule_B1_trusted_peers_are_not_ended_for_the_room_that_strangers_take() 
         assert handler.connections[0].is_open and not handler.connections[1].is_open
         for writer in (friend, stranger):
             writer.close()
-
-    on_loop(scenario)
-
-
-def test_rule_B1_what_came_of_a_frame_is_given_back_when_its_peer_leaves() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo()
-        _, port = await loopback.serve(handler)
-        chunks: list[weakref.ref[NDArray[np.uint8]]] = []
-        gc.collect()
-        gc.disable()
-        try:
-            for number in range(5):
-                with socket.create_connection((HOST, port)) as leaving:
-                    await asyncio.to_thread(leaving.sendall, begun(16 << 20))
-                    await until(lambda n=number: len(handler.connections) > n, "the connection")  # type: ignore[misc]
-                    connection = handler.connections[number]
-                    await until(lambda c=connection: c.unfinished_since()[0] > 15 << 20, "its bytes")  # type: ignore[misc]
-                    chunk = connection._reader._chunk.obj
-                    assert isinstance(chunk, np.ndarray)
-                    chunks.append(weakref.ref(chunk))
-                    del chunk
-                await until(lambda n=number: len(handler.ends) > n, "the end")  # type: ignore[misc]
-            # Without a collection: nothing keeps the bytes of a connection that is gone.
-            assert [reference() for reference in chunks] == [None] * 5
-        finally:
-            gc.enable()
-
-    on_loop(scenario)
-
-
-def test_rule_B1_room_comes_as_the_bytes_do_and_an_idle_connection_holds_none() -> None:
-    reader = FrameReader()
-    stream = begun(64 << 20)
-    position = 0
-    while position < len(stream):
-        room = reader.get_buffer()
-        assert position + len(room) <= max(2 * CHUNK_BYTES, 10 * position + CHUNK_BYTES)
-        size = min(len(room), len(stream) - position)
-        room[:size] = stream[position : position + size]
-        assert reader.received(size) == []
-        position += size
-    room = reader.get_buffer()
-    room[:1] = b"\0"
-    (frame,) = reader.received(1)
-    assert len(frame.body) == 64 << 20
-    assert len(reader._chunk) == 0
-    reader = FrameReader()
-    small = frames(PING, 1)
-    reader.get_buffer()[: len(small)] = small
-    assert len(reader.received(len(small))) == 1 and len(reader._chunk) == CHUNK_BYTES
-    reader.rest()
-    assert len(reader._chunk) == 0
-
-
-def test_rule_B1_one_byte_behind_a_frame_holds_no_more_than_a_byte_of_the_next_one() -> None:
-    reader = FrameReader()
-    # The frame is a little longer than a chunk that was filled, so the next chunk has room behind it.
-    stream = frames(SEND, 1, {}, bytes(9 * CHUNK_BYTES)) + frames(PING, 1)[:3]
-    assert feed(reader, stream) == 1 and len(reader._chunk) == CHUNK_BYTES
-    small = frames(PING, 3_000)
-    assert feed(reader, small[3:-1]) == 2_999
-    reader.compact()
-    assert len(reader._chunk) < CHUNK_BYTES // 2 and reader.unfinished_bytes == len(frames(PING, 1)) - 1
-    assert feed(reader, small[-1:]) == 1
-
-
-def feed(reader: FrameReader, stream: bytes) -> int:
-    """How many frames come of a stream."""
-    position = count = 0
-    while position < len(stream):
-        room = reader.get_buffer()
-        size = min(len(room), len(stream) - position)
-        room[:size] = stream[position : position + size]
-        count += len(reader.received(size))
-        position += size
-    return count
-
-
-def test_rule_B1_chunks_behind_which_a_frame_has_begun_are_given_back_within_a_moment() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Counting()
-        server, port = await loopback.serve(handler)
-        hostile = [await asyncio.open_connection(HOST, port) for _ in range(20)]
-        for _, writer in hostile:
-            writer.write(frames(PING, 5_000)[:-1])
-        await until(lambda: sum(sum(turn.values()) for turn in handler.turns) == 20 * 4_999, "all whole requests")
-
-        def held() -> int:
-            return sum(len(connection._reader._chunk) for connection in server.connections)
-
-        assert server.budget.unfinished_bytes < CHUNK_BYTES
-        await until(lambda: held() < 20 * CHUNK_BYTES // 4, "the chunks")
-        for _, writer in hostile:
-            writer.close()
-
-    on_loop(scenario)
-
-
-def test_rule_B1_answers_below_the_mark_of_a_full_transport_are_counted_as_well() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo(answer_nothing)
-        server, port = await loopback.serve(handler, untaken_bytes_max=4 << 20)
-        deaf = [socket.socket() for _ in range(8)]
-        for line in deaf:
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            line.connect((HOST, port))
-            line.sendall(frames(PULL, 100))
-        await until(lambda: len(handler.received_frames) == 800, "the requests")
-        for connection in handler.connections:
-            for request_id in range(1, 101):
-                # More than the kernel takes.
-                if connection.is_open and connection.buffered_bytes < 900_000:
-                    connection.answer(request_id, {}, [bytes(128 << 10)])
-                    await asyncio.sleep(0)
-        assert all(connection.writable for connection in handler.connections)
-        await until(lambda: bool(handler.ends), "the end of those that take nothing")
-        assert all(isinstance(end, SlowDown) for end in handler.ends) and len(handler.ends) < 8
-        assert server.budget.untaken_bytes <= 4 << 20
-        for line in deaf:
-            line.close()
-        await until(lambda: server.budget.untaken_bytes == 0, "all given back")
 
     on_loop(scenario)
 
@@ -428,23 +248,6 @@ def test_rule_B1_an_unfinished_frame_and_a_silent_connection_have_deadlines(monk
     holds_once(lambda: on_loop(scenario))
 
 
-def test_rule_B1_a_connection_that_is_quiet_after_its_requests_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "FRAME_S", 0.05)
-    monkeypatch.setattr(connection_module, "FIRST_FRAME_S", 0.05)
-
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo()
-        server, port = await loopback.serve(handler)
-        client = await loopback.connect(port)
-        await client.request(PING, {})
-        for _ in range(4):
-            await asyncio.sleep(0.05)
-            server._look()
-        assert (await client.request(PING, {"a": 1})).head == {"a": 1}
-
-    on_loop(scenario)
-
-
 @pytest.mark.parametrize("limits", [META_LIMITS, DELAY_LIMITS, REALTIME_LIMITS])
 @pytest.mark.parametrize("kind", [*RequestType, 99])
 def test_rule_B1_a_type_without_a_body_is_refused_at_its_header(kind: int, limits: RequestLimits) -> None:
@@ -461,18 +264,6 @@ def test_rule_B1_a_type_without_a_body_is_refused_at_its_header(kind: int, limit
         takes = of_delay or (of_servers and trusted)
         assert (reader.fault is None) == takes
         assert takes or isinstance(reader.fault, FrameTooLarge)
-
-
-def test_a_small_body_where_none_belongs_is_an_error_of_that_request_alone() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        client = await loopback.pair(Echo(), META_LIMITS)
-        error = await error_of(client.request(PING, {}, [bytes(64)]))
-        assert isinstance(error, BadRequest) and "PING has no body" in error.message
-        assert (await client.request(SEND, {"for": "another server"}, [bytes(64)])).head == {"for": "another server"}
-        wide = await error_of(client.request(PING, {"x": "x" * HEAD_BYTES_PLAIN}))
-        assert "at most" in str(wide)
-
-    on_loop(scenario)
 
 
 def test_rule_B1_places_are_kept_for_peers_that_prove_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,44 +292,6 @@ def test_rule_B1_places_are_kept_for_peers_that_prove_the_secret(monkeypatch: py
         assert server.status()["connections_max"] == 8
 
     on_loop(scenario)
-
-
-def test_places_of_strangers_grow_again_when_trusted_peers_are_counted() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        server, port = await loopback.serve(Echo(), connections_max=8)
-        friends = [await loopback.connect(port) for _ in range(3)]
-        await asyncio.gather(*(friend.request(PING, {}) for friend in friends))
-        for connection in server.connections:
-            connection.trusted = True
-        server._look()
-        strangers = [await loopback.connect(port) for _ in range(5)]
-        await asyncio.gather(*(stranger.request(PING, {}) for stranger in strangers))
-
-    on_loop(scenario)
-
-
-@pytest.mark.parametrize("files", [64, 256, 640, 700, 1_024, 4_096, 8_192, 65_536, 1 << 20])
-def test_rule_B1_connections_leave_the_files_that_logs_and_checkpoints_need(files: int) -> None:
-    connections = connections_for(files)
-    assert CONNECTIONS_MIN <= connections <= CONNECTIONS_MAX
-    assert files < 700 or files - connections >= 640
-    assert files < 8_192 or connections == CONNECTIONS_MAX
-
-
-def test_the_longest_wait_of_the_loop_is_measured() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        watch = LoopWatch(asyncio.get_running_loop())
-        watch.start()
-        await asyncio.sleep(0.1)
-        quiet_ms = watch.wait_ms_max
-        time.sleep(0.3)  # noqa: ASYNC251 (the loop is to stand still)
-        await asyncio.sleep(0.1)
-        assert watch.wait_ms_max >= 240
-        assert watch.wait_ms_max_minute == watch.wait_ms_max
-        watch.close()
-        assert quiet_ms < 240, "what nobody held up is short, unless the machine stood still"
-
-    holds_once(lambda: on_loop(scenario))
 
 
 def test_a_request_that_waits_for_its_turn_is_dropped_with_its_connection() -> None:

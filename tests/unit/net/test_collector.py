@@ -59,25 +59,5 @@ def test_cycles_are_freed_at_a_quiet_moment() -> None:
     assert not gc.isenabled(), "the process ends, and no walk through all objects holds that up"
 
 
-def test_cycles_wait_while_it_is_not_quiet() -> None:
-    assert not run_collector(lambda: False, cycles=program.YOUNG_OBJECTS_MIN * 2)
-
-
 def test_too_many_of_them_are_freed_even_if_it_is_never_quiet() -> None:
     assert run_collector(lambda: False, cycles=program.YOUNG_OBJECTS_MAX + 1)
-
-
-def test_old_cycles_are_freed_in_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "OLD_TICKS_MIN", 3)
-
-    async def scenario() -> None:
-        keeper = QuietCollector(asyncio.get_running_loop())
-        cycle = Cycle()
-        gc.collect(0)
-        gc.collect(1)
-        gone = weakref.ref(cycle)
-        del cycle
-        await until(lambda: gone() is None, "the old cycle's end")
-        keeper.close()
-
-    uvloop.run(scenario())

@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from delayd.batch.columns import Buffer
 from delayd.errors import (
     ConnectionLost,
     DelaydError,
     FrameDamaged,
-    PastHorizon,
     RequestTimedOut,
-    ServerUnavailable,
-    SlowDown,
-    TooManyConnections,
-    UnknownRequest,
 )
-from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection, connect
+from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection
 from delayd.wire.frame import Frame, encode_frame
 from delayd.wire.requests import RequestType
 from tests.waiting import until
@@ -42,81 +36,6 @@ def test_many_requests_at_once_are_each_answered_by_their_own_answer() -> None:
         answers = [client.request(20, {"n": n}, [b"%8d" % n]) for n in range(3_000)]
         for n, frame in enumerate(await asyncio.gather(*answers)):
             assert (frame.type, frame.head, bytes(frame.body)) == (20, {"n": n}, b"%8d" % n)
-
-    on_loop(scenario)
-
-
-def test_answers_may_come_in_any_order() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        waiting: list[int] = []
-
-        def backwards(connection: Connection, frame: Frame) -> None:
-            waiting.append(frame.request_id)
-            if len(waiting) == 10:
-                for request_id in reversed(waiting):
-                    connection.answer(request_id, {"id": request_id})
-
-        client = await loopback.pair(Echo(backwards))
-        frames = await asyncio.gather(*(client.request(20, {}) for _ in range(10)))
-        assert all(frame.head == {"id": frame.request_id} for frame in frames)
-
-    on_loop(scenario)
-
-
-def test_the_last_answer_that_is_owed_leaves_at_once_and_takes_those_before_it_along() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        waiting: list[int] = []
-        left: list[int] = []
-
-        def answer_three(connection: Connection, frame: Frame) -> None:
-            waiting.append(frame.request_id)
-            if len(waiting) == 3:
-                for request_id in waiting:
-                    connection.answer(request_id, {"id": request_id})
-                    left.append(connection.buffered_bytes)
-
-        client = await loopback.pair(Echo(answer_three))
-        await asyncio.gather(*(client.request(20, {}) for _ in range(3)))
-        assert 0 < left[0] < left[1] and left[2] == 0
-
-    on_loop(scenario)
-
-
-def test_requests_that_came_together_are_answered_in_one_write() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        left: list[int] = []
-
-        def answer_and_look(connection: Connection, frame: Frame) -> None:
-            answer_the_same(connection, frame)
-            left.append(connection.buffered_bytes)
-
-        client = await loopback.pair(Echo(answer_and_look))
-        await asyncio.gather(*(client.request(20, {}) for _ in range(10)))
-        assert all(left[:9]) and left[9] == 0
-
-    on_loop(scenario)
-
-
-def test_a_request_that_is_not_to_be_gathered_leaves_at_once() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        client = await loopback.pair(Echo())
-        answers: list[Frame | DelaydError] = []
-        client.call(20, {"n": 1}, (), answers.append)
-        assert client.buffered_bytes > 0
-        client.call(20, {"n": 2}, (), answers.append, now=True)
-        assert client.buffered_bytes == 0
-        await until(lambda: len(answers) == 2, "both are answered")
-        assert [frame.head["n"] for frame in answers if isinstance(frame, Frame)] == [1, 2]
-
-    on_loop(scenario)
-
-
-def test_a_body_of_64_mib_goes_there_and_back() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        client = await loopback.pair(Echo())
-        body = bytes(range(256)) * (64 << 12)
-        frame = await client.request(31, {}, [body])
-        assert frame.body == body
 
     on_loop(scenario)
 
@@ -156,42 +75,6 @@ def test_rule_E1_an_answer_of_several_frames_to_any_other_request_is_one_error()
             assert isinstance(await error_of(client.request(kind, {})), ConnectionLost)
             (answer,) = heard
             assert isinstance(answer, ConnectionLost) and answer.sent
-
-    on_loop(scenario)
-
-
-def test_a_refusal_is_raised_as_the_error_that_it_was_and_the_connection_goes_on() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        def refuse(connection: Connection, frame: Frame) -> None:
-            if frame.type == 20:
-                raise PastHorizon("due in three years", limit_ms=5)
-            if frame.type == 21:
-                connection.answer_error(frame.request_id, SlowDown("behind", retry_after_ms=70))
-            else:
-                answer_the_same(connection, frame)
-
-        handler = Echo(refuse)
-        client = await loopback.pair(handler)
-        refused, behind, fine = client.request(20, {}), client.request(21, {}), client.request(22, {"a": 1})
-        error = await error_of(refused)
-        assert isinstance(error, PastHorizon)
-        assert error.details == {"limit_ms": 5}
-        later = await error_of(behind)
-        assert isinstance(later, SlowDown)
-        assert later.retry_after_ms == 70
-        assert (await fine).head == {"a": 1}
-        assert handler.crashes == []
-
-    on_loop(scenario)
-
-
-def test_a_side_that_serves_nothing_says_so() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo(answer_nothing)
-        client = await loopback.pair(handler)
-        await until(lambda: bool(handler.connections), "the connection")
-        assert isinstance(await error_of(handler.connections[0].request(20, {})), UnknownRequest)
-        client.close()
 
     on_loop(scenario)
 
@@ -332,21 +215,6 @@ def test_a_client_that_outruns_the_server_is_not_read_from_until_answers_leave()
     on_loop(scenario)
 
 
-def test_bodies_in_flight_are_bounded_too() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo(answer_nothing)
-        client = await loopback.pair(handler, in_flight_bytes_max=1 << 20)
-        body: list[Buffer] = [bytes(300 << 10)]
-        answers = [client.request(20, {}, body) for _ in range(40)]
-        assert await settled(lambda: len(handler.received_frames)) == 4
-        handler.on_request = answer_the_same
-        for frame in handler.received_frames[:4]:
-            answer_the_same(handler.connections[0], frame)
-        assert len(await asyncio.gather(*answers)) == 40
-
-    on_loop(scenario)
-
-
 def test_a_peer_that_asks_and_never_reads_its_answers_is_served_no_further() -> None:
     async def scenario(loopback: Loopback) -> None:
         def large(connection: Connection, frame: Frame) -> None:
@@ -368,26 +236,6 @@ def test_a_peer_that_asks_and_never_reads_its_answers_is_served_no_further() -> 
             # It is served again as far as it reads, and no further.
             assert served < await settled(lambda: len(handler.received_frames)) < served + 50
             assert handler.connections[0].buffered_bytes < 16 << 20
-
-    on_loop(scenario)
-
-
-def test_a_connection_above_the_limit_is_told_so_and_those_that_stand_go_on() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        server, port = await loopback.serve(Echo(), connections_max=2)
-        first, second = await loopback.connect(port), await loopback.connect(port)
-        await asyncio.gather(first.request(1, {}), second.request(1, {}))
-        third = await loopback.connect(port)
-        await third.closed
-        error = await error_of(third.request(1, {}))
-        assert isinstance(error, ConnectionLost)
-        assert not error.sent
-        assert isinstance(error.__cause__, TooManyConnections)
-        assert (await first.request(1, {"a": 1})).head == {"a": 1}
-        second.close()
-        await until(lambda: len(server.connections) == 1, "a free place")
-        fourth = await loopback.connect(port)
-        assert (await fourth.request(1, {"b": 2})).head == {"b": 2}
 
     on_loop(scenario)
 
@@ -420,66 +268,6 @@ def test_close_does_not_wait_for_ever_for_a_peer_that_reads_nothing() -> None:
             assert len(handler.ends) == 1
 
     on_loop(scenario)
-
-
-def test_after_close_nothing_is_accepted_and_no_connection_is_open() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo()
-        server, port = await loopback.serve(handler)
-        clients = [await loopback.connect(port) for _ in range(5)]
-        await asyncio.gather(*(client.request(1, {}) for client in clients))
-        await server.close()
-        assert server.connections == set()
-        assert len(handler.ends) == 5
-        assert isinstance(await error_of(connect(HOST, port, timeout_ms=1_000)), ServerUnavailable)
-
-    on_loop(scenario)
-
-
-def test_a_connection_is_not_open_any_more_before_its_end_is_told() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo(answer_nothing)
-        client = await loopback.pair(handler)
-        client.call(20, {}, (), lambda answer: None)
-        await until(lambda: len(handler.received_frames) == 1, "the request")
-        (served,) = handler.connections
-        seen: list[tuple[bool, int]] = []
-        closed_its_side = served.eof_received
-
-        def look_next(*args: object) -> bool:
-            asyncio.get_running_loop().call_soon(lambda: seen.append((served.is_open, len(handler.ends))))
-            return closed_its_side()
-
-        # The loop has one more turn before the transport ends, and other callbacks may answer in it.
-        served.eof_received = look_next  # type: ignore[method-assign]
-        client.close()
-        await until(lambda: len(handler.ends) == 1, "the end")
-        assert seen == [(False, 0)]
-
-    on_loop(scenario)
-
-
-def test_answers_to_a_peer_that_is_gone_are_dropped() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo(answer_nothing)
-        client = await loopback.pair(handler)
-        client.call(20, {}, (), lambda answer: None)
-        await until(lambda: len(handler.received_frames) == 1, "the request")
-        client.close()
-        await until(lambda: len(handler.ends) == 1, "the end")
-        handler.connections[0].answer(handler.received_frames[0].request_id, {})
-        handler.connections[0].answer_error(handler.received_frames[0].request_id, SlowDown("late"))
-
-    on_loop(scenario)
-
-
-def test_it_works_on_the_loop_of_asyncio_too() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        client = await loopback.pair(Echo())
-        answers = await asyncio.gather(*(client.request(20, {"n": n}, [bytes(40_000)]) for n in range(200)))
-        assert [frame.head for frame in answers] == [{"n": n} for n in range(200)]
-
-    on_loop(scenario, asyncio.run)
 
 
 def test_both_ends_have_the_kernel_look_for_a_peer_that_is_gone_without_a_word() -> None:

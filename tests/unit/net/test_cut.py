@@ -1,17 +1,13 @@
 """A cut fixes what a server's files hold; it belongs to the connection that asked for it."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from delayd.config import DelayConfig
 from delayd.errors import DamagedData, DelaydError, NotReady
-from delayd.machine.state import LMDB_FILE, LmdbState, read_state_file
+from delayd.machine.state import LmdbState
 from delayd.net.cut import FOLDER, SIZES, Cuts, pack_sizes, read_sizes
-from delayd.net.home import Home
-from delayd.net.machine import REAL_MACHINE
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType
@@ -56,44 +52,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     made.work()
     made.state.close()
-
-
-def test_the_files_of_a_cut_are_as_they_were_when_it_was_asked_for(world: World) -> None:
-    log = world.folder / "message" / "0.log"
-    log.parent.mkdir()
-    log.write_bytes(b"before")
-    (world.folder / "checkpoint").write_bytes(b"published")
-    peer = Peer()
-    world.ask(peer, RequestType.CUT, hold_ms=500)
-    world.state.commit([(b"a", b"2")])
-    log.write_bytes(b"before and after")
-    (world.folder / "checkpoint").write_bytes(b"published later")
-    world.ask(peer, RequestType.CUT_READY, cut=1)
-    assert len(peer.answers) == 1 and world.held == [500], "it waits for its files"
-    world.work()
-    assert peer.answers[1]["held"] is True
-    made = world.folder / FOLDER
-    assert read_sizes(SIZES, (made / SIZES).read_bytes()) == {"message/0.log": 6}
-    assert (made / "checkpoint").read_bytes() == b"published"
-    (pair,) = read_state_file(str(made / LMDB_FILE))
-    assert pair.stored[:-4] == b"1"
-    world.cuts.disconnected(peer)
-    world.work()
-    assert not made.exists()
-
-
-def test_a_start_removes_what_a_life_that_ended_in_a_cut_has_left(tmp_path: Path) -> None:
-    world = World(tmp_path / "delay")
-    world.ask(Peer(), RequestType.CUT, hold_ms=0)
-    world.work()
-    world.state.close()
-    assert (tmp_path / "delay" / FOLDER / LMDB_FILE).exists()
-
-    async def opened() -> None:
-        Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None).close(None)
-
-    asyncio.run(opened())
-    assert not (tmp_path / "delay" / FOLDER).exists()
 
 
 def test_a_second_backup_waits_and_an_ended_cut_is_told(world: World) -> None:
@@ -154,15 +112,6 @@ def test_files_that_can_not_be_written_are_an_error_of_the_request(world: World)
     world.work()
     (error,) = peer.errors
     assert str(world.folder / FOLDER) in error.message
-
-
-def test_a_hold_that_ended_too_early_is_told(world: World) -> None:
-    peer = Peer()
-    world.lasts = False
-    world.ask(peer, RequestType.CUT, hold_ms=1)
-    world.ask(peer, RequestType.CUT_READY, cut=1)
-    world.work()
-    assert peer.answers[1]["held"] is False
 
 
 def test_sizes_that_do_not_check_are_refused() -> None:

@@ -3,62 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import struct
-
-import pytest
-from crc32c import crc32c
 
 from delayd.errors import (
-    BadMagic,
     BadRequest,
     BadVersion,
     ConnectionLost,
-    DelaydError,
-    FrameDamaged,
-    FrameTooLarge,
 )
-from delayd.wire.frame import ANSWER, ERROR, MAGIC, SEND_BODY_BYTES_MAX, Frame, FrameReader, Head, encode_frame
+from delayd.wire.frame import ANSWER, ERROR, Frame, FrameReader, Head, encode_frame
 from delayd.wire.heads import error_from_head
-from tests.waiting import until
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
 GOOD = b"".join(encode_frame(20, 1, {"good": True}))
-TOO_LARGE = struct.pack("<IBBHIIII", MAGIC, 1, 20, 0, 2, 4, 0xFFFF_FFF8, 0)
 DAMAGED = bytearray(b"".join(encode_frame(20, 2, {"a": 1})))
 DAMAGED[24] ^= 1
-
-
-@pytest.mark.parametrize(
-    ("garbage", "kind"),
-    [
-        (b"GET / HTTP/1.1\r\n\r\n", BadMagic),
-        (bytes(5 << 20), BadMagic),
-        (b"DLY1\x02" + bytes(40), BadVersion),
-        (TOO_LARGE, FrameTooLarge),
-        (bytes(DAMAGED), FrameDamaged),
-    ],
-)
-def test_bytes_that_are_no_frame_end_that_connection_with_a_named_error(
-    garbage: bytes, kind: type[DelaydError]
-) -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo()
-        _, port = await loopback.serve(handler, body_bytes_max=SEND_BODY_BYTES_MAX)
-        neighbour = await loopback.connect(port)
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(GOOD + garbage)
-        answered = await read_to_end(reader)
-        frames = cut(answered)
-        assert [frame.request_id for frame in frames] == [1, 0]
-        assert frames[1].flags == ANSWER | ERROR
-        assert type(error_from_head(frames[1].head)) is kind
-        await until(lambda: len(handler.ends) == 1, "the end")
-        assert type(handler.ends[0]) is kind
-        assert (await neighbour.request(20, {"still": "here"})).head == {"still": "here"}
-        writer.close()
-
-    on_loop(scenario)
 
 
 def test_a_request_id_that_is_under_way_or_reserved_ends_the_connection() -> None:
@@ -72,23 +30,6 @@ def test_a_request_id_that_is_under_way_or_reserved_ends_the_connection() -> Non
             assert frame.request_id == 0
             assert isinstance(error_from_head(frame.head), BadRequest)
             writer.close()
-
-    on_loop(scenario)
-
-
-def test_a_head_that_is_no_map_is_answered_by_an_error_for_it_alone() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo()
-        _, port = await loopback.serve(handler)
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(list_as_head() + GOOD)
-        frames: list[Frame] = []
-        while len(frames) < 2:
-            frames += cut(await reader.read(1 << 16))
-        assert isinstance(error_from_head(frames[0].head), BadRequest)
-        assert frames[1].head == {"good": True}
-        assert len(handler.received_frames) == 1
-        writer.close()
 
     on_loop(scenario)
 
@@ -141,10 +82,3 @@ def cut(stream: bytes) -> list[Frame]:
     room = reader.get_buffer()
     room[: len(stream)] = stream
     return reader.received(len(stream))
-
-
-def list_as_head() -> bytes:
-    frame = bytearray(b"".join(encode_frame(20, 9, {})))
-    frame[24] = 0x90
-    frame[20:24] = crc32c(bytes(frame[:20]) + b"\x90").to_bytes(4, "little")
-    return bytes(frame)

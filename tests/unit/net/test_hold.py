@@ -34,15 +34,6 @@ def test_calls_leave_in_their_order_when_the_hold_is_ended() -> None:
     assert left == [0, 1, 2, 3], "nothing waits without a hold"
 
 
-def test_what_a_call_has_leave_when_the_hold_ends_goes_behind_the_calls_that_have_waited() -> None:
-    hold, left = Hold(Later()), list[int]()
-    hold.begin(2_000)
-    hold.leave(lambda: hold.leave(partial(left.append, 2)))
-    hold.leave(partial(left.append, 1))
-    hold.end()
-    assert left == [1, 2] and not hold.held
-
-
 def test_a_hold_that_nobody_ends_ends_by_itself_and_says_so() -> None:
     later, left = Later(), list[int]()
     hold = Hold(later)
@@ -52,13 +43,3 @@ def test_a_hold_that_nobody_ends_ends_by_itself_and_says_so() -> None:
     assert seconds == 2
     end()
     assert left == [1] and not hold.end()
-
-
-def test_a_new_hold_takes_the_place_of_the_one_before() -> None:
-    later = Later()
-    hold = Hold(later)
-    hold.begin(100)
-    hold.begin(2_000)
-    assert later.cancelled == 1 and hold.end()
-    hold.begin(0)
-    assert not hold.held

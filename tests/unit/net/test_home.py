@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
@@ -19,12 +17,10 @@ from delayd.log.segment import FileHeader, FileKind, create_segment
 from delayd.machine.disk import RealDisk
 from delayd.machine.state import LmdbState
 from delayd.net import home
-from delayd.net.connection import CLOSE_MS_MAX
 from delayd.net.home import Home
 from delayd.net.machine import REAL_MACHINE, SERVER_PREFIX
-from delayd.net.program import STOP_MS_MAX
 from meta.server import MetaService
-from tests.waiting import DEADLINE_S, until
+from tests.waiting import until
 
 EVERY_S = 0.02
 DAY = timedelta(days=1)
@@ -84,21 +80,6 @@ def test_rule_T3_jobs_go_on_at_their_pace_after_a_step_of_the_wall_clock(tmp_pat
     asyncio.run(scenario())
 
 
-def test_rule_T3_jobs_go_on_after_any_number_of_steps_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "LOOK_S", 0.001)
-
-    async def scenario() -> None:
-        runs = list[float]()
-        with a_home(tmp_path, lambda: runs.append(0.0), every_s=0.002):
-            for _ in range(100):
-                Wall.step -= DAY
-                runs.clear()
-                # A job is moved to now at any instant of its own run: none of these may be its last.
-                await until(lambda: bool(runs), "a run after a step")
-
-    asyncio.run(scenario())
-
-
 def test_a_job_that_fails_is_told_to_the_loop_and_not_only_to_a_log(tmp_path: Path) -> None:
     told: list[BaseException] = []
 
@@ -114,21 +95,6 @@ def test_a_job_that_fails_is_told_to_the_loop_and_not_only_to_a_log(tmp_path: Pa
     assert isinstance(told[0], ZeroDivisionError)
 
 
-def test_a_stop_in_the_turn_in_which_a_job_is_due_logs_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario() -> None:
-        found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None), Core()
-        # The scheduler's turn, in which the job is due, and the end of the scheduler are both queued on the loop.
-        found.every(0, lambda: None)
-        await found.stop(core)
-        await turns()
-        found.close(core)
-
-    asyncio.run(scenario())
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
-
-
 def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_path: Path) -> None:
     async def scenario(turns_before: int) -> None:
         found, core, late = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None), Core(), list[int]()
@@ -142,56 +108,6 @@ def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_pa
 
     for turns_before in range(12):
         asyncio.run(scenario(turns_before))
-
-
-def test_nobody_hears_of_a_job_that_ends_while_the_threads_are_closed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        heard, runs = list[int](), threading.Event()
-        found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, ("worker",), lambda: heard.append(1)), Core()
-        await found.stop(core)
-        found.executors[0].submit(runs.set, lambda done: heard.append(2))
-        assert runs.wait(DEADLINE_S)
-        found.close(core)
-        await turns()
-        assert not heard
-
-    asyncio.run(scenario())
-
-
-class BusyCore(Core):
-    """Its last checkpoint never ends by itself."""
-
-    def stop(self, stopped: Callable[[], None]) -> None: ...
-
-
-def test_a_core_that_goes_on_with_its_last_checkpoint_holds_up_no_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(home, "CORE_STOP_MS", 20)
-    caplog.set_level(logging.INFO)
-
-    async def scenario() -> None:
-        found, core = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, ("worker",), lambda: None), BusyCore()
-        (worker,), runs = found.executors, threading.Event()
-
-        def checkpoint() -> None:
-            while True:
-                runs.set()
-                worker.give_way()
-
-        worker.submit(checkpoint, lambda done: None)
-        assert runs.wait(DEADLINE_S)
-        await found.stop(core)
-        found.close(core)
-        Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None).close(None)  # The directory is free.
-
-    asyncio.run(scenario())
-    assert "last_checkpoint_given_up limit_ms=20" in caplog.text
-
-
-def test_what_a_stop_waits_for_fits_into_its_limit() -> None:
-    # Half a second is kept for the interpreter's own end, and half of one for the pieces of work that threads are in.
-    assert home.CORE_STOP_MS + CLOSE_MS_MAX + 500 + 500 < STOP_MS_MAX
 
 
 async def turns(count: int = 8) -> None:

@@ -1,18 +1,17 @@
 """Connections within one process: between loops of several threads, with the same promises as on a socket."""
 
 import asyncio
-import os
 from collections.abc import Coroutine
 
 import pytest
 
 from delayd.client.blocking import LoopThread
-from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable
+from delayd.errors import DelaydError, ServerUnavailable
 from delayd.net import inside
 from delayd.net.connection import Connection, connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import DEADLINE_S
 
 REPLY_BYTES = 3 << 20
 
@@ -70,22 +69,6 @@ def _run(main: Coroutine[object, object, None]) -> None:
     asyncio.run(bounded())
 
 
-def test_requests_go_to_another_thread_and_back() -> None:
-    aside = _Aside()
-
-    async def main() -> None:
-        connection = await connect(aside.host, aside.port)
-        bodies = [bytes([number]) * (8 * (1 + 997 * number)) for number in range(200)]
-        answers = await asyncio.gather(*(connection.request(20, {}, [body]) for body in bodies))
-        assert [bytes(answer.body) for answer in answers] == bodies
-        connection.close()
-        await connection.closed
-
-    _run(main())
-    wait_until(lambda: len(aside.handler.ended) == 1)
-    aside.close()
-
-
 def test_a_peer_that_takes_nothing_holds_up_its_own_answers_only() -> None:
     aside = _Aside()
 
@@ -106,60 +89,6 @@ def test_a_peer_that_takes_nothing_holds_up_its_own_answers_only() -> None:
 
     _run(main())
     aside.close()
-
-
-@pytest.mark.parametrize("how", ["close", "fail"])
-def test_a_client_hears_that_its_server_has_ended(how: str) -> None:
-    aside = _Aside()
-
-    async def main() -> None:
-        connection = await connect(aside.host, aside.port)
-        assert (await connection.request(20, {}, [b"x" * 8])).body == b"x" * 8
-        await asyncio.to_thread(aside.close if how == "close" else aside.fail)
-        await connection.closed
-        with pytest.raises(ConnectionLost):
-            await connection.request(20, {}, [b"y" * 8])
-        with pytest.raises(ServerUnavailable):
-            await connect(aside.host, aside.port)
-
-    _run(main())
-    if how == "fail":
-        aside.close()
-
-
-def test_what_was_written_before_a_close_arrives() -> None:
-    aside = _Aside()
-
-    async def main() -> None:
-        connection = await connect(aside.host, aside.port)
-        answered = connection.request(20, {"bytes": 8 << 20})
-        await asyncio.sleep(0)
-        closing = asyncio.to_thread(aside._thread.call, aside.server.close())
-        answer, _ = await asyncio.gather(answered, closing, return_exceptions=True)
-        # The request was served or it was not; a part of an answer is none.
-        assert isinstance(answer, ConnectionLost) or (isinstance(answer, Frame) and len(answer.body) == 8 << 20)
-
-    _run(main())
-    aside._thread.close()
-
-
-def test_a_forked_child_is_told_that_the_servers_are_not_its_own() -> None:
-    aside = _Aside()
-    child = os.fork()
-    if child == 0:
-        told = 1
-        try:
-            _run(_refused(aside.host, aside.port))
-            told = 0
-        finally:
-            os._exit(told)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    aside.close()
-
-
-async def _refused(host: str, port: int) -> None:
-    with pytest.raises(ServerUnavailable):
-        await connect(host, port)
 
 
 def test_the_host_of_another_process_is_refused_by_name() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import signal
 import subprocess
 import sys
@@ -13,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.errors import NotReady
-from delayd.net.connection import connect
 from delayd.net.program import STOP_MS_MAX
-from delayd.wire.requests import RequestType
-from delayd.wire.status import read_waits
-
-from .loopback import HOST
 
 EXIT_DEADLINE_S = 30.0  # For what must end by itself; the limit of a stop is measured where it matters.
 
@@ -45,21 +37,6 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 def rest(process: subprocess.Popen[str]) -> tuple[str, str]:
     return process.communicate(timeout=EXIT_DEADLINE_S)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_prints_one_ready_line_and_a_signal_stops_it_cleanly(number: signal.Signals) -> None:
-    with program("works") as process:
-        ready = next_line(process)
-        assert re.fullmatch(rf"ready sample 127\.0\.0\.1:\d+ pid={process.pid}", ready)
-        process.send_signal(number)
-        out, log = rest(process)
-        assert out.split("\n") == ["stopping", "stop called", ""]
-        assert process.returncode == 0
-        assert re.search(
-            r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO \S+ ready role=sample host=127", log, re.MULTILINE
-        )
-        assert f"signal={number.name}" in log
 
 
 @pytest.mark.parametrize("behaviour", ["hangs_in_await", "hangs_in_loop"])
@@ -95,18 +72,6 @@ def test_it_stops_when_its_stdin_closes_if_it_was_told_to() -> None:
         assert process.returncode == 0
 
 
-def test_it_serves_on_when_its_stdin_closes_if_it_was_not_told_to() -> None:
-    with program("works") as process:
-        next_line(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=0.3)
-        process.terminate()
-        process.wait(timeout=EXIT_DEADLINE_S)
-        assert process.returncode == 0
-
-
 @pytest.mark.parametrize(
     ("behaviour", "code", "said"),
     [
@@ -123,49 +88,6 @@ def test_what_can_not_start_says_why_prints_no_ready_line_and_exits_by_who_must_
         assert (out, process.returncode) == ("", code)
         assert said in log
         assert "Traceback" not in log
-
-
-def test_rule_L10_a_start_that_meets_damage_tells_whoever_asks_and_goes_on_when_the_file_is_back(
-    tmp_path: Path,
-) -> None:
-    needed = tmp_path / "needed.log"
-    with program(str(needed)) as process:
-        role, port = re.fullmatch(rf"held (\w+) 127\.0\.0\.1:(\d+) pid={process.pid}", next_line(process)).groups()  # type: ignore[union-attr]
-
-        async def ask() -> None:
-            connection = await connect(HOST, int(port), timeout_ms=5_000)
-            status = (await connection.request(RequestType.STATUS, {})).head
-            assert status["role"] == role and status["held"] is True
-            (wait,) = read_waits(status, "waits")
-            assert str(needed) in wait.why and "put the file back" in wait.command
-            await connection.request(RequestType.PING, {})
-            with pytest.raises(NotReady, match=str(needed)):
-                await connection.request(RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
-            connection.close()
-
-        asyncio.run(ask())
-        needed.write_text("back")
-        assert next_line(process).startswith("ready sample ")
-        process.terminate()
-        _, log = rest(process)
-        assert process.returncode == 0
-        assert f"start_held role=sample code=damaged_data reason='{needed} is damaged at byte 0" in log
-
-
-def test_rule_E1_a_start_that_meets_a_file_in_the_place_of_a_folder_names_it_and_goes_on_when_that_is_mended(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "folder"
-    folder.write_text("a file")
-    with program(str(folder / "needed.log")) as process:
-        assert next_line(process).startswith("held sample ")
-        folder.unlink()
-        folder.mkdir()
-        (folder / "needed.log").touch()
-        assert next_line(process).startswith("ready sample ")
-        process.terminate()
-        _, log = rest(process)
-    assert f"code=unreadable reason=\"{folder}/needed.log can't be read at byte 0 (ENOTDIR" in log
 
 
 def test_a_signal_ends_a_server_whose_start_is_held(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from delayd.errors import BadSetting, BadSubject, DelaydError, ServerUnavailable, StaleEpoch
+from delayd.errors import BadSubject, DelaydError, StaleEpoch
 from delayd.net.connection import Connection
 from delayd.net.registration import Registration, RegistrationState
 from delayd.net.server import Server
@@ -20,7 +20,7 @@ from delayd.wire.requests import RequestType
 from tests.trust import SECRET, membership
 from tests.waiting import until
 
-from .loopback import HOST, Loopback, error_of, on_loop
+from .loopback import HOST, Loopback, on_loop
 
 DELAY = Registered("delay", (1 << 64) - 1, HOST, 7401, 3, 42)
 REALTIME = Registered("realtime", 9, HOST, 7402, 1, 43)
@@ -131,48 +131,6 @@ def changes(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().split(" ")[0] for record in caplog.records if "registration" in record.name]
 
 
-def test_a_server_registers_and_again_with_every_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    clocks: list[int] = []
-
-    async def scenario(stage: Stage) -> None:
-        meta = stage.meta
-        registration = stage.line(on_now_ms=lambda now_ms, boot_mark: clocks.append(now_ms))
-        await registration.registered()
-        assert registration.state is RegistrationState.REGISTERED
-        await until(lambda: len(meta.heard) >= 5, "five heartbeats")
-        assert set(meta.heard) == {DELAY}
-        assert len(meta.connections) == 1
-
-    play(scenario)
-    assert set(clocks) == {META_NOW_MS}
-    assert changes(caplog) == ["registered"]
-
-
-def test_a_server_goes_on_without_meta_and_registers_by_itself_when_it_is_there(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def scenario(stage: Stage) -> None:
-        meta = stage.meta
-        await meta.stop()
-        registration = stage.line()
-        await until(lambda: "away" in changes(caplog), "the first failure")
-        assert isinstance(await error_of(registration.routes(["a"])), ServerUnavailable)
-        await meta.start()
-        await registration.registered()
-        for _ in range(3):
-            await meta.stop()
-            await until(lambda: registration.state is RegistrationState.AWAY, "meta's end")
-            meta.heard.clear()
-            await meta.start()
-            await until(lambda: len(meta.heard) > 1, "registrations after the restart")
-
-    play(scenario)
-    assert changes(caplog) == ["away", "registered"] * 4
-
-
 def test_a_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     refusals: list[DelaydError] = []
@@ -191,21 +149,6 @@ def test_a_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture
     play(scenario)
     assert [type(error) for error in refusals] == [StaleEpoch]
     assert changes(caplog) == ["refused", "registered"]
-
-
-def test_a_meta_that_answers_nothing_is_left_for_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.net.registration.REQUEST_MS_MAX", 50)
-
-    async def scenario(stage: Stage) -> None:
-        meta = stage.meta
-        meta.silent = True
-        registration = stage.line()
-        await until(lambda: len(meta.connections) >= 3, "new connections")
-        assert registration.state is RegistrationState.AWAY
-        meta.silent = False
-        await registration.registered()
-
-    play(scenario)
 
 
 def test_routes_are_asked_in_parts_and_put_together() -> None:
@@ -245,26 +188,3 @@ def test_a_core_without_coroutines_hears_the_answer_or_the_error() -> None:
         assert len(answers) == 2
 
     play(scenario)
-
-
-def test_a_bug_in_what_describes_the_server_reaches_the_loop_s_handler() -> None:
-    async def scenario(stage: Stage) -> None:
-        bugs: list[object] = []
-        loop = asyncio.get_running_loop()
-        guard = loop.get_exception_handler()
-        loop.set_exception_handler(lambda loop, context: bugs.append(context.get("exception")))
-
-        def describe() -> Registered:
-            raise ZeroDivisionError("a bug")
-
-        stage.line(describe)
-        await until(lambda: len(bugs) == 1, "the bug")
-        assert isinstance(bugs[0], ZeroDivisionError)
-        loop.set_exception_handler(guard)
-
-    play(scenario)
-
-
-def test_an_address_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(BadSetting, match="host:port"):
-        Registration("localhost", lambda: DELAY, membership())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import time
 
 import pytest
@@ -39,23 +38,6 @@ either = pytest.mark.usefixtures("_either")
 
 
 @either
-def test_it_is_set_until_it_fires_or_is_cancelled() -> None:
-    async def scenario() -> None:
-        firings = Firings()
-        assert not firings.is_set()
-        firings.timer.set_after_ms(0.5)
-        assert firings.is_set()
-        await firings.count(1)
-        assert not firings.is_set()
-        firings.timer.set_after_ms(1_000)
-        firings.timer.cancel()
-        assert not firings.is_set()
-        firings.timer.close()
-
-    uvloop.run(scenario())
-
-
-@either
 def test_it_fires_once_for_each_time_and_never_early() -> None:
     async def scenario() -> None:
         firings = Firings()
@@ -68,53 +50,6 @@ def test_it_fires_once_for_each_time_and_never_early() -> None:
         await firings.count(6)
         assert len(firings.times) == 6
         firings.timer.close()
-
-    uvloop.run(scenario())
-
-
-@either
-def test_setting_it_again_replaces_the_time() -> None:
-    async def scenario() -> None:
-        firings = Firings()
-        firings.timer.set_after_ms(5)
-        due = time.monotonic() + 0.04
-        firings.timer.set_after_ms(40)
-        await firings.count(1)
-        assert firings.times[0] >= due
-        firings.timer.set_after_ms(60_000)
-        firings.timer.set_after_ms(1)
-        await firings.count(2)
-        firings.timer.close()
-
-    uvloop.run(scenario())
-
-
-@either
-def test_a_time_that_has_passed_fires_at_once_but_not_inside_the_call() -> None:
-    async def scenario() -> None:
-        firings = Firings()
-        for number, delay_ms in enumerate((0.0, -5_000.0), start=1):
-            firings.timer.set_after_ms(delay_ms)
-            assert len(firings.times) == number - 1
-            await firings.count(number)
-        firings.timer.close()
-
-    uvloop.run(scenario())
-
-
-@either
-def test_a_cancelled_timer_does_not_fire_and_can_be_set_again() -> None:
-    async def scenario() -> None:
-        firings, witness = Firings(), Firings()
-        firings.timer.set_after_ms(2)
-        firings.timer.cancel()
-        witness.timer.set_after_ms(20)
-        await witness.count(1)
-        assert firings.times == []
-        firings.timer.set_after_ms(1)
-        await firings.count(1)
-        firings.timer.close()
-        witness.timer.close()
 
     uvloop.run(scenario())
 
@@ -167,17 +102,5 @@ def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fi
         assert bugs == []
         for timer in (first, second, witness.timer):
             timer.close()
-
-    uvloop.run(scenario())
-
-
-def test_close_gives_the_descriptor_back() -> None:
-    async def scenario() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        timers = [Firings().timer for _ in range(10)]
-        assert len(os.listdir("/proc/self/fd")) == before + 10
-        for timer in timers:
-            timer.close()
-        assert len(os.listdir("/proc/self/fd")) == before
 
     uvloop.run(scenario())

@@ -7,9 +7,8 @@ import pytest
 
 from delayd.batch.batch import encode, encode_subject_table, lay_out
 from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
-from delayd.batch.content import Names
 from delayd.batch.names import KEY_BYTES_MAX, SUBJECT_BYTES_MAX
-from delayd.errors import BadKey, BadRequest, BadSubject, BatchMalformed, CallerError
+from delayd.errors import BadKey, BadRequest, BatchMalformed, CallerError
 from delayd.wire.asked import (
     KEY_ROWS_MAX,
     Asked,
@@ -21,27 +20,14 @@ from delayd.wire.asked import (
     wanted_of_keys,
 )
 from delayd.wire.requests import ASKED_BODY_BYTES_MAX
-from tests.batches import messages
 
 RECEIPT = Asked(np.array([7], np.uint64), np.array([5]), np.array([6]))
-
-
-@pytest.mark.parametrize("count", [1, 2, 100, KEY_ROWS_MAX])
-def test_keys_come_out_in_their_order_with_their_subject(count: int) -> None:
-    keys = [f"key-{row % 77}-ä".encode() for row in range(count)]
-    batch = read_asked_keys(encode_asked_keys(AskedKeys(b"orders.eu", keys)))
-    assert batch is not None and batch.count == count
-    assert Names.of_batch(batch, np.arange(count)).texts() == [(b"orders.eu", key) for key in keys]
 
 
 def test_the_largest_request_fits_its_room() -> None:
     subject, keys = b"s" * SUBJECT_BYTES_MAX, [b"k" * KEY_BYTES_MAX] * KEY_ROWS_MAX
     assert len(encode_asked_keys(AskedKeys(subject, keys))) <= ASKED_BODY_BYTES_MAX
     assert KEY_ROWS_MAX < ROWS_MAX
-
-
-def test_some_rows_are_taken_in_another_order() -> None:
-    assert AskedKeys(b"s", [b"a", b"b", b"c"]).take([2, 0]) == AskedKeys(b"s", [b"c", b"a"])
 
 
 def test_a_request_names_rows_by_receipt_or_by_key() -> None:
@@ -74,13 +60,3 @@ def test_what_is_no_key_is_refused(key: bytes, others: int) -> None:
     with pytest.raises(BadKey) as caught:
         read_asked_keys(encode_asked_keys(AskedKeys(b"s", [b"k"] * others + [key])))
     assert isinstance(caught.value, CallerError)
-
-
-def test_a_request_without_a_subject_or_with_a_bad_one_is_refused() -> None:
-    ends, keys = lay_out([b"k"], 0)
-    with pytest.raises(BatchMalformed, match="subjects"):
-        read_asked_keys(encode(BatchKind.ASKED, None, 1, [(ColumnId.KEY_END, ends)], [keys], 0))
-    with pytest.raises(BadSubject):
-        read_asked_keys(encode_asked_keys(AskedKeys(b"a b", [b"k"])))
-    with pytest.raises(BatchMalformed, match="asks for nothing"):
-        read_asked_keys(messages([b"b"], keys=[b"k"]))

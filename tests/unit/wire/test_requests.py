@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgpack
 import pytest
 
-from delayd.errors import BadRequest, DamagedData, DelaydError, PastHorizon, RemoteError, SlowDown, UnknownRequest
+from delayd.errors import BadRequest, RemoteError, UnknownRequest
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     error_from_head,
-    error_head,
     need_bool,
     need_bytes,
     need_int,
@@ -26,40 +24,6 @@ from delayd.wire.heads import (
     optional_str,
 )
 from delayd.wire.requests import RequestType, request_type
-
-U64_MAX = (1 << 64) - 1
-
-
-def test_fields_that_are_there_and_right_are_returned() -> None:
-    head: Head = {
-        "number": 5,
-        "id": U64_MAX,
-        "flag": False,
-        "name": "x",
-        "nothing": None,
-        "raw": b"\0",
-        "list": [1, "a"],
-        "map": {"a": 1},
-        "maps": [{}, {"b": 2}],
-        "names": ["a", "b"],
-        "pair": [3, U64_MAX],
-        "rows": [[1, 2, 3], [4, 5, 6]],
-        "ignored": "whatever",
-    }
-    assert need_int(head, "number", 5, 5) == 5
-    assert need_u64(head, "id") == U64_MAX
-    assert need_bool(head, "flag") is False
-    assert need_str(head, "name") == "x"
-    assert optional_str(head, "name") == "x"
-    assert optional_str(head, "nothing") is None
-    assert need_bytes(head, "raw") == b"\0"
-    assert need_list(head, "list") == [1, "a"]
-    assert need_map(head, "map") == {"a": 1}
-    assert need_maps(head, "maps") == [{}, {"b": 2}]
-    assert need_strs(head, "names") == ["a", "b"]
-    assert need_ints(head, "pair", 2) == [3, U64_MAX]
-    assert need_rows(head, "rows", 3) == [[1, 2, 3], [4, 5, 6]]
-
 
 ACCESSORS: list[Callable[[Head, str], object]] = [
     need_int,
@@ -125,20 +89,6 @@ def test_a_request_type_that_nobody_knows_is_an_error_of_the_caller() -> None:
     assert request_type(30) is RequestType.HELLO
     with pytest.raises(UnknownRequest, match="type 99"):
         request_type(99)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        PastHorizon("due in three years", limit_ms=5),
-        SlowDown("replay is behind", retry_after_ms=250),
-        DamagedData("/data/x.log", 4096, "the checksum differs"),
-    ],
-)
-def test_an_error_crosses_the_wire_and_is_the_same_error_again(error: DelaydError) -> None:
-    again = error_from_head(msgpack.unpackb(msgpack.packb(error_head(error))))
-    assert type(again) is type(error)
-    assert (again.message, again.retry_after_ms, again.details) == (error.message, error.retry_after_ms, error.details)
 
 
 def test_an_error_of_a_newer_version_keeps_its_code() -> None:

@@ -11,11 +11,6 @@ from delayd.wire.meta import SLOTS, slots_text
 from delayd.wire.status import WAIT_TEXT_MAX, WAITS_MAX, read_waits, waits_head
 
 
-def test_the_entries_come_back() -> None:
-    waits = [Wait("all sends", "the disk is full", "free space"), Wait("x", "y")]
-    assert read_waits({"waits": waits_head(waits)}, "waits") == waits
-
-
 @pytest.mark.parametrize("char", ["x", "\U0001f600", "\ud800"])
 def test_two_lists_of_the_longest_entries_fit_a_head(char: str) -> None:
     longest = waits_head(Wait(*[char * 10_000] * 3) for _ in range(10 * WAITS_MAX))
@@ -37,11 +32,6 @@ def test_the_longest_commands_come_back_whole() -> None:
     )
     found = read_waits({"waits": waits_head(longest)}, "waits")
     assert [wait.command for wait in found] == [wait.command for wait in longest]
-
-
-def test_usual_entries_are_told_as_many_as_a_list_has() -> None:
-    usual = [Wait("w" * 80, "y" * 200, "c" * 1_000)] * (2 * WAITS_MAX)
-    assert len(waits_head(usual)) == WAITS_MAX
 
 
 @pytest.mark.parametrize("entry", ["text", [], ["a", "b"], ["a", "b", 3], ["a", "b", "c", "d"], {"what": "a"}, None])
