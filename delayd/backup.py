@@ -89,7 +89,6 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all files."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
@@ -182,7 +181,6 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
-        """The work is done."""
         self._file.close()
         self._disk.remove(self._path)
         self._disk.sync_folder(self._folder)
@@ -295,7 +293,6 @@ class Copier:
         return self.copy(path, name)
 
     def flush(self) -> None:
-        """Make all copies durable, and note them in the journal."""
         if self._target.reports_sync_errors:
             self._target.sync_filesystem(self._folder)
         else:
@@ -334,7 +331,6 @@ class Source:
 
     @property
     def running(self) -> bool:
-        """Whether it was cut while it ran."""
         return self.sizes is not None
 
 
@@ -563,7 +559,6 @@ def _held(disk: Disk, folder: str, source: Source, entries: Sequence[Entry]) -> 
 
 
 def _identity(disk: Disk, path: str) -> tuple[int, int]:
-    """The log_id and the epoch that a state holds; 0 for what does not check."""
     if not disk.exists(path):
         return 0, 0
     file = open_named(disk, path)
@@ -677,7 +672,6 @@ class _Home:
         return damaged
 
     def finish(self) -> None:
-        """Let a server start here."""
         state = f"{self._path}/{STATE}"
         if self._disk.exists(state + STAGED):
             self._disk.rename(state + STAGED, state)

@@ -238,7 +238,6 @@ def _scan_pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _error(error: LogMoved | DelaydError) -> dict[str, str]:
-    """An error that the driver must act on, as columns of a row."""
     if isinstance(error, LogMoved):
         return {"error_code": MOVED, "error": str(error)}
     return {"error_code": error.code, "error": error.message}

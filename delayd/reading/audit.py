@@ -188,7 +188,6 @@ def _cut(whole: _Piece) -> Iterator[_Piece]:
 
 
 def _picked(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
-    """The values that a mask picks, mostly all of them."""
     return values if mask.all() else values[mask]
 
 

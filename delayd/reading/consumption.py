@@ -149,7 +149,6 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_GroupLife]) -> Iter
 
 
 def _sent_back(record: RetryDecided) -> NDArray[np.void]:
-    """The rows of a decision as entries, which end what they name."""
     try:
         rows = decode_rows(record.rows)
     except BatchMalformed:
@@ -237,7 +236,6 @@ class _PullBooks:
         return sorted(found, key=lambda life: (life.group_id, life.begin))
 
     def _life_of(self, group_ids: NDArray[np.uint32]) -> Int64s:
-        """For each entry the number of its group's life."""
         # Ids are numbered, so that id and entry number fit into one number.
         ids = np.unique([life.group_id for life in self._lives])
         begins = np.array([life.begin for life in self._lives], np.int64)
@@ -267,7 +265,6 @@ class _PullBooks:
         return covering
 
     def _stretches(self, bounds: Int64s, entries: Int64s) -> tuple[Int64s, Int64s]:
-        """Each stretch of each entry, entry by entry."""
         low = np.searchsorted(bounds, self._first[entries])
         counts = np.searchsorted(bounds, self._end[entries]) - low
         places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
@@ -420,7 +417,6 @@ def _check(
 
 
 def _wrong(pieces: list[tuple[str, int, Entries]], at: int, what: str) -> DamagedData:
-    """Damage at an entry, counted over all pieces."""
     for path, base, entries in pieces:
         if at < len(entries):
             position = FILE_HEADER_BYTES + at // PAGE_ENTRIES * PAGE_BYTES + at % PAGE_ENTRIES * ENTRY_BYTES

@@ -88,7 +88,6 @@ class Hour:
         return len(found), len(found) - len(done), int((kinds == Outcome.DISPATCHED).sum())
 
     def row_of(self) -> Int64s:
-        """For each outcome the index of its row or NONE."""
         join = Join(self.rows.sequence, self.outcomes.sequences)
         found = np.full(len(join.known), NONE, np.int64)
         found[join.rows] = join.scheduled
@@ -127,7 +126,6 @@ class Schedule:
         self._snapshot, self._tail = self._look()
 
     def hours(self) -> list[int]:
-        """The hours that have messages or outcomes, rising."""
         known = self._sizes.keys() | self._snapshot.hours.keys() | self._unfiled.keys()
         return sorted(hour for hour in known if not self._was_removed(hour))
 
@@ -177,7 +175,6 @@ class Schedule:
         return until_still(self.directory.path, lambda: self._read(hour), self._look_again)
 
     def body(self, hour: Hour, row: int) -> bytes:
-        """The body of one row."""
         rows = hour.rows
 
         def read() -> bytes:

@@ -200,7 +200,6 @@ def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
 
 @contextmanager
 def _writing(path: Path, form: str, types: Mapping[str, str]) -> Iterator[_Writer]:
-    """Open a table, and close it whatever happens; its errors are named."""
     with _named_errors(path):
         writer = _CsvWriter(path, types) if form == "csv" else _ParquetWriter(path, types)
     try:

@@ -86,7 +86,6 @@ class Pattern:
         self._matches_nothing = not self._by_item and self.compiled.search(b"") is not None
 
     def holds(self, item: bytes) -> bool:
-        """Whether it matches in an item."""
         return self.compiled.search(item) is not None
 
     def rows(self, data: bytes | bytearray, starts: Int64s, ends: Int64s, wanted: Mask) -> Mask:
@@ -191,7 +190,6 @@ class HeldBatch(NamedTuple):
     position: int  # Of the batch in ``data``.
 
     def items(self, column: ColumnId) -> tuple[Int64s, Int64s]:
-        """Where each item of a region begins and ends in ``data``."""
         starts, ends = self.batch.region(column)
         heap = self.position + self.batch.heap_offset
         return starts + heap, ends + heap
@@ -419,7 +417,6 @@ class Finder:
             yield found._replace(damage=[*found.damage, *self._gone(snapshot, found.moved)])
 
     def _gone(self, snapshot: ScheduleSnapshot, moved: tuple[FilePiece, ...]) -> Iterator[DamagedData]:
-        """Which files should be there; retention may have removed the others."""
         if moved:
             snapshot = take_snapshot(self._disk, snapshot.directory, tail=False)
         for piece in moved:
@@ -669,7 +666,6 @@ def _label(headers: bytes) -> str | None:
 
 
 def _items(held: HeldBatch, column: ColumnId, rows: Int64s) -> list[bytes]:
-    """The items of some rows in a region; empty ones where the batch has no such region."""
     if column not in held.batch:
         return [b""] * len(rows)
     starts, ends = held.items(column)
@@ -703,7 +699,6 @@ def _split_file(disk: Disk, piece: FilePiece) -> Iterator[FilePiece]:
 
 
 def _split(segment: Segment, piece: FilePiece) -> Iterator[FilePiece]:
-    """Cut a piece where groups end."""
     begin, crc = piece.begin, piece.previous_crc32c
     for end, own_crc in group_ends(segment, piece.begin, piece.end):
         if end - begin >= PIECE_BYTES and end < piece.end:

@@ -393,7 +393,6 @@ class Acceptance(NamedTuple):
     at_ms: int
 
     def encode(self) -> bytes:
-        """The line that is signed."""
         fields = {
             "version": VERSION,
             "log_id": f"{self.log_id:016x}",
@@ -419,7 +418,6 @@ class StoredAcceptance(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of a file that can be read."""
         return len(_file_of(self.line, self.signature)) if self.acceptance else 0
 
 
@@ -441,7 +439,6 @@ class JudgedAcceptance(NamedTuple):
 
     @property
     def key(self) -> HourKey:
-        """Delay server and hour."""
         return self.stored.log_id, self.stored.hour
 
 

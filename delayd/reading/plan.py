@@ -69,7 +69,6 @@ class Life:
 
     @property
     def sentence(self) -> str:
-        """What keeps messages waiting, for people."""
         last = f", the last that it wrote is of {_iso(self.until_ms)}" if self.until_ms else ""
         return f"{self.path} is {self.state}{last}"
 
@@ -159,7 +158,6 @@ class AuditedOrigin:
 
     @property
     def log_id(self) -> int:
-        """The delay server's."""
         return self.snapshot.directory.log_id
 
 
@@ -180,7 +178,6 @@ class AuditPlan:
 
     @property
     def hour_count(self) -> int:
-        """Hours to audit."""
         return sum(len(origin.hours) for origin in self.origins)
 
     def split(self, parts: int) -> "list[AuditPlan]":
@@ -239,12 +236,10 @@ class HourBooks:
 
     @property
     def log_id(self) -> int:
-        """The delay server's."""
         return self.origin.snapshot.directory.log_id
 
     @property
     def terms(self) -> AuditTerms:
-        """The terms by which the audit judges."""
         return self.origin.terms
 
     def schedule(self, sorter: Sorter | None = None) -> ScheduleRows:
@@ -252,7 +247,6 @@ class HourBooks:
         return read_hour(self.disk, self.origin.snapshot, self.tail.get().unfiled, self.hour, self.part, sorter)
 
     def accepted(self) -> FiledByLog:
-        """The facts about the hour's schedule log from the message log and the checkpoint."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         word = snapshot.word
         dropped = self.origin.dropped.get(self.hour, 0)
@@ -272,7 +266,6 @@ class HourBooks:
         return found if sealed else self.tail.get().decisions.behind(self.hour, found, self.part)
 
     def realtime(self) -> TargetRows:
-        """The rows of the hour that the targets hold."""
         return read_target_rows(self.disk, self.index, self.batches, self.part)
 
     def parts(self) -> "list[HourBooks]":
@@ -397,6 +390,5 @@ def _was_given_up(tail: MessageTail, hour: int) -> bool:
 
 
 def _last_claimed_ms(directory: Directory, index: TargetIndex) -> int:
-    """When a delay server last claimed anything, by its targets' logs."""
     own = index.batches["origin_log_id"] == directory.log_id
     return int(index.batches["claimed_at_ms"][own].max(initial=0))

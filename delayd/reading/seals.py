@@ -71,7 +71,6 @@ class SealsReport:
 
     @property
     def broken(self) -> tuple[SealReport, ...]:
-        """The seals that something contradicts."""
         return tuple(report for report in self.seals if report.state is SealState.BROKEN)
 
 
@@ -90,7 +89,6 @@ class SealBook:
 
     @property
     def seals(self) -> list[Seal]:
-        """All seals, in the order of the log."""
         return self._seals
 
     def standing(self) -> list[int]:
@@ -98,7 +96,6 @@ class SealBook:
         return [hour for hour in self._of_hour if self.has_standing(hour)]
 
     def deleted(self) -> Iterator[Seal]:
-        """The seals of hours that retention has removed."""
         return (seal for seal in self._seals if self._is_deleted(seal.facts.hour))
 
     def has_standing(self, hour: int) -> bool:
@@ -124,7 +121,6 @@ class SealBook:
         self._faults[self._of_hour[hour]] += differs
 
     def fail(self, hour: int, what: str) -> None:
-        """Note that the rows of a standing hour can't be read."""
         self._faults[self._of_hour[hour]].append(what)
 
     def reports(self) -> Iterator[SealReport]:
@@ -253,7 +249,6 @@ class SealCheck:
         self._paired = True  # Whether each row has exactly one outcome.
 
     def add(self, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
-        """Take the next rows."""
         outcomes = Sorter().outcomes(outcomes)
         self._paired &= np.array_equal(schedule.sequence, outcomes.sequences)
         self._kinds += np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=len(self._kinds))
@@ -344,7 +339,6 @@ class TargetTallies:
 
     @property
     def end(self) -> int:
-        """The offset below which the entries count messages."""
         return int(self.entries["end"].max(initial=0))
 
     @property
@@ -354,7 +348,6 @@ class TargetTallies:
         return ranges == [(0, self.end)] and self.start <= self.end if ranges else self.start == 0
 
     def of_hour(self, origin: int, hour: int) -> Tallies:
-        """The entries of one hour."""
         found: Tallies = self.entries[
             (self.entries["origin_log_id"] == np.uint64(origin)) & (self.entries["hour"] == hour)
         ]
@@ -413,13 +406,11 @@ class SidesCheck:
                 yield number, held, entries
 
     def add_sent(self, outcomes: OutcomeRows) -> None:
-        """Take the next outcomes."""
         self._in_doubt |= bool((outcomes.parts["outcome"] == Outcome.IN_DOUBT).any())
         for number, held, _ in self._wanted:
             self._own[number] = self._own.get(number, Tally()) + tally_of(outcomes, held.log_id)
 
     def add_held(self, realtime: TargetRows) -> None:
-        """Take the next rows that the targets' logs keep."""
         for number, held, _ in self._wanted:
             self._kept[number] = self._kept.get(number, Tally()) + _tally_behind(held, number, realtime)
 

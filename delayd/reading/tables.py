@@ -53,7 +53,6 @@ class Cells:
         return len(self.values)
 
     def take(self, rows: NDArray[np.generic] | slice) -> "Cells":
-        """Some of its rows."""
         return Cells(self.values[rows], None if self.known is None else self.known[rows], self.names, self.instant)
 
     def to_numpy(self) -> NDArray[Any]:
@@ -128,7 +127,6 @@ class Table:
     """
 
     def __init__(self, types: Types, cells: Columns) -> None:
-        """``types`` are those of each column."""
         self._types = types
         self._cells = cells
         self._made: dict[str, NDArray[Any]] = {}
@@ -224,7 +222,6 @@ class LogTables:
 
     @cached_property
     def told(self) -> NDArray[np.void]:
-        """For each outcome its part."""
         return self.outcomes.parts[self.outcomes.part_of]
 
     @cached_property
@@ -234,12 +231,10 @@ class LogTables:
 
     @cached_property
     def _first_outcome(self) -> NDArray[np.int64]:
-        """For each scheduled row its first outcome; -1 for none."""
         return Join(self.schedule.sequence, self.outcomes.sequences).first
 
     @cached_property
     def decided(self) -> JoinedFields:
-        """For each scheduled row the part of its first outcome."""
         return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, self._first_outcome)
 
     @cached_property
@@ -272,7 +267,6 @@ class HourTables(LogTables):
 
     @cached_property
     def stored(self) -> NDArray[np.void]:
-        """For each row of the targets its batch."""
         return self.realtime.batches[self.realtime.batch_of]
 
     @cached_property
@@ -310,7 +304,6 @@ class TableKind(Generic[Tables]):
 
     @property
     def columns(self) -> dict[str, Column[Tables]]:
-        """All columns, in order."""
         columns: dict[str, Column[Tables]] = {
             "hour": ("string", lambda tables: _same(hour_name(tables.hour), self.count(tables)))
         }
@@ -322,7 +315,6 @@ class TableKind(Generic[Tables]):
 
     @property
     def types(self) -> dict[str, str]:
-        """The type of each column."""
         return {name: kind for name, (kind, _) in self.columns.items()}
 
 
@@ -445,7 +437,6 @@ def _own_id(count: Callable[[Tables], int]) -> Column[Tables]:
 
 
 def _rows(rows: Callable[[Tables], ScheduleRows]) -> dict[str, Column[Tables]]:
-    """What a log says of messages that were accepted."""
 
     def column(make: Callable[[ScheduleRows], Cells]) -> Callable[[Tables], Cells]:
         return lambda tables: make(rows(tables))
@@ -466,7 +457,6 @@ def _rows(rows: Callable[[Tables], ScheduleRows]) -> dict[str, Column[Tables]]:
 def _became(
     parts: Callable[[LogTables], Parts], others: Callable[[LogTables], UInt64s]
 ) -> dict[str, Column[LogTables]]:
-    """What became of messages, by the part of the dispatch log of each."""
     return {
         "outcome": ("string", lambda tables: _outcomes(parts(tables))),
         "reason": ("string", lambda tables: _reasons(parts(tables))),

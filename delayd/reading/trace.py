@@ -218,7 +218,6 @@ def _live_on(
 
 
 def _origin_of(disk: Disk, delay: Directory, subject: str, sequence: int) -> int:
-    """The sequence of the first life of a row."""
     if parse_retry_subject(subject) is None:
         return sequence
     rows = _rows_of(disk, delay, Wanted(subject=subject.encode(), sequence=sequence))
@@ -367,7 +366,6 @@ def _ended(part: np.void, named: int, path: str, position: int) -> Step:
 
 
 def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subject: str) -> list[_NextLife]:
-    """Add the steps at a realtime server; return how the message lives on behind it."""
     log_id, offset = int(part["target_log_id"]), int(part["target_offset"])
     target = servers.get((Role.REALTIME, log_id))
     if target is None:
@@ -406,7 +404,6 @@ def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subje
 
 
 def _indexed(disk: Disk, target: Directory, entry: int) -> tuple[int, Step] | None:
-    """The consume sequence of a stored row."""
     for name in disk.list_folder(f"{target.path}/consume"):
         if not name.isdecimal():
             continue

@@ -239,11 +239,9 @@ class _Found:
     tallier: Tallier | None = None  # Counts the rows of a realtime message log.
 
     def ends(self, state: FileState, sentence: str) -> None:
-        """Note that reading ends here, and why."""
         self.state, self.sentence = state, sentence
 
     def report(self, damage: str = "", position: int = 0) -> FileReport:
-        """Make the report."""
         counts = (self.size_bytes, self.groups, self.batches, self.rows)
         torn = self.torn[0] if self.torn else None
         tallies = self.tallier.entries() if self.tallier is not None and not damage else None
@@ -274,7 +272,6 @@ def _read_checkpoint(disk: Disk, place: Place, found: _Found) -> None:
 
 
 def _read_run(place: Place, file: NamedReads, found: _Found) -> None:
-    """Check the tables and blocks of a run of keys."""
     run = read_run_file(place.path, file, place.log_id)
     if place.named and place.path.rpartition("/")[2] != (name := segment_name(run.number)):
         raise DamagedData(place.path, 0, f"its header says that it is {name}")
@@ -437,7 +434,6 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
 
 
 def _check_ended(batch: Batch) -> None:
-    """Check the decisions about rows in a CONTROL batch."""
     for record in decode_sound(batch):
         if isinstance(record, Ended):
             decode_ended(record.rows)
@@ -504,7 +500,6 @@ class VerifyReport:
 
     @property
     def damaged(self) -> tuple[FileReport, ...]:
-        """The files with damage."""
         return tuple(file for file in self.files if file.state is FileState.DAMAGED)
 
     @property
@@ -514,7 +509,6 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """Whether no file is damaged."""
         return not self.damaged
 
 
@@ -531,7 +525,6 @@ class _Home(NamedTuple):
 
     @property
     def logs(self) -> dict[str, FileKind]:
-        """The logs in its folders, and their kinds."""
         return LOGS[self.role]
 
 
@@ -710,7 +703,6 @@ def _role_by_folders(disk: Disk, path: str) -> Role:
 
 
 def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
-    """Files that the checkpoint counts and that are missing."""
     if home.log_id is None:
         return
     directory = Directory(home.path, home.role, home.log_id)
@@ -719,7 +711,6 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
 
 
 def _acceptances(disk: Disk, home: _Home) -> Iterator[FileReport]:
-    """The words of operators on findings, each in a file of its own."""
     if home.role is not Role.DELAY or home.log_id is None:
         return
     for each in read_acceptances(disk, Directory(home.path, home.role, home.log_id)):
@@ -776,7 +767,6 @@ def _stored(disk: Disk, path: str) -> tuple[str, list[Pair], int] | None:
 
 
 def _state(disk: Disk, path: str) -> Iterator[FileReport]:
-    """The state of a stopped server, value by value."""
     try:
         stored = _stored(disk, path)
         if stored is None:
@@ -802,7 +792,6 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
 
 
 def _named_runs(disk: Disk, path: str, known: KnownRuns) -> Iterator[FileReport]:
-    """Runs of keys that are not what a state says of them."""
     for name in known.runs:
         place = run_path(path, name.number)
         what = ""

@@ -62,7 +62,6 @@ class Directory:
 
     @property
     def message_folder(self) -> str:
-        """Where the segments of its message log are."""
         return f"{self.path}/message"
 
 
@@ -151,7 +150,6 @@ def _read_directory(disk: Disk, path: str) -> Directory | None:
 
 
 def _has_served(disk: Disk, path: str) -> bool:
-    """Whether a checkpoint counts anything in the message log of a directory."""
     published = read_checkpoint(disk, path) or {}
     return any(published.get(name) for name in ("replay_offset", "indexed_offset"))
 
@@ -228,12 +226,10 @@ class ScheduleSnapshot:
         return self.is_sealed(hour) or hour_start_ms(hour + 1) <= self.appended_at_ms
 
     def is_sealed(self, hour: int) -> bool:
-        """Whether the table calls an hour sealed."""
         filed = self.hours.get(hour)
         return filed is not None and filed.sealed
 
     def counted(self, hour: int) -> int:
-        """How many rows of an hour the checkpoint counts."""
         filed, beside = self.hours.get(hour), self.word.beside.get(hour)
         return (filed.rows if filed else 0) + (beside.rows if beside else 0)
 
@@ -353,7 +349,6 @@ def _short(disk: Disk, directory: Directory) -> dict[str, tuple[int, int]]:
 
 
 def _ends(snapshot: ScheduleSnapshot) -> dict[int, int]:
-    """The published ends of dispatch logs whose hours retention does not remove."""
     hours = snapshot.hours
     return {hour: end for hour, end in snapshot.outcome_ends.items() if not (hour in hours and hours[hour].removed)}
 
@@ -383,7 +378,6 @@ def _missing_segments(disk: Disk, directory: Directory) -> Iterator[DamagedData]
 
 
 def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
-    """The files in which the checkpoint counts something, by path, with what it counts."""
     try:
         snapshot = take_snapshot(disk, directory)
     except DataError:

@@ -469,7 +469,6 @@ def _salvaged(segment: Segment, header: GroupHeader, damage: list[DamagedData], 
 
 
 def _next_group(segment: Segment, offset: int, stop: int) -> int | None:
-    """The offset of the first group behind a bad one."""
     position, until = segment.position(offset) + 8, segment.position(stop)
     while position < until:
         data = segment.file.pread(min(RESYNC_BYTES, until - position), position)
@@ -593,7 +592,6 @@ class Follow:
         self.last_appended_at_ms = max(self.last_appended_at_ms, group.appended_at_ms)
 
     def end(self) -> list[str]:
-        """Return the faults; the log ends here for now."""
         if self._checked is not None and self._end is not None:
             self._reach(self._checked, None, self._end)
         return self.faults
@@ -695,7 +693,6 @@ def _contents_check(groups: Sequence[IndexedGroup]) -> bool:
 
 
 def _tables_crc32c(group: IndexedGroup) -> list[int]:
-    """The checksum of each batch's subject table."""
     data = memoryview(group.names.tobytes())
     bounds = (8 * group.name_starts).tolist()
     return [crc32c(data[begin:end]) for begin, end in pairwise(bounds)]
@@ -722,7 +719,6 @@ def joined(crcs: UInt32s, lengths: Int64s, starts: Int64s) -> UInt32s:
 
 
 def _moved(crcs: UInt32s, lengths: Int64s) -> UInt32s:
-    """Each checksum, moved on by ``lengths`` bytes."""
     moved = crcs.copy()
     for bit in range(LENGTH_BITS):
         rows = np.flatnonzero(lengths >> bit & 1)

@@ -174,11 +174,9 @@ class Decisions(NamedTuple):
         return found
 
     def hours(self) -> set[int]:
-        """The filing hours of the rows."""
         return set(np.unique(self.rows["hour"]).tolist())
 
     def of_hour(self, hour: int, part: range | None = None) -> EndedRows:
-        """The decided rows of an hour; with a ``part`` of these sequences only."""
         own = self.rows.compress(self.rows["hour"] == hour)
         return own if part is None else own.take(rows_of_part(own["sequence"], part))
 
@@ -215,7 +213,6 @@ class DecisionCollector:
                     self._found.append((offset, decode_ended(record.rows)))
 
     def decisions(self) -> Decisions:
-        """All of them."""
         if not self._found:
             return NO_DECISIONS
         rows = np.concatenate([rows for _, rows in self._found])
@@ -286,7 +283,6 @@ class HourRows(NamedTuple):
     hours: Int64s
 
     def counts(self) -> dict[int, int]:
-        """Rows by hour."""
         if not len(self.hours):
             return {}
         firsts = np.concatenate(([0], np.flatnonzero(self.hours[1:] != self.hours[:-1]) + 1))
@@ -294,7 +290,6 @@ class HourRows(NamedTuple):
         return dict(zip(self.hours[firsts].tolist(), counts.tolist(), strict=True))
 
     def of_hour(self, hour: int, part: range | None = None) -> ScheduleRows:
-        """The rows of one hour; with a ``part`` those of its sequences."""
         first, until = np.searchsorted(self.hours, [hour, hour + 1])
         rows = self.rows.take(slice(int(first), int(until)))
         return rows if part is None else rows.take(rows_of_part(rows.sequence, part))
@@ -408,7 +403,6 @@ class _TailReader:
         )
 
     def _take(self, group: Group) -> int:
-        """Take the rows of a group, and count them."""
         sequence, appended_at_ms = group.header.base_sequence, group.header.appended_at_ms
         below = group.header.offset < self._snapshot.replay_offset
         collector = self._accepted if below else self._tail
@@ -439,7 +433,6 @@ class _TailReader:
 
 
 def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:
-    """Whether a row of a PRODUCER batch is filed in one of some hours."""
     first, last = _hour_range(batch, appended_at_ms)
     if last - first <= FEW_HOURS and not any(hour in hours for hour in range(first, last + 1)):
         return False
@@ -447,7 +440,6 @@ def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:
 
 
 def _hours_of(batch: Batch, appended_at_ms: int) -> set[int]:
-    """The hours in which the rows of a PRODUCER batch are filed."""
     first, last = _hour_range(batch, appended_at_ms)
     if first == last:
         return {first}
@@ -568,7 +560,6 @@ def beside_path(folder: str, hour: int) -> str:
 
 
 def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
-    """The rows by rising sequence; ``rows`` are used up."""
     if rises(rows.sequence):
         return rows
     own = rows.deliver_at_ms, rows.location, rows.hashes(), rows.appended_at_ms, rows.subject, rows.body_bytes
@@ -578,7 +569,6 @@ def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
 
 
 def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:
-    """Add the filed batches of an hour."""
     for part in hour_parts(disk, snapshot, hour):
         segment = open_hour(disk, part.path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
         if segment is None:
@@ -594,7 +584,6 @@ def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Colle
 
 
 def _filed_batches(segment: Segment, part: HourPart) -> Iterator[tuple[Batch, int]]:
-    """The batches of a part of a file, each with its offset."""
     groups = skim(segment, part.end, 0) if not part.begin else read_groups(segment, part.begin, part.end, [])
     end, crc = part.begin, 0
     for group in groups:

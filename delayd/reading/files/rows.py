@@ -74,7 +74,6 @@ class Sparse(NamedTuple):
         return len(self.sequence) > 0
 
     def of(self, sequences: UInt64s) -> NDArray[Any]:
-        """The value of each row, 0 for those without one."""
         found = np.zeros(len(sequences), self.value.dtype)
         order = np.argsort(self.sequence, kind="stable")
         known, places = find(self.sequence[order], sequences)
@@ -138,7 +137,6 @@ class ScheduleRows:
         return int(are_filed(self.location).sum())
 
     def hashes(self) -> UInt64s:
-        """The content hash of each row, 0 where it is not stated."""
         return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
 
     def due_from_ms(self) -> Int64s:
@@ -146,7 +144,6 @@ class ScheduleRows:
         return np.maximum(self.deliver_at_ms, self.appended_at_ms)
 
     def hours(self) -> Int64s:
-        """The hour in which each row is filed."""
         return hours_of(self.due_from_ms())
 
 
@@ -172,11 +169,9 @@ class TargetRows:
     content_hash: UInt64s | None = None  # 0 for a row without a stated hash, and None if no row has one.
 
     def hashes(self) -> UInt64s:
-        """The content hash of each row, 0 where it is not stated."""
         return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
 
     def take(self, rows: slice) -> "TargetRows":
-        """Some of the rows; of many batches only those that they name."""
         batches, batch_of = named_of(self.batches, self.batch_of[rows])
         columns = self.sequence[rows], self.deliver_at_ms[rows], batch_of
         return TargetRows(*columns, batches, self.targets, self.subjects, self.hashes()[rows])
@@ -199,7 +194,6 @@ class SubjectTable:
         return self._states
 
     def ids(self, batch: Batch) -> UInt32s:
-        """The number of each entry of a batch's subject table."""
         table = batch.subject_table
         ids = self._tables.get(table)
         if ids is None:
@@ -208,7 +202,6 @@ class SubjectTable:
         return ids
 
     def number(self, name: str) -> int:
-        """The number of a subject."""
         number = self._ids.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
@@ -219,19 +212,16 @@ class Growing:
     """Columns of equal length that grow; memory for ``rows_expected`` rows is reserved, and used as they come."""
 
     def __init__(self, none: Sequence[NDArray[Any]], rows_expected: int = 0) -> None:
-        """``none`` are the columns of no rows."""
         self.count = 0
         self._columns = [np.empty(min(rows_expected, ROWS_EXPECTED_MAX), column.dtype) for column in none]
 
     def more(self, count: int) -> list[NDArray[Any]]:
-        """Room for more rows in each column."""
         first = self.count
         self.reserve(first + count)
         self.count += count
         return [column[first : self.count] for column in self._columns]
 
     def reserve(self, count: int) -> None:
-        """Reserve memory for at least ``count`` rows in all."""
         if count > len(self._columns[0]):
             room = max(count, 2 * self.count)
             for number, column in enumerate(self._columns):
@@ -239,7 +229,6 @@ class Growing:
                 self._columns[number][: self.count] = column[: self.count]
 
     def columns(self) -> list[NDArray[Any]]:
-        """All rows of each column."""
         return [column[: self.count] for column in self._columns]
 
 
@@ -308,7 +297,6 @@ class RowCollector:
             self._hash()
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
-        """Add a SCHEDULE batch of a verified group."""
         own: UInt64s = batch.uint64s(ColumnId.SEQUENCE)
         if ColumnId.BODY_LEFT_OUT in batch:
             self._left_out.append(own[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
@@ -330,7 +318,6 @@ class RowCollector:
         self._hashed = self._rows.count
 
     def add_rows(self, rows: ScheduleRows) -> None:
-        """Add rows that another collector has gathered."""
         if not len(rows):
             return
         self._close_singles()
@@ -393,7 +380,6 @@ class RowCollector:
         self._bodies.add(bodies)
 
     def _hash(self) -> None:
-        """Hash the parts that were copied."""
         if self._hashed == self._rows.count:
             return
         columns = self._rows.columns()
@@ -423,7 +409,6 @@ class RowCollector:
 
 
 def _item_of_one(batch: Batch, column: ColumnId) -> bytes:
-    """The item of the one row of a batch in a region."""
     if column not in batch:
         return b""
     begin = batch.region_start(column)
@@ -444,7 +429,6 @@ class SequenceSampler:
         self.sequences: list[UInt64s] = [NO_UINT64S]
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
-        """Add a SCHEDULE batch of a verified group."""
         self.sequences.append(batch.uint64s(ColumnId.SEQUENCE)[:: self.step].copy())
 
 
@@ -492,7 +476,6 @@ class Join:
 
     @property
     def first_rows(self) -> Places | None:
-        """``first`` as `JoinedFields` takes it."""
         return None if self.same else self.first
 
     def of_first(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -603,7 +586,6 @@ class Sorter:
         return ordered, reordered(columns, order)
 
     def outcomes(self, found: OutcomeRows) -> OutcomeRows:
-        """Outcomes by rising sequence; they are used up."""
         if rises(found.sequences):
             return found
         columns = found.deliver_at_ms, found.content_hash, found.part_of
@@ -611,7 +593,6 @@ class Sorter:
         return OutcomeRows(sequences, due, found.parts, part_of, hashes)
 
     def stored(self, rows: TargetRows) -> TargetRows:
-        """The rows of targets by rising sequence; they are used up."""
         if rises(rows.sequence):
             return rows
         columns = rows.deliver_at_ms, rows.hashes(), rows.batch_of
@@ -625,7 +606,6 @@ def rises(sequences: UInt64s) -> bool:
 
 
 def _are_the_same(scheduled: UInt64s, sequence: UInt64s) -> bool:
-    """Whether each scheduled row is there once, in the same order, as in nearly all hours."""
     return np.array_equal(scheduled, sequence) and bool((scheduled[1:] > scheduled[:-1]).all())
 
 

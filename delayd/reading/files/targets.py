@@ -251,7 +251,6 @@ class TargetIndexer:
             self._take(chunk, newer)
 
     def index(self) -> TargetIndex:
-        """Everything that was found so far."""
         targets = [
             Target(place.folder, place.log_id, start) for place, start in zip(self._places, self._starts, strict=True)
         ]
@@ -266,7 +265,6 @@ class TargetIndexer:
         )
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
-        """Where each log does not follow, with the target's log_id."""
         found: list[tuple[int, str]] = []
         for number, place in enumerate(self._places):
             here = batches["target"] == number
@@ -285,7 +283,6 @@ class TargetIndexer:
         return found
 
     def _take(self, chunk: Chunk, newer: bool) -> None:
-        """Add the next chunk of a log."""
         target, groups, rows = chunk.target, chunk.groups, chunk.batches
         self._torn += chunk.torn
         if len(groups):
@@ -377,11 +374,9 @@ class _Fronts:
 
     @property
     def are_many(self) -> bool:
-        """Whether enough was gathered to decode it."""
         return self._count >= DECODE_BATCHES
 
     def add(self, group: CommitGroup, segment_base: int) -> None:
-        """Gather the DISPATCH batches of a verified group."""
         header, buffer = group.header, group.buffer
         sizes = np.frombuffer(buffer, np.uint32, header.batch_count, HEADER.size).astype(np.int64)
         begins = np.cumsum(sizes) - sizes + content_position(header.batch_count)
@@ -533,7 +528,6 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: ran
 
 
 def _by_segment(index: TargetIndex, batches: Batches) -> Iterator[tuple[str, int, int]]:
-    """The files that batches lie in, each with the range of its batches."""
     if not len(batches):
         return
     changes = (batches["target"][1:] != batches["target"][:-1]) | (
@@ -559,7 +553,6 @@ def _runs(batches: Batches) -> Iterator[tuple[int, int]]:
 
 
 def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> TargetColumns:
-    """The rows of batches that lie near each other."""
     begin = int(batches["offset"][0]) + COLUMNS_AT
     position = begin - int(batches["segment_base"][0]) + FILE_HEADER_BYTES
     starts = batches["offset"].astype(np.int64) - begin
