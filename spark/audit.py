@@ -138,12 +138,7 @@ def scan_in(session: SparkSession, bytes_min: int = PIECE_BYTES) -> Scan:
 
 
 def collect_frame(
-    session: SparkSession,
-    data: str,
-    now_ms: int,
-    plan: AuditPlan,
-    findings_limit: int | None,
-    tasks: int | None = None,
+    session: SparkSession, data: str, now_ms: int, plan: AuditPlan, findings_limit: int | None, tasks: int | None = None
 ) -> AuditReport:
     """Audit the hours of a plan. Raises LogMoved when files went away meanwhile."""
     parts = plan.split(tasks_of(tasks))
@@ -363,13 +358,6 @@ class DelaydDataSource(DataSource):
         return kind
 
 
-class HourPartition(InputPartition):
-    """The hours that one task reads."""
-
-    def __init__(self, plan: AuditPlan) -> None:
-        super().__init__(pickle.dumps(plan))
-
-
 class DelaydReader(DataSourceReader):
     """Plans which task reads which hours, and reads them."""
 
@@ -381,7 +369,7 @@ class DelaydReader(DataSourceReader):
         self._names = names
 
     def partitions(self) -> list[InputPartition]:
-        return [HourPartition(part) for part in self._plan().split(self._tasks)]
+        return [InputPartition(pickle.dumps(part)) for part in self._plan().split(self._tasks)]
 
     def _plan(self) -> AuditPlan:
         def plan() -> AuditPlan:

@@ -145,7 +145,7 @@ def audit_hour(
         if len(books.found) > 1:
             table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
         subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
-        found.append((Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)))
+        found.append((Findings(origin_log_id, hour, table, subjects), books.summary(origin_log_id, table)))
     return join_findings([each for each, _ in found]), join_parts([each for _, each in found])
 
 
@@ -531,7 +531,7 @@ class _Comparison:
         if not len(sequence):
             return
         rows = np.zeros(len(sequence), FINDING)
-        rows["kind"], rows["reason"], rows["hour"] = kind, reason, self._hour
+        rows["kind"], rows["reason"] = kind, reason
         rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
         rows["value"], rows["other"] = value, other
         self.found.append(rows)

@@ -9,9 +9,9 @@ import errno
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
 from delayd.hours import hour_name
@@ -31,14 +31,6 @@ GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow 
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
 CSV_ID_PREFIX = "id:"  # With this prefix no engine reads an id as a number, as DuckDB does with 0x.
-
-
-class _Writer(Protocol):
-    def write(self, columns: Columns) -> None:
-        """Add rows."""
-
-    def close(self) -> None:
-        """Finish the file."""
 
 
 def export_directory(
@@ -94,7 +86,10 @@ def export_plan(
     progress: Progress | None = None,
 ) -> dict[str, int]:
     """Write everything that a plan reads; see `export_directory`."""
-    _check_form(form)
+    if form not in FORMATS:
+        raise BadArgument(f"format {form!r} is not one of {', '.join(FORMATS)}")
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise BadSetting("an export to Parquet needs pyarrow: pip install 'delayd[spark]', or export with --format csv")
     place = Path(folder)
     with _named_errors(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -199,7 +194,7 @@ def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
 
 
 @contextmanager
-def _writing(path: Path, form: str, types: Mapping[str, str]) -> Iterator[_Writer]:
+def _writing(path: Path, form: str, types: Mapping[str, str]) -> Iterator["_CsvWriter | _ParquetWriter"]:
     with _named_errors(path):
         writer = _CsvWriter(path, types) if form == "csv" else _ParquetWriter(path, types)
     try:
@@ -220,13 +215,6 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise NotWritable(str(path), os.strerror(error.errno) if error.errno else str(error)) from error
 
 
-def _check_form(form: str) -> None:
-    if form not in FORMATS:
-        raise BadArgument(f"format {form!r} is not one of {', '.join(FORMATS)}")
-    if form == "parquet" and find_spec("pyarrow") is None:
-        raise BadSetting("an export to Parquet needs pyarrow: pip install 'delayd[spark]', or export with --format csv")
-
-
 class _CsvWriter:
     """Writes a null as an empty field."""
 
@@ -238,27 +226,18 @@ class _CsvWriter:
 
     def write(self, columns: Columns) -> None:
         for part in _slices(columns, CSV_ROWS):
-            listed = (map(_CSV_CELLS[self._types[name]], cells.to_list()) for name, cells in part.items())
+            listed = (map(partial(_csv_cell, self._types[name]), cells.to_list()) for name, cells in part.items())
             self._writer.writerows(zip(*listed, strict=True))
 
     def close(self) -> None:
         self._file.close()
 
 
-def _csv_cell(value: Value) -> Value:
-    return value
-
-
-def _csv_flag(value: Value) -> Value:
-    return "true" if value else "false"
-
-
-def _csv_id(value: Value) -> Value:
-    """Digits alone would be read as a number, which drops leading zeros, or as a number with an exponent."""
-    return None if value is None else f"{CSV_ID_PREFIX}{value}"
-
-
-_CSV_CELLS = {"string": _csv_cell, "long": _csv_cell, "timestamp": _csv_cell, "boolean": _csv_flag, "id": _csv_id}
+def _csv_cell(kind: str, value: Value) -> Value:
+    if kind == "boolean":
+        return "true" if value else "false"
+    # Digits alone would be read as a number, which drops leading zeros, or as a number with an exponent.
+    return f"{CSV_ID_PREFIX}{value}" if kind == "id" and value is not None else value
 
 
 class _ParquetWriter:

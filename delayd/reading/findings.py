@@ -127,20 +127,8 @@ SENTENCES = {
     Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
 }
 
+# A finding as it is kept, and as it is under a digest (docs/formats/acceptance.md).
 FINDING = np.dtype(
-    [
-        ("kind", "u1"),
-        ("reason", "u1"),
-        ("hour", "<u4"),
-        ("subject", "<u4"),
-        ("sequence", "<u8"),
-        ("deliver_at_ms", "<i8"),
-        ("value", "<u8"),
-        ("other", "<u8"),
-    ]
-)
-# The rows under a digest, and their order (docs/formats/acceptance.md).
-DIGESTED = np.dtype(
     [
         ("kind", "u1"),
         ("reason", "u1"),
@@ -173,6 +161,7 @@ class Findings:
     """The findings of an hour: FINDING[n], by sequence, and the subjects that they refer to."""
 
     log_id: int
+    hour: int
     table: NDArray[np.void]
     subjects: tuple[str, ...]
 
@@ -196,13 +185,11 @@ class Findings:
         # Parts of an hour number their subjects anew, so only names are the same in each audit.
         names = sorted(set(own))
         number_of = {name: number for number, name in enumerate(names)}
-        rows = np.zeros(len(found), DIGESTED)
-        for name in ("kind", "reason", "sequence", "deliver_at_ms", "value", "other"):
-            rows[name] = found[name]
+        rows = found.copy()
         rows["value"][rows["reason"] == Reason.NO_OUTCOME] = 0  # For how long it waited: more in each audit.
         rows["subject"] = np.array([number_of[name] for name in own], np.uint32)[subject]
         rows = rows[np.lexsort([rows[name] for name in reversed(ORDER)])]
-        digest = hashlib.sha256(HEAD.pack(self.log_id, int(found["hour"][0]), len(rows)))
+        digest = hashlib.sha256(HEAD.pack(self.log_id, self.hour, len(rows)))
         digest.update(rows.tobytes())
         for name in names:
             text = name.encode()
@@ -217,15 +204,8 @@ class Findings:
 
     def _finding(self, row: np.void) -> Finding:
         detail = SENTENCES[Reason(row["reason"])].format(value=int(row["value"]), other=int(row["other"]))
-        return Finding(
-            hour=int(row["hour"]),
-            kind=FindingKind(row["kind"]),
-            sequence=int(row["sequence"]),
-            deliver_at_ms=int(row["deliver_at_ms"]),
-            subject=self.subjects[row["subject"]],
-            detail=detail,
-            log_id=self.log_id,
-        )
+        numbers = int(row["sequence"]), int(row["deliver_at_ms"]), self.subjects[row["subject"]]
+        return Finding(self.hour, FindingKind(row["kind"]), *numbers, detail, self.log_id)
 
 
 def join_findings(parts: Sequence[Findings]) -> Findings:
@@ -240,7 +220,7 @@ def join_findings(parts: Sequence[Findings]) -> Findings:
         subjects += part.subjects
     joined = np.concatenate(tables)
     joined = joined[np.lexsort((joined["reason"], joined["kind"], joined["sequence"]))]
-    return Findings(parts[0].log_id, joined, tuple(subjects))
+    return Findings(parts[0].log_id, parts[0].hour, joined, tuple(subjects))
 
 
 STEPS_PER_OCTAVE = 16

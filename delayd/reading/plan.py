@@ -46,7 +46,7 @@ from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour,
 from delayd.reading.files.rows import Batches, ScheduleRows, Sorter, TargetRows
 from delayd.reading.files.targets import Scan, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.findings import StoredAcceptance, read_acceptances
-from delayd.reading.seals import TargetTallies, read_held, sealed_hours
+from delayd.reading.seals import TargetTallies, read_held, sealed_facts
 
 META = "meta"
 
@@ -69,13 +69,16 @@ class Life:
 
     @property
     def sentence(self) -> str:
-        last = f", the last that it wrote is of {_iso(self.until_ms)}" if self.until_ms else ""
+        at = datetime.fromtimestamp(self.until_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        last = f", the last that it wrote is of {at.replace('+00:00', 'Z')}" if self.until_ms else ""
         return f"{self.path} is {self.state}{last}"
 
 
 def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> Life:
     """Read the life of a server with logs; ``seen_ms`` is the last instant that its logs name."""
-    until_ms = min(now_ms, max(seen_ms, _checkpoint_ms(disk, directory)))
+    clock = (read_checkpoint(disk, directory.path, directory.log_id) or {}).get("clock")
+    wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
+    until_ms = min(now_ms, max(seen_ms, wall_ms if isinstance(wall_ms, int) else 0))
     state = LifeState.UP if server_runs(directory.path) else LifeState.AWAY
     return Life(directory.path, directory.role, state, until_ms)
 
@@ -112,11 +115,6 @@ def what_holds_up(word: Word) -> list[str]:
     return found
 
 
-def who_is_missed(lives: Sequence[Life]) -> tuple[Life, ...]:
-    """The servers that keep messages waiting: those that are not up."""
-    return tuple(life for life in lives if life.state is not LifeState.UP)
-
-
 def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
     """For each subject of a delay server, the target that had it last; both as numbers."""
     batches = index.batches
@@ -127,17 +125,6 @@ def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
     last[batches["subject"][own]] = own
     subjects = np.flatnonzero(last >= 0)
     return list(zip(subjects.tolist(), batches["target"][last[subjects]].tolist(), strict=True))
-
-
-def _checkpoint_ms(disk: Disk, directory: Directory) -> int:
-    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-    clock = published.get("clock")
-    wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
-    return wall_ms if isinstance(wall_ms, int) else 0
-
-
-def _iso(instant_ms: int) -> str:
-    return datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
@@ -326,7 +313,8 @@ def plan_audit(
         tail = read_tail(disk, snapshot, torn, hours, filed=scan is None)
         own = index.batches["origin_log_id"] == directory.log_id
         own_hours = index.batches["hour"][own]
-        life = read_life(disk, directory, max(tail.last_appended_at_ms, _last_claimed_ms(directory, index)), now_ms)
+        claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
+        life = read_life(disk, directory, max(tail.last_appended_at_ms, claimed_ms), now_ms)
         lives.append(life)
         removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.unfiled.counts())) - removed
@@ -335,7 +323,7 @@ def plan_audit(
         # sealed hours: rows of it in targets and message log have nothing left to be compared with.
         unknown = {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
         if known and unknown:
-            removed |= unknown & sealed_hours(disk, snapshot)
+            removed |= unknown & sealed_facts(disk, snapshot).keys()
         if removed:
             deleted_rows += int(index.batches["count"][own][np.isin(own_hours, list(removed))].sum())
         wanted = sorted((known | found) - removed)
@@ -343,13 +331,15 @@ def plan_audit(
         holds_up += what_holds_up(snapshot.word)
         terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
-        dropped = {hour: rows for hour, rows in snapshot.word.dropped.items() if _was_given_up(tail, hour)}
+        # The record that gave up rows of an hour stands behind them in the message log.
+        given_up = {hour for hour in snapshot.word.dropped if f"schedule/{hour_name(hour)}" in tail.given_up}
+        dropped = {hour: snapshot.word.dropped[hour] for hour in given_up}
         origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
         if scan is None:
             tails.append(tail)
     # The realtime logs are scanned twice; a tail from the second scan is newer.
     tails_torn = {tail.path: tail for tail in torn}
-    missed = who_is_missed(lives)
+    missed = tuple(life for life in lives if life.state is not LifeState.UP)
     read = (tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds, consumed)
     accepted = tuple(each for directory in delays for each in read_acceptances(disk, directory, hours))
     plan = AuditPlan(tuple(origins), index, *read, accepted)
@@ -382,13 +372,3 @@ class _Tail:
         if self._tail is None:
             self._tail = read_tail(self._disk, self._snapshot, hours=self._hours)
         return self._tail
-
-
-def _was_given_up(tail: MessageTail, hour: int) -> bool:
-    """Whether the message log has the record that gave up rows of an hour; it stands behind these rows."""
-    return f"schedule/{hour_name(hour)}" in tail.given_up
-
-
-def _last_claimed_ms(directory: Directory, index: TargetIndex) -> int:
-    own = index.batches["origin_log_id"] == directory.log_id
-    return int(index.batches["claimed_at_ms"][own].max(initial=0))

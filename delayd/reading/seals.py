@@ -102,17 +102,10 @@ class SealBook:
         """Whether an hour has a seal and rows to compare with it."""
         return hour in self._of_hour and self._snapshot.is_closed(hour) and not self._is_deleted(hour)
 
-    def compare(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows, torn: Sequence[TornTail]) -> list[str]:
-        """Where the rows of a standing hour differ from its seal; for `note`, here or in another process.
-
-        ``torn`` are the bytes behind the outcomes: a sealed hour gets no more outcomes, so nobody is appending.
-        """
-        check = self.check(hour)
-        check.add(schedule, outcomes)
-        return check.differences(torn)
-
     def check(self, hour: int) -> "SealCheck":
-        """The same for a standing hour whose rows come in parts."""
+        """What compares the rows of a standing hour, which may come in parts, with its seal; for `note`, here or
+        elsewhere.
+        """
         return SealCheck(self._seals[self._of_hour[hour]].facts)
 
     def note(self, hour: int, differs: Sequence[str]) -> None:
@@ -208,12 +201,9 @@ def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: i
         if filed is not None and not filed.removed:
             book.fail(hour, f"{moved}, and retention did not remove it")
         return
-    book.note(hour, book.compare(hour, schedule, outcomes, torn))
-
-
-def sealed_hours(disk: Disk, snapshot: ScheduleSnapshot) -> frozenset[int]:
-    """All hours that have a seal."""
-    return frozenset(seal.facts.hour for seal in _read_seals(disk, snapshot, []))
+    check = book.check(hour)
+    check.add(schedule, outcomes)
+    book.note(hour, check.differences(torn))
 
 
 def sealed_facts(disk: Disk, snapshot: ScheduleSnapshot) -> dict[int, SealFacts]:

@@ -270,6 +270,10 @@ class HourTables(LogTables):
         return self.realtime.batches[self.realtime.batch_of]
 
     @cached_property
+    def target_ids(self) -> UInt64s:
+        return np.array([target.log_id for target in self.realtime.targets] or [0], np.uint64)
+
+    @cached_property
     def states(self) -> NDArray[np.int64]:
         """For each scheduled row its class, as the audit counts it."""
         return Classes(self.schedule, self.outcomes, self.realtime, self.books.terms).states()
@@ -427,11 +431,6 @@ def _drained(parts: Parts) -> Mask:
     return drained
 
 
-def _target_ids(tables: HourTables) -> Cells:
-    ids = np.array([target.log_id for target in tables.realtime.targets] or [0], np.uint64)
-    return _ids(ids[tables.stored["target"]])
-
-
 def _own_id(count: Callable[[Tables], int]) -> Column[Tables]:
     return "id", lambda tables: _same(f"{tables.log_id:016x}", count(tables))
 
@@ -505,7 +504,7 @@ DISPATCH: dict[str, Column[LogTables]] = {
     "content_hash": ("long", lambda tables: _hashes(tables.outcomes.content_hash)),
 }
 MESSAGE: dict[str, Column[HourTables]] = {
-    "log_id": ("id", _target_ids),
+    "log_id": ("id", lambda tables: _ids(tables.target_ids[tables.stored["target"]])),
     "origin": _own_id(lambda tables: len(tables.stored)),
     "place": ("long", lambda tables: Cells(np.arange(len(tables.stored)))),
     "sequence": ("long", lambda tables: _longs(tables.realtime.sequence)),

@@ -19,7 +19,7 @@ from delayd.batch.columns import BatchKind, ColumnId
 from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.batch.sequences import ROW_BITS, locate
 from delayd.errors import BadArgument, BatchMalformed, DamagedData
-from delayd.hours import hour_name, hour_of_ms
+from delayd.hours import hour_name
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
@@ -123,13 +123,13 @@ def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | N
     directories = find_directories(disk, data)
     servers = {(each.role, each.log_id): each for each in directories}
     delays = [each for each in directories if each.role == Role.DELAY and log_id in (None, each.log_id)]
-    found = [
-        each
-        for each in (
-            until_still(delay.path, partial(_trace_which, disk, delay, servers, subject, which)) for delay in delays
-        )
-        if each is not None
-    ]
+
+    def follow(delay: Directory) -> Trace | None:
+        if isinstance(which, str):
+            return _trace_key(disk, delay, servers, subject, which)
+        return _trace(disk, delay, servers, subject, which)
+
+    found = [each for delay in delays if (each := until_still(delay.path, partial(follow, delay))) is not None]
     if not found:
         name = "key" if isinstance(which, str) else "sequence"
         where = "no delay server's directory" if not delays else f"no message of that subject and {name}"
@@ -137,12 +137,6 @@ def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | N
             f"{data} has {where}: it was never accepted here, or retention has removed it; receipts name the sequence"
         )
     return found
-
-
-def _trace_which(disk: Disk, delay: Directory, servers: _Servers, subject: str, which: int | str) -> Trace | None:
-    if isinstance(which, str):
-        return _trace_key(disk, delay, servers, subject, which)
-    return _trace(disk, delay, servers, subject, which)
 
 
 def _trace_key(disk: Disk, delay: Directory, servers: _Servers, subject: str, key: str) -> Trace | None:
@@ -232,7 +226,7 @@ def _rows_of(disk: Disk, delay: Directory, wanted: Wanted) -> list[FoundRow]:
 def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int) -> _Row:
     snapshot = take_snapshot(disk, delay)
     accepted = _accepted(disk, snapshot, sequence)
-    hours = [_hour_of(accepted)] if accepted is not None else sorted(snapshot.hours)
+    hours = accepted.hours().tolist() if accepted is not None else sorted(snapshot.hours)
     filed: ScheduleRows | None = None
     hour = hours[0] if hours else 0
     for each in hours:
@@ -270,10 +264,6 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
         is_drained = int(part["reason"]) == Reason.DRAINED
         return _Row(found, _Follower(int(part["target_log_id"]) if is_drained else delay.log_id, other))
     return _Row(found, None, tuple(_at_target(disk, servers, found, part, subject)))
-
-
-def _hour_of(rows: ScheduleRows) -> int:
-    return hour_of_ms(max(int(rows.deliver_at_ms[0]), int(rows.appended_at_ms[0])))
 
 
 def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> ScheduleRows | None:

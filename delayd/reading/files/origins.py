@@ -316,9 +316,6 @@ class MessageTail:
     filed_hours: frozenset[int] = frozenset()  # The hours of the rows below the replay offset, also of those not kept.
 
 
-NO_TAIL = MessageTail()  # As a reader of sealed hours needs it: they get no more messages.
-
-
 def read_tail(
     disk: Disk,
     snapshot: ScheduleSnapshot,
@@ -410,7 +407,7 @@ class _TailReader:
             if batch.kind == BatchKind.PRODUCER:
                 if below and not self._filed:
                     self._filed_hours |= _hours_of(batch, appended_at_ms)
-                elif self._is_wanted(batch, appended_at_ms, below=below):
+                elif self._unfiled if not below else self._hours is None or _is_of(batch, appended_at_ms, self._hours):
                     batch = whole_batch(group, offset, batch)
                     collector.add_message_batch(batch, offset, sequence, appended_at_ms)
                 sequence += batch.count
@@ -427,9 +424,6 @@ class _TailReader:
             may_fall=any(isinstance(each, LogTime) for each in records),
             unused=[each.sequences for each in records if isinstance(each, SkippedSequences)],
         )
-
-    def _is_wanted(self, batch: Batch, appended_at_ms: int, *, below: bool) -> bool:
-        return self._hours is None or _is_of(batch, appended_at_ms, self._hours) if below else self._unfiled
 
 
 def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:

@@ -50,16 +50,7 @@ from delayd.reading.files.groups import (
     read_known,
     segment_bases,
 )
-from delayd.reading.files.rows import (
-    BATCH,
-    NO_INT64S,
-    NO_UINT64S,
-    Batches,
-    Target,
-    TargetRows,
-    UInt64s,
-    rows_of_part,
-)
+from delayd.reading.files.rows import BATCH, NO_INT64S, NO_UINT64S, Batches, Target, TargetRows, UInt64s, rows_of_part
 
 GROUP = np.dtype(
     [

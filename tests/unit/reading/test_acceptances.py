@@ -39,8 +39,8 @@ LATE: Row = (FindingKind.LATE, Reason.LATE, 0, 7, 1_000, 1_500, 0)
 def findings(rows: Sequence[Row], subjects: Sequence[str] = ("orders", "bills"), log_id: int = DELAY_ID) -> Findings:
     table = np.zeros(len(rows), FINDING)
     for number, (kind, reason, subject, sequence, due_ms, value, other) in enumerate(rows):
-        table[number] = (kind, reason, HOUR, subject, sequence, due_ms, value, other)
-    return Findings(log_id, table, tuple(subjects))
+        table[number] = (kind, reason, 0, subject, sequence, due_ms, value, other)
+    return Findings(log_id, HOUR, table, tuple(subjects))
 
 
 def test_the_digest_is_the_one_of_the_page() -> None:
