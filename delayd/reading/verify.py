@@ -9,8 +9,8 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
@@ -80,7 +80,7 @@ class FileState(Enum):
     DAMAGED = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileReport:
     """The contents of one file; ``sentence`` says what is wrong with it, for people.
 
@@ -89,7 +89,7 @@ class FileReport:
 
     path: str
     kind: str
-    state: FileState
+    state: FileState = FileState.OK
     size_bytes: int = 0
     groups: int = 0
     batches: int = 0
@@ -99,6 +99,18 @@ class FileReport:
     position: int = 0
     sentence: str = ""
     tallies: Tallies | None = None  # The tallies of the bytes of a segment of a realtime message log.
+
+    def ends(self, state: FileState, sentence: str) -> None:
+        """Note how the file ends."""
+        self.state, self.sentence = state, sentence
+
+    def damaged(self, error: DataError) -> "FileReport":
+        """The same report, with damage behind what was read."""
+        self.ends(FileState.DAMAGED, error.message)
+        self.damage, self.tallies = error.message, None
+        if isinstance(error, DamagedData):
+            self.damage, self.position = error.what, error.position
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +164,7 @@ class Sent:
 
 def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -> FileReport:
     """The report on a file that can't be read at all."""
-    return _Found(path, kind, size_bytes).damaged(error)
-
-
-def damaged_end(report: FileReport, error: DamagedData) -> FileReport:
-    """The report on a file whose unfinished end is damage, as the files around it say."""
-    found = replace(report, state=FileState.DAMAGED, damage=error.what, position=error.position, sentence=error.message)
-    return replace(found, torn=None, tallies=None)
+    return FileReport(path, kind, size_bytes=size_bytes).damaged(error)
 
 
 def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple[FileReport, LogSoFar | None] | None:
@@ -188,7 +194,7 @@ def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple
         )
     except DataError as error:
         return found.damaged(error), None
-    return found.report(), following
+    return found, following
 
 
 @dataclass(slots=True)
@@ -220,39 +226,14 @@ class _Filed:
 
 
 @dataclass(slots=True)
-class _Found:
-    """The findings in a file so far."""
+class _Found(FileReport):
+    """The report on a file that is being read, and what its next group is compared with."""
 
-    path: str
-    kind: str
-    size_bytes: int = 0
-    groups: int = 0
-    batches: int = 0
-    rows: int = 0
-    torn: list[TornTail] = field(default_factory=list)
     appended_at_ms: int = 0
     epoch: int = 0
     filed: _Filed = field(default_factory=_Filed)
     sent: Sent = field(default_factory=Sent)
-    state: FileState = FileState.OK
-    sentence: str = ""
     tallier: Tallier | None = None  # Counts the rows of a realtime message log.
-
-    def ends(self, state: FileState, sentence: str) -> None:
-        self.state, self.sentence = state, sentence
-
-    def report(self, damage: str = "", position: int = 0) -> FileReport:
-        counts = (self.size_bytes, self.groups, self.batches, self.rows)
-        torn = self.torn[0] if self.torn else None
-        tallies = self.tallier.entries() if self.tallier is not None and not damage else None
-        return FileReport(self.path, self.kind, self.state, *counts, torn, damage, position, self.sentence, tallies)
-
-    def damaged(self, error: DataError) -> FileReport:
-        """Make the report of what was read before the damage, with the damage."""
-        self.ends(FileState.DAMAGED, error.message)
-        if isinstance(error, DamagedData):
-            return self.report(error.what, error.position)
-        return self.report(error.message)
 
 
 def _size(disk: Disk, path: str) -> int:
@@ -318,11 +299,12 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> LogSoFar | No
     end = begin = 0 if hourly else segment.header.base_offset
     crc = segment.header.previous_crc32c
     found.tallier = Tallier(begin) if segment.header.kind == FileKind.REALTIME else None
+    torn: list[TornTail] = []
     for group in read_groups(
         segment=segment,
         start=begin,
         stop=sys.maxsize,
-        torn=found.torn,
+        torn=torn,
         previous_crc32c=crc,
         durable=place.durable,
         last=place.last,
@@ -330,19 +312,22 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> LogSoFar | No
         end, crc = group.end, group.header.header_crc32c
         _check_group(segment, group, found)
     if kind == FileKind.INDEX and place.named:
-        _check_index(segment, found)
+        _check_index(segment, found, torn=bool(torn))
     if end < place.durable:
         position = segment.position(end)
         raise DamagedData(place.path, position, f"the checkpoint says that {place.durable - end} more bytes are there")
     if (twice := found.sent.twice()) is not None:
         what = f"batch {twice[1]} of producer {twice[0]:016x} was accepted twice"
         raise DamagedData(place.path, segment.position(begin), what)
-    for tail in found.torn:
-        found.ends(FileState.TORN, tail.sentence)
+    if found.tallier is not None:
+        found.tallies = found.tallier.entries()
+    if torn:
+        found.torn = torn[0]
+        found.ends(FileState.TORN, found.torn.sentence)
     return None if kind in ALONE else LogSoFar(end, crc, found.sent)
 
 
-def _check_index(file: Segment, found: _Found) -> None:
+def _check_index(file: Segment, found: _Found, *, torn: bool) -> None:
     """Check that an index says the same as its segment: the segment is read, and indexed once more."""
     header = file.header
     folder = file.path.rpartition("/")[0].rpartition("/")[0]
@@ -364,7 +349,7 @@ def _check_index(file: Segment, found: _Found) -> None:
         return
     finally:
         segment.close()
-    if scan.reason or found.torn:
+    if scan.reason or torn:
         return
     expected = [bytes(batch) for group in maker.groups(0, 0) for batch in group.batches]
     stands = [bytes(batch.buffer) for group in file.scan(header.base_offset, None) for _, batch in group.batches()]
@@ -537,8 +522,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     places: list[Place] = []
     gone: list[FileReport] = []
     states: list[FileReport] = []
-    missing: list[FileReport] = []
-    accepted: list[FileReport] = []
+    besides: list[FileReport] = []
     homes: list[_Home] = []
     for path in _home_paths(disk, data):
         home = _read_home(disk, path)
@@ -550,39 +534,35 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
         if home.logs["message"] not in kinds and kinds & later:
             error = DamagedData(f"{path}/message", 0, "the message log is gone, other logs are there")
             gone.append(damage_report(error.path, home.logs["message"].name.lower(), error))
-        missing += _missing(disk, home)
-        accepted += _acceptances(disk, home)
+        besides += (*_missing(disk, home), *_acceptances(disk, home))
         states += _state(disk, path)
     if not places:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
     states += _state(disk, f"{data.rstrip('/')}/meta")
     files = list(_verify(disk, places, progress, chained=True))
-    found = list(_with_proofs(disk, homes, _with_wrong_entries(disk, homes, files)))
-    tallied = [report for home in homes for report in _tallied(disk, home, found)]
-    return VerifyReport((*gone, *found, *tallied, *missing, *accepted, *states))
+    _with_wrong_entries(disk, homes, files)
+    _with_proofs(disk, homes, files)
+    tallied = [report for home in homes for report in _tallied(disk, home, files)]
+    return VerifyReport((*gone, *files, *tallied, *besides, *states))
 
 
-def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[FileReport]) -> Iterator[FileReport]:
-    """The reports, with the entries of consume logs that differ from the message logs that they are derived from."""
-    wrong: dict[str, DamagedData] = {}
+def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[FileReport]) -> None:
+    """Note the entries of consume logs that differ from the message logs that they are derived from."""
+    reports = {file.path: file for file in files if file.state is not FileState.DAMAGED}
     for home in homes:
         if home.role is Role.REALTIME and home.log_id is not None:
-            wrong |= {error.path: error for error in wrong_entries(disk, Directory(home.path, home.role, home.log_id))}
-    for file in files:
-        error = wrong.get(file.path)
-        if error is None or file.state is FileState.DAMAGED:
-            yield file
-        else:
-            yield damage_report(file.path, file.kind, error, file.size_bytes)
+            for error in wrong_entries(disk, Directory(home.path, home.role, home.log_id)):
+                if error.path in reports:
+                    reports[error.path].damaged(error)
 
 
-def _with_proofs(disk: Disk, homes: Sequence[_Home], files: Iterable[FileReport]) -> Iterator[FileReport]:
-    """The reports; the end of a message log is damage where a later fact names a message behind it (rule L5)."""
+def _with_proofs(disk: Disk, homes: Iterable[_Home], files: Sequence[FileReport]) -> None:
+    """Note the end of a message log as damage where a later fact names a message behind it (rule L5)."""
     by_folder = {f"{os.path.abspath(home.path)}/message": home for home in homes}
     for file in files:
         home = by_folder.get(os.path.dirname(os.path.abspath(file.path)))
-        error = None if home is None else _missing_behind(disk, home, file)
-        yield file if error is None else damaged_end(file, error)
+        if home is not None and (error := _missing_behind(disk, home, file)) is not None:
+            file.damaged(error).torn = None
 
 
 def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | None:
@@ -630,7 +610,8 @@ def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk
     homes: dict[str, _Home] = {}
     places = [_place_of(disk, path, homes) for path in paths]
     files = list(_verify(disk, places, progress, chained=False))
-    return VerifyReport(tuple(_with_proofs(disk, list(homes.values()), files)))
+    _with_proofs(disk, homes.values(), files)
+    return VerifyReport(tuple(files))
 
 
 def stored_quota(directory: Directory, subject: bytes) -> Limits:
@@ -772,9 +753,13 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
         if stored is None:
             return
         file, pairs, size = stored
-        damaged = [found for pair in pairs if (found := _value_error(file, pair)) is not None]
-        for value in damaged:
-            yield damage_report(file, STATE_KIND, value, size)
+        damaged = False
+        for pair in pairs:
+            try:
+                check_stored(file, *pair)
+            except DamagedValue as error:
+                damaged = True
+                yield damage_report(file, STATE_KIND, error, size)
         if (
             not damaged
             and not pairs
@@ -809,14 +794,6 @@ def _named_runs(disk: Disk, path: str, known: KnownRuns) -> Iterator[FileReport]
             yield damage_report(place, FileKind.KEYS.name.lower(), DamagedData(place, 0, what))
 
 
-def _value_error(path: str, pair: Pair) -> DamagedValue | None:
-    try:
-        check_stored(path, pair.key, pair.stored, pair.position)
-    except DamagedValue as error:
-        return error
-    return None
-
-
 def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     """Up to which offsets the checkpoint calls files durable, by path; nothing when it can't be read."""
     try:
@@ -829,24 +806,17 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     ends = {schedule_path(directory.path, hour): each.length for hour, each in filed.items()}
     if snapshot:
         ends |= {beside_path(directory.path, hour): each.length for hour, each in snapshot.word.beside.items()}
-    if snapshot:
         ends |= {dispatch_path(directory.path, hour): end for hour, end in snapshot.outcome_ends.items()}
     # An hour is sealed when all of its outcomes are durable, and gets none after that.
     sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
-    ends |= {path: _groups_size(disk, path) for path in sealed}
+    for path in sealed:
+        with suppress(LogMoved):  # Retention removed it.
+            ends[path] = file_size(disk, path)
     for path, end in logs.items():
         # Segments before the last one are whole in any case.
         if end > 0:
             ends[path] = end + int(path.rpartition("/")[2].removesuffix(".log"))
     return ends
-
-
-def _groups_size(disk: Disk, path: str) -> int:
-    """Bytes of groups in a file; 0 when retention removed it."""
-    try:
-        return file_size(disk, path)
-    except LogMoved:
-        return 0
 
 
 def _places(disk: Disk, home: _Home) -> Iterator[Place]:
