@@ -35,8 +35,8 @@ from delayd.delay.handoff.target_words import TargetWords, accepted_targets
 from delayd.delay.handoff.targets import TargetBooks, Targets
 from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
 from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
-from delayd.delay.keys.keyed import sent_rows
 from delayd.delay.keys.owned_slots import AskSlots
+from delayd.delay.keys.run import sent_rows
 from delayd.delay.ledger.files import HourReader
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import joined_bytes

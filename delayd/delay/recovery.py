@@ -30,7 +30,7 @@ from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import KeptState, heal_hours, read_kept
-from delayd.delay.keys.keyed import KeyedRows, sent_rows
+from delayd.delay.keys.run import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
 from delayd.delay.rows import Rows
 from delayd.delay.stored import Stored, stored_batches

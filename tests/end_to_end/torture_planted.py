@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from delayd.delay.ending.deciding import OpenCommit
 from delayd.delay.ending.keyed_sends import KeyedSends
+from delayd.delay.ending.message_requests import OpenCommit
 from delayd.delay.recovery import _Replay
 from tests.worlds.patches import Bugs, Patch, changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from delayd.delay.ending import requested
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.requested import Requested
-from delayd.delay.keys.taken_names import TakenNames
+from delayd.delay.keys.index import TakenNames
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import wanted_of
 from realtime.pulls import Pulls

@@ -11,8 +11,7 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import BatchKind, Buffer, ColumnId, DispatchPart, ProducerPart, SchedulePart
 from delayd.batch.content import Hasher, Names
 from delayd.batch.gather import Pick, compose, gather
-from delayd.delay.keys.entries import new_entries
-from delayd.delay.keys.run import write_run
+from delayd.delay.keys.run import new_entries, write_run
 from delayd.log.checkpoint import HEADER, CheckpointFile
 from delayd.log.control import Ended, encode_known, encode_records
 from delayd.log.group import GroupKind, NewGroup, encode_header

@@ -15,7 +15,7 @@ import pytest
 from delayd.batch.validate import refused_rows
 from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
-from delayd.delay.quotas import counted, counting, quotas
+from delayd.delay.quotas import counting, quotas
 from delayd.errors import QuotaReached
 from delayd.log.control import NO_LIMITS, Limits, encode_limits, quota_key
 from delayd.machine.disk import Disk
@@ -38,7 +38,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make parts of counted rows so small that these lives have several."""
-    monkeypatch.setattr(counted, "PART_ROWS", 16)
+    monkeypatch.setattr(counting, "PART_ROWS", 16)
 
 
 class Life:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from delayd.delay import core as delay_core
 from delayd.delay import recovery as delay_recovery
 from delayd.delay.ending import keyed_sends
-from delayd.delay.keys.entries import Asked, Found
-from delayd.delay.keys.keyed import KeyedRows
-from delayd.delay.keys.taken_names import TakenNames, Watch
+from delayd.delay.keys.index import TakenNames, Watch
+from delayd.delay.keys.run import AskedNames, KeyedRows, Newest
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.recovery import Recovered
 from delayd.log.hour import NO_ENDED, EndedRows
@@ -21,7 +20,7 @@ def _index_nothing(*arguments: object) -> Recovered:
     return found
 
 
-def _compare_with_nothing(self: TakenNames, watch: Watch, asked: Asked, found: Found) -> None:
+def _compare_with_nothing(self: TakenNames, watch: Watch, asked: AskedNames, found: Newest) -> None:
     """What came since the look-up began is not seen."""
 
 

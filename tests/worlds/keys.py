@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch.content import Hasher, Names
-from delayd.delay.keys.entries import Entries, Found, new_entries
 from delayd.delay.keys.index import KeyIndex, open_index
-from delayd.delay.keys.keyed import KeyedRows
+from delayd.delay.keys.run import Entries, KeyedRows, Newest, new_entries
 from delayd.log.key_run import STATE_KEY, KnownRuns
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
@@ -56,7 +55,7 @@ def keyed_rows_of(rows: Sequence[KeyRow]) -> KeyedRows:
     )
 
 
-def facts(found: Found) -> list[tuple[int, int, int]]:
+def facts(found: Newest) -> list[tuple[int, int, int]]:
     """Sequence, due instant and hour that were found for each name; zeros for none."""
     return [(int(row["sequence"]), int(row["deliver_at_ms"]), int(row["hour"])) for row in found.rows]
 

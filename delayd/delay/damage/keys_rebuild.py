@@ -23,10 +23,8 @@ from delayd.batch.sequences import Sequences, among
 from delayd.delay.books.outcomes import read_outcomes
 from delayd.delay.filing.hour_table import FiledHours, HourFile, OutcomeEnd
 from delayd.delay.filing.schedule_log import scan_fronts, scan_groups
-from delayd.delay.keys.entries import Entries, merge, new_entries
 from delayd.delay.keys.index import MEMORY_ENTRIES, KeyIndex, open_written
-from delayd.delay.keys.keyed import KeyedRows, filed_rows
-from delayd.delay.keys.run import Run, write_run
+from delayd.delay.keys.run import Entries, KeyedRows, Run, filed_rows, merge, new_entries, write_run
 from delayd.errors import DamagedData, DataError
 from delayd.log.hour import TOOK_NO_KEY, EndedRows, Outcome, dispatch_path, schedule_beside_path, schedule_path
 from delayd.log.segment import FileHeader, FileKind, open_segment

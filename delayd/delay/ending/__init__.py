@@ -6,9 +6,7 @@ A map, from a request to the outcome of its rows; what became of a row is asked 
     copies              what rows hold, gathered into one batch: for an answer, a move, or another delay server
     drain               rows that go to another delay server, until that server has taken them
     requested           which row stands for each message of a request, and what the caller is told of it
-    deciding            what one group commit decides
-    message_requests    requests from their arrival to their answers
-    keyed_requests      requests by key, up to their rows; how many rows with keys are pending
+    message_requests    requests from their arrival to their answers, and what one group commit decides
     keyed_sends         batches with keys from their arrival to the verdicts about their rows
-    endings             these parts, put together
+    endings             these parts, put together; requests by key, up to their rows
 """

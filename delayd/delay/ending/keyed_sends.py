@@ -41,10 +41,9 @@ from delayd.batch.columns import ColumnId, Int64s
 from delayd.batch.content import Names, slots_of_names
 from delayd.batch.sequences import Indices, Sequences
 from delayd.delay.intake import Intake, OpenGroup
-from delayd.delay.keys.entries import ROW, Asked, Entries, Found, Rows
-from delayd.delay.keys.index import View
+from delayd.delay.keys.index import TakenNames, View, Watch
 from delayd.delay.keys.owned_slots import OwnedSlots, Slots
-from delayd.delay.keys.taken_names import TakenNames, Watch
+from delayd.delay.keys.run import ROW, AskedNames, Entries, Newest, Rows
 from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look, RowPlace, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import filing_hours
@@ -73,7 +72,7 @@ class _Names(NamedTuple):
     """The rows of a batch that have keys, and the entries that their names had."""
 
     rows: Int64s
-    asked: Asked
+    asked: AskedNames
     found: Rows
     slots: Slots
 
@@ -440,8 +439,8 @@ class KeyedSends:
 class _CommitRows(NamedTuple):
     """The rows with keys of a commit, in their order."""
 
-    asked: Asked
-    found: Found
+    asked: AskedNames
+    found: Newest
     rows: Rows
     policy: NDArray[np.uint16]
 
@@ -460,15 +459,15 @@ def _find(view: View, batches: Sequence[Batch], give_way: Callable[[], None]) ->
     cuts = np.cumsum([len(own) for own in rows])[:-1]
     hashes, parts = np.split(asked.hashes, cuts), np.split(found, cuts)
     slots = np.split(slots_of_names(joined), cuts)
-    return [_Names(*each) for each in zip(rows, map(Asked, names, hashes), parts, slots, strict=True)]
+    return [_Names(*each) for each in zip(rows, map(AskedNames, names, hashes), parts, slots, strict=True)]
 
 
 def _joined(stored: Sequence[Stored], looked_up: Sequence[_LookedUp], appended_at_ms: int) -> _CommitRows:
     names = [each.names for each in looked_up]
-    asked = Asked(
+    asked = AskedNames(
         Names.joined([each.asked.names for each in names]), np.concatenate([each.asked.hashes for each in names])
     )
-    found = Found(len(asked.hashes))
+    found = Newest(len(asked.hashes))
     found.rows = np.concatenate([each.found for each in names])
     rows = np.empty(len(asked.hashes), ROW)
     policy = np.zeros(len(asked.hashes), np.uint16)

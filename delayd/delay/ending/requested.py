@@ -26,7 +26,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s, ProducerPart
 from delayd.batch.sequences import Indices, Locations
 from delayd.delay.ending.copies import Copied, Leave, ToMove
-from delayd.delay.keys.taken_names import Named
+from delayd.delay.keys.index import Named
 from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Look, RowPlaces
 from delayd.delay.ledger.wanted import OfSubject, Wanted, wanted_newest
 from delayd.delay.producers import Producers

@@ -12,11 +12,14 @@ decides by it.
 
 While the index is not whole, nothing leaves memory: a checkpoint only notes in the state that the index must be made
 again. `rebuild` makes new runs from the logs, and `rebuilt` takes them.
+
+A look-up sees the index as it was when it began. Whoever decides by it asks `TakenNames` what came since.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +28,31 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch.content import Hasher, Names, slots_of_names
-from delayd.delay.keys.entries import NO_ENTRIES, Asked, Entries, Found, Rows, merge, new_entries
-from delayd.delay.keys.keyed import Hours, KeyedRows
-from delayd.delay.keys.run import PIECE_ENTRIES, Run, open_run, write_pieces, write_run
-from delayd.errors import DamagedData, DataError
+from delayd.delay.keys.run import (
+    NO_ENTRIES,
+    PIECE_ENTRIES,
+    AskedNames,
+    Entries,
+    Hours,
+    Index,
+    KeyedRows,
+    Newest,
+    Rows,
+    Run,
+    merge,
+    new_entries,
+    open_run,
+    write_pieces,
+    write_run,
+)
+from delayd.errors import DamagedData, DataError, SlowDown
+from delayd.hours import HOUR_MS
 from delayd.log.key_run import BLOCK_ENTRIES, FOLDER, KnownRuns, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
+from delayd.wire.asked import Asked
 from delayd.wire.meta import SlotSet
 
 log = logging.getLogger(__name__)
@@ -60,17 +79,17 @@ class View(NamedTuple):
     parts: tuple[Entries, ...]
     runs: tuple[Run, ...]
 
-    def asked(self, names: Names) -> Asked:
+    def asked(self, names: Names) -> AskedNames:
         """Names to be looked up; they are packed."""
-        return Asked(names, self.hasher.hashes(names))
+        return AskedNames(names, self.hasher.hashes(names))
 
-    def find(self, wanted: Asked, give_way: GiveWay) -> Found:
+    def find(self, wanted: AskedNames, give_way: GiveWay) -> Newest:
         """The newest entry of each name.
 
         Raises:
             DamagedData: a run does not check or can't be read. Shortage: this process can't read now.
         """
-        found = Found(len(wanted.hashes))
+        found = Newest(len(wanted.hashes))
         # A search is faster for hashes that rise.
         order = np.argsort(wanted.hashes)
         asked = wanted.take(order)
@@ -168,7 +187,7 @@ class KeyIndex:
         """The index as it is now."""
         return View(self._hasher, (*self._frozen, *self._parts), tuple(self._runs))
 
-    def find(self, names: Names) -> Found:
+    def find(self, names: Names) -> Newest:
         """See `View.find`; a name that is new costs no reading."""
         view = self.view()
         return view.find(view.asked(names), _nothing)
@@ -407,3 +426,111 @@ def _rows_of_slots(entries: Entries, slots: SlotSet) -> Rows:
 
 def _nothing() -> None:
     pass
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """A look-up, from its beginning until what it found is decided by."""
+
+    added: int  # How many parts had been added to the index when it began.
+
+
+class TakenNames:
+    """The index of keys, and what was added to it lately; belongs to the loop."""
+
+    def __init__(self, index: KeyIndex) -> None:
+        self._index = index
+        self._watches: set[Watch] = set()
+        # Entries that were added since the oldest of these look-ups began, each part with its number.
+        self._since: deque[tuple[int, Entries]] = deque()
+        self._added = 0
+        self.closing: Entries | None = None  # What the commit that is under way adds.
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def check(self) -> None:
+        """Raise SlowDown while names can't be looked up."""
+        if not self._index.whole:
+            raise SlowDown("this server makes its index of keys again; ask again later")
+
+    def damaged(self, damage: DamagedData) -> None:
+        """A look-up found a file damaged: the index is made again."""
+        self._index.damaged(damage)
+
+    def begin(self) -> tuple[Watch, View]:
+        """Begin a look-up; it ends with `end`."""
+        watch = Watch(self._added)
+        self._watches.add(watch)
+        return watch, self._index.view()
+
+    def end(self, watch: Watch) -> None:
+        """What a look-up found is not needed any more."""
+        self._watches.discard(watch)
+        self._forget()
+
+    def compare(self, watch: Watch, asked: AskedNames, found: Newest) -> None:
+        """Note entries that came after a look-up had begun."""
+        for number, part in self._since:
+            if number > watch.added:
+                part.find(asked, found)
+
+    def add(self, rows: KeyedRows) -> None:
+        """Take rows that have taken their keys durably."""
+        self._add(self._index.entries(rows))
+
+    def committed(self) -> None:
+        """The commit that was under way is durable."""
+        entries, self.closing = self.closing, None
+        if entries is not None:
+            self._add(entries)
+
+    def _add(self, entries: Entries) -> None:
+        self._index.add_entries(entries)
+        self._added += 1
+        self._since.append((self._added, entries))
+        self._forget()
+
+    def _forget(self) -> None:
+        oldest = min((watch.added for watch in self._watches), default=self._added)
+        while self._since and self._since[0][0] <= oldest:
+            self._since.popleft()
+
+
+class Named:
+    """The rows that have taken the names of a request so far."""
+
+    def __init__(self, taken: TakenNames, watch: Watch, names: AskedNames, found: Newest) -> None:
+        self._taken = taken
+        self._watch = watch
+        self._names = names
+        self._found = found
+
+    def take(self, rows: Index) -> Named:
+        """The same of some of the names."""
+        found = Newest(len(rows))
+        found.rows = self._found.rows.take(rows)
+        return Named(self._taken, self._watch, self._names.take(rows), found)
+
+    def rows(self) -> Asked:
+        """The newest row of each name that is known so far; of a name without a row, one that never was."""
+        rows = self._found.rows
+        # An entry has the filing hour, and not when the row was accepted: the hour's start stands for that.
+        begins = rows["hour"].astype(np.int64) * HOUR_MS
+        accepted = np.where(rows["deliver_at_ms"] < begins, begins, 0)
+        return Asked(rows["sequence"].copy(), rows["deliver_at_ms"].copy(), accepted)
+
+    def newer(self) -> bool:
+        """Whether rows have taken some of the names since; then `rows` are others."""
+        before = self._found.rows["sequence"].copy()
+        self._taken.compare(self._watch, self._names, self._found)
+        return bool((self._found.rows["sequence"] != before).any())
+
+    def closing(self) -> bool:
+        """Whether a row of the commit that is being closed takes one of the names."""
+        entries = self._taken.closing
+        if entries is None:
+            return False
+        found = Newest(len(self._names.hashes))
+        entries.find(self._names, found)
+        return bool(found.known.any())

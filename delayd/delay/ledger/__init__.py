@@ -21,9 +21,7 @@ stand in the wheel: these pass no gate.
 A map:
 
     ledger          the one part that is asked: the gates, where a row is, what became of it, claims
-    wanted          rows of a question, as they are compared with rows in memory
-    outside         finds rows among those that wait for their targets
+    wanted          rows of a question, as they are compared with rows in memory and with those that wait for targets
     owed            rows that a durable decision has ended, until their outcomes are durable
     files           what schedule logs and dispatch logs say of rows that are nowhere in memory
-    hour_outcomes   where in an hour's dispatch log the outcome of each row stands
 """

@@ -40,9 +40,8 @@ from delayd.batch.sequences import NO_SEQUENCES, Indices, Locations, Pile, Seque
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import FiledHours, OutcomeEnd
 from delayd.delay.ledger.files import STATE_OF_REASON, HourPlace, HourReader, LookedUp
-from delayd.delay.ledger.outside import Outside, Run, sort_rows
 from delayd.delay.ledger.owed import Owed
-from delayd.delay.ledger.wanted import Wanted
+from delayd.delay.ledger.wanted import Outside, Run, Wanted, sort_rows
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.delay.rows import Rows, hour_span, join_rows, new_rows, without
 from delayd.delay.timers.hours import Hours

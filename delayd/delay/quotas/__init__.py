@@ -2,10 +2,8 @@
 
 A map, from the ground up.
 
-    profile     how many messages of one subject are due in each second
-    counted     the counted rows, by sequence, so that an outcome takes off the right row once
-    counting    reads what is pending for subjects from the logs, on the worker thread
-    places      the least loaded instants of a window
+    seconds     how many messages of one subject are due in each second; the least loaded instants of a window
+    counting    the counted rows, by sequence, so that an outcome takes off the right row once; reads them from the logs
     quotas      the quotas of a server: judges batches, counts, sets limits
 
 Words. A *tally* is what is counted of one subject. A subject is *counted* once its rows of before are in the tally.

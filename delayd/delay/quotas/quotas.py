@@ -27,9 +27,17 @@ from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
-from delayd.delay.quotas.counted import Counted, CountedRows, Pending, make_rows
-from delayd.delay.quotas.counting import Counting, Found, Snapshot, rows_of_subjects
-from delayd.delay.quotas.places import SECOND_MS, Chosen, Given, SpreadWindow, choose
+from delayd.delay.quotas.counting import (
+    Counted,
+    CountedRows,
+    Counting,
+    Found,
+    Pending,
+    Snapshot,
+    make_rows,
+    rows_of_subjects,
+)
+from delayd.delay.quotas.seconds import SECOND_MS, Chosen, Given, SpreadWindow, choose
 from delayd.delay.stored import Stored
 from delayd.errors import (
     BadArgument,

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import DiskReserve
-from delayd.wire.asked import (
-    Asked,
-    CancelAnswer,
-    MessageState,
-)
+from delayd.errors import BadArgument, DiskReserve
+from delayd.wire.asked import Asked, CancelAnswer, MessageState
 from tests.worlds.delay import World, wanted
 
 CANCELLED, DISPATCHED = CancelAnswer.CANCELLED, CancelAnswer.ALREADY_DISPATCHED
@@ -78,3 +74,18 @@ def test_a_row_of_a_sealed_hour_is_known_in_each_later_life_as_long_as_the_logs_
     later.clock.advance(2 * HOUR_MS)
     later.delete_hours()
     assert later.states(later.receipts("sent", "gone")) == [MessageState.UNKNOWN] * 3
+
+
+@pytest.mark.parametrize("filed", [False, True])
+def test_a_request_about_one_subject_touches_no_message_of_another(filed: bool) -> None:
+    world = World(load_ahead_ms=1_000)
+    world.send([*wanted(1, 5 * HOUR_MS, "mine", b"mails"), *wanted(1, 5 * HOUR_MS, "theirs")])
+    world.settle()
+    if filed:
+        world.checkpoint()
+    told: list[object] = []
+    receipts = world.receipts("mine", "theirs")
+    world.core.endings.cancel(receipts, told.append, b"mails")
+    world.settle()
+    assert [type(what) for what in told] == [BadArgument]
+    assert world.states(receipts) == [MessageState.PENDING] * 2

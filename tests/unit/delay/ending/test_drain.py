@@ -9,7 +9,7 @@ import pytest
 
 from delayd.batch.content import Names, slots_of_names
 from delayd.delay.ending import copies
-from delayd.delay.ending.drain import LEAVING_MAX
+from delayd.delay.ending.drain import LEAVING_MAX, NEAR_MS
 from delayd.errors import (
     BadArgument,
     DelaydError,
@@ -164,3 +164,15 @@ def test_no_more_leaves_while_much_is_on_its_way(monkeypatch: pytest.MonkeyPatch
         world.core.endings.let_leave(DrainOrder(log_id(other), None), lambda what: None)
     with pytest.raises(BadArgument):
         world.core.endings.let_leave(DrainOrder(log_id(world), None), lambda what: None)
+
+
+def test_rows_that_are_due_about_now_stay_and_are_delivered_here() -> None:
+    world, other = two()
+    world.send([*wanted(3, NEAR_MS - 1, "near"), *wanted(4, NEAR_MS + 5_000, "later")])
+    world.settle()
+    progress = piece(world, log_id(other))
+    assert (progress.found, progress.drained) == (7, 4)
+    carry(world, other)
+    assert {body[:4] for body in delivered(world)} == {b"near"} and {body[:5] for body in delivered(other)} == {
+        b"later"
+    }

@@ -56,3 +56,16 @@ def test_a_message_that_can_not_be_read_stays_and_is_asked_about_again() -> None
     file.pwritev([b"D"], file.pread(file.size(), 0).index(b"damaged-1"))
     assert move(world, world.receipts("whole", "damaged"), 9_000) == [MOVED, MOVED, IN_FLIGHT, IN_FLIGHT]
     assert world.states(world.receipts("damaged")) == [MessageState.PENDING] * 2
+
+
+def test_two_moves_of_one_row_in_one_commit_are_both_done() -> None:
+    world = World()
+    world.send(wanted(1, HOUR_MS, "one"))
+    world.settle()
+    one = world.receipts("one")
+    world.send(wanted(1, 5_000, "before"))
+    first, second = world.reschedule(one, START_MS + 2 * HOUR_MS), world.reschedule(one, START_MS + 9_000)
+    world.settle()
+    assert [rows["answer"].tolist() for rows in (*first, *second)] == [[MOVED], [MOVED]]
+    assert world.outside.newest(1, 0)[:2] == (int(second[0]["sequence"][0]), START_MS + 9_000)
+    end(world)

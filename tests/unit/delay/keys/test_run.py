@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from delayd.batch.content import Hasher
-from delayd.delay.keys.entries import Asked, Found, merge
-from delayd.delay.keys.run import Run, open_run, write_run
+from delayd.delay.keys.run import AskedNames, Newest, Run, merge, open_run, write_run
 from delayd.errors import DamagedData, DiskFull, Shortage, Unreadable
 from delayd.log.key_run import BLOCK_ENTRIES, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
@@ -41,8 +40,8 @@ def opened(disk: MemoryDisk, name: RunName) -> Run:
 
 def look(run: Run, names: list[Name]) -> list[tuple[int, int, int]]:
     """Look names up."""
-    asked, found = names_of(names), Found(len(names))
-    run.find(Asked(asked, Hasher(SEED).hashes(asked)), found, nothing)
+    asked, found = names_of(names), Newest(len(names))
+    run.find(AskedNames(asked, Hasher(SEED).hashes(asked)), found, nothing)
     return facts(found)
 
 

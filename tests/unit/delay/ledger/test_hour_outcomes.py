@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.delay.ledger.hour_outcomes import HourOutcomes
+from delayd.delay.ledger.files import HourOutcomes
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import NewPart, Outcome, encode_outcomes

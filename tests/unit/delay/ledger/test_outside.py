@@ -7,9 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.ledger import outside
-from delayd.delay.ledger.outside import Outside, sort_rows
-from delayd.delay.ledger.wanted import Wanted
+from delayd.delay.ledger import wanted as room
+from delayd.delay.ledger.wanted import Outside, Wanted, sort_rows
 from delayd.delay.rows import Rows, new_rows
 from delayd.hours import HOUR_MS
 from delayd.wire.asked import CancelAnswer, MessageState
@@ -42,8 +41,8 @@ def found(index: Outside, asked: Wanted, arrays: list[Rows]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_found_is_what_stands_in_the_arrays_now(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "SORT_FROM_ROWS", 20)
-    monkeypatch.setattr(outside, "RUN_ROWS_MAX", 50)
+    monkeypatch.setattr(room, "SORT_FROM_ROWS", 20)
+    monkeypatch.setattr(room, "RUN_ROWS_MAX", 50)
     random, index = Random(seed), Outside()
     arrays: list[Rows] = []
     free = list(range(1, 2_000))
@@ -72,7 +71,7 @@ def test_what_is_found_is_what_stands_in_the_arrays_now(seed: int, monkeypatch: 
 
 
 def test_rule_B2_a_request_is_a_look_up_however_many_rows_wait_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "SORT_FROM_ROWS", 100)
+    monkeypatch.setattr(room, "SORT_FROM_ROWS", 100)
     world = World(segment_bytes=1 << 20)
     world.send(wanted(1, 0, "left"))
     world.pass_ms(1_000)

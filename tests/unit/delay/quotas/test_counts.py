@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+import msgpack
 import numpy as np
 import pytest
 
-from delayd.delay.quotas import counted as counted_module
-from delayd.delay.quotas.counted import PART_ROWS, ROW_BYTES, Counted, CountedRows, make_rows
-from delayd.delay.quotas.profile import DENSE_BYTES, HOUR_S, SPARSE_MAX, Profile
+from delayd.batch.batch import parse
+from delayd.delay.quotas import counting as counted_module
+from delayd.delay.quotas.counting import PART_ROWS, ROW_BYTES, Counted, CountedRows, make_rows, rows_of_subjects
+from delayd.delay.quotas.seconds import DENSE_BYTES, HOUR_S, SPARSE_MAX, Profile
+from tests.batches import messages
 from tests.counts import lines
 
 BEGIN_S = 500_000 * HOUR_S
@@ -163,3 +166,12 @@ def test_a_profile_is_taken_off_another() -> None:
     profile.take_off(other)
     assert profile.window(BEGIN_S, 20 * HOUR_S).sum() == 20
     assert profile.highest_from(BEGIN_S) == (BEGIN_S, 1)
+
+
+def test_the_bytes_of_a_row_are_those_of_its_body_and_its_headers_and_one_due_already_counts_now() -> None:
+    due = [BEGIN_S * 1_000, (BEGIN_S + 9) * 1_000]
+    batch = parse(messages([b"12345", b"1"], due=due, headers=[msgpack.packb({"a": "b"}), b""], subjects=[b"orders"]))
+    ((number, rows, seconds, sizes),) = rows_of_subjects(batch, {b"orders": 7}, (BEGIN_S + 3) * 1_000)
+    assert (number, rows.tolist(), seconds.tolist()) == (7, [0, 1], [BEGIN_S + 3, BEGIN_S + 9])
+    assert sizes.tolist() == [5 + len(msgpack.packb({"a": "b"})), 1]
+    assert not rows_of_subjects(batch, {b"mails": 7}, 0)

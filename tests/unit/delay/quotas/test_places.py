@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from delayd.batch.columns import Int64s
 from delayd.delay.quotas import quotas as quotas_module
-from delayd.delay.quotas.places import BLOCK_S, GIVEN_MS, Given, Picker, fill
 from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX
+from delayd.delay.quotas.seconds import BLOCK_S, GIVEN_MS, Given, Picker, fill
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
 from delayd.log.control import Limits
 from delayd.testing.clock import START_MS
