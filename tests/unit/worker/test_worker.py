@@ -1,14 +1,14 @@
-"""Worker: what becomes of a message, whatever its handler does."""
+"""Workers: what a handler gets, and handlers, middlewares and servers that fail."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -16,17 +16,315 @@ import pytest
 
 import delayd
 from delayd.errors import BadArgument
-from delayd.worker.signals import SIGNALS
-from tests.unit.client.realtime import Stored
+from delayd.testing import InMemoryBroker
+from delayd.worker.verdicts import verdict_of
 from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop, on_steady_loop
-from tests.unit.net.loopback import skip
 from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
 from tests.waiting import DEADLINE_S, until, wait_until
+
+
+def handled(register: Callable[[delayd.Worker], object], *bodies: bytes) -> World:
+    """A world after a worker has settled these bodies, each once."""
+    worlds: list[World] = []
+
+    async def scenario(world: World) -> None:
+        worlds.append(world)
+        for body in bodies:
+            world.realtime.add(body)
+        worker = worker_of(world)
+        register(worker)
+        async with serving(worker):
+            await settled(world, len(bodies))
+
+    on_loop(scenario)
+    return worlds[0]
+
+
+class Called:
+    """A handler that is an object."""
+
+    def __init__(self, seen: list[object]) -> None:
+        self.seen = seen
+
+    async def __call__(self, body: bytes) -> None:
+        self.seen.append(body)
+
+
+def handlers(seen: list[object]) -> list[tuple[Callable[..., Any], object]]:
+    """Handlers that note what they got, each with what it is to get of the body `x`."""
+
+    def body_alone(body: bytes) -> None:
+        seen.append(body)
+
+    def body_and_message(body: bytes, message: delayd.AsyncMessage) -> None:
+        seen.append((body, message.body, message.attempt))
+
+    def message_by_keyword(body: bytes, *, message: delayd.AsyncMessage) -> None:
+        seen.append((body, message.body))
+
+    def message_alone(message: delayd.AsyncMessage) -> None:
+        seen.append((message.subject, message.body))
+
+    async def coroutine(body: bytes, message: delayd.AsyncMessage) -> None:
+        seen.append((body, message.body))
+
+    def others(body: bytes, other: int = 3, *rest: object) -> None:
+        seen.append((body, other, rest))
+
+    def bound(first: int, body: bytes) -> None:
+        seen.append((first, body))
+
+    return [
+        (body_alone, b"x"),
+        (body_and_message, (b"x", b"x", 1)),
+        (message_by_keyword, (b"x", b"x")),
+        (message_alone, (SUBJECT, b"x")),
+        (coroutine, (b"x", b"x")),
+        (others, (b"x", 3, ())),
+        (functools.partial(bound, 1), (1, b"x")),
+        (functools.partial(coroutine), (b"x", b"x")),
+        (Called(seen), b"x"),
+        (seen.append, b"x"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(handlers([]))))
+def test_a_handler_gets_what_its_parameters_ask_for(number: int) -> None:
+    seen: list[object] = []
+    handler, expected = handlers(seen)[number]
+    handled(lambda worker: worker.on(SUBJECT, group=GROUP)(handler), b"x")
+    assert seen == [expected]
+
+
+def test_with_pass_message_the_second_parameter_gets_it_whatever_its_name() -> None:
+    seen: list[object] = []
+    handled(
+        lambda worker: worker.on(SUBJECT, group=GROUP, pass_message=True)(lambda body, m: seen.append((body, m.body))),
+        b"x",
+    )
+    assert seen == [(b"x", b"x")]
+
+
+def nothing() -> None:
+    """Takes nothing."""
+
+
+def too_much(body: bytes, other: int) -> None:
+    """Takes what nobody gives."""
+
+
+def keyword(body: bytes, *, other: int) -> None:
+    """The same by name."""
+
+
+def generator(body: bytes) -> Any:
+    """Is none."""
+    yield body
+
+
+@pytest.mark.parametrize(
+    ("handler", "pass_message", "told"),
+    [
+        (nothing, False, "takes no argument"),
+        (too_much, False, "a parameter 'other' that nobody fills"),
+        (keyword, False, "a parameter 'other' that nobody fills"),
+        (lambda body: None, True, "no second parameter"),
+        (generator, False, "is a generator"),
+        (5, False, "is neither"),
+    ],
+)
+def test_a_handler_that_can_not_be_called_is_refused_when_it_is_registered(
+    handler: Any, pass_message: bool, told: str
+) -> None:
+    worker = delayd.Worker("127.0.0.1:1")
+    with pytest.raises(BadArgument, match=told):
+        worker.on(SUBJECT, group=GROUP, pass_message=pass_message)(handler)
+    assert not worker.handlers
+
+
+def test_leases_are_extended_only_for_handlers_that_may_outlast_them() -> None:
+    worker = delayd.Worker("127.0.0.1:1")
+
+    async def waits(body: bytes) -> None: ...
+
+    worker.on("a", group=GROUP)(waits)
+    worker.on("b", group=GROUP, lease=timedelta(minutes=12))(waits)
+    worker.on("c", group=GROUP, time_limit=timedelta(seconds=7))(print)
+    worker.on("d", group=GROUP, time_limit=timedelta(hours=1))(print)
+    worker.on("e", group=GROUP, time_limit=None)(waits)
+    worker.on("f", group=GROUP)(print)  # Nobody can end a function.
+    assert [(handler.settings.limit, handler.settings.auto_extend) for handler in worker.handlers] == [
+        (timedelta(seconds=50), None),
+        (timedelta(minutes=10), None),
+        (timedelta(seconds=7), None),
+        (timedelta(hours=1), timedelta(minutes=61)),
+        (None, timedelta(days=1)),
+        (None, timedelta(days=1)),
+    ]
+
+
+class Unspeakable(Exception):
+    """Can't even be told."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_exception_that_has_no_text_or_too_much_is_told_anyhow() -> None:
+    assert verdict_of(ValueError()).error == "ValueError"
+    assert len(verdict_of(ValueError("x" * 10_000)).error) == 2_000
+    assert "Unspeakable" in verdict_of(Unspeakable()).error
+
+
+class Notes:
+    """Notes each call; its methods are functions."""
+
+    def __init__(self, name: str, notes: list[tuple[object, ...]]) -> None:
+        self.name = name
+        self.notes = notes
+
+    def before(self, message: delayd.AsyncMessage) -> None:
+        self.notes.append((self.name, "before", message.body))
+
+    def after(self, message: delayd.AsyncMessage, result: object) -> None:
+        self.notes.append((self.name, "after", result))
+
+    def error(self, message: delayd.AsyncMessage, exception: BaseException) -> None:
+        self.notes.append((self.name, "error", type(exception)))
+
+
+class AsyncNotes:
+    """The same with coroutines."""
+
+    def __init__(self, name: str, notes: list[tuple[object, ...]]) -> None:
+        self.inner = Notes(name, notes)
+
+    async def before(self, message: delayd.AsyncMessage) -> None:
+        await asyncio.sleep(0)
+        self.inner.before(message)
+
+    async def after(self, message: delayd.AsyncMessage, result: object) -> None:
+        await asyncio.sleep(0)
+        self.inner.after(message, result)
+
+    async def error(self, message: delayd.AsyncMessage, exception: BaseException) -> None:
+        await asyncio.sleep(0)
+        self.inner.error(message, exception)
+
+
+def played(handler: Callable[..., Any], *middleware: object, counted: int = 0) -> None:
+    """One message is handled until it is acknowledged."""
+
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"x")
+        worker = worker_of(world, middleware=middleware)
+        worker.on(SUBJECT, group=GROUP)(handler)
+        async with serving(worker):
+            await settled(world, 1, counted)
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_errors_are_told_in_reverse_and_a_retry_is_one(is_coroutine: bool) -> None:
+    notes: list[tuple[object, ...]] = []
+    tries: list[bytes] = []
+
+    def fails_first(body: bytes) -> None:
+        tries.append(body)
+        if len(tries) == 1:
+            raise delayd.Retry
+
+    async def fails_first_on_loop(body: bytes) -> None:
+        fails_first(body)
+
+    handler = fails_first_on_loop if is_coroutine else fails_first
+    played(handler, Notes("a", notes), AsyncNotes("b", notes), counted=1)
+    assert notes[:4] == [
+        ("a", "before", b"x"),
+        ("b", "before", b"x"),
+        ("b", "error", delayd.Retry),
+        ("a", "error", delayd.Retry),
+    ]
+
+
+def test_a_before_that_raises_counts_as_the_handler_and_only_those_that_had_begun_hear_of_it() -> None:
+    notes: list[tuple[object, ...]] = []
+
+    class Refuses:
+        def __init__(self) -> None:
+            self.refused = False
+
+        def before(self, message: delayd.AsyncMessage) -> None:
+            if not self.refused:
+                self.refused = True
+                raise PermissionError
+
+    handled: list[bytes] = []
+    played(handled.append, Notes("a", notes), Refuses(), Notes("c", notes), counted=1)
+    assert notes[:2] == [("a", "before", b"x"), ("a", "error", PermissionError)]
+    assert handled == [b"x"], "the first attempt did not reach the handler"
+
+
+def test_an_after_that_raises_changes_nothing_because_the_work_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        def after(self, message: delayd.AsyncMessage, result: object) -> None:
+            raise SystemExit("no")
+
+    notes: list[tuple[object, ...]] = []
+    played(lambda body: 1, Notes("a", notes), Fails())
+    assert notes[-1] == ("a", "after", 1)
+    assert "middleware_failed middleware=Fails hook=after" in caplog.text
+
+
+WINDOW = timedelta(seconds=1)
+
+
+def test_a_worker_without_a_slot_gives_its_lead_up_after_the_window(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[int, bytes]] = []
+    hang = threading.Event()
+
+    def worker_of(number: int, address: str) -> delayd.Worker:
+        worker = delayd.Worker(address, drain=timedelta(0))
+
+        @worker.on("s", group="g", concurrency=2, exclusive=WINDOW, time_limit=timedelta(seconds=0.1))
+        def handle(body: bytes) -> None:
+            seen.append((number, body))
+            if number == 1:
+                hang.wait(DEADLINE_S)
+
+        return worker
+
+    with InMemoryBroker(tick=True) as broker, broker.producer() as producer, caplog.at_level(logging.ERROR):
+        workers = [worker_of(number, broker.address) for number in (1, 2)]
+        threads = [threading.Thread(target=worker.run) for worker in workers]
+        try:
+            threads[0].start()
+            producer.send("s", b"1", delay=timedelta(0))
+            wait_until(lambda: seen == [(1, b"1")])
+            threads[1].start()
+            producer.send("s", b"2", delay=timedelta(0))
+            # One of two slots is lost: the lead stays where it is.
+            wait_until(lambda: (1, b"2") in seen)
+            producer.send("s", b"3", delay=timedelta(0))
+            wait_until(lambda: (2, b"3") in seen)
+        finally:
+            hang.set()
+            for worker, thread in zip(workers, threads, strict=True):
+                worker.stop()
+                if thread.ident is not None:
+                    thread.join()
+    assert (1, b"3") not in seen
+    assert [record.message for record in caplog.records if record.message.startswith("lead_given_up")] == [
+        "lead_given_up subject=s group=g lost=2"
+    ]
+
 
 # Longer than a steady loop's time goes on while the machine stands still.
 TIME_LIMIT = timedelta(milliseconds=120)
 
-Kind = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+Made = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def plain(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,122 +339,6 @@ def coroutine(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 KINDS = pytest.mark.parametrize("kind", [plain, coroutine])
-
-
-@KINDS
-def test_each_message_is_handled_and_acknowledged(kind: Kind) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 100)
-        worker, seen = worker_of(world), list[bytes]()
-        worker.on(SUBJECT, group=GROUP)(kind(seen.append))
-        async with serving(worker):
-            await settled(world, 100)
-            world.realtime.add(b"later")
-            await settled(world, 101)
-        assert sorted(seen) == sorted([*(b"%d" % row for row in range(100)), b"later"])
-        assert not world.realtime.held, "nothing is left with a worker that has stopped"
-
-    on_loop(scenario)
-
-
-@KINDS
-def test_acknowledgements_of_many_handlers_share_a_request(kind: Kind) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 500)
-        worker = worker_of(world)
-        worker.on(SUBJECT, group=GROUP)(kind(lambda body: None))
-        async with serving(worker):
-            await settled(world, 500)
-        assert world.realtime.ack_requests < 250
-
-    on_loop(scenario)
-
-
-@KINDS
-def test_no_more_messages_are_handled_at_once_than_there_are_slots(kind: Kind) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 20)
-        worker, running, most = worker_of(world), set[object](), [0]
-
-        async def slow(body: bytes) -> None:
-            running.add(body)
-            most.append(len(running))
-            await asyncio.sleep(0.005)
-            running.discard(body)
-
-        def slow_thread(body: bytes) -> None:
-            running.add(body)
-            most.append(len(running))
-            time.sleep(0.005)
-            running.discard(body)
-
-        worker.on(SUBJECT, group=GROUP, concurrency=3)(slow_thread if kind is plain else slow)
-        async with serving(worker):
-            await settled(world, 20)
-        assert max(most) <= 3
-
-    on_loop(scenario)
-
-
-@pytest.mark.parametrize(
-    "raised",
-    [ValueError("no"), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(), GeneratorExit()],
-    ids=lambda raised: type(raised).__name__,
-)
-@KINDS
-def test_a_message_whose_handler_raises_anything_is_given_back_and_the_worker_goes_on(
-    kind: Kind, raised: BaseException
-) -> None:
-    async def scenario(world: World) -> None:
-        if isinstance(raised, GeneratorExit):
-            return  # Python itself asks a coroutine to end by it.
-        add_messages(world, 3)
-        worker, failed = worker_of(world), list[bytes]()
-
-        def handle(body: bytes) -> None:
-            if body == b"1" and not failed:
-                failed.append(body)
-                raise raised
-
-        worker.on(SUBJECT, group=GROUP)(kind(handle))
-        async with serving(worker):
-            await settled(world, 3, counted=1)
-        assert world.realtime.counted == [(1, 1)] and sorted(world.realtime.acked) == [0, 1, 2]
-
-    on_loop(scenario)
-
-
-@KINDS
-def test_what_a_handler_returns_does_not_matter(kind: Kind) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 4)
-        worker, results = worker_of(world), [False, 0, ValueError("returned"), b"x"]
-        worker.on(SUBJECT, group=GROUP)(kind(lambda body: results[int(body)]))
-        async with serving(worker):
-            await settled(world, 4)
-        assert not world.realtime.counted
-
-    on_loop(scenario)
-
-
-def test_a_function_that_returns_a_coroutine_has_not_done_its_work(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, tries = worker_of(world), list[bytes]()
-
-        async def work(body: bytes) -> None:
-            raise AssertionError("nobody runs it")
-
-        def handle(body: bytes) -> object:
-            tries.append(body)
-            return work(body) if len(tries) == 1 else None
-
-        worker.on(SUBJECT, group=GROUP)(handle)
-        async with serving(worker):
-            await settled(world, 1, counted=1)
-
-    on_loop(scenario)
-    assert "returned a coroutine" in caplog.text
 
 
 @pytest.mark.filterwarnings(THREADS_AT_A_FORK)
@@ -178,30 +360,6 @@ def test_a_process_that_a_handler_forks_ends_with_the_handler() -> None:
         assert world.realtime.acked == [0]
 
     on_loop(scenario)
-
-
-def test_a_coroutine_is_cancelled_at_its_time_limit_and_its_message_given_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, tries = worker_of(world), list[str]()
-
-        async def handle(body: bytes) -> None:
-            tries.append("began")
-            if len(tries) == 1:
-                try:
-                    await asyncio.sleep(3600)
-                finally:
-                    tries.append("cleaned up")
-
-        worker.on(SUBJECT, group=GROUP, time_limit=TIME_LIMIT)(handle)
-        async with serving(worker):
-            await settled(world, 1, counted=1)
-        assert tries == ["began", "cleaned up", "began"]
-
-    on_steady_loop(scenario)
-    assert "took longer than its time limit" in caplog.text
 
 
 def test_a_coroutine_that_swallows_its_cancellation_is_named_and_loses_its_message(
@@ -229,25 +387,6 @@ def test_a_coroutine_that_swallows_its_cancellation_is_named_and_loses_its_messa
 
     on_steady_loop(scenario)
     assert "slot_free_again" in caplog.text
-
-
-@pytest.mark.parametrize("limit", [timedelta(minutes=5), None])
-def test_a_handler_that_outlasts_its_lease_keeps_its_message(limit: timedelta | None) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker = worker_of(world)
-
-        async def handle(body: bytes) -> None:
-            for tick in range(1, 10):
-                await skip(1.001)
-                await until(lambda tick=tick: len(world.realtime.extended) == tick)  # type: ignore[misc]
-
-        worker.on(SUBJECT, group=GROUP, lease=timedelta(seconds=3), time_limit=limit)(handle)
-        async with serving(worker):
-            await settled(world, 1)
-        assert world.realtime.counted == []
-
-    on_steady_loop(scenario)
 
 
 def test_a_function_over_its_time_limit_keeps_its_slot_and_loses_its_message(caplog: pytest.LogCaptureFixture) -> None:
@@ -278,35 +417,7 @@ def test_a_function_over_its_time_limit_keeps_its_slot_and_loses_its_message(cap
 
 
 @KINDS
-def test_a_stop_waits_for_handlers_and_pulls_nothing_more(kind: Kind) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, began, go_on = worker_of(world), list[bytes](), threading.Event()
-
-        async def slow(body: bytes) -> None:
-            began.append(body)
-            await until(go_on.is_set)
-
-        def slow_thread(body: bytes) -> None:
-            began.append(body)
-            wait_until(go_on.is_set)
-
-        worker.on(SUBJECT, group=GROUP)(slow_thread if kind is plain else slow)
-        async with serving(worker) as serve:
-            await until(lambda: bool(began))
-            worker.stop()
-            await asyncio.sleep(0.02)
-            world.realtime.add(b"after the stop")
-            await asyncio.sleep(0.05)
-            assert not serve.done() and began == [b"0"]
-            go_on.set()
-        assert world.realtime.acked == [0] and not world.realtime.counted and not world.realtime.held
-
-    on_loop(scenario)
-
-
-@KINDS
-def test_messages_of_handlers_that_outlast_the_drain_go_back_uncounted(kind: Kind) -> None:
+def test_messages_of_handlers_that_outlast_the_drain_go_back_uncounted(kind: Made) -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 1)
         worker, began, go_on = worker_of(world, drain_s=0.03), list[bytes](), threading.Event()
@@ -324,26 +435,6 @@ def test_messages_of_handlers_that_outlast_the_drain_go_back_uncounted(kind: Kin
             await until(lambda: bool(began))
         assert world.realtime.returned == [(0, 1)] and not world.realtime.counted and not world.realtime.acked
         go_on.set()
-
-    on_loop(scenario)
-
-
-def test_a_coroutine_that_ends_its_work_although_it_is_cancelled_is_acknowledged() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, began = worker_of(world, drain_s=0.0), list[bytes]()
-
-        async def stubborn(body: bytes) -> None:
-            began.append(body)
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                await asyncio.sleep(0.01)
-
-        worker.on(SUBJECT, group=GROUP)(stubborn)
-        async with serving(worker):
-            await until(lambda: bool(began))
-        assert world.realtime.acked == [0] and not world.realtime.returned
 
     on_loop(scenario)
 
@@ -368,51 +459,6 @@ def test_when_serve_is_cancelled_the_messages_go_back_uncounted() -> None:
     on_loop(scenario)
 
 
-def test_a_handler_may_stop_the_worker() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker = worker_of(world)
-        worker.on(SUBJECT, group=GROUP)(lambda body: worker.stop())
-        await worker.serve()
-        assert world.realtime.acked == [0]
-
-    on_loop(scenario)
-
-
-def test_a_worker_that_was_stopped_before_it_serves_returns_at_once_and_serves_the_next_time() -> None:
-    async def scenario(world: World) -> None:
-        worker, seen = worker_of(world), list[bytes]()
-        worker.on(SUBJECT, group=GROUP)(seen.append)
-        worker.stop()
-        await worker.serve()
-        add_messages(world, 1)
-        async with serving(worker):
-            await settled(world, 1)
-
-    on_loop(scenario)
-
-
-def test_what_a_handler_sets_in_its_context_is_gone_for_the_next_message() -> None:
-    colour: ContextVar[str] = ContextVar("colour", default="none")
-
-    async def scenario(world: World) -> None:
-        for kind in (plain, coroutine):
-            add_messages(world, 2)
-            worker, seen = worker_of(world), list[str]()
-
-            def handle(body: bytes, seen: list[str] = seen) -> None:
-                seen.append(colour.get())
-                colour.set("red")
-
-            worker.on(SUBJECT, group=GROUP, concurrency=1)(kind(handle))
-            acked = len(world.realtime.acked)
-            async with serving(worker):
-                await settled(world, acked + 2)
-            assert seen == ["none", "none"]
-
-    on_loop(scenario)
-
-
 def test_acknowledgements_that_fail_are_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 1)
@@ -433,36 +479,6 @@ def test_acknowledgements_that_fail_are_logged_and_the_worker_goes_on(caplog: py
 
     on_loop(scenario)
     assert "not_acknowledged" in caplog.text and "stale_handle" in caplog.text
-
-
-def test_an_outage_is_waited_out() -> None:
-    async def scenario(world: World) -> None:
-        worker, seen = worker_of(world), list[bytes]()
-        worker.on(SUBJECT, group=GROUP)(seen.append)
-        async with serving(worker):
-            await until(lambda: world.realtime.pulls > 0)
-            await world.realtime.stop()
-            await world.realtime.start()
-            world.realtime.add(b"x")
-            await settled(world, 1)
-
-    on_loop(scenario)
-
-
-def test_two_handlers_of_one_group_and_none_at_all_are_refused() -> None:
-    async def scenario(world: World) -> None:
-        worker = worker_of(world)
-        with pytest.raises(BadArgument, match="no handler"):
-            await worker.serve()
-        worker.on(SUBJECT, group=GROUP)(print)
-        with pytest.raises(BadArgument, match="print already handles orders for the group g"):
-            worker.on(SUBJECT, group=GROUP)(repr)
-        async with serving(worker):
-            await until(lambda: world.realtime.pulls > 0)
-            with pytest.raises(BadArgument, match="serves already"):
-                await worker.serve()
-
-    on_loop(scenario)
 
 
 def test_a_coroutine_that_blocks_the_loop_is_named_in_the_log(
@@ -499,128 +515,5 @@ def test_a_bug_of_the_worker_ends_serve_with_its_error(monkeypatch: pytest.Monke
         worker.on(SUBJECT, group=GROUP)(lambda body: None)
         with pytest.raises(ZeroDivisionError):
             await worker.serve()
-
-    on_loop(scenario)
-
-
-def test_a_worker_belongs_to_no_loop_and_run_waits_for_no_server() -> None:
-    worker = delayd.Worker("127.0.0.1:1")
-    worker.on(SUBJECT, group=GROUP)(lambda body: None)
-    before = [signal.getsignal(number) for number in SIGNALS]
-    for _ in range(2):
-        worker.stop()
-        worker.run()
-    assert [signal.getsignal(number) for number in SIGNALS] == before, "the program has its signals back"
-
-
-@KINDS
-def test_a_message_that_fails_comes_again_after_a_pause_that_grows_and_is_dead_after_its_last_attempt(
-    kind: Kind,
-) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker = worker_of(world)
-
-        def fails(body: bytes) -> None:
-            raise ValueError("no")
-
-        worker.on(SUBJECT, group=GROUP, max_attempts=4)(kind(fails))
-        async with serving(worker):
-            await until(lambda: bool(world.realtime.rejected))
-        delays = [delay_ms for _, delay_ms, _ in world.realtime.retried]
-        assert len(delays) == 3
-        assert all(500 * 2**number <= delay <= 1_000 * 2**number for number, delay in enumerate(delays)), delays
-        assert {error for *_, error in world.realtime.retried} == {"ValueError: no"}
-        assert world.realtime.rejected == [(0, "its attempts are over: 4 of 4", "ValueError: no")]
-
-    on_loop(scenario)
-
-
-def test_retry_says_when_a_message_comes_again_and_reject_that_it_never_does() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 3)
-        worker = worker_of(world)
-
-        @worker.on(SUBJECT, group=GROUP)
-        def handle(body: bytes, message: delayd.AsyncMessage) -> None:
-            if body == b"0" and message.attempt == 1:
-                raise delayd.Retry(after=timedelta(minutes=5), error="busy")
-            if body == b"1" and message.attempt == 1:
-                raise delayd.Retry(after=timedelta(0))
-            if body == b"2":
-                raise delayd.Reject("no such order")
-
-        async with serving(worker):
-            await settled(world, 2, counted=2)
-            await until(lambda: bool(world.realtime.rejected))
-        assert world.realtime.retried == [(0, 300_000, "busy")]
-        assert world.realtime.rejected == [(2, "no such order", "")]
-
-    on_loop(scenario)
-
-
-def test_a_body_that_can_not_be_decoded_is_rejected_before_the_handler(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: World) -> None:
-        world.realtime.add(b"{")
-        worker, seen = worker_of(world), list[object]()
-        worker.on(SUBJECT, group=GROUP, decode="json")(seen.append)
-        async with serving(worker):
-            await until(lambda: bool(world.realtime.rejected))
-        ((_, reason, error),) = world.realtime.rejected
-        assert "is no JSON" in reason and error.startswith("BadBody") and not seen
-
-    on_loop(scenario)
-    assert "message_rejected" in caplog.text
-
-
-def test_a_message_whose_workers_have_died_too_often_reaches_no_handler() -> None:
-    async def scenario(world: World) -> None:
-        world.realtime.messages.append(Stored(1, b"kills", world.realtime.now_ms(), None))
-        world.realtime.offered.append((0, 4))
-        worker, seen = worker_of(world), list[object]()
-        worker.on(SUBJECT, group=GROUP, max_attempts=3)(seen.append)
-        async with serving(worker):
-            await until(lambda: bool(world.realtime.rejected))
-            world.realtime.add(b"next")
-            await settled(world, 1)
-        assert world.realtime.rejected == [(0, "its attempts are over: 3 of 3", "")] and seen == [b"next"]
-
-    on_loop(scenario)
-
-
-@KINDS
-def test_as_many_messages_are_handled_at_once_as_there_are_slots(kind: Kind) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 3)
-        worker, together, met = worker_of(world), threading.Barrier(3), list[bytes]()
-
-        def meet_in_threads(body: bytes) -> None:
-            together.wait(DEADLINE_S)
-
-        async def meet(body: bytes) -> None:
-            met.append(body)
-            await until(lambda: len(met) == 3)
-
-        worker.on(SUBJECT, group=GROUP, concurrency=3)(meet_in_threads if kind is plain else meet)
-        async with serving(worker):
-            await settled(world, 3)
-        assert not world.realtime.counted
-
-    on_loop(scenario)
-
-
-def test_a_handler_may_have_a_back_off_of_its_own() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker = worker_of(world)
-
-        @worker.on(SUBJECT, group=GROUP, backoff=delayd.Backoff(first=timedelta(seconds=7), jitter=0))
-        def handle(body: bytes, message: delayd.AsyncMessage) -> None:
-            if message.attempt < 3:
-                raise ValueError("no")
-
-        async with serving(worker):
-            await settled(world, 1, counted=2)
-        assert [delay_ms for _, delay_ms, _ in world.realtime.retried] == [7_000, 14_000]
 
     on_loop(scenario)

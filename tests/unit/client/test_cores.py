@@ -1,0 +1,357 @@
+"""Parts of clients that neither wait nor speak: columns of instants, waits, clocks, paces, stocks and futures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from delayd.batch import BatchKind, ColumnId, DispatchPart, parse
+from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
+from delayd.client.pulling.acks import Backoff
+from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
+from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace, Stock
+from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
+from delayd.client.sending.outbox import Slots
+from delayd.client.sending.receipts import Receipt, SendFuture
+from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.errors import (
+    PastHorizon,
+)
+from delayd.log_id import LogId
+
+MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC
+
+
+AT = datetime(2027, 1, 1, 9, tzinfo=timezone(timedelta(hours=1)))
+
+
+NAIVE = np.datetime64("2027-01-01T08:00", "ns")
+
+
+COLUMNS: dict[str, Any] = {
+    "a datetime": AT,
+    "a list": [AT, AT],
+    "a tuple of UTC": (AT.astimezone(UTC),) * 2,
+    "datetime64[ns]": np.array([NAIVE, NAIVE]),
+    "datetime64[s]": np.array([NAIVE, NAIVE], "datetime64[s]"),
+    "datetime64[h]": np.array([NAIVE, NAIVE], "datetime64[h]"),
+    "one datetime64": NAIVE,
+    "an index": pd.DatetimeIndex([AT, AT]),
+    "a series": pd.Series(pd.to_datetime([AT, AT], utc=True)),
+    "a series with an index": pd.Series(pd.to_datetime([AT, AT], utc=True), index=[7, 9]),
+    "a series in seconds": pd.Series(pd.to_datetime([AT, AT], utc=True)).dt.as_unit("s"),
+    "a series elsewhere": pd.Series(pd.to_datetime([AT, AT], utc=True)).dt.tz_convert("Asia/Tokyo"),
+    "timestamps": [pd.Timestamp(AT), pd.Timestamp(AT)],
+    "objects": pd.Series([AT, AT], dtype=object),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_each_kind_of_column_names_the_same_instant(name: str) -> None:
+    column, relative = wish_column(None, COLUMNS[name], None, 2)
+    assert column.tolist() == [MS, MS] and column.dtype == np.int64 and not relative
+
+
+@pytest.mark.parametrize("part", [1, 999_999])
+def test_what_is_finer_than_a_millisecond_is_rounded_up(part: int) -> None:
+    nanos = np.array([NAIVE, NAIVE + np.timedelta64(part, "ns")])
+    for column in (nanos, pd.Series(nanos).dt.tz_localize("UTC")):
+        assert wish_column(None, column, None, 2)[0].tolist() == [MS, MS + 1]
+    assert wish_column(None, [AT, AT + timedelta(microseconds=1)], None, 2)[0].tolist() == [MS, MS + 1]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        timedelta(seconds=2),
+        [timedelta(seconds=2)] * 2,
+        np.array([2, 2], "timedelta64[s]"),
+        np.array([1_999_999_001, 2_000_000_000], "timedelta64[ns]"),
+        np.timedelta64(2, "s"),
+        pd.Series(pd.to_timedelta([2, 2], unit="s")),
+        pd.to_timedelta([2, 2], unit="s"),
+    ],
+)
+def test_delays_count_from_the_call_and_are_never_shorter(column: Any) -> None:
+    before_us = monotonic_us()
+    wanted, relative = wish_column(column, None, None, 2)
+    assert relative and len(wanted) == 2
+    assert all(before_us + 2_000_000 <= each <= monotonic_us() + 2_000_000 for each in wanted.tolist())
+
+
+def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
+    async def scenario() -> None:
+        slots = Slots(lambda: 2)
+        taken: list[int] = []
+
+        async def take(number: int) -> None:
+            await slots.take(asyncio.get_running_loop().time() + 10)
+            taken.append(number)
+
+        tasks = [asyncio.create_task(take(number)) for number in range(5)]
+        await asyncio.sleep(0.01)
+        assert taken == [0, 1] and slots.taken == 2 and not slots.free
+        tasks[2].cancel()
+        await asyncio.wait([tasks[2]])
+        for expected in ([0, 1, 3], [0, 1, 3, 4]):
+            slots.give()
+            await asyncio.sleep(0.01)
+            assert taken == expected and slots.taken == 2
+        slots.give()
+        slots.give()
+        assert slots.taken == 0 and slots.free
+
+    asyncio.run(scenario())
+
+
+def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:
+    backoff = RetryWaits()
+    waits = [backoff.next_ms() for _ in range(30)]
+    assert waits[0] <= 25 and all(wait <= LAST_MS for wait in waits) and min(waits[-10:]) >= LAST_MS / 2
+    assert len(set(waits)) == 30
+    backoff.reset()
+    assert backoff.next_ms() <= 25
+    assert 100 <= spread_ms(100) <= 125 and spread_ms(0) >= 1
+
+
+def test_the_sample_with_the_shortest_way_wins_until_the_servers_clock_was_set() -> None:
+    clock = ServerClock("a server")
+    assert not clock.known
+    clock.sample(0, 1_000, 10_000, wall_us=10_000_000)
+    assert clock.latest_ms(1_000) == 10_002 and clock.likely_ms(1_000) == 10_001
+    # A way of 100 ms says less than one of 1 ms did.
+    clock.sample(10_000, 110_000, 10_090, wall_us=10_090_000)
+    assert clock.latest_ms(110_000) == 10_111
+    # The clock went ahead by a minute: no error of either sample explains that.
+    clock.sample(200_000, 300_000, 70_250, wall_us=70_250_000)
+    assert 70_290 <= clock.latest_ms(300_000) <= 70_351
+
+
+def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    wish(timedelta(milliseconds=HORIZON_MS), None, None)
+    wish_column(None, None, [now_ms + HORIZON_MS], 1)
+    with pytest.raises(PastHorizon):
+        wish(timedelta(milliseconds=HORIZON_MS + 1), None, None)
+    with pytest.raises(PastHorizon):
+        wish_column(None, None, [now_ms, now_ms + HORIZON_MS + 1_000], 2)
+    with pytest.raises(PastHorizon):
+        wish(timedelta(hours=2), None, None, Horizon(3_600_000))
+
+
+def test_the_outcome_of_a_send_is_heard_by_every_thread_and_callback_once() -> None:
+    future = SendFuture()
+    receipt = Receipt(LogId(1), 2, 3, 4, True, False)
+    heard: list[object] = []
+    future.add_done_callback(lambda done: heard.append(done.result(timedelta(0))))
+    threads = [threading.Thread(target=lambda: heard.append(future.result(timedelta(seconds=10)))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(TimeoutError):
+        future.result(timedelta(milliseconds=10))
+    assert not future.done() and heard == []
+    future.set_result(receipt)
+    for thread in threads:
+        thread.join(10)
+    future.add_done_callback(lambda done: heard.append(done.exception()))
+    assert heard == [receipt] * 4 + [None]
+
+
+MOST = 1_000
+
+
+def paced(each_s: float, lease_s: float = 60.0, messages: int = 50) -> Pace:
+    """The pace of a caller that has taken so many messages, one at a time."""
+    pace, now = Pace(lease_s), 100.0
+    for _ in range(messages):
+        pace.came_back(now)
+        pace.handed_out(now, 1)
+        pace.fetched()
+        now += each_s
+    pace.came_back(now)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("each_s", "ahead", "batch"),
+    [(1e-6, MOST, MOST), (0.001, 250, MOST), (0.01, 25, 100), (0.3, 1, 3), (0.45, 1, 2), (0.6, 0, 1), (10.0, 0, 1)],
+)
+def test_rule_Q4_what_is_held_ahead_is_a_time_and_no_number(each_s: float, ahead: int, batch: int) -> None:
+    pace = paced(each_s)
+    assert abs(pace.ahead(MOST) - ahead) <= 1 and abs(pace.batch(MOST) - batch) <= 1
+    assert pace.ahead(5) == min(5, ahead) and pace.batch(5) == min(5, batch)
+
+
+@pytest.mark.parametrize("lease_s", [0.1, 0.5, 2.0, 60.0, 43_200.0])
+@pytest.mark.parametrize("each_s", [0.0, 0.0001, 0.01, 0.04, 0.3, 2.0])
+def test_rule_Q4_what_is_fetched_ahead_leaves_most_of_its_lease(lease_s: float, each_s: float) -> None:
+    pace = paced(each_s, lease_s)
+    assert pace.hold_s <= min(HOLD_S, lease_s / 4)
+    assert pace.ahead(MOST) * each_s <= min(ONE_AHEAD_S, lease_s / 8)
+    assert pace.batch(MOST) == 1 or pace.batch(MOST) * each_s <= min(BATCH_S, lease_s / 8)
+    assert pace.ahead(MOST) <= 1 or pace.ahead(MOST) * each_s <= min(AHEAD_S, lease_s / 16)
+
+
+def test_fetches_of_a_fast_caller_grow_by_a_factor_and_begin_anew_after_a_stall() -> None:
+    pace, sizes = Pace(60.0), []
+    for now in range(5):
+        pace.came_back(now * 1e-5)
+        sizes.append(pace.batch(MOST))
+        pace.handed_out(now * 1e-5, sizes[-1])
+        pace.fetched()
+    assert sizes == [1, 8, 64, 512, MOST]
+    pace.stalled()
+    assert pace.batch(MOST) == 1
+
+
+def test_threads_that_share_a_consumer_have_one_pace() -> None:
+    pace, now = Pace(60.0), 0.0
+    for _ in range(20):
+        # Each of ten threads takes 0.1 s; they come back one after the other.
+        pace.came_back(now)
+        pace.handed_out(now, 1)
+        pace.fetched()
+        now += 0.01
+    assert pace.ahead(MOST) == pytest.approx(25, abs=1)
+
+
+FAR = 1e12  # When a lease ends that does not.
+
+
+def pulled(first: int, count: int, lease_ends: float = FAR) -> Pulled:
+    """An answer whose messages are numbered from a pull sequence on."""
+    table = encode_subject_table([b"a"])
+    ends, bodies = lay_out([b"%d" % row for row in range(first, first + count)], len(table))
+    columns = [
+        (ColumnId.DELIVER_AT_MS, np.zeros(count, np.int64)),
+        (ColumnId.SEQUENCE, np.arange(first, first + count, dtype=np.uint64)),
+        (ColumnId.BODY_END, ends),
+    ]
+    encoded = encode(BatchKind.DISPATCH, DispatchPart(1, 1, 1, 0, 0, 0, 0), count, columns, [table, bodies], 1)
+    return Pulled("a", 7, (PulledPart(parse(encoded, 0), range(count), first, 1),), 0, lease_ends)
+
+
+def stock(*answers: Pulled) -> Stock[MessageColumns]:
+    made = Stock(MessageColumns)
+    for at, answer in enumerate(answers):
+        made.put(answer, float(at))
+    return made
+
+
+def next_of(made: Stock[MessageColumns], now: float = 0.0) -> int | None:
+    """The pull sequence of the next message."""
+    given: list[tuple[MessageColumns, int]] = []
+    left = made.next(now, given)
+    assert (left >= 0) == (len(given) == 1)
+    return given[0][0].pull_sequences[given[0][1]] if given else None
+
+
+def taken(made: Stock[MessageColumns], most: int, now: float = 0.0) -> list[int]:
+    given: list[Pulled] = []
+    assert made.take(most, now, given) == bool(given)
+    return MessageColumns(given[0]).pull_sequences if given else []
+
+
+def test_messages_leave_in_the_order_in_which_they_came_one_by_one_or_many_at_once() -> None:
+    made = stock(pulled(10, 3), pulled(20, 4))
+    assert (next_of(made), made.count, taken(made, 500), taken(made, 2), next_of(made)) == (
+        10,
+        6,
+        [11, 12],
+        [20, 21],
+        22,
+    )
+    assert (made.count, next_of(made), next_of(made), taken(made, 1), made.count) == (1, 23, None, [], 0)
+    assert made.oldest is None
+
+
+def test_what_outlived_its_lease_is_not_handed_out() -> None:
+    made = stock(pulled(10, 3, lease_ends=5.0), pulled(20, 1))
+    assert (next_of(made, 4.9), next_of(made, 5.0), next_of(made, 5.0)) == (10, 20, None)
+    assert taken(stock(pulled(10, 3, lease_ends=5.0)), 9, 6.0) == []
+
+
+def test_what_was_taken_and_did_not_arrive_is_the_next_again_and_only_once() -> None:
+    made = stock(pulled(10, 3))
+    given: list[tuple[MessageColumns, int]] = []
+    made.next(0.0, given)
+    ((batch, row),) = given
+    back = batch.pulled.cut(row)[1].cut(1)[0]
+    made.put_back(back, 0.0)
+    made.put_back(back, 0.0)
+    assert [next_of(made) for _ in range(4)] == [10, 11, 12, None]
+    made.put_back(pulled(12, 1), 0.0)
+    assert (made.count, taken(made, 9)) == (1, [12])
+
+
+def test_what_is_old_or_wanted_goes_back_and_the_rest_stays() -> None:
+    made = stock(pulled(10, 4), pulled(20, 4), pulled(30, 4))
+    assert next_of(made) == 10
+    assert made.give_back_last(6) == [[7, 22, 2], [7, 30, 4]]
+    assert made.give_back_older(0.5) == [[7, 11, 3]]
+    assert made.oldest == 1.0
+    assert (made.count, taken(made, 9), next_of(made)) == (2, [20, 21], None)
+    assert made.give_back_last(3) == [] and made.give_back_older(9.0) == []
+
+
+def test_the_loop_never_waits_for_a_thread_that_takes_something_out() -> None:
+    made = stock(pulled(10, 2))
+    inside, leave = threading.Event(), threading.Event()
+
+    def stand_inside() -> None:
+        with made._lock:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=stand_inside)
+    thread.start()
+    inside.wait(10)
+    try:
+        assert made.give_back_older(9.0) is None and made.give_back_last(1) is None
+        made.put(pulled(20, 1), 0.0)
+        assert made.count == 3
+    finally:
+        leave.set()
+        thread.join()
+    assert made.give_back_last(1) == [[7, 20, 1]]
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_and_the_loop_share_a_stock_and_each_message_leaves_once(threads: int) -> None:
+    made = stock()
+    seen: list[list[int]] = [[] for _ in range(threads)]
+    over = threading.Event()
+
+    def take_out(own: list[int]) -> None:
+        while not over.is_set() or made.count:
+            number = next_of(made) if len(own) % 3 else next(iter(taken(made, 1)), None)
+            if number is not None:
+                own.append(number)
+
+    workers = [threading.Thread(target=take_out, args=(own,)) for own in seen]
+    for worker in workers:
+        worker.start()
+    back: list[int] = []
+    for first in range(0, 6_000, 60):
+        made.put(pulled(first, 60), time.monotonic())
+        handles = made.give_back_last(1) if first % 120 else made.give_back_older(time.monotonic() - 0.01)
+        back += [start + row for _, start, count in handles or () for row in range(count)]
+    over.set()
+    for worker in workers:
+        worker.join(30)
+    assert sorted([*back, *(number for own in seen for number in own)]) == list(range(6_000))
+
+
+def test_the_back_off_doubles_up_to_its_most_and_is_shortened_at_random() -> None:
+    backoff = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=10), jitter=0.25)
+    for attempt, most_ms in ((1, 1_000), (2, 2_000), (4, 8_000), (5, 10_000), (60_000, 10_000)):
+        drawn = [backoff.delay_ms(attempt) for _ in range(200)]
+        assert most_ms * 0.75 <= min(drawn) < max(drawn) <= most_ms
+    assert {Backoff(jitter=0).delay_ms(3) for _ in range(9)} == {4_000}
