@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart, parse
+from delayd.batch.batch import BatchKind, ColumnId, DispatchPart, encode, encode_subject_table, lay_out, parse
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
@@ -20,11 +20,10 @@ from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, P
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.outbox import Slots
 from delayd.client.sending.receipts import Receipt, SendFuture
-from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import (
+    LogId,
     PastHorizon,
 )
-from delayd.log_id import LogId
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC
 

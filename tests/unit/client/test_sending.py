@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import delayd
+from delayd.batch.content import Names, slots_of_names
 from delayd.client.asking import messages as questions
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.outbox import Gathering
@@ -27,6 +28,7 @@ from delayd.errors import (
     DiskReserve,
     HourFull,
     InternalError,
+    LogId,
     NotOwner,
     NotReady,
     OutcomeUnknown,
@@ -39,12 +41,9 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
-from delayd.log.dispatch import Reason
-from delayd.log.ended import ENDED, EndedRows
-from delayd.log_id import LogId
-from delayd.names import Names, slots_of_names
+from delayd.log.hour import ENDED, EndedRows, Reason
 from delayd.net.connection import Connection
-from delayd.wire.ending import ANSWER, CancelAnswer, MessageState, read_asked_keys
+from delayd.wire.asked import ANSWER, CancelAnswer, MessageState, read_asked_keys
 from delayd.wire.frame import ANSWER as ANSWER_FLAG
 from delayd.wire.frame import ERROR, Frame, Head, HeadValue, encode_frame
 from delayd.wire.requests import RequestType
