@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from delayd.batch.batch import BatchKind, ColumnId, DispatchPart, encode, encode_subject_table, lay_out, parse
+from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
+from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
