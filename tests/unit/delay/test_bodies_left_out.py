@@ -4,16 +4,12 @@ from delayd.batch.batch import Batch
 from delayd.batch.validate import check_batch
 from delayd.hours import hour_of_ms
 from delayd.log.hour import schedule_path
-from delayd.log.log import open_log
-from delayd.log.seal import decode_seals, seal_place
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 from tests.worlds.files import read_schedule_log
 
-HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)
-LATER_MS = 1_800_000
 ROW_BYTES = 32  # Due, sequence, end of the body, its length, content hash.
 BATCH_BYTES = 400  # Headers of file, group and batch, directory, and subject table.
 
@@ -37,21 +33,3 @@ def test_rows_of_a_minute_that_were_all_handed_over_cost_32_bytes_each_on_disk()
     size = world.disk.open(schedule_path(FOLDER, HOUR)).size()
     assert size == FILE_HEADER_BYTES + world.hours().get(HOUR).length
     assert size <= rows * ROW_BYTES + BATCH_BYTES
-
-
-def test_an_hour_with_bodies_left_out_seals_with_the_bytes_of_all_bodies() -> None:
-    world = World()
-    world.send([*wanted(3, 100, "soon"), *wanted(2, LATER_MS, "later")])
-    world.pass_ms(1_000)
-    world.checkpoint()
-    world.clock.advance(HOUR_MS)
-    world.pass_ms(2_000)
-    world.checkpoint()
-    world.core.sweep()
-    world.settle()
-    assert world.hours().get(HOUR).sealed
-    log = open_log(world.disk, seal_place(FOLDER, world.core.identity.log_id), START_MS)
-    (seal,) = [
-        seal for group in log.scan(0, log.durable) for _, batch in group.batches() for seal in decode_seals(batch)
-    ]
-    assert (seal.facts.rows, seal.facts.body_bytes) == (5, 3 * 6 + 2 * 7)

@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from delayd.batch.batch import parse
-from delayd.batch.columns import BatchKind, ColumnId, ProducerPart
+from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
 from delayd.delay.requests import Requests
 from delayd.log.pull import RetryRow
@@ -36,23 +36,6 @@ def _ask(world: World, kind: RequestType, body: bytes) -> dict[str, object]:
     (head,) = peer.heads
     (result,) = need_maps(head, "results")
     return dict(result)
-
-
-def test_what_comes_again_keeps_its_expiry_and_dead_letters_have_none() -> None:
-    part = parse(dispatch_batch(1, [b"a"])).dispatch
-    expires = [START_MS + 5, 0]
-    stored = parse(
-        messages(
-            [b"a", b"b"], due=[START_MS] * 2, sequences=[1, 2], expires=expires, kind=BatchKind.DISPATCH, part=part
-        )
-    )
-    for reason, kept in (("", expires), ("bad", None)):
-        how = RetryRow(1, 0, 0, 2, 1, START_MS + HOUR_MS, reason, "no")
-        again = retry_batch(ProducerPart(77, 1, 1), SUBJECT, [Source(stored, 0, how)], START_MS)
-        column = ColumnId.EXPIRES_AT_MS
-        assert (parse(again).int64s(column).tolist() if column in parse(again) else None) == kept
-        # Its back-off may end after it expires: it is taken, and ends then.
-        assert _ask(World(), RequestType.SEND_AGAIN, again)["count"] == 2
 
 
 @pytest.mark.parametrize(

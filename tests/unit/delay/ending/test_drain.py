@@ -9,9 +9,8 @@ import pytest
 
 from delayd.batch.content import Names, slots_of_names
 from delayd.delay.ending import copies
-from delayd.delay.ending.drain import LEAVING_MAX, NEAR_MS
+from delayd.delay.ending.drain import NEAR_MS
 from delayd.errors import (
-    BadArgument,
     DelaydError,
     SlowDown,
 )
@@ -152,18 +151,6 @@ def test_keyed_rows_go_with_their_slots_which_are_served_no_more() -> None:
     ((_, accepted),) = list(other.outside.accepted.values())[before:]
     assert len(accepted.decided), "the message with this key is pending there"
     assert delivered(world, other) == Counter(sent(world))
-
-
-def test_no_more_leaves_while_much_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "LEAVE_ROWS", 1)
-    world, other = two()
-    world.send(wanted(LEAVING_MAX, 3 * HOUR_MS, "far"))
-    world.settle()
-    piece(world, log_id(other))
-    with pytest.raises(SlowDown):
-        world.core.endings.let_leave(DrainOrder(log_id(other), None), lambda what: None)
-    with pytest.raises(BadArgument):
-        world.core.endings.let_leave(DrainOrder(log_id(world), None), lambda what: None)
 
 
 def test_rows_that_are_due_about_now_stay_and_are_delivered_here() -> None:

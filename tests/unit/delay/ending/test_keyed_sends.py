@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from delayd.batch.content import Hasher
-from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.errors import SlowDown
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.ending.keyed import (
@@ -150,21 +149,3 @@ def test_random_lives_agree_with_one_dict(seed: int) -> None:
                         world.send_again(number)
                 world.settle()
     end(world)
-
-
-def test_a_round_takes_no_more_than_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.delay.ending.keyed_sends.ROUND_ROWS_MAX", 4)
-    world = World()
-    world.own_all_keys()
-    rounds: list[int] = []
-    queue = KeyedSends._queue
-
-    def counted(self: KeyedSends, batches: Sequence[object], looked_up: Sequence[object]) -> None:
-        rounds.append(len(batches))
-        queue(self, batches, looked_up)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(KeyedSends, "_queue", counted)
-    numbers = [send(world, wanted(2, 50_000, f"n{n}"), [b"%d" % n, b"x"], REJECT) for n in range(6)]
-    world.settle()
-    assert rounds == [1, 2, 2, 1]
-    assert [verdicts(world, number)[0] for number in numbers] == [(ACCEPTED, 0)] * 6

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.ending.requested import STEPS_MAX, Wish
+from delayd.delay.ending.requested import Wish
 from delayd.errors import SlowDown
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
@@ -152,20 +152,6 @@ def test_rule_I1_a_move_that_is_asked_again_while_its_first_try_is_under_way_is_
     # Requests that are under way together may be decided in any order.
     is_last = all(each["sequence"][0] < rows["sequence"][0] for each in other)
     assert due_of(world, receipt) == [TEN if is_last else NOON]
-
-
-def test_a_move_that_is_asked_again_finds_its_row_behind_many_others() -> None:
-    world = World(load_ahead_ms=1_000)
-    receipt = accepted(world)
-    for number in range(STEPS_MAX + 5):
-        move(world, receipt, TEN + number)
-    told = move(world, receipt, ONE, number=1)
-    move(world, receipt, NOON)
-    again = move(world, receipt, ONE, number=1)
-    assert again["state"].tolist() == [MessageState.MOVED], "the client goes on from there"
-    there = Asked(*(again[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms")))
-    assert same(told, move(world, there, ONE, number=1))
-    assert due_of(world, receipt) == [NOON]
 
 
 def test_rule_B1_a_try_that_can_not_be_remembered_is_refused() -> None:

@@ -23,7 +23,7 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.meta import SlotOwners, SlotSet, slot_set, slots_of_text, slots_text
+from delayd.wire.meta import SlotOwners, SlotSet, slot_set, slots_of_text
 from tests.unit.delay.keys.planted import PLANTED
 from tests.unit.meta.servers import LEASE_MS, FullState, SteppedMeta, delay_server
 
@@ -163,17 +163,6 @@ def test_a_value_that_does_not_check_is_asked_of_meta_again() -> None:
     first = first.restarted()
     assert not first.own.owned.any()
     assert first.take("0-9") is None
-
-
-def test_meta_hears_of_slots_that_are_being_stored_and_of_peers_that_are_durable() -> None:
-    first = Member(SteppedMeta(), 1)
-    first.heartbeat()
-    first.own.admit(slots("4"), lambda outcome: None)
-    first.hear()
-    claims = first.own.claims
-    assert slots_text(claims.owned) == "4" and claims.versions[4] == 1 and not claims.peers
-    first.settle()
-    assert first.own.claims.peers == {1}
 
 
 class Lives:

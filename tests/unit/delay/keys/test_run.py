@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from delayd.batch.content import Hasher
 from delayd.delay.keys.run import AskedNames, Newest, Run, merge, open_run, write_run
-from delayd.errors import DamagedData, DiskFull, Shortage, Unreadable
+from delayd.errors import DamagedData, Shortage, Unreadable
 from delayd.log.key_run import BLOCK_ENTRIES, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
-from delayd.testing.disk import Faults, MemoryDisk
+from delayd.testing.disk import MemoryDisk
 from tests.worlds.keys import DUE_MS, FOLDER, HOUR, LOG_ID, SEED, KeyRow, Name, entries_of, facts, names_of
 
 LONG = b"k" * 200
@@ -55,18 +54,6 @@ def test_each_name_is_found_and_no_other(count: int) -> None:
     assert look(run, others) == [(0, 0, 0)] * len(others)
 
 
-def test_rows_come_out_of_blocks_as_they_went_in() -> None:
-    rows = rows_of(300)
-    run = opened(*written(rows))
-    first = run.read(0, 2, Hasher(SEED))
-    rest = run.read(2, 100, Hasher(SEED))
-    assert len(first) == 2 * BLOCK_ENTRIES
-    texts = first.names.texts() + rest.names.texts()
-    sequences = [*first.rows["sequence"].tolist(), *rest.rows["sequence"].tolist()]
-    assert dict(zip(texts, sequences, strict=True)) == {row.name: row.sequence for row in rows}
-    assert bool((np.diff(np.concatenate((first.hashes, rest.hashes)).astype(np.float64)) >= 0).all())
-
-
 def test_a_key_takes_so_many_bytes() -> None:
     rows = [KeyRow((b"orders", b"order-%07d" % n), n + 1) for n in range(20_000)]
     disk, name = written(rows)
@@ -101,14 +88,6 @@ def test_a_file_that_was_cut_is_damage(size: int) -> None:
         opened(disk, name)
 
 
-def test_a_file_that_is_cut_while_it_is_open_is_damage() -> None:
-    disk, name = written(rows_of(200))
-    run = opened(disk, name)
-    disk.open(run_path(FOLDER, name.number), write=True).truncate(300)
-    with pytest.raises(DamagedData, match="ends"):
-        look(run, [row.name for row in rows_of(200)])
-
-
 def test_a_run_of_another_directory_number_seed_or_time_is_not_opened() -> None:
     disk, name = written(rows_of(70))
     with pytest.raises(DamagedData, match="log_id"):
@@ -129,13 +108,6 @@ def test_a_block_that_cannot_be_read_is_damage() -> None:
     with pytest.raises(Unreadable):
         look(run, [(b"orders", b"0")])
     assert look(run, [(b"orders", b"0")]) == [(1, DUE_MS, HOUR)]
-
-
-def test_a_full_disk_leaves_no_file() -> None:
-    disk = MemoryDisk(Faults(), capacity_bytes=3_000)
-    with pytest.raises(DiskFull):
-        written(rows_of(200), disk)
-    assert disk.list_folder(f"{FOLDER}/keys") == []
 
 
 def test_a_run_is_durable_before_it_has_a_name() -> None:

@@ -14,8 +14,6 @@ from delayd.hours import hour_of_ms
 from delayd.log.hour import ENDED, EndedRows, Reason
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.testing.clock import START_MS
-from delayd.testing.disk import Crash
-from delayd.testing.tree import PowerLoss
 from tests.batches import SUBJECT, messages
 from tests.worlds.delay import PRODUCER_ID, World, small_slots
 from tests.worlds.files import FOLDER
@@ -81,31 +79,3 @@ def ended_rows(world: World, rows: list[tuple[int, int]], reason: Reason) -> End
         row["sequence"], row["deliver_at_ms"] = sequence, START_MS + due_ms
         row["hour"], row["reason"] = hour_of_ms(START_MS + due_ms), reason
     return found
-
-
-@pytest.mark.parametrize("way", [None, PowerLoss.ALL_LOST, PowerLoss.TORN])
-def test_a_crash_at_any_operation_of_checkpoints_and_merges_loses_no_key(way: PowerLoss | None) -> None:
-    def live(world: World) -> None:
-        for number in range(1, 6):
-            send(world, [b"k%d" % number, b"same"], number)
-            world.checkpoint()
-        world.pass_ms(2_000)
-        world.checkpoint()
-
-    whole = World()
-    live(whole)
-    operations = len(whole.disk.operations)
-    assert operations > 100
-    for dies_at in range(1, operations, 3):
-        world = World()
-        world.disk.faults.crash_at = dies_at
-        try:
-            live(world)
-        except Crash:
-            pass
-        again = world.after_crash(way, dies_at)
-        assert again.core._keys.whole
-        last = again.core.intake.next_sequence - 1
-        expected = [2 * number - 1 if 2 * number <= last else 0 for number in range(1, 6)]
-        assert found(again, [b"k%d" % number for number in range(1, 6)]) == expected
-        assert found(again, [b"same"]) == [last]

@@ -75,22 +75,6 @@ def test_a_look_up_reads_what_is_new_and_what_it_wants(segment: Segment, monkeyp
     assert sum(read) < 100_000 < segment.end
 
 
-def test_a_more_urgent_look_up_may_read_on_meanwhile(segment: Segment) -> None:
-    known = HourOutcomes()
-    append(segment, 1, 2)
-    first = segment.end
-    append(segment, 1_001, 2)
-
-    def give_way() -> None:
-        if known.end == 0:
-            known.read_on(segment, segment.end, lambda: None)
-
-    known.read_on(segment, first, give_way)
-    assert known.end == segment.end
-    assert known.size_bytes == 12 * ROWS * 4
-    assert found(known, segment, 1, 100, 1_001, 1_100) == {1, 100, 1_001, 1_100}
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_another_file_is_noticed_also_when_it_is_as_long(more: int) -> None:
     disk, known = MemoryDisk(), HourOutcomes()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 
 from delayd.delay.ledger.ledger import Ledger
@@ -12,7 +10,6 @@ from delayd.log.hour import NO_ENDED
 from tests.unit.delay.ledger.bare import HOUR, array, bare_ledger, of, rows_of
 
 ROWS = 1_000_000
-BATCHES = 40  # A window holds about this many batches when many messages are due at once.
 UNCLAIMED = np.zeros(9, np.uint8)
 
 
@@ -53,15 +50,6 @@ def test_a_row_that_a_commit_under_way_ends_is_held_back_and_an_undo_gives_it_ba
     ledger.undo()
     assert [passed(rows) for rows in ledger.hours.wheel.parts()] == [[3]], "what fell due meanwhile is due again"
     assert passed(ledger.may_leave(rows_of(1, 3, 5))) == [3, 5]
-
-
-def test_what_is_ended_by_a_commit_that_is_stored_stays_ended_in_the_next_one() -> None:
-    ledger = book()
-    decide(ledger, 1, 5)
-    claim(ledger, 2)
-    assert passed(ledger.may_leave(rows_of(1, 2, 4))) == [4]
-    ledger.undo()
-    assert passed(ledger.may_leave(rows_of(1, 2, 3, 4, 5))) == [2, 3, 4]
 
 
 def test_a_row_of_an_hour_that_is_withheld_stays_ended() -> None:
@@ -130,18 +118,3 @@ def test_rule_H4_rows_of_an_hour_that_is_not_known_count_as_ended_until_an_answe
     assert not ledger.without_outcome(HOUR + 1, array(1, 2)).any()
     ledger.name(HOUR + 1, array(2))
     assert ledger.without_outcome(HOUR + 1, array(1, 2)).tolist() == [True, False]
-
-
-def test_a_batch_of_an_answer_costs_no_pass_over_the_outcomes_of_its_hour() -> None:
-    ledger, _ = bare_ledger({HOUR: np.arange(0, 2 * ROWS, 2, dtype=np.uint64)})
-    hour_bytes = ledger.ended_in(range(HOUR, HOUR + 1))[HOUR].nbytes
-    tracemalloc.start()
-    try:
-        for batch in range(BATCHES):
-            sequences = np.arange(1_000 * batch + 1, 1_000 * batch + 1_001, 2, dtype=np.uint64)
-            assert ledger.without_outcome(HOUR, sequences).all()
-            ledger.name(HOUR, sequences)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < hour_bytes / 4

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import DelaydError
-from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.control import Limits
 from delayd.log.hour import dispatch_path, schedule_path
 from delayd.testing.clock import START_MS
-from tests.unit.delay.quotas.setting import SUBJECT, pending, set_quota
+from tests.unit.delay.quotas.setting import SUBJECT, pending
 from tests.worlds.delay import FOLDER, World, wanted
 
 FAR = hour_of_ms(START_MS) + 5
 PATH = schedule_path(FOLDER, FAR)
-AWAY = f"{FOLDER}/away.log"
 
 
 def far_and_near() -> World:
@@ -26,27 +25,6 @@ def far_and_near() -> World:
     world.send(wanted(3, 50_000, "near"))
     world.settle()
     return world
-
-
-def decide(world: World, *, drop: bool) -> None:
-    told: list[bool] = []
-    decide = world.core.drop if drop else world.core.release
-    decide(f"schedule/{hour_name(FAR)}", lambda done, text: told.append(done))
-    world.settle()
-    assert told == [True]
-    world.pass_ms(1_100)
-
-
-def test_an_hour_that_is_given_up_is_counted_no_more() -> None:
-    world = far_and_near()
-    assert set_quota(world, Limits(pending=100)) is None
-    assert pending(world) == 10
-    world.disk.rename(PATH, AWAY)
-    world.clock.advance(5 * HOUR_MS - 60_000 - 40_000)
-    world.pass_ms(80_000)
-    assert pending(world) == 7, "as far as anybody knows, they are pending"
-    decide(world, drop=True)
-    assert pending(world) == 2
 
 
 @pytest.mark.parametrize("path", [PATH, dispatch_path(FOLDER, FAR)])

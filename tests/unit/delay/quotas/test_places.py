@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from delayd.batch.columns import Int64s
 from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX
-from delayd.delay.quotas.seconds import BLOCK_S, GIVEN_MS, Given, Picker, fill
+from delayd.delay.quotas.seconds import BLOCK_S, GIVEN_MS, Picker, fill
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
 from delayd.log.control import Limits
 from delayd.testing.clock import START_MS
@@ -93,19 +93,6 @@ def test_picking_finds_the_first_of_the_emptiest_seconds(length: int, seed: int)
         else:
             assert picker.pick(first, last, 4) == expected
             loads[expected] += 1
-
-
-def test_what_arrived_is_not_taken_off_a_second_time_when_its_time_is_over() -> None:
-    given_out = Given()
-    given_out.add(np.array([5, 5, 6]), 0)
-    given_out.add(np.array([5]), 1_000)
-    given_out.arrived(np.array([5, 5, 7]))
-    assert given_out.window(5, 3).tolist() == [1, 1, 0]
-    given_out.expire(GIVEN_MS)
-    # The two that arrived were the oldest of second 5.
-    assert given_out.window(5, 3).tolist() == [1, 0, 0]
-    given_out.expire(GIVEN_MS + 1_000)
-    assert given_out.count == 0 and not given_out.window(5, 3).any()
 
 
 def test_rule_B2_many_places_are_chosen_beside_the_loop_and_later_callers_see_what_was_given() -> None:

@@ -41,21 +41,6 @@ def reached(world: World) -> tuple[list[int], int]:
     return refused_rows(error), error.next_free_ms
 
 
-def test_what_left_in_this_second_counts_until_the_second_is_over() -> None:
-    world = World()
-    assert set_quota(world, Limits(per_second=3)) is None
-    world.send(wanted(3, -1_000, "now"))
-    world.settle()
-    world.pass_ms(100)
-    assert pending(world) == 0
-    world.send(wanted(1, -90_000, "more"))
-    assert reached(world) == ([0], START_MS + 1_000)
-    world.pass_ms(1_000)
-    world.send(wanted(1, 0, "then"))
-    world.settle()
-    assert not world.outside.refused
-
-
 def test_rows_that_come_and_end_while_the_logs_are_read_count_once() -> None:
     world = World()
     world.send(wanted(5, 5_000, "before"))
@@ -111,24 +96,6 @@ def test_a_quota_that_takes_too_much_memory_to_count_is_not_set(monkeypatch: pyt
     monkeypatch.undo()
     world.pass_ms(10_000)
     assert set_quota(world, Limits(pending=100)) is None
-
-
-def test_a_server_counts_no_more_than_it_has_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    assert set_quota(world, Limits(pending=100)) is None
-    world.send(wanted(40, 5_000, "many"))
-    world.settle()
-    monkeypatch.setattr(quotas_module, "BYTES_MAX", 600)
-    world.pass_ms(1_000)
-    world.send(wanted(1, 5_000, "one more"))
-    assert isinstance(refusal(world), SlowDown)
-    assert [wait.what for wait in world.core.refuses()] == ["sends to subjects with a quota"]
-    world.send(wanted(1, 5_000, "another", subject=b"orders.us"))
-    world.settle()
-    assert not world.outside.refused
-    world.drain()
-    world.pass_ms(1_000)
-    assert not [*world.core.refuses()]
 
 
 @pytest.mark.parametrize("restart", [False, True])
