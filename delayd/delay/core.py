@@ -16,6 +16,7 @@ from delayd.batch.columns import ColumnId, Int64s
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
+from delayd.delay.books.seals import open_seal_log
 from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.mending import Mending, SetAside
 from delayd.delay.damage.set_aside import MESSAGE_LOG, FileWatch, HeldRows, LostValues
@@ -44,7 +45,7 @@ from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Decisions, Entry, Kind, Quarantine
 from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import OnPlaces, OnSet, Quotas
-from delayd.delay.recovery import Recovered, ends_of_all, open_seals, recover
+from delayd.delay.recovery import Recovered, ends_of_all, recover
 from delayd.delay.retiring import Retiring
 from delayd.delay.settled import settled
 from delayd.delay.standing import Standing
@@ -310,7 +311,6 @@ class DelayCore:
         self._file_watch = FileWatch(
             site, found.hours, self._outcomes.ends, found.sealed_ends, self.quarantine, self._mending.schedule_damaged
         )
-        seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
         self._retention = Retention(
             keeping,
             self._hours,
@@ -322,7 +322,7 @@ class DelayCore:
                 config.retention_hours,
                 self._mending.file_damaged,
                 lambda error: self._mending.seals_damaged(self._retention, error),
-                partial(open_seals, *seals, whole=found.flags_unknown),
+                partial(open_seal_log, site, found.hours, whole=found.flags_unknown),
             ),
         )
         if found.seals_damage is not None:

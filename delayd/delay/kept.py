@@ -141,24 +141,26 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:
         hour = _hour(error)
         kept.ends[hour] = OutcomeEnd(_published_ends(published).get(hour, 0))
         _told(error, "the checkpoint file")
-    damaged = []
-    for key, value in state.scan(GIVEN_UP_PREFIX, damaged):
-        kept.given_up[int.from_bytes(key[len(GIVEN_UP_PREFIX) :])] = GivenUp.decode(value)
-    for error in damaged:
-        kept.given_up[int.from_bytes(error.key[len(GIVEN_UP_PREFIX) :])] = GivenUp(0, False)
+    given_up, damage_by_key = _scan(state, GIVEN_UP_PREFIX)
+    kept.given_up = {int.from_bytes(key): GivenUp.decode(value) for key, value in given_up.items()}
+    for key, error in damage_by_key.items():
+        kept.given_up[int.from_bytes(key)] = GivenUp(0, False)
         _told(error, "its key")
-    damaged = []
-    salvage = [key for key, _ in state.scan(SALVAGE_PREFIX, damaged)]
-    for key in [*salvage, *(error.key for error in damaged)]:
-        kept.salvage.add(int.from_bytes(key[len(SALVAGE_PREFIX) :]))
+    salvage, damage_by_key = _scan(state, SALVAGE_PREFIX)
+    kept.salvage = {int.from_bytes(key) for key in (*salvage, *damage_by_key)}
     damaged = []
     kept.producers = state.scan(PRODUCER_PREFIX, damaged)
     kept.producers_lost = {int.from_bytes(error.key[len(PRODUCER_PREFIX) :]): error for error in damaged}
-    damaged = []
-    for key, value in state.scan(TARGET_PREFIX, damaged):
-        kept.targets[key[len(TARGET_PREFIX) :]] = msgpack.unpackb(value)
-    kept.targets_lost = {error.key[len(TARGET_PREFIX) :]: error for error in damaged}
+    targets, kept.targets_lost = _scan(state, TARGET_PREFIX)
+    kept.targets = {subject: msgpack.unpackb(value) for subject, value in targets.items()}
     return kept
+
+
+def _scan(state: State, prefix: bytes) -> tuple[dict[bytes, bytes], dict[bytes, DamagedValue]]:
+    """The values below a prefix, and what does not check of them, by the rest of their keys."""
+    damaged: list[DamagedValue] = []
+    values = {key[len(prefix) :]: value for key, value in state.scan(prefix, damaged)}
+    return values, {error.key[len(prefix) :]: error for error in damaged}
 
 
 def heal_hours(state: State, kept: KeptState) -> None:

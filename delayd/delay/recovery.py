@@ -4,7 +4,7 @@ The order matters: epoch, dispatch logs, message log, then the hours. Nothing is
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,14 @@ from delayd.batch.sequences import NO_SEQUENCES, among
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import (
     list_dispatch_logs,
+    open_dispatch_log,
     outcomes_beside,
     quarantine_path,
     read_outcomes,
     reopen_dispatch_log,
 )
 from delayd.delay.books.seals import SealLog, open_seal_log
-from delayd.delay.damage.mending import doubtful, give_up_outcomes, take_back_outcomes, take_back_schedules
+from delayd.delay.damage.mending import doubtful, give_up_outcomes, take_back_schedules
 from delayd.delay.filing.hour_table import GivenUp, HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
@@ -62,7 +63,6 @@ from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.tail import decided_behind
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Identity, Site
-from delayd.machine.state import State
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
 
@@ -175,7 +175,7 @@ def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
     _leave_named_unused(read, named, message_log)
     told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
     if kept.ended is None:
-        read.ended += _find_ended(message_log)
+        read.find_ended(message_log)
     found = Recovered(
         identity=identity,
         log=message_log,
@@ -217,34 +217,12 @@ def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
         keyed=read.keyed,
     )
     try:
-        found.seals = open_seals(disk, state, folder, identity, clock.now_ms(), hours, whole=kept.flags_unknown)
+        found.seals = open_seal_log(site, hours, whole=kept.flags_unknown)
     except DamagedData as damage:
         found.seals_damage = damage
         found.damage.append(damage)
     _load(site, config, found)
     return found
-
-
-class _Counted:
-    """Hours that the state knows as sealed: those that it calls sealed, and those that were deleted."""
-
-    def __init__(self, hours: HourTable) -> None:
-        self._hours = hours
-
-    def __contains__(self, hour: object) -> bool:
-        assert isinstance(hour, int), "an hour is a number"
-        return hour not in self._hours or self._hours.get(hour).sealed
-
-
-def open_seals(
-    disk: Disk, state: State, folder: str, identity: Identity, now_ms: int, hours: HourTable, *, whole: bool
-) -> SealLog:
-    """Open the seal log; with ``whole`` all of it is read: an hour may be sealed though the state does not say so.
-
-    Raises:
-        DamagedData, Shortage: it does not check or can't be read.
-    """
-    return open_seal_log(disk, state, folder, *identity, now_ms, _Counted(hours), whole=whole)
 
 
 def _find_targets(
@@ -257,29 +235,20 @@ def _find_targets(
     if not lost:
         return lost
     try:
-        for group in message_log.scan(message_log.start, message_log.durable):
-            if group.header.kind == GroupKind.CONTROL:
-                for record in (record for _, batch in group.batches() for record in decode_known(batch)):
-                    if isinstance(record, TargetNote) and record.subject in lost:
-                        # The last note counts; the next checkpoint stores it again.
-                        targets[record.subject] = record.log_id
-                        owed.add(record.subject)
+        for record in _all_records(message_log):
+            if isinstance(record, TargetNote) and record.subject in lost:
+                # The last note counts; the next checkpoint stores it again.
+                targets[record.subject] = record.log_id
+                owed.add(record.subject)
     except DamagedData as error:
         log.warning("notes_not_found reason=%r", str(error))
     return {subject: error for subject, error in lost.items() if subject not in targets}
 
 
-def _find_ended(message_log: Log) -> list[EndedRows]:
-    """Look in the message log, as far as it is kept, for the rows that decisions have ended."""
-    found: list[EndedRows] = []
-    try:
-        for group in message_log.scan(message_log.start, message_log.durable):
-            for record in _records(group):
-                if isinstance(record, Ended):
-                    found.append(decode_ended(record.rows))
-    except DamagedData as error:
-        log.warning("decisions_not_found reason=%r", str(error))
-    return found
+def _all_records(message_log: Log) -> Iterator[Known]:
+    """The control records of the message log, as far as it is kept; DamagedData where it does not check."""
+    for group in message_log.scan(message_log.start, message_log.durable):
+        yield from _records(group)
 
 
 def _records(group: CommitGroup) -> list[Known]:
@@ -331,6 +300,15 @@ class _Replay:
         self._stored: list[Stored] = []  # Batches whose rows are not indexed yet.
         self._appended_at_ms: list[int] = []  # For each of them, when it was appended.
         self._rows = 0
+
+    def find_ended(self, message_log: Log) -> None:
+        """Look in the message log, as far as it is kept, for the rows that decisions have ended."""
+        try:
+            for record in _all_records(message_log):
+                if isinstance(record, Ended):
+                    self.ended.append(decode_ended(record.rows))
+        except DamagedData as error:
+            log.warning("decisions_not_found reason=%r", str(error))
 
     def index(self) -> None:
         """Make pending rows of the groups that were taken; without this call the last groups are missing."""
@@ -474,7 +452,7 @@ def _recover_outcomes(
             if hour in unfinished:
                 opened = give_up_outcomes(site, hour)
             else:
-                opened = take_back_outcomes(site, hour, known.get(hour, OutcomeEnd()).length)
+                opened = open_dispatch_log(site, hour, known.get(hour, OutcomeEnd()).length)
         except DamagedData as damage:
             quarantined[hour] = damage
             segment, known_outcomes = _open_beside(disk, folder, site.log_id, hour, all_beside.get(hour, ()))

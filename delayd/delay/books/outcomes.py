@@ -13,7 +13,7 @@ import errno
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -402,12 +402,6 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
     return segment.remember_file()
 
 
-def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:
-    """Append outcomes to an open dispatch log; durable on return."""
-    segment.append(_groups(hour, parts, epoch, now_ms))
-    segment.flush()
-
-
 def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:
     """Make groups of one batch of at most 65,536 rows each; a part is never larger than one handed-over batch."""
     groups: list[NewGroup] = []
@@ -435,23 +429,25 @@ def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
     return found
 
 
-def open_dispatch_log(
-    disk: Disk, folder: str, log_id: int, epoch: int, hour: int, known: int, beside: Sequence[int], now_ms: int
-) -> tuple[Segment, OutcomeRows] | None:
+def open_dispatch_log(site: Site, hour: int, known: int) -> tuple[Segment, OutcomeRows] | None:
     """Open an hour's dispatch log, with what came to be known while it was damaged; None when it holds nothing yet.
 
-    ``beside`` numbers the files that tell so; they are gone once all of it is in the log.
+    The files beside it are gone once all that they tell is in the log.
 
     Raises:
         DamagedData, Shortage: it does not check or can't be read; all up to the offset ``known`` was durable.
     """
-    segment = reopen_dispatch_log(disk, dispatch_path(folder, hour), log_id, known, hour)
+    segment = reopen_dispatch_log(site.disk, dispatch_path(site.folder, hour), site.log_id, known, hour)
     if segment is None:
         return None
     try:
         outcomes = read_outcomes(segment)
-        for number in beside:
-            other = reopen_dispatch_log(disk, quarantine_path(folder, hour, number), log_id, 0, hour)
+        beside = [
+            quarantine_path(site.folder, hour, number)
+            for number in outcomes_beside(site.disk, site.folder).get(hour, ())
+        ]
+        for path in beside:
+            other = reopen_dispatch_log(site.disk, path, site.log_id, 0, hour)
             if other is None:
                 continue
             try:
@@ -459,10 +455,14 @@ def open_dispatch_log(
             finally:
                 other.close()
             if parts:
-                append_parts(segment, hour, parts, epoch, now_ms)
+                segment.append(_groups(hour, parts, site.epoch, site.clock.now_ms()))
+                segment.flush()
                 outcomes = read_outcomes(segment)
         if beside:
-            forget_quarantine(disk, folder, hour, beside)
+            for path in beside:
+                site.disk.remove(path)
+            site.disk.sync_folder(f"{site.folder}/quarantine")
+            log.info("hour_restored hour=%s", hour_name(hour))
     except BaseException:
         segment.close()
         raise
@@ -513,11 +513,3 @@ def outcomes_beside(disk: Disk, folder: str) -> dict[int, list[int]]:
         except BadArgument:
             continue  # These ten digits name no hour: no server wrote such a file.
     return {hour: sorted(numbers) for hour, numbers in found.items()}
-
-
-def forget_quarantine(disk: Disk, folder: str, hour: int, numbers: Sequence[int]) -> None:
-    """Remove the files beside a restored dispatch log, which holds all their outcomes now."""
-    for number in numbers:
-        disk.remove(quarantine_path(folder, hour, number))
-    disk.sync_folder(f"{folder}/quarantine")
-    log.info("hour_restored hour=%s", hour_name(hour))

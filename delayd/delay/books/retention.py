@@ -13,12 +13,13 @@ from typing import NamedTuple
 from delayd.delay.books.outcomes import OutcomeLog, read_outcomes
 from delayd.delay.books.seals import ContentDiffers, SealDiffers, SealLog, compare
 from delayd.delay.filing.hour_table import (
+    GIVEN_UP_PREFIX,
+    OUTCOME_PREFIX,
+    PREFIX,
     HourFile,
     OutcomeEnd,
-    given_up_key,
     hour_key,
     hour_put,
-    outcome_key,
 )
 from delayd.delay.filing.schedule_log import Sources, scan_schedule_log
 from delayd.delay.quarantine import Quarantine
@@ -308,7 +309,8 @@ class Retention:
                 hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
             }
             if gone or marked:
-                removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour), given_up_key(hour))]
+                prefixes = (PREFIX, OUTCOME_PREFIX, GIVEN_UP_PREFIX)
+                removes = [hour_key(hour, prefix) for hour in gone for prefix in prefixes]
                 self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
         except (DamagedData, DiskFull, Shortage) as error:
             # A damaged slot is written anew by the next checkpoint; until then readers can't be told, so nothing is

@@ -9,7 +9,7 @@ and hashlib, which release the GIL.
 import hashlib
 import logging
 import struct
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 
 import msgpack
 import numpy as np
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from delayd.batch.batch import Batch
 from delayd.batch.columns import BatchKind, ColumnId
 from delayd.batch.content import NOT_STATED, tally
+from delayd.delay.filing.hour_table import HourTable
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import Outcome, OutcomeRows
 from delayd.log.log import Log, open_log, write_again
 from delayd.log.seal import OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, SealMark, decode_seals, encode_seal, seal_place
-from delayd.machine.disk import Disk
-from delayd.machine.state import State
+from delayd.machine.identity import Site
 
 KEY = b"seal"
 
@@ -100,32 +100,24 @@ class SealLog:
         self._log.close()
 
 
-def open_seal_log(
-    disk: Disk,
-    state: State,
-    folder: str,
-    log_id: int,
-    epoch: int,
-    now_ms: int,
-    sealed: Container[int],
-    *,
-    whole: bool = False,
-) -> SealLog:
-    """Open the seal log at its end; seals of hours that are not ``sealed`` by the state wait to be counted.
+def open_seal_log(site: Site, hours: HourTable, *, whole: bool) -> SealLog:
+    """Open the seal log at its end; seals of ``hours`` that the state does not call sealed wait to be counted.
 
-    With ``whole`` the log is read from its beginning; that is also done when the state's mark does not check (rule L9).
+    With ``whole`` the log is read from its beginning, because an hour may be sealed though the state does not say so.
+    That is also done when the state's mark does not check (rule L9).
 
     Raises:
-        DamagedData: it is shorter than the state counts, or the seals behind that point don't continue the chain.
+        DamagedData, Shortage: it can't be read, is shorter than the state counts, or the seals behind that point don't
+            continue the chain.
     """
-    mark = SealMark()
+    mark, place = SealMark(), seal_place(site.folder, site.log_id)
     try:
-        row = state.get(KEY)
+        row = site.state.get(KEY)
         if row and not whole:
             mark = SealMark(*msgpack.unpackb(row))
     except DamagedValue as error:
-        log.warning("value_rebuilt key=%s source=%s", key_text(error.key), seal_place(folder, log_id).folder)
-    seal_log = open_log(disk, seal_place(folder, log_id), now_ms, mark.offset, mark.crc32c)
+        log.warning("value_rebuilt key=%s source=%s", key_text(error.key), place.folder)
+    seal_log = open_log(site.disk, place, site.clock.now_ms(), mark.offset, mark.crc32c)
     uncounted: dict[int, tuple[SealMark, Seal]] = {}
     end = mark
     for group in seal_log.scan(mark.offset, seal_log.durable, mark.crc32c):
@@ -135,10 +127,11 @@ def open_seal_log(
                 seal_log.close()
                 what = f"seal {seal.number} does not follow the {end.seals} seals before it"
                 raise DamagedData(seal_log.place.folder, group.header.offset, what)
-            if seal.facts.hour not in sealed:
+            # An hour that is not in the table was deleted, so its seal was counted.
+            if seal.facts.hour in hours and not hours.get(seal.facts.hour).sealed:
                 uncounted[seal.facts.hour] = (end, seal)
             end = SealMark(group.end, group.header.header_crc32c, seal.number + 1, seal.sha256)
-    return SealLog(seal_log, epoch, end, uncounted)
+    return SealLog(seal_log, site.epoch, end, uncounted)
 
 
 PIECE_ROWS = 8_192  # 640 KiB of outcome rows: one piece takes some 2 ms.

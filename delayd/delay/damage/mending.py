@@ -47,15 +47,14 @@ from delayd.delay.books.outcomes import (
 )
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
+    GIVEN_UP_PREFIX,
+    SALVAGE_PREFIX,
     GivenUp,
     HourFile,
     OutcomeEnd,
-    given_up_put,
     hour_key,
     hour_put,
     outcome_put,
-    salvage_key,
-    salvage_put,
 )
 from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.kept import KeptState
@@ -177,7 +176,7 @@ class Mending:
             part = NewPart(piece["sequence"].copy(), due_at_ms(piece), Outcome.IN_DOUBT, self._site.clock.now_ms())
             self._outcomes.record(hour, part, _nothing)
         if not lacks_rows:
-            puts = [given_up_put(hour, word._replace(done=True))]
+            puts = [(hour_key(hour, GIVEN_UP_PREFIX), word._replace(done=True).encode())]
             commit = partial(self._site.worker.submit, partial(self._site.state.commit, puts, []), _finished)
             self._outcomes.when_durable(commit)
 
@@ -242,10 +241,11 @@ class Mending:
         hour, now_ms = each.entry.hour, self._site.clock.now_ms()
         assert hour is not None, "only logs of hours are given up"
         if each.entry.kind is Kind.SCHEDULE:
-            puts = [salvage_put(hour, now_ms)]
+            puts = [(hour_key(hour, SALVAGE_PREFIX), msgpack.packb(now_ms))]
         else:
             # None of its rows is counted any more.
-            puts = [given_up_put(hour, self._word(hour, now_ms)), outcome_put(hour, OutcomeEnd())]
+            word = self._word(hour, now_ms)
+            puts = [(hour_key(hour, GIVEN_UP_PREFIX), word.encode()), outcome_put(hour, OutcomeEnd())]
         self._site.worker.submit(partial(self._site.state.commit, puts, []), partial(self._stored, each))
 
     def _word(self, hour: int, now_ms: int) -> GivenUp:
@@ -287,7 +287,7 @@ class Mending:
 
 def _check_outcomes(site: Site, hour: int, known: int) -> None:
     """Open a dispatch log that was damaged and append what stands beside it, on the thread that writes outcomes."""
-    opened = take_back_outcomes(site, hour, known)
+    opened = open_dispatch_log(site, hour, known)
     if opened is not None:
         opened[0].close()
 
@@ -363,7 +363,7 @@ def _join(site: Site, hour: int, kept: KeptState) -> None:
     if beside.length:
         groups = scan_groups(site.disk, schedule_beside_path(site.folder, hour), site.log_id, hour, beside)
         file = _append(site, hour, file, groups)
-    removes = [hour_key(hour, BESIDE_PREFIX), salvage_key(hour)]
+    removes = [hour_key(hour, BESIDE_PREFIX), hour_key(hour, SALVAGE_PREFIX)]
     if file.length:
         site.state.commit([hour_put(hour, file), *puts], removes)
         kept.hours.set(hour, file)
@@ -426,16 +426,6 @@ def _append(site: Site, hour: int, file: HourFile, groups: Iterator[CommitGroup]
 # Dispatch logs.
 
 
-def take_back_outcomes(site: Site, hour: int, known: int) -> tuple[Segment, OutcomeRows] | None:
-    """Open an hour's dispatch log, with what came to be known while it was damaged; None when it holds nothing yet.
-
-    Raises:
-        DamagedData, Shortage: it does not check or can't be read; all up to the offset ``known`` was durable.
-    """
-    beside = outcomes_beside(site.disk, site.folder).get(hour, [])
-    return open_dispatch_log(site.disk, site.folder, site.log_id, site.epoch, hour, known, beside, site.clock.now_ms())
-
-
 def give_up_outcomes(site: Site, hour: int) -> tuple[Segment, OutcomeRows]:
     """Open an hour's dispatch log that was given up: those of its files that don't check are kept aside."""
     path = dispatch_path(site.folder, hour)
@@ -449,7 +439,7 @@ def give_up_outcomes(site: Site, hour: int) -> tuple[Segment, OutcomeRows]:
         site.disk.make_folder(path.rpartition("/")[0])
         header = FileHeader(FileKind.DISPATCH, site.log_id, 0, hour, site.clock.now_ms())
         create_segment(site.disk, path, header).close()
-    opened = take_back_outcomes(site, hour, 0)
+    opened = open_dispatch_log(site, hour, 0)
     assert opened is not None, "it has its header"
     return opened
 

@@ -89,30 +89,21 @@ class HeldRows:
                 self._retry(name)
 
     def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
-        """Try the rows of an entry now, or give them up; ``done`` hears what came of it, once that is durable."""
-        if drop:
-            given_up = self.give_up(entry)
-            self._outcomes.when_durable(lambda: done(*given_up))
-            self._outcomes.commit()
-        else:
-            done(*self.retry(entry))
-
-    def retry(self, entry: Entry) -> tuple[bool, str]:
-        """Try the rows of an entry now; return whether all of them can be read, and a sentence for the operator."""
-        before = sum(len(rows) for rows in self._held.get(entry.name, ()))
-        error = self._retry(entry.name)
-        left = sum(len(rows) for rows in self._held.get(entry.name, ()))
-        return not left, f"{before - left} messages can be read" + (f"; {left} can't: {error}" if left else "")
-
-    def give_up(self, entry: Entry) -> tuple[bool, str]:
-        """Declare the rows of an entry DEAD."""
-        count = 0
+        """Try the rows of an entry now, or declare them DEAD; ``done`` hears what came of it, once that is durable."""
+        if not drop:
+            before, error, left = self._count(entry.name), self._retry(entry.name), self._count(entry.name)
+            done(not left, f"{before - left} messages can be read" + (f"; {left} can't: {error}" if left else ""))
+            return
+        count = self._count(entry.name)
         for rows in self._held.pop(entry.name, ()):
-            count += len(rows)
             part = NewPart(rows["sequence"].copy(), due_at_ms(rows), Outcome.DEAD, self._clock.now_ms())
             self._outcomes.record(int(rows["hour"][0]), part, _nothing)
         self._quarantine.lift(Kind.ROWS, entry.name)
-        return True, f"{count} messages are given up: they have the outcome DEAD"
+        self._outcomes.when_durable(lambda: done(True, f"{count} messages are given up: they have the outcome DEAD"))
+        self._outcomes.commit()
+
+    def _count(self, name: str) -> int:
+        return sum(len(rows) for rows in self._held.get(name, ()))
 
     def waiting(self) -> list[Rows]:
         """View all rows that are held, in several arrays."""

@@ -19,6 +19,9 @@ from delayd.log.hour import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_ho
 PREFIX = b"hour/"
 BESIDE_PREFIX = b"beside/"  # The same for the files beside damaged schedule logs.
 OUTCOME_PREFIX = b"outcomes/"
+GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up.
+SALVAGE_PREFIX = b"salvage/"  # Hours whose schedule logs operators gave up, until a start has done that.
+SEQUENCE_MAX = (1 << 64) - 1
 OUTCOME_ROW = struct.Struct("<QQ")
 ROOM_MIN = 64  # A table grows by at least this many rows.
 OPAQUE_ROW = np.dtype((np.void, HOUR_ROW.itemsize))  # Numpy copies opaque items as bytes (see rows.py).
@@ -224,25 +227,13 @@ def _hours(rows: HourRows, flags: int, wanted: int) -> list[int]:
 
 def outcome_put(hour: int, end: OutcomeEnd) -> tuple[bytes, bytes]:
     """The LMDB row of an hour's dispatch log."""
-    return outcome_key(hour), OUTCOME_ROW.pack(*end)
-
-
-def outcome_key(hour: int) -> bytes:
-    """The LMDB key of an hour's dispatch log."""
-    return OUTCOME_PREFIX + hour.to_bytes(4)
+    return hour_key(hour, OUTCOME_PREFIX), OUTCOME_ROW.pack(*end)
 
 
 def load_outcome_ends(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, OutcomeEnd]:
     """Take over the ends of the dispatch logs from the last checkpoint, by hour."""
     first = len(OUTCOME_PREFIX)
     return {int.from_bytes(key[first:]): OutcomeEnd(*OUTCOME_ROW.unpack(value)) for key, value in pairs}
-
-
-GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up.
-
-SALVAGE_PREFIX = b"salvage/"  # Hours whose schedule logs operators gave up, until a start has done that.
-
-SEQUENCE_MAX = (1 << 64) - 1
 
 
 class GivenUp(NamedTuple):
@@ -270,23 +261,3 @@ class GivenUp(NamedTuple):
             return cls(at_ms, True)
         below, steps = rest
         return cls(at_ms, False, below, np.cumsum(np.frombuffer(zlib.decompress(steps), np.uint64), dtype=np.uint64))
-
-
-def given_up_key(hour: int) -> bytes:
-    """The key of an operator's word on an hour's dispatch log."""
-    return hour_key(hour, GIVEN_UP_PREFIX)
-
-
-def given_up_put(hour: int, word: GivenUp) -> tuple[bytes, bytes]:
-    """The row of an operator's word on an hour's dispatch log."""
-    return given_up_key(hour), word.encode()
-
-
-def salvage_key(hour: int) -> bytes:
-    """The key of an operator's word on an hour's schedule log."""
-    return hour_key(hour, SALVAGE_PREFIX)
-
-
-def salvage_put(hour: int, at_ms: int) -> tuple[bytes, bytes]:
-    """The row of an operator's word on an hour's schedule log: when it was said."""
-    return salvage_key(hour), msgpack.packb(at_ms)

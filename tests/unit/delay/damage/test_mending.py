@@ -239,3 +239,16 @@ def test_rule_H8_a_damaged_dispatch_log_makes_nobody_a_restored_delay_server_als
     again = world.after_crash(PowerLoss.ALL_LOST)
     again.pass_ms(31_000)
     assert not again.core.fence.is_up
+
+
+def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
+    world = World()
+    world.send([*wanted(3, 500, "m"), *wanted(3, FAR_MS, "n")])
+    world.pass_ms(2_000)
+    for path in (FIRST, DISPATCH):
+        world.disk.remove(path)
+    assert world.stop()
+    world.core.close()
+    again = world.after_crash(None)
+    assert not ids(again) and again.disk.exists(DISPATCH)
+    delivered(again)

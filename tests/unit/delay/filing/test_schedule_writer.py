@@ -1,5 +1,6 @@
 """What a checkpoint files: batches within their limits, in order, and all of it however it ends."""
 
+from collections.abc import Sequence
 from operator import itemgetter
 from random import Random
 
@@ -13,6 +14,7 @@ from delayd.delay.filing.schedule_writer import BATCH_BYTES
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.machine.executor import Abandoned
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from tests.batches import bodies_of, messages
 from tests.worlds.delay import FOLDER, PRODUCER_ID, World, wanted
@@ -115,3 +117,42 @@ def test_a_checkpoint_that_a_stop_abandons_at_any_piece_loses_nothing(way: Power
             break
         pieces += 1
     assert pieces > 10
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_rule_P2_a_checkpoint_that_could_not_be_published_counts_and_the_next_one_says_so(
+    dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.send(wanted(2, FAR_MS, name))
+        world.settle()
+        if name == "a":
+            world.checkpoint()
+    commit = world.state.commit
+
+    def commit_and_fill(puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        commit(puts, removes)
+        world.disk.capacity_bytes = world.disk.used_bytes
+
+    answers: list[int] = []
+    world.core.checkpoint(answers.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(world.state, "commit", commit_and_fill)
+        world.executors()[2].run_all()
+    world.settle()
+    assert not answers and world.hours().get(FAR).rows == 4
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    if dies:
+        # The next one dies when its rows are in the schedule log and not counted: what was counted is still there.
+        world.clock.advance(1_100)
+        world.send(wanted(1, FAR_MS, "c"))
+        world.disk.faults.crash_on = "commit"
+        with pytest.raises(Crash):
+            world.settle()
+        world = world.after_crash(PowerLoss.ALL_LOST)
+    else:
+        world.pass_ms(2_000)
+        assert answers == [world.core.counters()["replay_offset"]]
+    world.drain(3 * HOUR_MS)
+    world.check_books()
