@@ -20,6 +20,7 @@ import click
 import delayd
 from delayd.backup import ROLES, STATE, Cut, Held, Manifest, Source, Stage, Terms, read_journal, read_manifest, take
 from delayd.backup import restore as put_back
+from delayd.client.asking import ask
 from delayd.config import parse_address
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable
 from delayd.log.checkpoint import NAME as CHECKPOINT
@@ -34,10 +35,9 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_bool, need_str, need_u64
 from delayd.wire.requests import RequestType
 
-from . import ask
-from .exits import NOT_BALANCED, OK, TRY_LATER
 from .listing import Cell, columns, progress, show, size_text
-from .operate import Operator
+from .main import NOT_BALANCED, OK, TRY_LATER
+from .operate import Operator, run
 from .options import Command, DataFolder, format_option, meta_option, secret_data_option, secret_of, secret_option
 from .times import instant_text
 
@@ -190,7 +190,7 @@ def _take(
             for each in sources:
                 stage(each)
             if running and secret is not None:
-                found = ask.run(lambda: _cut(data, running, Operator(meta, secret), joins, stage))
+                found = run(lambda: _cut(data, running, Operator(meta, secret), joins, stage))
             sources += found.sources
             return found._replace(sources=sorted(sources, key=lambda each: ROLES.index(each.role)))
 
@@ -425,7 +425,7 @@ def cut(command: Sequence[str], data: str, meta: str, secret_file: str | None) -
     $ delayd cut -- sh backup-all.sh
     """
     secret = secret_of(secret_file, data)
-    return ask.run(lambda: _cut_all(command, meta, secret))
+    return run(lambda: _cut_all(command, meta, secret))
 
 
 async def _cut_all(command: Sequence[str], meta: str, secret: Secret) -> int:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
+from delayd.client.asking import ask
 from delayd.errors import BadArgument, DelaydError
 from delayd.hours import hour_from_name, hour_start_ms
 from delayd.wire.consuming import read_groups
@@ -19,7 +20,6 @@ from delayd.wire.frame import Head
 from delayd.wire.meta import read_subject_page
 from delayd.wire.requests import RequestType
 
-from . import ask
 from .options import Command
 
 SHELLS = ("bash", "zsh", "fish")

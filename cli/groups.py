@@ -29,13 +29,12 @@ from delayd.client.producer import Producer
 from delayd.errors import DelaydError
 from delayd.wire.consuming import AtInstant, AtSequence, End, GroupInfo, Position
 
-from . import ask
-from .bulk import Due, Walk, Wording, in_bulk, told_unread, walk_all
-from .exits import NOT_BALANCED, OK
-from .find import shown_body
+from .files import shown_body
 from .listing import Cell, Column, columns
 from .listing import show as show_rows
-from .operate import Operator, decision_options, operator_options
+from .main import NOT_BALANCED, OK
+from .message import Due, Walk, Wording, in_bulk, told_unread, walk_all
+from .operate import Operator, decision_options, operator_options, run
 from .options import (
     Group,
     Shown,
@@ -131,7 +130,7 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
     $ delayd groups rewind orders.cancel billing --to -2h
     """
     if context.invoked_subcommand is None:
-        listed = ask.run(lambda: list_groups(meta, subject))
+        listed = run(lambda: list_groups(meta, subject))
         tell_missing(listed)
         is_one_each = len({(place.subject, place.group) for place in listed}) == len(listed)
         show_rows((*COLUMNS, SERVER._replace(detail=is_one_each)), [_row(place) for place in listed], form)
@@ -208,7 +207,7 @@ def delete(subject: str, group: str, keep_pending: bool, operator: Operator) -> 
         more = f"; {pending:,} messages that {PENDING} end" if pending else ""
         operator.confirm(f"{group} of {subject}: {COSTS}{more}")
         # The group goes first: from then on it gives nothing back any more.
-        ask.run(lambda: _at_each(places, partial(delete_group, secret=operator.secret)))
+        run(lambda: _at_each(places, partial(delete_group, secret=operator.secret)))
         click.echo(f"group {group} of {subject} is deleted")
         return _end_pending(walks)
 
@@ -238,14 +237,14 @@ def rewind(subject: str, group: str, to: Position, dry_run: bool, operator: Oper
     $ delayd groups rewind orders.cancel billing --to latest --yes
     """
     place = one_place(_places(operator.meta, subject, group))
-    found = ask.run(lambda: move_group(place, operator.secret, to, dry_run=True))
+    found = run(lambda: move_group(place, operator.secret, to, dry_run=True))
     before, then, dropped = found
     click.echo(f"group {group} of {subject} goes from message {before} to {then}, and lets {dropped} go that it holds")
     if dry_run:
         return
     operator.confirm(f"{group} of {subject}: {AGAIN if then < before else NEVER}")
     # The place that was shown, not where the words lead by now.
-    ask.run(lambda: move_group(place, operator.secret, AtSequence(then), dry_run=False))
+    run(lambda: move_group(place, operator.secret, AtSequence(then), dry_run=False))
     click.echo(f"group {group} of {subject} goes on at message {then}")
 
 
@@ -311,7 +310,7 @@ def _end_pending(walks: list[_Pending]) -> int:
 
 def _places(meta: str, subject: str, group: str) -> Listing[GroupAt]:
     """Where a group is; stderr names the servers that can't be asked."""
-    places = ask.run(lambda: find_group(meta, subject, group))
+    places = run(lambda: find_group(meta, subject, group))
     tell_missing(places)
     return places
 
@@ -324,7 +323,7 @@ def tell_missing(listed: Listing[T]) -> None:
 
 def _pause(subject: str, group: str, operator: Operator, *, paused: bool) -> None:
     places = _places(operator.meta, subject, group)
-    ask.run(lambda: _at_each(places, partial(pause_group, secret=operator.secret, paused=paused)))
+    run(lambda: _at_each(places, partial(pause_group, secret=operator.secret, paused=paused)))
 
 
 async def _at_each(places: Sequence[GroupAt], decide: Callable[[GroupAt], Awaitable[object]]) -> None:

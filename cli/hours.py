@@ -22,8 +22,8 @@ from delayd.reading.data import Hour, HourCount, Schedule, schedules
 from delayd.reading.files.rows import ScheduleRows
 from delayd.reading.verify import verify_directory
 
-from .exits import NOT_BALANCED, OK
 from .listing import Advance, progress
+from .main import NOT_BALANCED, OK
 from .options import bundle, data_option, from_option, offer_instants, subject_option, to_option
 from .times import check_order, instant
 

@@ -48,9 +48,9 @@ from delayd.reading.files.directory import KIND_POSITION, need_log_file, open_an
 from delayd.reading.files.groups import TornTail, read_groups
 from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
 
-from .exits import NOT_BALANCED, OK
 from .hours import in_chunks
 from .listing import Cell, columns, printable, progress, show, size_text
+from .main import NOT_BALANCED, OK
 from .options import DATA_VARIABLE, DataFolder, Group, Shown, format_option, shown_options
 
 GROUP_COLUMNS = columns(

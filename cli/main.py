@@ -1,7 +1,8 @@
 """The command ``delayd``: one click group, whose commands receive what the launcher injects as ``click`` object.
 
-Invariant: an error that a user can act on is one sentence on stderr and a documented exit code, never a traceback. A
-command's module is imported when it is run, so ``delayd send`` pays for no supervisor and ``--help`` for nothing.
+Invariant: an error that a user can act on is one sentence on stderr and a documented exit code other than 1, never a
+traceback (docs/cli.md). A command's module is imported when it is run, so ``delayd send`` pays for no supervisor and
+``--help`` for nothing.
 """
 
 import errno
@@ -9,18 +10,84 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import click
 
 import delayd
-from delayd.errors import DelaydError
+from delayd.errors import (
+    CallerError,
+    DamagedData,
+    DataError,
+    DelaydError,
+    OutcomeUnknown,
+    ProtocolError,
+    RequestFailed,
+    RetryLater,
+    ServerStopped,
+    StaleHandle,
+)
 
-from .exits import INTERRUPTED, NOBODY_READS, OK, USAGE, exit_code_of
 from .options import examples
-from .programs import Programs
+
+if TYPE_CHECKING:
+    from delayd.reading.books import AuditReport
+
+OK = 0
+BUG = 1  # A traceback is on stderr.
+USAGE = 2  # An argument, a setting or the state of a directory; the same command fails again.
+NOT_BALANCED = 3  # The books do not balance, data is damaged, or a server stopped itself because of that.
+TRY_LATER = 4  # A server can't be reached or asks to wait.
+INTERRUPTED = 130  # What a shell reports for a program that Ctrl-C ended.
+NOBODY_READS = 141  # What a shell reports for a program whose reader went away, such as `head`.
+
+# The first that fits decides, so the narrower one comes first.
+_CODES: tuple[tuple[type[DelaydError], int], ...] = (
+    (DamagedData, NOT_BALANCED),
+    (ServerStopped, NOT_BALANCED),
+    (DataError, USAGE),
+    (CallerError, USAGE),
+    (ProtocolError, USAGE),  # Whatever listens there does not speak as we do: the address is wrong, or a version.
+    (RetryLater, TRY_LATER),
+    (RequestFailed, TRY_LATER),
+    (OutcomeUnknown, TRY_LATER),
+    (StaleHandle, TRY_LATER),
+)
+
+
+def exit_code_of(error: DelaydError) -> int:
+    """The exit code that tells a script who must act."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    # An error that bundles others, such as that of a batch, means what its cause means.
+    return exit_code_of(error.__cause__) if isinstance(error.__cause__, DelaydError) else BUG
+
+
+ServerConfig = object
+
+OWN_COMMAND = (sys.executable, "-m", "delayd")
+
+
+class SparkAudit(Protocol):
+    """Audits a data directory in Spark; the terms are those of `delayd.reading.books.audit_directory`."""
+
+    def __call__(
+        self, data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+    ) -> "AuditReport": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The three servers by role, the audit in Spark, and how delayd itself is started in another process."""
+
+    run_server: Mapping[str, Callable[[ServerConfig], int]]
+    spark_audit: SparkAudit
+    command: Sequence[str] = OWN_COMMAND  # Followed by a role and its options.
+
 
 # Without any handler Python writes the warnings of clients to stderr, which is for one sentence; servers set up others.
 _SILENT = logging.NullHandler()
@@ -38,7 +105,7 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "up": Place("supervisor", "up", "Run all servers on this machine."),
+    "up": Place("serve", "up", "Run all servers on this machine."),
     "meta": Place("serve", "meta", "Run the meta server: who is alive, who serves what."),
     "delay": Place("serve", "delay", "Run a delay server: it holds messages until they are due."),
     "realtime": Place("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
@@ -50,12 +117,12 @@ PLACES = {
     "reschedule": Place("message", "reschedule", "Move messages that are pending to another instant."),
     "pending": Place("message", "pending", "List the pending messages of a subject."),
     "status": Place("status", "status", "Show which servers serve, what waits for whom, and what servers refuse."),
-    "top": Place("top", "top", "Watch rates, pending messages and the lag of groups."),
+    "top": Place("status", "top", "Watch rates, pending messages and the lag of groups."),
     "servers": Place("servers", "servers", "List the servers that meta knows."),
     "server": Place("servers", "server", "Make meta forget a server."),
-    "target": Place("target", "target", "List realtime servers, and decide on those that lost data or are gone."),
-    "route": Place("route", "route", "Give a subject to another realtime server."),
-    "slots": Place("slots", "slots", "Show which delay server judges which keys, and move keys."),
+    "target": Place("owners", "target", "List realtime servers, and decide on those that lost data or are gone."),
+    "route": Place("owners", "route", "Give a subject to another realtime server."),
+    "slots": Place("owners", "slots", "Show which delay server judges which keys, and move keys."),
     "clock": Place("servers", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
     "subjects": Place("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
     "groups": Place("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
@@ -63,11 +130,11 @@ PLACES = {
     "mend": Place("mend", "mend", "List what servers can't read, and decide what to do about it."),
     "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),
     "dispatch": Place("schedule", "dispatch", "Look at what became of messages, from files."),
-    "trace": Place("trace", "trace", "Follow one message through all logs, from files."),
+    "trace": Place("files", "trace", "Follow one message through all logs, from files."),
     "log": Place("log", "log", "Verify or dump log files."),
     "audit": Place("audit", "audit", "Check from files that each message left once and on time."),
-    "export": Place("export", "export", "Write the logs as Parquet or CSV, from files."),
-    "seals": Place("seals", "seals", "Verify the seals of hours, from files."),
+    "export": Place("files", "export", "Write the logs as Parquet or CSV, from files."),
+    "seals": Place("audit", "seals", "Verify the seals of hours, from files."),
     "spark-audit": Place("audit", "spark_audit", "Do the same as audit, with Spark."),
     "backup": Place("backup", "backup", "Copy the servers of a directory while they run, and check the copy."),
     "cut": Place("backup", "cut", "Have all servers keep one moment while a command makes backups of them."),

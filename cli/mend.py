@@ -17,6 +17,7 @@ from typing import NamedTuple
 import click
 import msgpack
 
+from delayd.client.asking import ask
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.control import SkippedSequences, encode_known
 from delayd.log.group import GroupKind, NewGroup
@@ -34,10 +35,9 @@ from delayd.wire.heads import need_bool, need_str
 from delayd.wire.requests import RequestType
 from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, find_entry, read_list, read_waits
 
-from . import ask
-from .exits import NOT_BALANCED, OK
 from .listing import Cell, columns, progress, show
-from .operate import Operator, all_pages, of_each
+from .main import NOT_BALANCED, OK
+from .operate import Operator, all_pages, of_each, run
 from .options import (
     DataFolder,
     Group,
@@ -92,7 +92,7 @@ def list_(data: str | None, meta: str, form: str) -> None:
     $ delayd mend list --format json
     $ delayd mend list --data /var/lib/delayd
     """
-    found, of_meta = (_in_files(data), []) if data is not None else ask.run(lambda: _all(meta))
+    found, of_meta = (_in_files(data), []) if data is not None else run(lambda: _all(meta))
     rows = [row for each in found for row in _rows(each)]
     rows += [("meta", None, wait.what, *[None] * 6, wait.why, None, None, wait.command or None) for wait in of_meta]
     show(COLUMNS, rows, form)
@@ -159,7 +159,7 @@ _add(
 
 
 def _decide(decision: Decision, id_: str, server: int | None, operator: Operator) -> int:
-    found, _ = ask.run(lambda: _all(operator.meta))
+    found, _ = run(lambda: _all(operator.meta))
     listing = [each for each in found if each.entry.id == id_ and (server is None or _log_id(each) == server)]
     entry = find_entry([each.entry for each in listing], id_)
     if len(listing) > 1:

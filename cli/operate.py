@@ -5,12 +5,13 @@ can't be asked is named: no list looks complete without it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 import click
 
+from delayd.client.asking import ask
 from delayd.errors import DelaydError, SlowDown
 from delayd.net.connection import Connection
 from delayd.secret import Secret
@@ -18,12 +19,23 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
 
-from . import ask
 from .options import bundle, confirm, meta_option, secret_data_option, secret_of, secret_option, yes_option
+from .times import duration_text
 
 BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.
 
+R = TypeVar("R")
 T = TypeVar("T")
+
+
+def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
+    """Run a coroutine that asks, and return what it found."""
+    return asyncio.run(main())
+
+
+def silence(server: ask.Known) -> str:
+    """A sentence that says why a server that is not alive is not asked."""
+    return f"meta has not heard of it for {duration_text(server.seen_ms_ago)}; see `delayd servers`"
 
 
 class Operator(NamedTuple):
@@ -56,11 +68,11 @@ class Operator(NamedTuple):
             async with self.at_meta() as connection:
                 return need_str(await patiently(connection, request, head), "message")
 
-        click.echo(ask.run(told))
+        click.echo(run(told))
 
     def tell(self, server: ask.Known, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
         """Have a server decide something; what it answers."""
-        return ask.run(lambda: ask.decide(server, request, head, self.secret))
+        return run(lambda: ask.decide(server, request, head, self.secret))
 
 
 operator_options = bundle("operator", Operator.of, meta_option, secret_option, secret_data_option)
@@ -91,7 +103,7 @@ async def of_each(
             async with ask.reached(server) as connection:
                 return [(server, await read(connection))]
         except DelaydError as error:
-            why = error.message if server.alive else ask.silence(server)
+            why = error.message if server.alive else silence(server)
             click.echo(f"delayd: {what} of the {server.role} server at {server.address} are missing: {why}", err=True)
             return []
 

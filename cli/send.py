@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 import click
 
 from delayd.batch.names import MESSAGE_BYTES_MAX
+from delayd.client.asking import ask
 from delayd.client.producer import Producer
 from delayd.client.sending.options import OnConflict
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 
-from . import ask
 from .listing import progress
+from .operate import run, silence
 from .options import Command, at_option, in_option, meta_option, offer_subjects, text_format_option, timeout_option
 from .times import duration, duration_text, instant, instant_text
 
@@ -320,14 +321,14 @@ def told_whom(meta: str, given_up: str) -> Iterator[None]:
 
 def _whom(meta: str) -> str:
     try:
-        servers = ask.run(lambda: _delay_servers(meta))
+        servers = run(lambda: _delay_servers(meta))
     except DelaydError as error:
         return f"the meta server at {meta}: {error.message}"
     if not servers:
         return f"a delay server: the meta server at {meta} knows none; start one with `delayd delay`"
     places = ", ".join(f"{server.host}:{server.port}" for server in servers)
     if not any(server.alive for server in servers):
-        return f"the delay server at {places}: {ask.silence(servers[0])}"
+        return f"the delay server at {places}: {silence(servers[0])}"
     return f"the delay server at {places}, which is alive and has not answered; see `delayd status`"
 
 

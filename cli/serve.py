@@ -1,19 +1,31 @@
-"""``delayd meta``, ``delayd delay``, ``delayd realtime``: one server in this process.
+"""``delayd meta``, ``delayd delay``, ``delayd realtime`` run one server in this process; ``delayd up`` runs all of them
+as its children.
 
 Invariant: an option exists for every setting of the server's config and for nothing else, so a file and the command
-line can say the same; the command line wins.
+line can say the same; the command line wins. No child outlives ``up``: told to stop, it ends them within STOP_S, or at
+once at a second signal; and if it is killed itself, their stdin closes and they stop by themselves.
+
+     meta starts ──ready──▶ delay and realtime start ──ready──▶ all serve ──SIGTERM, SIGINT──▶ stopping ──▶ exit
 """
 
+from __future__ import annotations
+
+import asyncio
 import os
-from dataclasses import Field, fields
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 
 import click
 
+from delayd.address import META_LOCAL, PORT_MAX
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
-from .options import DATA_VARIABLE, examples
-from .programs import Programs
+from .child import Child, LineWriter, OnChild
+from .main import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE, Programs
+from .options import DATA_VARIABLE, Command, examples
 
 _EXAMPLES = {
     "meta": ("delayd meta --data /var/lib/delayd --host 10.0.0.5",),
@@ -161,3 +173,270 @@ def _option(role: str, setting: Field[Value]) -> click.Option:
 meta = server_command("meta")
 delay = server_command("delay")
 realtime = server_command("realtime")
+
+
+STOP_S = 5.5  # A server has ended five seconds after its SIGTERM; half a second more, so that we hear of it.
+# For meta, which stops last: it holds no messages and ends at once, unless the machine stands still for a moment.
+STOP_LAST_S = 2.5
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ROLES = ("meta", "delay", "realtime")
+FIRST = "meta"  # Starts first, because the others need its address.
+
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # Where we reach a server that listens on all addresses.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to start the servers; ``ports`` has the ports that the user asked for, by role."""
+
+    command: Sequence[str]
+    options: Sequence[str]
+    registering: Sequence[str]  # Further options for servers that register with meta.
+    ports: dict[str, int]
+    folders: Sequence[str]  # Where the data is; shown to the user.
+
+
+class Supervisor:
+    """Runs the three servers."""
+
+    def __init__(self, plan: Plan, out: LineWriter, errors: LineWriter) -> None:
+        self._plan = plan
+        self._out = out
+        self._errors = errors
+        self._children: dict[str, Child] = {}
+        self._tasks: dict[str, asyncio.Task[int]] = {}
+        self._told_ready = False
+        self._down: dict[str, int] = {}
+        self._stop = asyncio.Event()
+        self._at_once = False
+
+    async def run(self) -> int:
+        """Start all servers, keep them running until a signal comes, and stop them. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        self._start(FIRST)
+        await self._stop.wait()
+        return await self._end()
+
+    def _start(self, role: str) -> None:
+        child = Child(
+            role,
+            lambda port: self._command(role, port),
+            self._say,
+            self._errors,
+            OnChild(line=self._echo, ready=self._on_ready, held=self._on_held, down=self._on_down),
+        )
+        self._children[role] = child
+        task = asyncio.create_task(child.keep())
+        task.add_done_callback(self._on_bug)
+        self._tasks[role] = task
+
+    def _command(self, role: str, port: int | None) -> list[str]:
+        command = [*self._plan.command, role, *self._plan.options, "--exit-with-stdin"]
+        wanted = self._plan.ports.get(role) if port is None else port
+        if wanted is not None:
+            command += ["--port", str(wanted)]
+        meta = self._children[FIRST].ready
+        if role != FIRST and meta is not None:
+            command += self._plan.registering
+            command += ["--meta", address_from_here(meta.host, meta.port)]
+        return command
+
+    def _echo(self, line: str) -> None:
+        self._out.write(f"{line}\n".encode())
+
+    def _say(self, sentence: str) -> None:
+        self._errors.write(f"delayd: {sentence}\n".encode())
+
+    def _on_ready(self, child: Child) -> None:
+        if child.role == FIRST and len(self._children) == 1 and not self._stop.is_set():
+            for role in ROLES:
+                if role != FIRST:
+                    self._start(role)
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        """Print the last ready line once each server serves, is held, or is down; it names those that do not serve."""
+        away = [role for role in ROLES if role in self._down or self._is_held(role)]
+        serving = [role for role, child in self._children.items() if child.ready is not None and role not in away]
+        if self._told_ready or not serving or len(serving) + len(away) < len(ROLES):
+            return
+        self._told_ready = True
+        self._echo(f"ready without {' and '.join(away)}" if away else "ready")
+        for sentence in self._advice():
+            self._say(sentence)
+
+    def _advice(self) -> Iterator[str]:
+        """Advice for the user who has just started the servers."""
+        meta = self._children[FIRST].ready
+        if meta is None:
+            raise AssertionError("the others start when meta serves")
+        address = address_from_here(meta.host, meta.port)
+        others = [
+            f"the {role} server at {address_from_here(child.ready.host, child.ready.port)}"
+            for role, child in self._children.items()
+            if child.ready is not None and role != FIRST and role not in self._down and not child.held
+        ]
+        yield "; ".join((f"meta is at {address}, which producers and consumers are given", *others))
+        yield f"the data is in {' and '.join(self._plan.folders)}"
+        option = "" if address == META_LOCAL else f" --meta {address}"
+        yield f"Ctrl-C here or `kill {os.getpid()}` stops all; to try it: delayd send hello world --in 5s{option}"
+
+    def _on_held(self, child: Child) -> None:
+        self._say(
+            f"the {child.role} server does not start, for its data is damaged; it waits until the file that its log "
+            "above names is mended, and then starts by itself; the others go on"
+        )
+        self._tell_ready()
+
+    def _is_held(self, role: str) -> bool:
+        child = self._children.get(role)
+        return child is not None and child.held
+
+    def _on_down(self, child: Child, code: int) -> None:
+        self._down[child.role] = code
+        others = [role for role in self._children if role not in self._down]
+        if code != NOT_BALANCED:
+            self._say(f"the {child.role} server can't start, its reason is above; all servers stop")
+            self._stop.set()
+        elif others:
+            what = "stopped itself" if child.ready is not None else "does not start"
+            self._say(
+                f"the {child.role} server {what}, for its data is damaged or an fsync failed, and stays down until "
+                f"`delayd up` is started anew; the {' and '.join(others)} server{'s' * (len(others) > 1)} "
+                f"go{'es' * (len(others) == 1)} on; look at the disk and the file that its log above names"
+            )
+            self._tell_ready()
+        else:
+            self._say(
+                f"the {child.role} server stopped itself on damaged data or a failed fsync, and no other runs; "
+                "look at the disk and the file that its log names, then start `delayd up` again"
+            )
+            self._stop.set()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._at_once = True
+            for child in self._children.values():
+                child.kill()
+        self._stop.set()
+
+    def _on_bug(self, task: asyncio.Task[int]) -> None:
+        # Nobody watches this child any more, so it must end.
+        if not task.cancelled() and task.exception() is not None:
+            self._stop.set()
+
+    async def _end(self) -> int:
+        # Meta stops last, because the others may need it while they stop.
+        others_stopped = await self._stop_all([role for role in self._tasks if role != FIRST], STOP_S)
+        first_stopped = await self._stop_all([FIRST], STOP_LAST_S)
+        for task in self._tasks.values():
+            await task  # Raises a bug in the code that watched it.
+        return self._exit_code(stopped_by_themselves=others_stopped and first_stopped)
+
+    async def _stop_all(self, roles: Sequence[str], limit_s: float) -> bool:
+        for role in roles:
+            self._children[role].stop()
+        tasks = [self._tasks[role] for role in roles]
+        late = (await asyncio.wait(tasks, timeout=limit_s))[1] if tasks else ()
+        stopped = True
+        for role in roles:
+            if self._tasks[role] in late:
+                # On a busy machine a server may have ended before this process hears of it.
+                if self._children[role].runs:
+                    self._say(f"the {role} server did not stop within {limit_s:g} s and is killed")
+                    stopped = False
+                self._children[role].kill()
+        return stopped
+
+    def _exit_code(self, *, stopped_by_themselves: bool) -> int:
+        if NOT_BALANCED in self._down.values() or any(map(self._is_held, ROLES)):
+            return NOT_BALANCED
+        if self._down:
+            return USAGE if USAGE in self._down.values() else BUG
+        if self._at_once:
+            return INTERRUPTED
+        return OK if stopped_by_themselves else BUG
+
+
+def address_from_here(host: str, port: int) -> str:
+    """``host:port`` under which a child on this machine reaches a server that listens on ``host``."""
+    host = _ANYWHERE.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
+
+
+@click.command(cls=Command)
+@click.option(
+    "--data",
+    envvar=DATA_VARIABLE,
+    show_envvar=True,
+    metavar="DIR",
+    help="Directory of all servers; made if it is missing.  [default: delayd-data]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, PORT_MAX - len(ROLES) + 1),
+    metavar="PORT",
+    help="Port of meta; delay takes the next, realtime the one after; 0 takes free ones.  [default: 7400]",
+)
+@click.option("--host", metavar="HOST", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--advertise-host",
+    metavar="HOST",
+    help="Name or address under which others reach this machine.  [default: that of --host]",
+)
+@click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
+@click.pass_obj
+def up(
+    programs: Programs,
+    data: str | None,
+    port: int | None,
+    host: str | None,
+    advertise_host: str | None,
+    config: str | None,
+) -> int:
+    """Run all servers on this machine.
+
+    Each server prints its ready line. The line `ready` says that all servers serve. stderr says where the servers are
+    and how to stop them.
+
+    When a server dies, it is started again. A server that stopped itself on damaged data or a failed fsync is not
+    started again, and the other servers go on.
+
+    Ctrl-C or SIGTERM stops all servers within five seconds; a second one stops them at once. Acknowledged messages are
+    safe either way.
+
+    Exit codes: 0 stopped, 1 a server can't start or had to be killed, 2 a setting or the directory is wrong,
+    3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.
+
+    $ delayd up
+    $ delayd up --data /var/lib/delayd --config /etc/delayd.toml
+    $ delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal
+    """
+    given = (("--data", data), ("--host", host), ("--config", config))
+    options = [word for name, value in given if value is not None for word in (name, value)]
+    ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(ROLES)}
+    registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
+    folders = _folders(config, {"data": data, "host": host}, advertise_host)
+    return asyncio.run(_run(Plan(programs.command, options, registering, ports, folders)))
+
+
+def _folders(config: str | None, given: Mapping[str, str | None], advertise_host: str | None) -> list[str]:
+    """The data directories of all servers, mostly one; BadSetting before any server starts that could not."""
+    settings: dict[str, Value] = {name: value for name, value in given.items() if value is not None}
+    own: dict[str, Value] = {} if advertise_host is None else {"advertise_host": advertise_host}
+    loaded = [load_config(role, config, settings if role == FIRST else settings | own) for role in ROLES]
+    return sorted({os.path.abspath(each.data) for each in loaded})
+
+
+async def _run(plan: Plan) -> int:
+    out, errors = (LineWriter(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    try:
+        return await Supervisor(plan, out, errors).run()
+    finally:
+        for writer in (out, errors):
+            writer.close(LAST_LINES_S)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 
+from delayd.client.asking import ask
 from delayd.errors import BadArgument, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
 from delayd.net.connection import Connection
 from delayd.secret import Secret
@@ -27,10 +28,9 @@ from delayd.wire.meta import SlotOwners, SlotSet, read_slot_owners, slot_set, sl
 from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import TargetInfo, read_targets
 
-from . import ask
-from .exits import OK, TRY_LATER
 from .listing import Cell, columns, progress, show
-from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently
+from .main import OK, TRY_LATER
+from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently, run, silence
 from .options import Command, Group, LogId, format_option, meta_option, secret_data_option, secret_of, secret_option
 from .status import CORDONED, FENCED, SERVES, look_at
 
@@ -69,7 +69,7 @@ def servers(meta: str, role: str | None, form: str) -> None:
     $ delayd servers
     $ delayd servers --meta 10.0.0.5:7400 --role delay --format json
     """
-    show(SERVERS, ask.run(lambda: _servers(meta, role)), form)
+    show(SERVERS, run(lambda: _servers(meta, role)), form)
 
 
 async def _servers(address: str, role: str | None) -> list[tuple[Cell, ...]]:
@@ -124,7 +124,7 @@ def cordon(which: str, operator: Operator) -> None:
 
     $ delayd server cordon 10.0.0.7:7401 --data /var/lib/delayd
     """
-    click.echo(ask.run(lambda: _set_standing(operator, which, "cordoned")))
+    click.echo(run(lambda: _set_standing(operator, which, "cordoned")))
 
 
 @server.command()
@@ -138,7 +138,7 @@ def uncordon(which: str, operator: Operator) -> None:
 
     $ delayd server uncordon 10.0.0.7:7401 --data /var/lib/delayd
     """
-    click.echo(ask.run(lambda: _set_standing(operator, which, "serving")))
+    click.echo(run(lambda: _set_standing(operator, which, "serving")))
 
 
 @server.command()
@@ -164,7 +164,7 @@ def drain(which: str, operator: Operator) -> int:
             last = now
 
         try:
-            ask.run(lambda: drain_server(operator, which, told))
+            run(lambda: drain_server(operator, which, told))
         except (RetryLater, RequestFailed) as error:
             click.echo(f"delayd: {_rate(last.drained, began)}; give the command again: {error.message}", err=True)
             return TRY_LATER
@@ -187,7 +187,7 @@ def retire(which: str, operator: Operator) -> None:
     $ delayd server retire 10.0.0.7:7401 --data /var/lib/delayd
     """
     operator.confirm(f"{which} leaves the cluster for good: receipts that it gave lead nowhere from then on.")
-    said = ask.run(lambda: retire_server(operator, which))
+    said = run(lambda: retire_server(operator, which))
     click.echo(f"{which} is retired: {said}. Stop its process; keep its directory as long as you want to audit it.")
 
 
@@ -224,7 +224,7 @@ def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, dat
     $ delayd clock --role delay --trust --data /var/lib/delayd
     """
     secret = secret_of(secret_file, data) if trust else None
-    show(CLOCKS, ask.run(lambda: _clocks(meta, role, secret)), form)
+    show(CLOCKS, run(lambda: _clocks(meta, role, secret)), form)
 
 
 async def _clocks(address: str, role: str | None, secret: Secret | None) -> list[tuple[Cell, ...]]:
@@ -236,7 +236,7 @@ async def _clocks(address: str, role: str | None, secret: Secret | None) -> list
     rows: list[tuple[Cell, ...]] = []
     for server, seen in zip(servers, await look_at(servers), strict=True):
         if seen.fault or not server.alive:
-            why = seen.fault or ask.silence(server)
+            why = seen.fault or silence(server)
             click.echo(f"delayd: the clock of the {server.role} server at {server.address} is missing: {why}", err=True)
         else:
             believed = need_bool(seen.status, "clock_confirmed")

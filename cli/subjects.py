@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from delayd.client.asking import ask
 from delayd.client.asking.ask import list_quotas, set_quota
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument
@@ -20,10 +21,9 @@ from delayd.wire.meta import read_subject_page
 from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import LIMITS, QuotaInfo
 
-from . import ask
-from .exits import OK, TRY_LATER
 from .listing import Cell, columns, show
-from .operate import Operator, all_pages, of_each, operator_options
+from .main import OK, TRY_LATER
+from .operate import Operator, all_pages, of_each, operator_options, run
 from .options import Group, Shown, format_option, meta_option, offer_subjects, shown_options
 from .servers import states_of
 
@@ -63,7 +63,7 @@ def subjects(context: click.Context, meta: str, prefix: str, shown: Shown) -> No
     $ delayd subjects show
     """
     if context.invoked_subcommand is None:
-        shown.show(COLUMNS, ask.run(lambda: _rows(meta, prefix, shown.limit)))
+        shown.show(COLUMNS, run(lambda: _rows(meta, prefix, shown.limit)))
 
 
 @subjects.command("set")
@@ -90,7 +90,7 @@ def set_quotas(
     if named == lift:
         raise BadArgument("name at least one limit, or --none to lift the quota; not both")
     check_subject(subject)
-    return ask.run(lambda: _set(operator, subject, limits))
+    return run(lambda: _set(operator, subject, limits))
 
 
 async def _set(operator: Operator, subject: str, limits: dict[str, int | None]) -> int:
@@ -118,7 +118,7 @@ def show_quotas(prefix: str, meta: str, form: str) -> int:
     $ delayd subjects show
     $ delayd subjects show --prefix mails --format json
     """
-    listed = ask.run(lambda: list_quotas(meta, prefix))
+    listed = run(lambda: list_quotas(meta, prefix))
     for sentence in listed.missing:
         click.echo(f"delayd: {sentence}", err=True)
     show(QUOTAS, [_quota_row(each.server.log_id, each.info) for each in listed], form)

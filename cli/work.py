@@ -24,11 +24,9 @@ from delayd.errors import BadArgument
 from delayd.net.program import configure_logging
 from delayd.worker.worker import Worker
 
-from .child import SERVED_WELL_S, Kept
-from .exits import INTERRUPTED, OK, USAGE
-from .lines import LineWriter
+from .child import SERVED_WELL_S, Kept, LineWriter
+from .main import INTERRUPTED, OK, USAGE, Programs
 from .options import Command
-from .programs import Programs
 
 DEFAULT = "worker"
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from delayd.programs import ProgramNotFound, find
 
 if TYPE_CHECKING:
-    from cli.programs import Programs, ServerConfig, SparkAudit
+    from cli.main import Programs, ServerConfig, SparkAudit
     from delayd.reading.books import AuditReport
 
 _EXIT_NOT_INSTALLED = 1
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _programs() -> "Programs":
-    programs: type[Programs] = find("cli.programs").Programs
+    programs: type[Programs] = find("cli.main").Programs
     return programs(
         run_server={
             "meta": _server(lambda: find("meta.program")),

@@ -87,9 +87,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.log.seal",
     ),
     "end_to_end": (
-        "cli.ask",
         "cli.child",
-        "cli.exits",
+        "cli.main",
         "cli.options",
         "cli.status",
         "delayd.address",
@@ -226,9 +225,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "realtime.window",
     ),
     "packaging": (
-        "cli.exits",
         "cli.main",
-        "cli.supervisor",
+        "cli.serve",
         "delayd.address",
         "delayd.config",
         "delayd.net.budget",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import delayd
-from cli import ask
+from delayd.client.asking import ask
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from cli import ask
 from delayd.backup import ROLES, read_manifest
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
+from delayd.client.asking import ask
 from delayd.log.pull import RetryRow
 from delayd.machine.disk import RealDisk
 from delayd.net.connection import Connection

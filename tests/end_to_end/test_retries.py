@@ -1,5 +1,6 @@
 """Messages that come again, and dead letters: from a real consumer through real servers, killed in between."""
 
+import asyncio
 import json
 import time
 from contextlib import suppress
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import delayd
-from cli import ask
 from delayd import Backoff, Consumer, Producer
+from delayd.client.asking import ask
 from delayd.client.asking.ask import groups_at
 from delayd.errors import StaleHandle
 from tests.end_to_end.cluster import Cluster, cluster, command
@@ -208,4 +209,4 @@ def _give_back_and_reject(meta: str, subject: str, count: int) -> str:
         (place,) = await groups_at([server], subject)
         return place.kept_as
 
-    return ask.run(found)
+    return asyncio.run(found())

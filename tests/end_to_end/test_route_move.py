@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import delayd
-from cli.exits import NOT_BALANCED
+from cli.main import NOT_BALANCED
 from delayd.client.pulling import many_source, source
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess

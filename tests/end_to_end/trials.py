@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Formatter
 from typing import NamedTuple, ParamSpec
 
-from cli.exits import NOT_BALANCED, OK
+from cli.main import NOT_BALANCED, OK
 from cli.options import DATA_VARIABLE
 from delayd.address import META_VARIABLE
 from delayd.machine.operating import WaitKind

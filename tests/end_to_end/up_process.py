@@ -16,7 +16,7 @@ _FAKE = Path(__file__).with_name("fake_server.py")
 _WITH_FAKES = """
 import sys
 from cli.main import main
-from cli.programs import Programs
+from cli.main import Programs
 sys.exit(main(Programs({}, print, sys.argv[1:3]), sys.argv[3:]))
 """
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.exits import NOT_BALANCED, USAGE
-from cli.supervisor import STOP_LAST_S, STOP_S
+from cli.main import NOT_BALANCED, USAGE
+from cli.serve import STOP_LAST_S, STOP_S
 from delayd.net.budget import FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from tests.end_to_end.up_process import watched

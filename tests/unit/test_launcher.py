@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import cli.main
-from cli.programs import Programs
+from cli.main import Programs
 from delayd.__main__ import main
 
 

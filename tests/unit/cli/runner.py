@@ -6,7 +6,7 @@ from typing import NamedTuple
 from click.testing import CliRunner
 
 from cli import main as entry
-from cli.programs import Programs, SparkAudit
+from cli.main import Programs, SparkAudit
 from delayd.reading.books import AuditReport
 
 

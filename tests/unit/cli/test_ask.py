@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cli import ask
+from delayd.client.asking import ask
 from delayd.errors import ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.net.server import Server

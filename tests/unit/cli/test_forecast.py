@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import cli.forecast
-from cli.forecast import together
+import cli.schedule
+from cli.schedule import together
 from delayd.hours import hour_name
 from delayd.log.control import Limits as Quota
 from delayd.log.control import encode_limits, quota_key
@@ -98,7 +98,7 @@ def test_quotas_of_several_servers_are_added_and_one_without_a_limit_leaves_none
 
 
 def test_hours_that_were_not_read_are_bounded_not_guessed(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.forecast, "HOURS_READ_MAX", 0)
+    monkeypatch.setattr(cli.schedule, "HOURS_READ_MAX", 0)
     ran = _forecast(books)
     assert json.loads(ran.out)[1]["fullest_second_ms"] is None
     assert "hours that were not read have at most 6 messages each" in ran.err

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from cli import lines as module
-from cli.lines import LINE_BYTES_MAX, LineWriter, lines_of
+from cli import child as module
+from cli.child import LINE_BYTES_MAX, LineWriter, lines_of
 from tests.waiting import DEADLINE_S
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.exits import BUG, INTERRUPTED, NOT_BALANCED, TRY_LATER, USAGE, exit_code_of
-from cli.main import PLACES, commands
+from cli.main import BUG, INTERRUPTED, NOT_BALANCED, OWN_COMMAND, PLACES, TRY_LATER, USAGE, commands, exit_code_of
 from cli.options import DataFolder
-from cli.programs import OWN_COMMAND
 from delayd.errors import (
     BadMagic,
     BadSubject,
@@ -189,6 +187,6 @@ def test_the_overview_says_what_each_command_says_of_itself() -> None:
 
 
 def test_the_overview_imports_no_command() -> None:
-    sys.modules.pop("cli.supervisor", None)
+    sys.modules.pop("cli.serve", None)
     run("--help")
-    assert "cli.supervisor" not in sys.modules
+    assert "cli.serve" not in sys.modules

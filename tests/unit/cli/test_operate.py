@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from cli import ask
 from cli.operate import all_pages, of_each
+from delayd.client.asking import ask
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, Head

@@ -1,12 +1,15 @@
-"""``delayd schedule find``: messages by what they say, read from files.
+"""Messages in files: by what they say (``delayd schedule find``), one of them through all logs (``delayd trace``), and
+all of them as Parquet or CSV (``delayd export``).
 
-Invariant: other processes search and this one writes, so memory holds some pieces of files and never all that is found.
+Invariant: what is listed was read from the named byte of the named file, and what could not be seen is said on stderr.
+Other processes search and this one writes, so memory holds some pieces of files and never all that is found.
 """
 
 import json
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -17,15 +20,28 @@ import click
 
 from delayd.errors import BadArgument
 from delayd.machine.disk import RealDisk
+from delayd.reading.export import FORMATS, export_directory
 from delayd.reading.files.groups import Memory
 from delayd.reading.find import FilePiece, Finder, Found, FoundRow, Pattern, Search, Wanted, find_pieces
+from delayd.reading.trace import trace as follow
 
-from .hours import LeftOut
-from .listing import Cell, Column, JsonText, columns, printable, progress
-from .options import Command, Shown, data_option, from_option, offer_subjects, shown_options, subject_option, to_option
-from .times import check_order
+from .hours import HourRange, Hours, LeftOut, hours_options
+from .listing import Cell, Column, JsonText, columns, printable, progress, show
+from .options import (
+    Command,
+    LogId,
+    Shown,
+    data_option,
+    format_option,
+    from_option,
+    offer_subjects,
+    shown_options,
+    subject_option,
+    to_option,
+)
+from .times import check_order, instant_text
 
-COLUMNS = columns(
+FOUND_COLUMNS = columns(
     "sequence:name subject deliver_at_ms:instant accepted_at_ms:instant,spare key:spare tags:spare "
     "body_bytes:size,spare state delay_log_id:detail"
 )
@@ -116,7 +132,7 @@ def find(
     if only_count:
         click.echo(sum(found.row_count for found in _found(finder, left_out)))
     else:
-        columns = COLUMNS if no_body else (*COLUMNS, Column("body"))
+        columns = FOUND_COLUMNS if no_body else (*FOUND_COLUMNS, Column("body"))
         lines = (
             _line(row, None if no_body else body_form, shown.form)
             for found in _found(finder, left_out)
@@ -218,3 +234,83 @@ def _header(text: str) -> tuple[str, Pattern]:
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else os.fsencode(text)
+
+
+STEP_COLUMNS = columns("step at_ms:instant detail byte:name,spare file:spare log_id:detail")
+
+
+@click.command(cls=Command)
+@click.argument("subject", shell_complete=offer_subjects)
+@click.argument("which", metavar="SEQUENCE|KEY")
+@click.option("--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits.")
+@click.option("--server", type=LogId(), metavar="LOG_ID", help="The delay server that gave the sequence.")
+@data_option
+@format_option
+def trace(subject: str, which: str, is_key: bool, server: int | None, data: str, form: str) -> None:
+    """Follow one message through all logs.
+
+    A receipt names the SEQUENCE. With a KEY the newest message that took it is followed. The steps are `accepted`,
+    `filed`, `claimed` (the message was due and is handed over), `appended` by the realtime server, `indexed`, and for
+    each group `pulled` and then `acknowledged`, `given back`, `returned` or `lapsed`. In place of `claimed` there may
+    be `cancelled`, `dead`, `expired` or `in doubt`; or `moved` or `replaced`, and then the steps of the message in its
+    place; or `drained`, and then the steps of the message at the delay server that took it, when its directory is in
+    DIR. A message that a group gave back is `retried` (it comes again later) or `rejected` (it is a dead letter), and
+    then come the steps of its next life. Each step has the file and the byte where it stands. The last row says what
+    the message waits for. stderr says what could not be seen.
+
+    $ delayd trace orders.cancel 4711 --data /var/lib/delayd
+    $ delayd trace orders.cancel order-42
+    """
+    found = follow(RealDisk(), data, subject, which if is_key or not which.isdecimal() else int(which), server)
+    rows: list[tuple[Cell, ...]] = []
+    for each in found:
+        rows += [
+            (step.what, step.at_ms, step.detail, step.position, step.path, f"{step.log_id or each.log_id:016x}")
+            for step in each.steps
+        ]
+        if each.waits_for:
+            due = f"due {instant_text(each.deliver_at_ms)}; waits for {each.waits_for}"
+            rows.append(("next", None, due, None, None, f"{each.log_id:016x}"))
+    show(STEP_COLUMNS, rows, form)
+    for each in found:
+        if each.earlier:
+            click.echo(f"delayd: {each.earlier:,} earlier messages had this key; the newest is followed", err=True)
+        for sentence in each.unseen:
+            click.echo(f"delayd: not seen: {sentence}", err=True)
+
+
+TABLE_COLUMNS = columns("table rows:number")
+
+
+@click.command(cls=Command)
+@data_option
+@click.option("--out", type=click.Path(file_okay=False), required=True, metavar="FOLDER", help="A new or empty folder.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    help="Parquet needs pyarrow: pip install 'delayd[spark]'.",
+)
+@hours_options
+@subject_option
+def export(data: str, out: str, form: str, hours: HourRange, subject: str | None) -> None:
+    """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
+
+    The servers may run or not; a copy of their files will do, too. Bodies are not written.
+
+    $ delayd export --data /var/lib/delayd --out books --from -24h
+    $ delayd export --data /var/lib/delayd --out books --format csv --subject orders.cancel
+    """
+    with progress("hours", None) as advance:
+        counts = export_directory(
+            data,
+            out,
+            now_ms=time.time_ns() // 1_000_000,
+            form=form,
+            hours=hours,
+            subject=subject,
+            progress=Hours(advance),
+        )
+    show(TABLE_COLUMNS, ((f"{out}/{name}.{form}", count) for name, count in counts.items()), "table")
