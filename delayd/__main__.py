@@ -5,7 +5,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
 
     run_server["meta"](config)       calls  meta.program.run(config)
     run_server["delay"](config)      calls  delayd.delay.program.run(config)
-    run_server["realtime"](config)   calls  realtime.program.run(config)
+    run_server["realtime"](config)   calls  realtime.server.run(config)
     spark_audit(data, …)             calls  spark.program.audit(data, …)
 
 ``run`` serves until it is told to stop and returns the exit code of the process; it owns its event loop and signals.
@@ -45,7 +45,7 @@ def _programs() -> "Programs":
         run_server={
             "meta": _server(lambda: find("meta.program")),
             "delay": _server(lambda: import_module("delayd.delay.program")),
-            "realtime": _server(lambda: find("realtime.program")),
+            "realtime": _server(lambda: find("realtime.server")),
         },
         spark_audit=_spark_audit,
     )

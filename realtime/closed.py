@@ -7,7 +7,10 @@ a request.
 
 Invariant: a piece reads a bounded part, and whatever fails is tried again after a while. A segment that can't be read
 is left out after some tries, so that it does not hold up the others. A failed index holds up nothing, not even a tally.
+The tally log goes on where it ends; when it does not check it is set aside and made again for what is kept (rule L9).
 """
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,25 +20,26 @@ from itertools import pairwise
 
 import numpy as np
 
+from delayd.batch.columns import BatchKind
 from delayd.errors import (
     CallerError,
     DamagedData,
+    DataError,
     DelaydError,
     DiskFull,
     NotWritable,
     ServerStopped,
     Shortage,
 )
-from delayd.log.log import Log
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.segment import Segment
-from delayd.log.segment_index import IndexMaker
-from delayd.log.tally import Differing, Tallier, Tallies, covered
+from delayd.log.segment_index import FOLDER, IndexMaker, index_groups, index_header, index_path, write_index
+from delayd.log.tally import Differing, Tallier, Tallies, covered, decode_tallies, encode_tallies, joined
+from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.operating import Wait, WaitKind
-
-from .alarms import Alarms
-from .segment_indexes import SegmentIndexes
-from .tally_log import TallyLog
+from realtime.alarms import Alarms
 
 PIECE_BYTES = 4 << 20  # One job reads this much: some 10 ms.
 PAUSE_MS = 20  # Pause between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.
@@ -43,6 +47,8 @@ RETRY_MS = 30_000
 TRIES_MAX = 3  # After this many tries a segment is left out.
 PASSES = (DiskFull, NotWritable, Shortage)  # Errors that say nothing about the segment that was read.
 OFFSET_MAX = (1 << 63) - 1
+
+ASIDE_SUFFIX = ".damaged"
 
 log = logging.getLogger(__name__)
 
@@ -282,3 +288,124 @@ def _piece(message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, readi
     if tally_log.add(entries, now_ms):
         reading.entries = entries
     return True
+
+
+class TallyLog:
+    """The open tally log; ``entries`` are the entries that it held when it was opened."""
+
+    def __init__(self, disk: Disk, place: LogPlace, epoch: int, now_ms: int, counted: int) -> None:
+        """Open it; ``counted`` is the offset up to which a checkpoint says that it was durable.
+
+        Raises:
+            NewerFormat: a later version wrote it.
+            Shortage: this process lacks what that needs.
+        """
+        self._disk = disk
+        self._place = place
+        self._epoch = epoch
+        self._log: Log | None = None  # Created with the first entries.
+        self.entries: Tallies = joined(())
+        if not counted and not disk.list_folder(place.folder):
+            return
+        try:
+            self._log = self._open(now_ms, counted)
+        except DamagedData as error:
+            self._begin_again(error)
+
+    @property
+    def end(self) -> int:
+        """Offset up to which it is durable."""
+        return self._log.durable if self._log else 0
+
+    def add(self, entries: Tallies, now_ms: int) -> bool:
+        """Append the entries of a segment, durable on return; False when the log was damaged and had to be begun anew
+        instead.
+
+        Raises:
+            DiskFull, Shortage: nothing was appended.
+            ServerStopped: the disk is in a state that only a restart resolves.
+        """
+        if self._log is None:
+            self._log = open_log(self._disk, self._place, now_ms)
+        damage = next((found.damage for found in self._log.look()), None)
+        if damage is not None:
+            self._log.close()
+            self._log = None
+            self._begin_again(damage)
+            return False
+        batches = encode_tallies(entries)
+        self._log.append([NewGroup(GroupKind.DATA, batches, self._epoch, now_ms, 0, len(entries))], now_ms)
+        self._log.flush()
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._log is not None:
+            self._log.close()
+
+    def _open(self, now_ms: int, counted: int) -> Log:
+        found = open_log(self._disk, self._place, now_ms, counted, None)
+        try:
+            groups = found.scan(found.start, found.durable, 0)
+            batches = [batch for group in groups for _, batch in group.batches() if batch.kind == BatchKind.TALLY]
+            self.entries = joined([decode_tallies(batch) for batch in batches])
+        except DamagedData:
+            found.close()
+            raise
+        return found
+
+    def _begin_again(self, damage: DamagedData) -> None:
+        log.critical(
+            "tally_log_damaged path=%s position=%d reason=%r then=set_aside_and_made_again_as_far_as_messages_are_kept",
+            *(damage.path, damage.position, damage.what),
+        )
+        folder = self._place.folder
+        for name in self._disk.list_folder(folder):
+            if name.endswith(".log"):
+                self._disk.rename(f"{folder}/{name}", f"{folder}/{name}.{self._epoch}{ASIDE_SUFFIX}")
+        self._disk.sync_folder(folder)
+        self.entries = joined(())
+
+
+class SegmentIndexes:
+    """The index files of one server."""
+
+    def __init__(self, disk: Disk, place: LogPlace, epoch: int) -> None:
+        self._disk = disk
+        self._log_id = place.log_id
+        self._folder = place.folder.rpartition("/")[0]
+        self._epoch = epoch
+
+    def has(self, begin: int, end: int, last_crc32c: int) -> bool:
+        """Whether a segment has a whole index; ``last_crc32c`` is of its last group."""
+        return index_groups(self._disk, self._folder, self._log_id, begin, end, last_crc32c) is not None
+
+    def write(self, begin: int, end: int, last_crc32c: int, maker: IndexMaker, now_ms: int) -> None:
+        """Write the index of a segment, durable on return.
+
+        Raises:
+            ServerStopped: the disk is in a state that only a restart resolves.
+        """
+        header = index_header(self._log_id, begin, end, last_crc32c, now_ms)
+        try:
+            write_index(self._disk, self._folder, header, maker, self._epoch)
+        except (DataError, OSError) as error:
+            # An audit then reads the segment itself.
+            log.warning("segment_not_indexed begin=%d end=%d reason=%r", begin, end, str(error))
+
+    def any_below(self, start: int) -> bool:
+        """Whether there may be indexes of removed segments; also True when that can't be read."""
+        try:
+            return bool(self._below(start))
+        except (DataError, OSError):
+            return True
+
+    def remove_below(self, start: int) -> None:
+        """Remove the indexes of segments that retention has removed: those that began below an offset."""
+        for base in self._below(start):
+            self._disk.remove(index_path(self._folder, base))
+
+    def _below(self, start: int) -> list[int]:
+        names = self._disk.list_folder(f"{self._folder}/{FOLDER}")
+        bases = [name.removesuffix(".log") for name in names]
+        return [int(base) for base in bases if base.isdecimal() and int(base) < start]

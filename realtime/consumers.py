@@ -1,13 +1,38 @@
-"""Consumers: it reads and checks their requests before anything is done (docs/protocol.md)."""
+"""Consumers: their requests are read and checked before anything is done (docs/protocol.md), and their subscriptions
+are filled.
 
-from collections.abc import Callable, Sequence
+The groups of a subscription are found or made, some in each turn of the loop, and so are those of subjects that come
+later and match its pattern. When a group can't be made, all subjects of its subscription are looked at again after some
+seconds; the others do not wait for it. So nothing is remembered of subjects without a group, however many match a
+pattern.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from delayd.batch.labels import ERROR_BYTES_MAX
-from delayd.batch.names import GROUP_NAME_BYTES_MAX, check_subject, is_reserved
+from delayd.batch.names import GROUP_NAME_BYTES_MAX, SUBSCRIBED_MAX, Pattern, check_subject, is_reserved
 from delayd.config import RealtimeConfig
-from delayd.errors import BadRequest, BadSubject, UnknownServer
+from delayd.errors import (
+    BadArgument,
+    BadRequest,
+    BadSubject,
+    DamagedData,
+    DelaydError,
+    ExclusiveConflict,
+    NotOrdered,
+    OtherFilter,
+    RetryLater,
+    ServerStopped,
+    Shortage,
+    UnknownServer,
+)
 from delayd.log.pull import PullOp
-from delayd.wire.consuming import StaleRow, stale_head
+from delayd.machine.operating import LogLimit
+from delayd.wire import consuming
+from delayd.wire.consuming import End, GroupInfo, StaleRow, SubjectInfo, stale_head
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     HANDLE_MOST,
@@ -22,18 +47,18 @@ from delayd.wire.heads import (
     need_u64,
     optional_str,
 )
-
-from .acks import stale_all
-from .answers import LIST_MAX, aged_groups_head, groups_head, subjects_head
-from .group_records import GroupRecords
-from .groups import Group
-from .peer import Peer
-from .polls import Claim, Waiting
-from .positions import FIELDS, FROM_EARLIEST, beginning_of, check_beginning
-from .pulls import HANDLES_MAX, Pulls
-from .retries import Retries, Wanted
-from .stored import StoredBatches
-from .subscriptions import Subscription
+from realtime.acks import stale_all
+from realtime.alarms import Alarms
+from realtime.group_records import GroupRecords
+from realtime.groups import Group
+from realtime.handoff import Peer
+from realtime.index import Index, StoredBatches, Subject
+from realtime.polls import Claim, Waiting
+from realtime.pulls import HANDLES_MAX, Pulls
+from realtime.retries import Retries, Wanted
+from realtime.subscriptions import Subscription
+from realtime.terms import FIELDS, FROM_EARLIEST, OPEN, Beginning, beginning_of, check_beginning
+from realtime.window import Stage
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
 LEASE_MS_MIN = 100
@@ -41,6 +66,15 @@ WINDOW_MS_MIN = 1_000  # Of an exclusive consumer: a slow network must not look 
 WINDOW_MS_MAX = 600_000
 DELAY_MS_MAX = 2 * 366 * 24 * 3_600_000  # As far ahead as a message can be due.
 WAS_MAX = 1_000  # A head of 16 KiB has room for as many.
+TURN_WORK = 1_024  # Work of one turn, some microseconds each: a name that is compared, a group that joins.
+MAKE_WORK = 16  # A group that is made is a record of the pull log, some 50 us.
+FAILURES_MAX = 64  # After so many groups that can't be made, only those that exist join until all are looked at again.
+RETRY_MS = 5_000
+SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
+AGED_MAX = 100  # The same of groups with the age of their oldest message.
+LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
+
+limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
 SHARED: tuple[int, frozenset[int]] = (0, frozenset())  # Window and incarnations of a consumer that does not lead.
 
 
@@ -377,3 +411,280 @@ def _text(value: HeadValue, name: str) -> str:
     if type(value) is not str or len(value) > 2 * ERROR_BYTES_MAX:
         raise BadRequest(f"a text of {name} has at most {2 * ERROR_BYTES_MAX} characters", field=name)
     return value
+
+
+class Joins:
+    """Fills subscriptions; belongs to the loop."""
+
+    def __init__(self, pulls: Pulls, groups: GroupRecords, index: Index, alarms: Alarms) -> None:
+        self._pulls = pulls
+        self._groups = groups
+        self._index = index
+        self._clock = alarms.clock
+        self._turn, self._retry = alarms.alarm(self._work), alarms.alarm(self._look_again)
+        self._busy: OrderedDict[Subscription, None] = OrderedDict()  # Those with something to do in the next turns.
+        self._lacking: dict[Subscription, None] = {}  # Those of which a group could not be made.
+        groups.on_deleted.append(self._deleted)
+
+    def subscribe(self, peer: Peer, frame: Frame) -> None:
+        """Answer a SUBSCRIBE; its groups join in the next turns."""
+        head = frame.head
+        group_name = need_group(head)
+        subjects, pattern = _asked_for(head)
+        beginning = beginning_of(head)
+        if beginning.ordered or beginning.filter is not OPEN or self._pulls.leads.of_peer:
+            for group in islice(self._existing(group_name, subjects, pattern), SUBSCRIBED_MAX):
+                self._check(group, beginning)
+        in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else None
+        subscription, new = self._pulls.subscriptions.subscribe(peer, group_name, subjects, pattern, beginning)
+        if in_flight_max is not None and subscription.in_flight_max != in_flight_max:
+            subscription.in_flight_max = in_flight_max
+            subscription.look_again()  # Each of its groups hears of it.
+            new = True
+        if new:
+            self._go_on_with(subscription)
+        peer.answer(frame.request_id, {"subscription": subscription.number, "now_ms": self._clock.now_ms()})
+
+    def _existing(self, group_name: str, subjects: Sequence[str], pattern: Pattern | None) -> Iterator[Group]:
+        """The groups of a subscription that exist already."""
+        groups = self._pulls.groups
+        if pattern is None:
+            for name in subjects:
+                group = groups.get((name, group_name))
+                if group is not None:
+                    yield group
+            return
+        for (name, of), group in groups.items():
+            if of == group_name and group.parent is None and pattern.matches(name):
+                yield group
+
+    def came(self, subject: Subject) -> None:
+        """A subject has its first message: the subscriptions whose pattern it matches take it, too."""
+        for subscription in self._pulls.subscriptions:
+            if subscription.pattern is not None and subscription.pattern.matches(subject.name):
+                subscription.pending.append((subject.name, True))
+                self._go_on_with(subscription)
+
+    def _deleted(self, group: Group) -> None:
+        """A group is deleted: the subscriptions that have it make it anew, as a consumer of its subject alone does with
+        its next PULL.
+        """
+        for subscription in group.subscriptions:
+            # A pattern makes no group before a subject's first message, and `came` tells of that.
+            if subscription.pattern is None or group.subject.end:
+                subscription.pending.append((group.subject.name, False))
+                self._go_on_with(subscription)
+
+    def _look_again(self) -> None:
+        for subscription in self._lacking:
+            subscription.look_again()
+            self._go_on_with(subscription)
+        self._lacking.clear()
+        self._work()
+
+    def _work(self) -> None:
+        """Do as much as one turn may."""
+        left = TURN_WORK
+        while self._busy and left > 0:
+            subscription = next(iter(self._busy))
+            if not subscription.peers or not (subscription.pending or subscription.scanned is not None):
+                del self._busy[subscription]
+            elif subscription.pending:
+                left -= self._join(subscription, *subscription.pending.popleft())
+            else:
+                left -= self._scan(subscription, left)
+        if self._busy:
+            self._turn.soon()
+
+    def _go_on_with(self, subscription: Subscription) -> None:
+        self._busy[subscription] = None
+        self._turn.soon()
+
+    def _scan(self, subscription: Subscription, most: int) -> int:
+        """Compare some of the subjects with a pattern."""
+        pattern, after = subscription.pattern, subscription.scanned
+        assert pattern is not None and after is not None, "only patterns are compared"
+        names = [subject.name for subject in islice(self._index.listed(pattern.prefix, after), most)]
+        subscription.pending.extend((name, False) for name in filter(pattern.matches, names))
+        subscription.scanned = names[-1] if len(names) == most else None
+        return len(names)
+
+    def _join(self, subscription: Subscription, name: str, new: bool) -> int:
+        """Let the group of a subject join; return the work that it took. A ``new`` subject came while there was the
+        subscription.
+        """
+        group = self._pulls.groups.get((name, subscription.group_name))
+        if group is None:
+            if subscription.failures >= FAILURES_MAX:
+                self._lacks(subscription)
+                return 1
+            self._make(subscription, name, new)
+            return MAKE_WORK
+        try:
+            self._check(group, subscription.beginning)
+        except (ExclusiveConflict, NotOrdered, OtherFilter) as error:
+            self._failed(subscription, name, error.message)
+            return 1
+        if group not in subscription.members and not self._pulls.join(subscription, group):
+            self._failed(subscription, name, "there is no room for more subjects in subscriptions")
+        else:
+            self._bound(subscription, group)
+        return 1
+
+    def _bound(self, subscription: Subscription, group: Group) -> None:
+        if subscription.in_flight_max is None:
+            return
+        try:
+            self._groups.bound(group, subscription.in_flight_max)
+        except RetryLater as error:
+            self._failed(subscription, group.subject.name, error.message)
+
+    def _make(self, subscription: Subscription, name: str, new: bool) -> None:
+        beginning = subscription.beginning
+        if new and beginning.start is End.LATEST:
+            # All of its messages are later than the subscription.
+            beginning = beginning._replace(start=End.EARLIEST)
+        try:
+            group = self._groups.create(name, subscription.group_name, beginning)
+        except ServerStopped:
+            raise
+        except DelaydError as error:
+            subscription.failures += 1
+            self._failed(subscription, name, error.message)
+            return
+        if not self._pulls.join(subscription, group):
+            self._failed(subscription, name, "there is no room for more subjects in subscriptions")
+        else:
+            self._bound(subscription, group)
+
+    def _check(self, group: Group, beginning: Beginning) -> None:
+        """Refuse who may not share a group, as it refuses a PULL of that group alone."""
+        self._pulls.leads.check_shared(group)
+        check_beginning(group, beginning)
+
+    def _failed(self, subscription: Subscription, name: str, reason: str) -> None:
+        at = (name, subscription.group_name, reason)
+        limited.warning("subject_not_joined", "subject_not_joined subject=%s group=%s reason=%r", *at)
+        self._lacks(subscription)
+
+    def _lacks(self, subscription: Subscription) -> None:
+        if not self._lacking:
+            self._retry.after(RETRY_MS)
+        self._lacking[subscription] = None
+
+
+def _asked_for(head: Head) -> tuple[list[str], Pattern | None]:
+    """The subjects of a list in order, or a pattern."""
+    if ("subjects" in head) == ("pattern" in head):
+        raise BadRequest("a subscription has subjects or a pattern, one of the two", field="subjects")
+    if "pattern" in head:
+        return [], Pattern(need_str(head, "pattern"))
+    subjects = sorted(set(need_strs(head, "subjects")))
+    if not 0 < len(subjects) <= SUBSCRIBED_MAX:
+        raise BadArgument(f"a subscription of {len(subjects)} subjects; it has 1 to {SUBSCRIBED_MAX}, or a pattern")
+    for subject in subjects:
+        need_subject(subject)
+    return subjects, None
+
+
+def groups_head(groups: Iterable[Group], limit: int) -> Head:
+    """How far each group is, up to as many groups as one head holds, and whether there are more."""
+    return consuming.groups_head(map(_group_info, groups), min(limit, LIST_MAX))
+
+
+def aged_groups_head(index: Index, stored: StoredBatches, now_ms: int, groups: Iterable[Group], limit: int) -> Head:
+    """The same, with the age of each group's oldest message that is not acknowledged."""
+
+    def info(group: Group) -> GroupInfo:
+        oldest_ms = _oldest_of_group_ms(index, stored, group)
+        return _group_info(group)._replace(oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms))
+
+    return consuming.groups_head(map(info, groups), min(limit, AGED_MAX))
+
+
+def _oldest_of_group_ms(index: Index, stored: StoredBatches, group: Group) -> int | None:
+    """When the oldest message that a group has not acknowledged was handed over; None when there is none, or it can't
+    be read.
+    """
+    oldest = group.oldest
+    if oldest == group.subject.end:
+        return None
+    if group.oldest_at[0] != oldest:
+        try:
+            group.oldest_at = (oldest, stored.claimed_at_ms(index.locate(group.subject, oldest).offset))
+        except (DamagedData, Shortage, RetryLater):
+            return None
+    return group.oldest_at[1]
+
+
+def _group_info(group: Group) -> GroupInfo:
+    """A group together with its child, whose messages all came back."""
+    both = [group] if group.child is None else [group, group.child]
+    came_again = 0 if group.child is None else group.child.subject.end - group.child.next
+    return GroupInfo(
+        subject=group.subject.name,
+        group=group.name,
+        end=group.subject.end,
+        next=group.next,
+        outstanding=sum([each.outstanding for each in both]),
+        redelivering=came_again + sum([_waiting(each, Stage.OFFERED) + _waiting(each, Stage.PAUSED) for each in both]),
+        quarantined=sum([_waiting(each, Stage.UNREADABLE) for each in both]),
+        oldest_unacked=group.oldest,
+        group_id=group.group_id,
+        leaving=sum([decision.messages for each in both for decision in each.window.leaving.values()]),
+        paused=group.held_back,
+        ephemeral=group.ephemeral,
+        filter="" if group.filter is OPEN else str(group.filter),
+        ordered=group.order is not None,
+        exclusive=group.lead is not None,
+        standbys=len(group.standby),
+        in_flight_max=group.in_flight_max,
+        oldest_ms_ago=None,
+    )
+
+
+def _waiting(group: Group, state: Stage) -> int:
+    return group.window.others.messages[state]
+
+
+def subjects_head(
+    index: Index, stored: StoredBatches, pulls: Pulls, now_ms: int, prefix: str, after: str, limit: int
+) -> Head:
+    """Subjects by name, and whether there are more."""
+
+    def info(subject: Subject) -> SubjectInfo:
+        first = _first(index, subject)
+        oldest_ms = _oldest_ms(index, stored, subject, first)
+        return SubjectInfo(
+            name=subject.name,
+            messages=subject.end - first,
+            first=first,
+            end=subject.end,
+            quarantined=pulls.quarantine.rows_of(subject),
+            groups=len(pulls.roster.of(subject.name)),
+            oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms),
+        )
+
+    # What comes again counts with the group that it belongs to.
+    own = (subject for subject in index.listed(prefix, after) if not is_reserved(subject.name))
+    return consuming.subjects_head(map(info, own), min(limit, SUBJECTS_MAX))
+
+
+def _first(index: Index, subject: Subject) -> int:
+    """The first kept message; while the consume log is being rebuilt, the last answer."""
+    try:
+        return index.first(subject)
+    except RetryLater:
+        return min(subject.kept_from[1], subject.end)
+
+
+def _oldest_ms(index: Index, stored: StoredBatches, subject: Subject, first: int) -> int | None:
+    """When the first kept message was claimed; None when there is no message, or it can't be read."""
+    if first == subject.end:
+        return None
+    if subject.oldest[0] != first:
+        try:
+            subject.oldest = (first, stored.claimed_at_ms(index.locate(subject, first).offset))
+        except (DamagedData, Shortage, RetryLater):
+            return None
+    return subject.oldest[1]

@@ -27,29 +27,23 @@ from delayd.machine.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
-
-from .alarms import NEVER_MS, Alarms
-from .checkpoint import Checkpointer, Snapshot
-from .closed import ClosedSegments
-from .commit import Commit, GroupCommit, PullCommit
-from .consumers import Consumers
-from .delay_servers import DelayServers
-from .group_records import GroupRecords
-from .index import Subject
-from .joins import Joins
-from .kept import Marks
-from .log_files import LogFiles
-from .operators import Operators
-from .peer import Peer
-from .pulls import Pulls
-from .rebuild import Rebuilder
-from .recovery import Recovered
-from .reserve import Reserve
-from .retention import Trimming, Unseen, remove_old
-from .retries import Retries
-from .segment_indexes import SegmentIndexes
-from .snapshots import Snapshots
-from .unread import OnCheckpoint, Unread
+from realtime.alarms import NEVER_MS, Alarms
+from realtime.checkpoint import Checkpointer, Snapshot, Snapshots
+from realtime.closed import ClosedSegments, SegmentIndexes
+from realtime.commit import Commit, GroupCommit, PullCommit
+from realtime.consumers import Consumers, Joins
+from realtime.delay_servers import DelayServers, Reserve
+from realtime.group_records import GroupRecords
+from realtime.handoff import Peer
+from realtime.index import Subject
+from realtime.kept import Marks
+from realtime.operators import Operators
+from realtime.pulls import Pulls
+from realtime.rebuild import Rebuilder
+from realtime.recovery import Recovered
+from realtime.retention import Trimming, Unseen, remove_old
+from realtime.retries import Retries
+from realtime.unread import LogFiles, OnCheckpoint, Unread
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,8 @@
 (docs/formats/pull.md).
 
 A new group is served when its record is durable. A group that is deleted ends at once, and whoever asked for it is
-answered when the record is durable. What a checkpoint stores of groups and removes of them is noted here.
+answered when the record is durable. What a checkpoint stores of groups and removes of them is noted here. An
+ephemeral group ends when none of the connections that used it is left for a while.
 """
 
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from delayd.batch.names import is_reserved
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, RetryLater, SlowDown
 from delayd.log.control import (
     GroupBegins,
     GroupBounded,
@@ -25,28 +26,30 @@ from delayd.log.control import (
 )
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import End, Position
-
-from .acks import SECRET_BITS
-from .alarms import Alarms
-from .commit import PullCommit
-from .ephemeral import Ephemeral
-from .filters import OPEN, encode_filter
-from .groups import Changes, Group
-from .index import Index
-from .kept import LostGroup, group_keys
-from .parts import passed_over
-from .positions import FROM_EARLIEST, Beginning, begins_at_ms, find
-from .pull_replay import PullReplay
-from .pulls import Pulls
-from .quarantine import Bad
-from .stored import StoredBatches
-from .window import GroupWord
+from realtime.acks import SECRET_BITS
+from realtime.alarms import Alarms
+from realtime.commit import PullCommit
+from realtime.groups import RETRY_MS, Changes, Group, LostGroup
+from realtime.handoff import Peer
+from realtime.index import Index, StoredBatches
+from realtime.kept import group_keys
+from realtime.parts import passed_over
+from realtime.pulls import Pulls
+from realtime.quarantine import Bad
+from realtime.recovery import PullReplay
+from realtime.terms import FROM_EARLIEST, OPEN, Beginning, begins_at_ms, encode_filter, find
+from realtime.window import GroupWord
 
 # Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
 ROOM_EVERY_MS = 10
 AHEAD_MS_MAX = 5_000  # The clock of who moves a group may be ahead by this much.
 
+GONE_MS = 30_000  # As long as a consumer may be away, for example while it connects anew.
+LOOK_MS = 5_000  # Between two looks; each costs a microsecond a group.
+CONSUMERS_MAX = 131_072  # Pairs of a connection and a group: 0.2 KB each, 26 MiB.
+
 limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
+log = logging.getLogger(__name__)
 
 
 class GroupRecords:
@@ -146,7 +149,7 @@ class GroupRecords:
                 self._pulls.serve(group)
 
     def find(self, group: Group, position: Position) -> int:
-        """Where a position lies in the subject of a group; raises as `realtime.positions.find` does."""
+        """Where a position lies in the subject of a group; raises as `realtime.terms.find` does."""
         now_ms = self._clock.now_ms()
         if begins_at_ms(position, now_ms) > now_ms + AHEAD_MS_MAX:
             raise BadArgument(
@@ -218,3 +221,90 @@ class GroupRecords:
         self._log.when_durable(partial(self._pulls.open, group))
         limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)
         return group
+
+
+class Ephemeral:
+    """The ephemeral groups of a server; ``delete`` ends one."""
+
+    def __init__(self, alarms: Alarms, delete: Callable[[Group], None]) -> None:
+        self._clock = alarms.clock
+        self._look = alarms.alarm(self._look_at_all)
+        self._delete = delete
+        self._seen_ms: dict[Group, int] = {}  # When each was last seen with a consumer.
+        self._peers: dict[Group, set[Peer]] = {}
+        self._groups: dict[Peer, set[Group]] = {}
+        self._consumers = 0
+
+    def watch(self, group: Group) -> None:
+        """Look after a group from now on."""
+        self._seen_ms[group] = self._clock.monotonic_ms()
+        if self._look.at_ms is None:
+            self._look.after(LOOK_MS)
+
+    def check_room(self) -> None:
+        """Refuse a further consumer when there are too many, with SlowDown."""
+        if self._consumers >= CONSUMERS_MAX:
+            what = f"{self._consumers} consumers have groups that end with their connections"
+            raise SlowDown(f"{what}, and there is no room for one more", retry_after_ms=RETRY_MS)
+
+    def came(self, peer: Peer, group: Group) -> None:
+        """The connection of a consumer of an ephemeral group, which lives as long as this connection from now on.
+
+        Raises:
+            SlowDown: there is no room for one more.
+        """
+        peers = self._peers.get(group)
+        if peers is not None and peer in peers:
+            return
+        self.check_room()
+        self._peers.setdefault(group, set()).add(peer)
+        self._groups.setdefault(peer, set()).add(group)
+        self._consumers += 1
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection has ended."""
+        for group in self._groups.pop(peer, ()):
+            self._peers[group].discard(peer)
+            self._consumers -= 1
+            self._seen_ms[group] = self._clock.monotonic_ms()
+
+    def stood_still(self, ms: int) -> None:
+        """No consumer could come for so long: this does not count as time without one."""
+        for group in self._seen_ms:
+            self._seen_ms[group] += ms
+
+    def forget(self, group: Group) -> None:
+        """A group is gone."""
+        self._seen_ms.pop(group, None)
+        for peer in self._peers.pop(group, ()):
+            self._consumers -= 1
+            of_peer = self._groups[peer]
+            of_peer.discard(group)
+            if not of_peer:
+                del self._groups[peer]
+
+    def _look_at_all(self) -> None:
+        """Delete the groups whose consumers have been gone for long enough."""
+        now_ms = self._clock.monotonic_ms()
+        for group, seen_ms in list(self._seen_ms.items()):
+            if self._has_consumers(group):
+                self._seen_ms[group] = now_ms
+            # A subscription may have ended right after the last look.
+            elif now_ms - seen_ms >= GONE_MS + LOOK_MS:
+                self._end(group)
+        if self._seen_ms:
+            self._look.after(LOOK_MS)
+
+    def _has_consumers(self, group: Group) -> bool:
+        child = group.child
+        # What is on its way to a delay server could not be ended there.
+        both = (group,) if child is None else (group, child)
+        holds = any(each.outstanding or each.window.leaving for each in both)
+        return bool(self._peers.get(group)) or bool(group.subscriptions) or holds
+
+    def _end(self, group: Group) -> None:
+        try:
+            self._delete(group)
+        except RetryLater:
+            return  # The disk is full; the next look tries again.
+        log.info("group_ended subject=%s group=%s reason=no_consumers", *group.names)

@@ -4,17 +4,18 @@
 A batch is taken only from the session whose hello was heard last in this life; a batch is remembered until W passes it.
 """
 
+from __future__ import annotations
+
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from delayd.batch.batch import Batch
-from delayd.batch.columns import HEADER_BYTES, ColumnId, DispatchPart
-from delayd.errors import FencedInstance, RestoredOrigin, SlowDown, StaleEpoch, StaleSession
+from delayd.batch.columns import HEADER_BYTES, Buffer, ColumnId, DispatchPart
+from delayd.errors import DelaydError, FencedInstance, RestoredOrigin, SlowDown, StaleEpoch, StaleSession
 from delayd.machine.identity import check_epoch
-
-from .peer import Peer
+from delayd.wire.frame import HeadValue
 
 W = tuple[int, int]
 """A watermark: epoch and batch id; everything up to it, in lexicographic order, is decided (rule H1)."""
@@ -24,6 +25,25 @@ RETRY_MS = 1_000  # The hint to a sender whom a bound refuses.
 ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and one LMDB row.
 # Batches of one delay server above W, 0.4 KB each. No delay server leaves even half as many undecided.
 WINDOW_BATCHES_MAX = 262_144
+
+
+class Peer(Protocol):
+    """One connection, told apart from others by its identity."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether answers can still leave; if not, the core is soon told of its end."""
+
+    def answer(
+        self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
+    ) -> None:
+        """Answer a request; with ``more`` a further frame of the answer follows."""
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        """Answer a request with an error."""
+
+    def close(self) -> None:
+        """End the connection once all answers have left."""
 
 
 class Hello(NamedTuple):

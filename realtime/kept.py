@@ -17,12 +17,11 @@ from delayd.log.consume import ConsumeTail
 from delayd.log.pull import Decision, decode_rows, encode_rows
 from delayd.log.tail import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
 from delayd.machine.state import State
-
-from .filters import OPEN, decode_filter, encode_filter
-from .groups import Group, GroupCopy
-from .handoff import Origin, Origins
-from .index import Index, Subject
-from .window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
+from realtime.groups import Group, GroupCopy, LostGroup
+from realtime.handoff import Origin, Origins
+from realtime.index import Index, Subject
+from realtime.terms import OPEN, decode_filter, encode_filter
+from realtime.window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
 
 ORIGIN_PREFIX = b"origin/"
 NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.
@@ -162,20 +161,6 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
     if copy.begins_at_ms:
         kept["begins_at_ms"] = copy.begins_at_ms
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
-
-
-@dataclass(frozen=True, slots=True)
-class LostGroup:
-    """A group whose progress does not check, or is gone; ``names`` are its subject and name, if they are known."""
-
-    group_id: int
-    names: tuple[str, str] | None
-    damage: DamagedData
-
-    @property
-    def id(self) -> str:
-        """The name by which an operator refers to it."""
-        return f"group/{self.group_id:08x}"
 
 
 class Kept:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from .peer import Peer
+from realtime.handoff import Peer
 
 if TYPE_CHECKING:
-    from .groups import Group
-    from .subscriptions import Subscription
+    from realtime.groups import Group
+    from realtime.subscriptions import Subscription
 
 RECALLS_MAX = 256  # This many consumers are told at once that another one waits with empty hands.
 

@@ -35,23 +35,20 @@ from delayd.log.pull import Decision, PullEntry, PullOp
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
-
-from .acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
-from .alarms import NEVER_MS, Alarms, DueHeap
-from .commit import PullCommit
-from .groups import Group
-from .index import Index, Subject
-from .kept import Life
-from .leads import Leads
-from .parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
-from .peer import Peer
-from .polls import Waiting
-from .pull_replay import PullReplay
-from .quarantine import Quarantine
-from .roster import RETRY_MS, Roster
-from .stored import StoredBatches
-from .subscriptions import Subscription, Subscriptions
-from .window import HELD, GroupWindow, GroupWord, Offer, StateRun
+from realtime.acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
+from realtime.alarms import NEVER_MS, Alarms, DueHeap
+from realtime.commit import PullCommit
+from realtime.groups import RETRY_MS, Group, Roster
+from realtime.handoff import Peer
+from realtime.index import Index, StoredBatches, Subject
+from realtime.kept import Life
+from realtime.leads import Leads
+from realtime.parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
+from realtime.polls import Waiting
+from realtime.quarantine import Quarantine
+from realtime.recovery import PullReplay
+from realtime.subscriptions import Subscription, Subscriptions
+from realtime.window import HELD, GroupWindow, GroupWord, Offer, StateRun
 
 T = TypeVar("T")
 

@@ -36,9 +36,8 @@ from delayd.log.group import GroupKind, content_position
 from delayd.log.log import Log
 from delayd.machine.disk import Disk, File
 from delayd.machine.executor import Done, Executor
-
-from .alarms import Alarms
-from .index import Index, Subject
+from realtime.alarms import Alarms
+from realtime.index import Index, Subject
 
 PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.
 ROUND_SUBJECTS = 1_000  # Subjects that are rebuilt in one pass over the log.

@@ -15,9 +15,12 @@ So the offset is 180. It lies in the segment that begins at 100, so the segment 
 log of a group's subject can't be read now, nobody knows the offset of step 4, and nothing is removed.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from delayd.errors import RetryLater, Shortage
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, remove_segments, segment_bases
@@ -25,12 +28,13 @@ from delayd.log.log import Log
 from delayd.log.segment import Segment
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Executor
+from realtime.groups import Group, GroupCopy
+from realtime.index import Index, Subject
+from realtime.kept import Marks
+from realtime.recovery import Recovered
 
-from .checkpoint import Snapshot
-from .groups import Group, GroupCopy
-from .index import Index, Subject
-from .kept import Marks
-from .recovery import Recovered
+if TYPE_CHECKING:
+    from realtime.checkpoint import Snapshot
 
 LOOKED_A_TURN = 10_000  # Subjects looked at in one turn, some 30 ns each; most have one segment, which stays.
 READS_A_TURN = 100  # Each reads an entry of a consume log, in some 20 us.

@@ -1,24 +1,31 @@
 """The realtime server's shell: frames between connections and the core, and one timer.
 
-The core is called on the loop's thread only, and its next wake-up is set again after every call.
+The core is called on the loop's thread only, and its next wake-up is set again after every call. What an
+ephemeral group left at delay servers is ended by `Farewell`, which asks them until nothing of it is pending.
 """
+
+from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
+from delayd.client.producer import AsyncProducer
 from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError, NotReady
 from delayd.machine.identity import draw_id
-from delayd.machine.operating import WaitKind
+from delayd.machine.operating import LogLimit, WaitKind
 from delayd.net.connection import Connection
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
 from delayd.net.held_start import HeldServer, open_when_whole
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
-from delayd.net.program import Fail
+from delayd.net.program import Fail, run_program
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
@@ -26,19 +33,22 @@ from delayd.net.trust import Guard, Membership
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered
 from delayd.wire.requests import REALTIME_LIMITS, RequestType
-
-from .alarms import NEVER_MS
-from .core import Core, Executors, Surroundings
-from .farewell import Farewell
-from .recovery import recover
-from .retries import Undone
+from realtime.alarms import NEVER_MS
+from realtime.core import Core, Executors, Surroundings
+from realtime.groups import Group
+from realtime.recovery import recover
+from realtime.retries import Undone
 
 RETAIN_EVERY_S = 600
 # A copy of a directory must not take messages, or give them to consumers.
 FENCED = frozenset(kind for kind in RequestType if kind.terms.fenced)
 LETTERS = CourierTerms(RequestType.SEND_AGAIN, WaitKind.RETRIES_AWAY)
 
+TIMEOUT_MS = 5_000
+AGAIN_S = 10.0  # A delay server that is away, or was handing messages over, is asked again after this.
+
 log = logging.getLogger(__name__)
+limited = LogLimit(log)
 
 
 class RealtimeServer:
@@ -217,3 +227,77 @@ class RealtimeServer:
         if wake_ms < set_ms:
             self._wake_set_ms = wake_ms
             self._timer.set_after_ms(wake_ms - self._home.clock.monotonic_ms())
+
+
+def run(config: RealtimeConfig) -> int:
+    """Serve until told to stop; returns the exit code of the process."""
+    return run_program(
+        config.role, partial(RealtimeServer, config), folder=config.folder, exit_with_stdin=config.exit_with_stdin
+    )
+
+
+class Left(Protocol):
+    """What is to be ended: `realtime.group_records.GroupRecords`."""
+
+    on_left: Callable[[], None]
+
+    @property
+    def left(self) -> Collection[Group]:
+        """The groups of retry subjects whose own groups have ended."""
+
+    def delete(self, group: Group) -> None:
+        """Delete one of them."""
+
+
+class Farewell:
+    """Ends what is left; belongs to the loop. ``after`` is called when something was told to the core."""
+
+    def __init__(self, groups: Left, meta: str, after: Callable[[], None]) -> None:
+        self._groups = groups
+        self._meta = meta
+        self._after = after
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what was left before."""
+        self._groups.on_left = self._new
+        self._new()
+
+    async def close(self) -> None:
+        """Stop; the next life goes on."""
+        self._groups.on_left = lambda: None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _new(self) -> None:
+        if self._groups.left and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._serve())
+            self._task.add_done_callback(_ended)
+
+    async def _serve(self) -> None:
+        while self._groups.left:
+            try:
+                async with AsyncProducer(self._meta, timeout_ms=TIMEOUT_MS) as producer:
+                    for group in list(self._groups.left):
+                        await self._end(producer, group)
+            except DelaydError as error:
+                limited.warning(
+                    "farewell_waits", "farewell_waits groups=%d reason=%r", len(self._groups.left), str(error)
+                )
+            if self._groups.left:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _end(self, producer: AsyncProducer, group: Group) -> None:
+        walked = await producer.cancel_where(group.subject.name, dry_run=False)
+        if walked.done:
+            log.info("group_left_nothing group=%s ended=%d", group.name, walked.done)
+        # What was being handed over, or could not be read, is found by the next walk.
+        if not walked.in_flight and not walked.unread and group in self._groups.left:
+            self._groups.delete(group)
+            self._after()
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "a bug in the farewell", "exception": error})

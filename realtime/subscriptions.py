@@ -16,14 +16,11 @@ from itertools import count, islice
 from delayd.batch.names import Pattern
 from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
 from delayd.wire.heads import U32_MAX
-
-from .filters import OPEN
-from .groups import Group
-from .parts import PARTS_MAX, Part
-from .peer import Peer
-from .polls import Polls, Waiting
-from .positions import FROM_EARLIEST, Beginning
-from .roster import RETRY_MS
+from realtime.groups import RETRY_MS, Group
+from realtime.handoff import Peer
+from realtime.parts import PARTS_MAX, Part
+from realtime.polls import Polls, Waiting
+from realtime.terms import FROM_EARLIEST, OPEN, Beginning
 
 OF_PEER_MAX = 16  # Subscriptions of one connection.
 SUBSCRIPTIONS_MAX = 1_024  # Of all connections: each new subject is compared with every pattern, some 0.5 us each.

@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from delayd.log.pull import ATTEMPT_MAX, Decision, PullEntry, PullOp
-
-from .alarms import NEVER_MS
+from realtime.alarms import NEVER_MS
 
 if TYPE_CHECKING:
-    from .order import Order
+    from realtime.order import Order
 
 PIECE_RUNS = 512  # A piece is searched by bisection and moved in memory as a whole; both take less than a microsecond.
 # Beyond this the oldest runs are forgotten: nobody knows what became of these pulls, so their handles are stale.

@@ -99,7 +99,7 @@ class GroupEphemeral(NamedTuple):
 
 
 class GroupFiltered(NamedTuple):
-    """A consumer group wants only messages with some tags (`realtime.filters` reads them)."""
+    """A consumer group wants only messages with some tags (`realtime.terms` reads them)."""
 
     group_id: int
     tags: bytes

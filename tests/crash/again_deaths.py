@@ -12,7 +12,7 @@ from delayd.batch.names import retry_subject
 from delayd.log.pull import RetryRow
 from delayd.reading.find import Finder, Search, Wanted
 from delayd.testing.clock import START_MS
-from realtime.retry_batch import Source, retry_batch
+from realtime.retries import Source, retry_batch
 from tests.crash.delay_deaths import BEFORE_HOUR_MS, HOUR_MS, Death, finish
 from tests.worlds.delay import DATA, PRODUCER_ID, World, wanted
 from tests.worlds.dispatch_batches import dispatch_batch

@@ -11,7 +11,7 @@ from delayd.net import held_start
 BUG_VARIABLE = "DELAYD_TEST_BUG"  # A delay server has the planted bug that its environment names so.
 # A server whose environment names it so believes a jump of the clock after this long, and sweeps its hours as often.
 BELIEVED_VARIABLE = "DELAYD_TEST_BELIEVED_AFTER_MS"
-PROGRAMS = {"meta": "meta.program", "delay": "delayd.delay.program", "realtime": "realtime.program"}
+PROGRAMS = {"meta": "meta.program", "delay": "delayd.delay.program", "realtime": "realtime.server"}
 # A test puts a damaged file back at once, so a held start need not wait for the end of a slow copy.
 HELD_LOOK_S, HELD_RESTED_S = 0.05, 0.5
 NEAR_MS = 2_000  # What is due so soon stays at a server that is drained, and the drain waits for it.

@@ -20,7 +20,7 @@ from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_map, need_maps
 from delayd.wire.requests import RequestType
-from realtime.retry_batch import Source, retry_batch
+from realtime.retries import Source, retry_batch
 from tests.end_to_end.cluster import cluster
 from tests.end_to_end.cluster_backup import one_round
 from tests.end_to_end.processes import HOST, ServerProcess

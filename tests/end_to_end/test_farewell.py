@@ -9,7 +9,7 @@ import pytest
 
 import delayd
 from delayd.batch.names import retry_subject
-from realtime import ephemeral, farewell
+from realtime import group_records, server
 from tests.waiting import DEADLINE_S, wait_until
 
 NOW = timedelta(0)
@@ -20,7 +20,7 @@ LONG = timedelta(seconds=DEADLINE_S)
 def test_dead_letters_and_retries_of_a_group_of_ones_own_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(farewell, "AGAIN_S", 0.1)
+    monkeypatch.setattr(server, "AGAIN_S", 0.1)
     with delayd.open(tmp_path) as home, home.producer() as producer, delayd.Admin(home.address) as admin:
         with home.consumer("s", "screens", broadcast=True) as consumer:
             consumer.pull(wait=NOW)
@@ -34,12 +34,12 @@ def test_dead_letters_and_retries_of_a_group_of_ones_own_end_with_it(
             wait_until(lambda: producer.cancel_where(kept_as).found == 3)
             assert [each.letters for each in admin.dead_groups("s")] == [2]
         if not restarts:
-            monkeypatch.setattr(ephemeral, "GONE_MS", 100)
-            monkeypatch.setattr(ephemeral, "LOOK_MS", 100)
+            monkeypatch.setattr(group_records, "GONE_MS", 100)
+            monkeypatch.setattr(group_records, "LOOK_MS", 100)
             _has_ended(producer, admin, kept_as)
     if restarts:
-        monkeypatch.setattr(ephemeral, "GONE_MS", 100)
-        monkeypatch.setattr(ephemeral, "LOOK_MS", 100)
+        monkeypatch.setattr(group_records, "GONE_MS", 100)
+        monkeypatch.setattr(group_records, "LOOK_MS", 100)
         with delayd.open(tmp_path) as home, home.producer() as producer, delayd.Admin(home.address) as admin:
             _has_ended(producer, admin, kept_as)
 

@@ -9,13 +9,13 @@ from unittest.mock import patch
 from delayd.batch.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
-from realtime import acks, pull_replay, pulls
+from realtime import acks, pulls, recovery
 from realtime.acks import Handles
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
 from realtime.order import Order
-from realtime.pull_replay import PullReplay
 from realtime.pulls import Pulls
+from realtime.recovery import PullReplay
 from realtime.retries import Retries
 from realtime.window import GIVEN_BACK, GroupWindow, Stage
 from tests.groups.run import walks
@@ -162,9 +162,7 @@ PLANTED: Bugs = {
         Patch(GroupWindow, "move", changed(GroupWindow.move, "self.others, self._turns =", "_, _ ="))
     ],
     "Q3: retention looks at new messages only": [Patch(GroupWindow, "oldest", property(_nothing_is_older))],
-    "Q1: a replay takes what was given back for acknowledged": [
-        Patch(pull_replay, "decode_entries", _nacks_acknowledge)
-    ],
+    "Q1: a replay takes what was given back for acknowledged": [Patch(recovery, "decode_entries", _nacks_acknowledge)],
     "Q8: an answer has several messages of one key": [
         Patch(Order, "_add", changed(Order._add, "if queue[0] != sequence:", "if queue[0] in self._out:"))
     ],

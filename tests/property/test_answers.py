@@ -39,11 +39,11 @@ from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import BATCHES_MAX, AcceptedResult, RefusedResult, TargetInfo, results_head, targets_head
 from delayd.wire.status import Decision, Quarantined, decided_head, list_head, waits_head
 from meta.core import MOVES_MAX
-from realtime.answers import LIST_MAX, WINDOW_BATCHES, groups_head, window_frames
+from realtime.consumers import LIST_MAX, groups_head
+from realtime.delay_servers import FRAME_BATCHES_MAX, WINDOW_BATCHES, window_frames
 from realtime.groups import Group
 from realtime.handoff import InDoubt
 from realtime.index import Subject
-from realtime.intake import FRAME_BATCHES_MAX
 from realtime.pulls import HANDLES_MAX
 from tests.worlds.realtime import SimPeer, World
 

@@ -13,7 +13,7 @@ from delayd.batch.names import HEADERS_BYTES_MAX
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.heads import INT_MAX
-from realtime.intake import HOUR_MAX, read_bare, read_batch
+from realtime.delay_servers import HOUR_MAX, read_bare, read_batch
 from tests.batches import with_true_checksums
 from tests.worlds.dispatch_batches import dispatch_batch
 

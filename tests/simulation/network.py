@@ -128,7 +128,7 @@ class ServedEnd:
     def answer(
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
     ) -> None:
-        """See `realtime.peer.Peer`; a second answer is a fault of the core."""
+        """See `realtime.handoff.Peer`; a second answer is a fault of the core."""
         flags = ANSWER | (MORE if more else 0)
         asked = self._asked[request_id] if more else self._asked.pop(request_id)
         if self._line.listener is not None:
@@ -136,18 +136,18 @@ class ServedEnd:
         self._line.send_down(b"".join(map(bytes, encode_frame(asked.type, request_id, head, body, flags))))
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
-        """See `realtime.peer.Peer`."""
+        """See `realtime.handoff.Peer`."""
         frame_type = self._asked.pop(request_id).type
         head = error_head(error)
         self._line.send_down(b"".join(map(bytes, encode_frame(frame_type, request_id, head, (), ANSWER | ERROR))))
 
     @property
     def is_open(self) -> bool:
-        """See `realtime.peer.Peer`; the end is told at once here."""
+        """See `realtime.handoff.Peer`; the end is told at once here."""
         return True
 
     def close(self) -> None:
-        """See `realtime.peer.Peer`."""
+        """See `realtime.handoff.Peer`."""
         self._line.close_down()
 
 

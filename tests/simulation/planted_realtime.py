@@ -11,17 +11,16 @@ from delayd.delay.handoff.link import Link
 from delayd.log.log import Log
 from delayd.wire import heads as wire_heads
 from delayd.wire.frame import HeadValue
-from realtime import quarantine, snapshots
+from realtime import checkpoint, quarantine
 from realtime.acks import GivenOut
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, PullCommit
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
 from realtime.group_records import GroupRecords
 from realtime.groups import Group, GroupCopy
-from realtime.handoff import Hello, Origin, Origins
+from realtime.handoff import Hello, Origin, Origins, Peer
 from realtime.index import Index, Subject
 from realtime.kept import Marks
-from realtime.peer import Peer
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
@@ -180,7 +179,7 @@ IN_REALTIME: Bugs = {
     "H2: T forgets a batch when it has answered": [Patch(Origin, "remember", _remember_nothing)],
     "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
     "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
-    "H2: T's retention passes batches that are in doubt": [Patch(snapshots, "keep_from", _keep(_no_doubt))],
+    "H2: T's retention passes batches that are in doubt": [Patch(checkpoint, "keep_from", _keep(_no_doubt))],
     "Q1: T's checkpoint does not wait for the pull log": [Patch(Core, "checkpoint", _checkpoint_before_the_pull_log)],
     "Q1: an acknowledgement is answered before its fsync": [
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
@@ -193,7 +192,7 @@ IN_REALTIME: Bugs = {
             lambda self, group, next_pull, incarnation, run: [run._replace(state=Became.ACKNOWLEDGED)],
         )
     ],
-    "Q3: retention passes what a group has not acknowledged": [Patch(snapshots, "keep_from", _keep(_no_group))],
+    "Q3: retention passes what a group has not acknowledged": [Patch(checkpoint, "keep_from", _keep(_no_group))],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
     "H8: nobody notices that a delay server was restored": _HEARD_ALL_THE_SAME,
     "H8: nobody notices a copy of a delay server": [

@@ -16,7 +16,7 @@ from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame
 from realtime.acks import SECRET_BITS
 from realtime.core import Core, Executors, Surroundings
-from realtime.peer import Peer
+from realtime.handoff import Peer
 from realtime.recovery import recover
 
 __all__ = ["GroupSeen", "Machine", "Peer", "RealtimeAdapter", "life_of"]

@@ -12,7 +12,7 @@ from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
-from realtime.retry_batch import Source, retry_batch
+from realtime.retries import Source, retry_batch
 from tests.batches import messages
 from tests.unit.delay.answers import Answers
 from tests.worlds.delay import World

@@ -7,7 +7,8 @@ from delayd.batch.columns import Int64s
 from delayd.batch.gather import row_bytes
 from delayd.errors import SlowDown
 from delayd.wire.requests import RequestType
-from realtime import group_records, roster
+from realtime import group_records
+from realtime import groups as realtime_groups
 from realtime import handoff as handoff_module
 from realtime import index as index_module
 from realtime import parts as parts_module
@@ -26,8 +27,8 @@ def served(*bodies: bytes) -> tuple[World, SimPeer]:
 
 def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     world, peer = served(b"kept")
-    monkeypatch.setattr(roster, "GROUPS_MAX", 4)
-    monkeypatch.setattr(roster, "GROUPS_OF_SUBJECT_MAX", 2)
+    monkeypatch.setattr(realtime_groups, "GROUPS_MAX", 4)
+    monkeypatch.setattr(realtime_groups, "GROUPS_OF_SUBJECT_MAX", 2)
     world.pull(peer, most=1)
     waiting = SimPeer()
     world.send(waiting, RequestType.PULL, pull_head(subject="waited-for", wait_ms=50_000))
@@ -53,8 +54,8 @@ def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypat
 def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world, peer = served(*(b"%d" % number for number in range(9)))
     monkeypatch.setattr(pulls_module, "WAITING_MAX", 3)
-    monkeypatch.setattr(roster, "GROUPS_MAX", 4)
-    monkeypatch.setattr(roster, "GROUPS_OF_SUBJECT_MAX", 2)
+    monkeypatch.setattr(realtime_groups, "GROUPS_MAX", 4)
+    monkeypatch.setattr(realtime_groups, "GROUPS_OF_SUBJECT_MAX", 2)
     monkeypatch.setattr(pulls_module, "HELD_MAX", 6)
 
     def fails(do: object) -> None:

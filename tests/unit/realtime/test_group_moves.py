@@ -9,8 +9,8 @@ from delayd.errors import BadArgument, SlowDown
 from delayd.wire.consuming import GroupInfo, read_groups
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType
-from realtime import ephemeral as ephemeral_groups
-from realtime.ephemeral import GONE_MS
+from realtime import group_records
+from realtime.group_records import GONE_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
 
@@ -107,7 +107,7 @@ def test_rule_T5_an_ephemeral_group_does_not_end_because_the_server_stood_still(
 
 
 def test_rule_B1_consumers_of_ephemeral_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ephemeral_groups, "CONSUMERS_MAX", 3)
+    monkeypatch.setattr(group_records, "CONSUMERS_MAX", 3)
     world, _ = ready_world([b"a"])
     peers = [SimPeer() for _ in range(4)]
     for number, peer in enumerate(peers[:3]):

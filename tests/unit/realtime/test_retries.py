@@ -18,8 +18,7 @@ from delayd.wire.heads import (
 )
 from delayd.wire.requests import RequestType
 from realtime import retries
-from realtime.retries import Undone
-from realtime.retry_batch import headers_of
+from realtime.retries import Undone, headers_of
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, bodies_of
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
 

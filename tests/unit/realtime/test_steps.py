@@ -3,7 +3,7 @@
 import pytest
 
 from delayd.testing.executor import StepExecutor
-from realtime import snapshots as snapshots_module
+from realtime import checkpoint
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
@@ -11,7 +11,7 @@ from tests.worlds.realtime import SimPeer, World
 def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshots_module, "COPIES_A_TURN", 3)
+    monkeypatch.setattr(checkpoint, "COPIES_A_TURN", 3)
     work = StepExecutor()
     world, peer = World(work=work, settings={"tail_bytes": 0}), SimPeer()
     world.hello(peer, 1)
@@ -45,7 +45,7 @@ def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_begin
 def test_rule_B2_retention_asks_a_few_groups_a_turn_and_passes_none_that_is_made_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshots_module, "GROUPS_A_TURN", 2)
+    monkeypatch.setattr(checkpoint, "GROUPS_A_TURN", 2)
     settings = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 60_000}
     world, peer = World(settings=settings), SimPeer()
     world.hello(peer, 1)

@@ -20,7 +20,8 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.requests import RequestType
-from realtime import joins, roster, subscriptions
+from realtime import consumers, subscriptions
+from realtime import groups as realtime_groups
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
@@ -132,12 +133,12 @@ def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(
     feed = Feed()
     feed.put("a", b"a")
     feed.put("b", b"b")
-    monkeypatch.setattr(roster, "GROUPS_MAX", 1)
+    monkeypatch.setattr(realtime_groups, "GROUPS_MAX", 1)
     taker = Taker(feed, ["a", "b"])
     assert taker.pull()[1] == [b"a"]
-    monkeypatch.setattr(roster, "GROUPS_MAX", 2)
+    monkeypatch.setattr(realtime_groups, "GROUPS_MAX", 2)
     asked = taker.ask()
-    feed.world.pass_time(joins.RETRY_MS)
+    feed.world.pass_time(consumers.RETRY_MS)
     feed.settle()
     assert taker.answer(asked)[1] == [b"b"]
 
@@ -170,7 +171,7 @@ def test_rule_B2_groups_join_some_in_each_turn(monkeypatch: pytest.MonkeyPatch) 
     feed = Feed()
     for number in range(40):
         feed.put(f"s.{number:02}", b"x")
-    monkeypatch.setattr(joins, "TURN_WORK", joins.MAKE_WORK * 5)
+    monkeypatch.setattr(consumers, "TURN_WORK", consumers.MAKE_WORK * 5)
     peer = SimPeer()
     subscribed(feed.world, peer, "s.*")
     counts = [len(groups(feed.world))]

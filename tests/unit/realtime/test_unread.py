@@ -15,7 +15,7 @@ from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
 from delayd.wire.status import read_list
 from realtime.kept import group_keys
-from realtime.unread import AGAIN_MS, LOOK_MS
+from realtime.unread import AGAIN_MS, REST_MS
 from tests.memory_files import content, files, put
 from tests.named_commands import check_commands
 from tests.worlds.dispatch_batches import dispatch_batch
@@ -60,7 +60,7 @@ def refused(world: World, kind: RequestType, head: Head | None = None) -> str:
 def again(world: World) -> None:
     """Let the files be looked at three times: the second look sees a change, the third that it has rested."""
     for _ in range(3):
-        world.pass_time(LOOK_MS)
+        world.pass_time(REST_MS)
 
 
 def decide(world: World, decision: str) -> tuple[bool, str]:
@@ -193,7 +193,7 @@ def test_rule_L5_a_file_that_is_being_copied_is_not_read() -> None:
     world = World(disk, state, settings=SETTINGS)
     for size in range(1_000, len(whole), 8):
         put(disk, path, whole[:size])
-        world.pass_time(LOOK_MS)
+        world.pass_time(REST_MS)
         assert list(world.core.waits()) and len(content(disk, path)) == size
     put(disk, path, whole)
     again(world)
@@ -217,6 +217,6 @@ def test_a_disk_that_reads_again_is_found_without_a_change_of_its_files(monkeypa
     assert "can't be read" in refused(unread, RequestType.PULL, pull_head())
     tries = reads
     monkeypatch.undo()
-    for _ in range(AGAIN_MS // LOOK_MS + 2):
-        unread.pass_time(LOOK_MS)
+    for _ in range(AGAIN_MS // REST_MS + 2):
+        unread.pass_time(REST_MS)
     assert tries and len(unread.pull(SimPeer()).bodies) >= 5

@@ -10,7 +10,7 @@ from delayd.delay import producers, subjects
 from delayd.delay.ending import message_requests
 from delayd.wire import scheduling, status
 from delayd.wire.requests import RequestType
-from realtime import answers, intake, joins, parts, pulls, roster, subscriptions
+from realtime import consumers, delay_servers, groups, parts, pulls, subscriptions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
     ("row", "values"),
     [
         ("| batches of a SEND frame |", [scheduling.BATCHES_MAX]),
-        ("| batches of a DISPATCH frame |", [intake.FRAME_BATCHES_MAX]),
+        ("| batches of a DISPATCH frame |", [delay_servers.FRAME_BATCHES_MAX]),
         ("| parts of a PULL's answer |", [parts.PARTS_MAX]),
         (
             "| all producers and their batch numbers |",
@@ -36,17 +36,17 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| numbers that OUTCOME called unknown |", [producers.FENCED_MAX]),
         ("| the name of a group |", [names.GROUP_NAME_BYTES_MAX]),
         ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),
-        ("| groups; of one subject |", [roster.GROUPS_MAX, roster.GROUPS_OF_SUBJECT_MAX]),
+        ("| groups; of one subject |", [groups.GROUPS_MAX, groups.GROUPS_OF_SUBJECT_MAX]),
         ("| subjects in the list of one subscription |", [names.SUBSCRIBED_MAX]),
         (
             "| subscriptions of one connection; of all; subjects in all lists |",
             [subscriptions.OF_PEER_MAX, subscriptions.SUBSCRIPTIONS_MAX, subscriptions.NAMES_MAX],
         ),
         ("| groups in subscriptions, each counted once for each |", [subscriptions.MEMBERS_MAX]),
-        ("- The groups of a list are made", [joins.TURN_WORK // joins.MAKE_WORK]),
+        ("- The groups of a list are made", [consumers.TURN_WORK // consumers.MAKE_WORK]),
         ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
         ("| runs of pulled messages that nobody has acknowledged |", [pulls.HELD_MAX]),
-        ("GROUPS answers at most", [answers.LIST_MAX, answers.SUBJECTS_MAX]),
+        ("GROUPS answers at most", [consumers.LIST_MAX, consumers.SUBJECTS_MAX]),
         ("| 2 STATUS |", [status.WAITS_MAX]),
     ],
 )
