@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from delayd.client.admin import Admin
-from delayd.client.blocking import LoopThread
-from delayd.client.engine import THREAD_S, forget, remember
+from delayd.client.engine import THREAD_S, LoopThread, forget, remember
 from delayd.client.instants import monotonic_s
 from delayd.client.producer import AsyncProducer, Producer
 from delayd.client.pulling.consumer import AsyncConsumer, Consumer

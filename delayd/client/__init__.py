@@ -11,6 +11,5 @@ its blocking form is made from that. Both share one core, which lives on one eve
 All of them
     limits, instants    check what the caller said, and know what time it is at a server
     routing             which servers there are, the connection to each, and which of them gets what
-    engine              what a client runs on, one a process (rule I2), and its end with the program
-    blocking            how a blocking form is made from the asynchronous one, and its background thread
+    engine              what a client runs on, one a process (rule I2), its end with the program, and its blocking form
 """

@@ -41,8 +41,16 @@ from delayd.client.asking.walking import (
     shift_ms_of,
     window_of,
 )
-from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
-from delayd.client.engine import AsyncClient, Client, OwnEngine, OwnLoopEngine
+from delayd.client.engine import (
+    AsyncClient,
+    BlockingClient,
+    Client,
+    OnThread,
+    OwnEngine,
+    OwnLoopEngine,
+    blocking,
+    form_of,
+)
 from delayd.client.instants import instant_ms, utc
 from delayd.client.limits import check_subject, need_meta
 from delayd.client.producer import ProducerCore

@@ -45,8 +45,20 @@ from delayd.client.asking.walking import (
     shift_ms_of,
     window_of,
 )
-from delayd.client.blocking import BlockingClient, Inbox, LoopThread, OnThread, blocking, form_of
-from delayd.client.engine import AsyncClient, OnLoop, OwnEngine, OwnLoopEngine, forget, remember
+from delayd.client.engine import (
+    AsyncClient,
+    BlockingClient,
+    Inbox,
+    LoopThread,
+    OnLoop,
+    OnThread,
+    OwnEngine,
+    OwnLoopEngine,
+    blocking,
+    forget,
+    form_of,
+    remember,
+)
 from delayd.client.instants import Delays, DeliverAt, DeliverAtMs, wish, wish_column
 from delayd.client.limits import need_bool
 from delayd.client.routing import MetaView

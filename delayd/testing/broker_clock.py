@@ -26,7 +26,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from delayd.client.blocking import LoopThread
+from delayd.client.engine import LoopThread
 from delayd.client.instants import HomeClock, ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
 from delayd.client.pulling.consumer_core import ConsumerCore
@@ -37,7 +37,7 @@ from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.machine.clock import ClockSources
 from delayd.wire.frame import Head
-from delayd.worker.threads import Threads
+from delayd.worker.job import Threads
 
 if TYPE_CHECKING:
     from delayd.client.pulling.acks import Handles

@@ -6,7 +6,8 @@ What a handler gets follows from its parameters, and is decided when it is regis
     handle(body, message)    the decoded body and the message, when a parameter is named ``message``
     handle(message)          the message alone; its body is decoded before, so a bad one never reaches the handler
 
-With ``pass_message=True`` the second parameter gets the message, whatever its name is.
+With ``pass_message=True`` the second parameter gets the message, whatever its name is. BadBody says that a body can't
+be decoded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
+
+import msgpack
 
 from delayd.client.limits import need_bool, need_timedelta, need_whole
 from delayd.client.pulling.acks import Backoff
@@ -31,8 +34,7 @@ from delayd.client.pulling.options import (
     start_of,
     wanted_tags,
 )
-from delayd.errors import BadArgument, BadSetting
-from delayd.worker.decoding import Decode, decoder_of
+from delayd.errors import BadArgument, BadBody, BadSetting
 
 CONCURRENCY = 8
 CONCURRENCY_MAX = 10_000
@@ -205,3 +207,45 @@ def _takes(function: Callable[..., Any], pass_message: bool) -> tuple[bool, str 
                 "a parameter named 'message' or with pass_message=True"
             )
     return takes
+
+
+Decode = Literal["bytes", "json", "msgpack"] | Callable[[bytes], Any]
+Decoder = Callable[[MessageView], Any]
+
+
+def decoder_of(decode: Decode) -> Decoder:
+    """The decoder that a handler asked for; BadSetting when there is none of that name."""
+    if callable(decode):
+        return _by(decode)
+    named = _DECODERS.get(str(decode))
+    if named is None:
+        raise BadSetting(f"decode is {decode!r} and must be 'bytes', 'json', 'msgpack' or a function of the bytes")
+    return named
+
+
+def _by(decode: Callable[[bytes], Any]) -> Decoder:
+    def decoded(message: MessageView) -> Any:
+        try:
+            return decode(message.body)
+        except Exception as error:
+            raise BadBody(f"the body of {message!r} can't be decoded: {type(error).__name__}: {error}") from error
+
+    return decoded
+
+
+def _bytes(message: MessageView) -> bytes:
+    return message.body
+
+
+def _json(message: MessageView) -> Any:
+    return message.json()
+
+
+def _msgpack(message: MessageView) -> Any:
+    try:
+        return msgpack.unpackb(message.body)
+    except ValueError as error:
+        raise BadBody(f"the body of {message!r} is no msgpack: {type(error).__name__} {error}") from error
+
+
+_DECODERS: dict[str, Decoder] = {"bytes": _bytes, "json": _json, "msgpack": _msgpack}

@@ -26,13 +26,9 @@ from delayd.client.pulling.options import exclusive_of
 from delayd.client.routing import RetryWaits
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
 from delayd.machine.operating import LogLimit
-from delayd.worker.blocking import BlockingWords
 from delayd.worker.handler import Handler
-from delayd.worker.job import Job, run_in_thread, work_on
-from delayd.worker.middleware import Chain
-from delayd.worker.settle import Settler
-from delayd.worker.threads import Threads
-from delayd.worker.verdicts import Kind, Verdict
+from delayd.worker.job import Chain, Job, Threads, run_in_thread, work_on
+from delayd.worker.verdicts import BlockingWords, Kind, Settler, Verdict
 
 ATTEMPTS_OVER = "its attempts are over"
 SLOW_HELP = "it goes on and its lease is extended, for a day at most; a time_limit= has its message given back earlier"

@@ -3,7 +3,9 @@
      made ──serve──▶ pulling ──stop, SIGTERM, SIGINT──▶ draining ──handlers ended, or drain over──▶ closed ──▶ made
                         └──a request that can never succeed──▶ draining, and its error is raised
 
-Invariant: a message is acknowledged only after its handler has returned.
+Invariants: a message is acknowledged only after its handler has returned. From the first signal on the process is gone
+within the drain and GRACE_S, whatever the handlers do: also when a coroutine blocks the event loop, on which the drain
+itself would run. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -12,25 +14,27 @@ import asyncio
 import inspect
 import logging
 import os
+import signal
+import threading
+from _queue import Empty, SimpleQueue  # As in `delayd.machine.executor`.
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
 
 import uvloop
 
-from delayd.client.blocking import need_real_threads
+from delayd.client.engine import need_real_threads
 from delayd.client.limits import check_group, need_callable, need_meta, need_timedelta
 from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.client.pulling.options import BACKOFF, LEASE, Start
 from delayd.errors import BadArgument, BadSetting, WrongLoop
 from delayd.machine.operating import tell_left_out
-from delayd.worker.decoding import Decode
-from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Handler, HandlerSettings, TimeLimit, name_of
+from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Decode, Handler, HandlerSettings, TimeLimit, name_of
+from delayd.worker.job import Chain
 from delayd.worker.lane import Lane
-from delayd.worker.middleware import Chain
-from delayd.worker.settle import consumer_of
-from delayd.worker.signals import Signals
+from delayd.worker.verdicts import consumer_of
 
 DRAIN, DRAIN_MAX = timedelta(seconds=30), timedelta(days=1)
 TICK_S = 1.0  # How often the worker looks whether its loop stood still, and tells how many log lines were left out.
@@ -299,3 +303,55 @@ def _errors(ends: list[asyncio.Future[Any]]) -> Iterator[BaseException]:
     for end in ends:
         if end.done() and not end.cancelled() and (error := end.exception()) is not None:
             yield error
+
+
+GRACE_S = 10.0  # Longer than it takes to cancel coroutines and to tell the server what became of messages.
+EXIT_OVERDUE = 1
+EXIT_AT_ONCE = 130  # As `delayd up`, and what a shell reports for a program that Ctrl-C ended.
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """Takes both signals while it is entered. ``stop`` begins the drain; it is called in the signal's handler."""
+
+    def __init__(self, stop: Callable[[], None], drain_s: float) -> None:
+        self._stop = stop
+        self._limit_s = drain_s + GRACE_S
+        # Putting into this queue is safe in a handler of a signal, which may interrupt any code of the main thread.
+        self._begun: SimpleQueue[bool] = SimpleQueue()
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int] = {}
+
+    def __enter__(self) -> Self:
+        # Python calls handlers of signals on the main thread only; elsewhere the program itself calls `stop`.
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                # None stands for a handler that Python did not install, and can't put back.
+                self._before[number] = signal.signal(number, self._on_signal) or signal.SIG_DFL
+            threading.Thread(target=self._end_in_time, name="delayd-worker-stop", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._begun.put(False)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        for other in SIGNALS:
+            signal.signal(other, _end_at_once)
+        self._begun.put(True)
+        self._stop()
+
+    def _end_in_time(self) -> None:
+        if not self._begun.get():
+            return
+        try:
+            self._begun.get(timeout=self._limit_s)
+        except Empty:
+            log.critical("drain_overdue limit_s=%g", self._limit_s)
+            os._exit(EXIT_OVERDUE)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_AT_ONCE)

@@ -207,7 +207,7 @@ def test_a_second_signal_ends_all_at_once(app: App, options: tuple[str, ...]) ->
 def test_a_worker_whose_loop_a_coroutine_blocks_ends_all_the_same(app: App) -> None:
     app.write(BLOCKS, drain_s=0.0)
     with (app.folder / "app.py").open("a") as file:
-        file.write("\nimport delayd.worker.signals\ndelayd.worker.signals.GRACE_S = 0.2\n")
+        file.write("\nimport delayd.worker.worker\ndelayd.worker.worker.GRACE_S = 0.2\n")
     app.send(b"a")
     with app.work() as process:
         app.until_noted("began a")

@@ -45,7 +45,7 @@ from delayd.client.asking.messages import (
     info_of,
     window_behind,
 )
-from delayd.client.blocking import LoopThread, told
+from delayd.client.engine import LoopThread, told
 from delayd.client.instants import instant_ms
 from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta
 from delayd.client.sending.receipts import Receipt, ReceiptColumns

@@ -14,8 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Self
 
-from delayd.client.blocking import BlockingClient, OnThread, blocking, form_of
-from delayd.client.engine import AsyncClient, OwnEngine, OwnLoopEngine
+from delayd.client.engine import AsyncClient, BlockingClient, OnThread, OwnEngine, OwnLoopEngine, blocking, form_of
 from delayd.client.instants import clock_at, monotonic_s
 from delayd.client.limits import need_bool, need_listed, need_timedelta
 from delayd.client.pulling.acks import ACK, Handles, Word, extended, rejected

@@ -18,8 +18,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic
 
-from delayd.client.blocking import Inbox, LoopThread, Work
-from delayd.client.engine import OnLoop
+from delayd.client.engine import Inbox, LoopThread, OnLoop, Work
 from delayd.client.instants import monotonic_s
 from delayd.client.pulling.acks import ACK, Failures, Handles, Kind, Word, extended
 from delayd.client.pulling.many_source import ManySource

@@ -17,23 +17,18 @@ from functools import partial
 from delayd.client.instants import monotonic_us
 from delayd.client.pulling.acks import Handles, Way, Word, merge
 from delayd.client.pulling.options import ConsumerSettings, Subjects
-from delayd.client.pulling.source import (
+from delayd.client.pulling.pull import (
     ANSWER_MS_MAX,
-    ByLanes,
-    Callbacks,
-    Lanes,
     Presence,
     PullLane,
-    Reached,
-    Source,
     beginning_of,
     bound_of,
-    by_place,
     pulled_in,
     terms_of,
     unfinished_in,
     wanted_in,
 )
+from delayd.client.pulling.source import ByLanes, Callbacks, Lanes, Reached, Source, by_place
 from delayd.client.routing import MetaView, RetryWaits, ServerAddress, ServerLink, unreadable
 from delayd.errors import (
     BadRequest,

@@ -55,7 +55,7 @@ def each_is_refused():
 WAYS = {
     "patched before": ("monkey.patch_all(); import delayd; each_is_refused()", ["refused True"] * 4),
     "patched after": (
-        "import delayd, delayd.client.blocking; monkey.patch_all(); each_is_refused()",
+        "import delayd, delayd.client.engine; monkey.patch_all(); each_is_refused()",
         ["refused True"] * 4,
     ),
     "used, then patched": (

@@ -25,8 +25,7 @@ from freezegun import freeze_time
 import delayd
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
 from delayd.client import routing
-from delayd.client.blocking import LoopThread, Work
-from delayd.client.engine import EXIT_S, OwnEngine
+from delayd.client.engine import EXIT_S, LoopThread, OwnEngine, Work
 from delayd.client.routing import ServerLink
 from delayd.errors import (
     AlreadyClosed,

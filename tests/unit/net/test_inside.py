@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from delayd.client.blocking import LoopThread
+from delayd.client.engine import LoopThread
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.net import inside
 from delayd.net.connection import Connection, connect

@@ -507,7 +507,7 @@ def test_a_bug_of_the_worker_ends_serve_with_its_error(monkeypatch: pytest.Monke
     async def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("delayd.worker.settle.Settler.settle", broken)
+    monkeypatch.setattr("delayd.worker.verdicts.Settler.settle", broken)
 
     async def scenario(world: World) -> None:
         add_messages(world, 1)
