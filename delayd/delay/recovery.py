@@ -26,7 +26,7 @@ from delayd.delay.books.outcomes import (
 )
 from delayd.delay.books.seals import SealLog, open_seal_log
 from delayd.delay.damage.mending import doubtful, give_up_outcomes, take_back_schedules
-from delayd.delay.filing.hour_table import GivenUp, HourTable, OutcomeEnd
+from delayd.delay.filing.hour_table import FiledHours, GivenUp, HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
@@ -380,8 +380,8 @@ def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
     # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
     for hour in sorted((wanted | doubted) - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
-        files = (found.hours.get(hour), decided, found.beside.get(hour))
-        loaded = load_hour(site.disk, site.folder, site.log_id, hour, *files)
+        parts = FiledHours(found.hours, found.beside).parts(hour)
+        loaded = load_hour(site.disk, site.folder, site.log_id, hour, parts, decided)
         numbers = found.subjects.numbers(loaded.names)
         ordered = order_hour(loaded, numbers, found.pending.views(0), decided)
         if hour in doubted:

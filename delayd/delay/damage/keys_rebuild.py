@@ -21,12 +21,12 @@ from delayd.batch.columns import ColumnId
 from delayd.batch.content import Hasher
 from delayd.batch.sequences import Sequences, among
 from delayd.delay.books.outcomes import read_outcomes
-from delayd.delay.filing.hour_table import FiledHours, HourFile, OutcomeEnd
+from delayd.delay.filing.hour_table import FiledHours, HourPart, OutcomeEnd
 from delayd.delay.filing.schedule_log import scan_fronts, scan_groups
 from delayd.delay.keys.index import MEMORY_ENTRIES, KeyIndex, open_written
 from delayd.delay.keys.run import Entries, KeyedRows, Run, filed_rows, merge, new_entries, write_run
 from delayd.errors import DamagedData, DataError
-from delayd.log.hour import TOOK_NO_KEY, EndedRows, Outcome, dispatch_path, schedule_beside_path, schedule_path
+from delayd.log.hour import TOOK_NO_KEY, EndedRows, Outcome, dispatch_path
 from delayd.log.segment import FileHeader, FileKind, open_segment
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
@@ -40,8 +40,7 @@ class FiledHour(NamedTuple):
     """The files of an hour, as far as they are counted."""
 
     hour: int
-    filed: HourFile
-    beside: HourFile  # The file beside a damaged schedule log.
+    parts: tuple[HourPart, ...]
     outcomes_end: int | None  # None: all of the dispatch log.
 
 
@@ -80,21 +79,21 @@ class Rebuild:
             return
         self._running = True
         hours = sorted(self._hours(), key=lambda hour: hour.hour != self._first)
-        rows = sum(each.filed.rows + each.beside.rows for each in hours)
+        rows = sum(part.counted.rows for each in hours for part in each.parts)
         numbers = self._index.rebuild_numbers(rows // MEMORY_ENTRIES + 1)
         work = partial(_make_runs, self._site, self._index.hasher, hours, self._logs.owed(), numbers)
         self._site.worker.submit(work, self._made, Priority.SPARE)
 
     def _hours(self) -> list[FiledHour]:
-        filed, beside = self._logs.filed.hours, self._logs.filed.beside
+        filed = self._logs.filed
         ends = self._logs.outcome_ends()
         found: list[FiledHour] = []
-        for hour in sorted({*filed.rows["hour"].tolist(), *beside.rows["hour"].tolist()}):
+        for hour in filed.all().tolist():
             file = filed.get(hour)
             if file.removed:
                 continue
             end = None if file.sealed else ends.get(hour, OutcomeEnd()).length
-            found.append(FiledHour(hour, file, beside.get(hour), end))
+            found.append(FiledHour(hour, filed.parts(hour), end))
         return found
 
     def _made(self, done: Done[list[Run]]) -> None:
@@ -168,13 +167,12 @@ def keyed_rows_of_hour(site: Site, hour: FiledHour, without: Sequences) -> Itera
         DamagedData, FileNotFoundError, Shortage: a file can't be read.
     """
     took_none: Sequences | None = None
-    paths = [schedule_path(site.folder, hour.hour), schedule_beside_path(site.folder, hour.hour)]
-    for path, file in zip(paths, (hour.filed, hour.beside), strict=True):
-        if not file.length or not _has_keys(site, hour.hour, file, path if file is hour.beside else ""):
+    for part in hour.parts:
+        if not _has_keys(site, part):
             continue
         if took_none is None:
             took_none = np.sort(np.concatenate((without, _without_key(site, hour))))
-        for group in scan_groups(site.disk, path, site.log_id, hour.hour, file):
+        for group in scan_groups(site.disk, part.path(site.folder), site.log_id, part.hour, part.counted):
             for _, batch in group.batches():
                 if ColumnId.KEY_END in batch.offsets:
                     rows = filed_rows(batch, hour.hour)
@@ -182,9 +180,9 @@ def keyed_rows_of_hour(site: Site, hour: FiledHour, without: Sequences) -> Itera
             site.worker.give_way()
 
 
-def _has_keys(site: Site, hour: int, file: HourFile, beside: str) -> bool:
+def _has_keys(site: Site, part: HourPart) -> bool:
     """Whether a row of a file has a key; no body is read for that."""
-    for stored in scan_fronts(site.disk, site.folder, site.log_id, hour, file, beside):
+    for stored in scan_fronts(site.disk, site.folder, site.log_id, part):
         if ColumnId.KEY_END in stored.batch.offsets:
             return True
         site.worker.give_way()

@@ -26,7 +26,7 @@ says: below 7, pending 5 and 6. The start finds the outcome of 4, loads 5 and 6,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -49,8 +49,10 @@ from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     GIVEN_UP_PREFIX,
     SALVAGE_PREFIX,
+    FiledHours,
     GivenUp,
     HourFile,
+    HourPart,
     OutcomeEnd,
     hour_key,
     hour_put,
@@ -65,7 +67,7 @@ from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.errors import DamagedData, DataError, DiskFull
 from delayd.hours import hour_name
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
-from delayd.log.hour import NewPart, Outcome, OutcomeRows, dispatch_path, schedule_beside_path, schedule_path
+from delayd.log.hour import NewPart, Outcome, OutcomeRows, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
@@ -209,8 +211,7 @@ class Mending:
         assert hour is not None, "a log of an hour is quarantined with its hour"
         site = self._site
         if each.entry.kind is Kind.SCHEDULE:
-            files = (self._hours.filed.get(hour), self._hours.beside.get(hour))
-            site.worker.submit(partial(check_schedule, site, hour, *files), looked)
+            site.worker.submit(partial(check_schedule, site, self._hours.files.parts(hour)), looked)
         else:
             end = self._outcomes.ends.get(hour) or self._known_ends.get(hour, OutcomeEnd())
             self._outcomes.without(hour, partial(_check_outcomes, site, hour, end.length), looked)
@@ -310,18 +311,18 @@ def _nobody(done: bool, message: str) -> None:
 # Schedule logs.
 
 
-def check_schedule(site: Site, hour: int, file: HourFile, beside: HourFile) -> None:
+def check_schedule(site: Site, parts: Sequence[HourPart]) -> None:
     """Read an hour's schedule log and the file beside it, on the worker thread.
 
     Raises:
         DamagedData, Shortage: one of them does not check or can't be read.
         DiskFull: there is no space to append the one to the other.
     """
-    for path, counted in _files(site, hour, file, beside):
-        for _ in scan_groups(site.disk, path, site.log_id, hour, counted):
+    for part in parts:
+        for _ in _groups(site, part):
             site.worker.give_way()
-    if beside.length and site.disk.free_bytes(site.folder) < 2 * beside.length:
-        raise DiskFull(schedule_path(site.folder, hour))
+        if part.is_beside and site.disk.free_bytes(site.folder) < 2 * part.counted.length:
+            raise DiskFull(schedule_path(site.folder, part.hour))
 
 
 def take_back_schedules(site: Site, kept: KeptState) -> dict[int, DamagedData]:
@@ -339,30 +340,28 @@ def take_back_schedules(site: Site, kept: KeptState) -> dict[int, DamagedData]:
     return damaged
 
 
-def _files(site: Site, hour: int, file: HourFile, beside: HourFile) -> list[tuple[str, HourFile]]:
-    """The files of an hour that have rows."""
-    paths = (schedule_path(site.folder, hour), schedule_beside_path(site.folder, hour))
-    return [(path, counted) for path, counted in zip(paths, (file, beside), strict=True) if counted.length]
+def _groups(site: Site, part: HourPart) -> Iterator[CommitGroup]:
+    return scan_groups(site.disk, part.path(site.folder), site.log_id, part.hour, part.counted)
 
 
 def _join(site: Site, hour: int, kept: KeptState) -> None:
-    file, beside, puts = kept.hours.get(hour), kept.beside.get(hour), list[tuple[bytes, bytes]]()
-    dropped = kept.dropped
-    for path, counted in _files(site, hour, file, beside):
+    file, dropped, puts = kept.hours.get(hour), kept.dropped, list[tuple[bytes, bytes]]()
+    parts = FiledHours(kept.hours, kept.beside).parts(hour)
+    for part in parts:
         try:
-            for _ in scan_groups(site.disk, path, site.log_id, hour, counted):
+            for _ in _groups(site, part):
                 pass
         except DamagedData:
-            if hour not in kept.salvage or path != schedule_path(site.folder, hour):
+            if hour not in kept.salvage or part.is_beside:
                 raise
-            file = _salvage(site, hour, counted)
-            lost = counted.rows - file.rows
+            file = _salvage(site, hour, part.counted)
+            lost = part.counted.rows - file.rows
             dropped = dropped | {hour: dropped.get(hour, 0) + lost}
             puts.append((DROPPED_KEY, msgpack.packb(encode_dropped(dropped))))
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), lost)
-    if beside.length:
-        groups = scan_groups(site.disk, schedule_beside_path(site.folder, hour), site.log_id, hour, beside)
-        file = _append(site, hour, file, groups)
+    beside = next((part for part in parts if part.is_beside), None)
+    if beside is not None:
+        file = _append(site, hour, file, _groups(site, beside))
     removes = [hour_key(hour, BESIDE_PREFIX), hour_key(hour, SALVAGE_PREFIX)]
     if file.length:
         site.state.commit([hour_put(hour, file), *puts], removes)
@@ -372,8 +371,8 @@ def _join(site: Site, hour: int, kept: KeptState) -> None:
         kept.hours.remove([hour])
     kept.beside.remove([hour])
     kept.dropped = dropped
-    if beside.length:
-        site.disk.remove(schedule_beside_path(site.folder, hour))
+    if beside is not None:
+        site.disk.remove(beside.path(site.folder))
         site.disk.sync_folder(f"{site.folder}/quarantine")
     log.info("schedule_log_taken_back hour=%s rows=%d", hour_name(hour), file.rows)
 

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,12 @@ from delayd.delay.ending.copies import Copied, Leave, ToMove, copy_rows
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.requested import Leaver
-from delayd.delay.filing.hour_table import HourFile
+from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.filing.schedule_log import Sources, scan_fronts
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import Leaving
 from delayd.errors import BadArgument, BadRequest, DamagedData, DataError, DelaydError, NotReady, SlowDown
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.hour import schedule_beside_path
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit, Wait, WaitKind
@@ -54,14 +52,6 @@ RETRY_AFTER_MS = 50
 READ_AGAIN_MS = 30_000  # A schedule log that can't be read may be put back.
 
 OnProgress = Callable[[DrainProgress | DelaydError], None]
-
-
-class _File(NamedTuple):
-    """The schedule log of an hour, or the file beside a damaged one, as far as it counts."""
-
-    hour: int
-    counted: HourFile
-    beside: str
 
 
 @dataclass(slots=True, eq=False)
@@ -219,15 +209,9 @@ class Drain:
 
     def _make(self, batch: _Batch) -> None:
         rows = batch.leaving.rows
-        files = [file for hour in np.unique(rows["hour"]).tolist() for file in self._files(hour)]
+        files = [file for hour in np.unique(rows["hour"]).tolist() for file in self._hours.files.parts(hour)]
         work = partial(_copy_again, self._site, self._sources.reader(), batch.leaving, files)
         self._site.worker.submit(work, partial(self._made_again, batch), Priority.NORMAL)
-
-    def _files(self, hour: int) -> Iterator[_File]:
-        if hour in self._hours.filed:
-            yield _File(hour, self._hours.filed.get(hour), "")
-        if hour in self._hours.beside:
-            yield _File(hour, self._hours.beside.get(hour), schedule_beside_path(self._site.folder, hour))
 
     def _made_again(self, batch: _Batch, done: Done[Batch]) -> None:
         self._making = False
@@ -243,7 +227,7 @@ class Drain:
         self.step()
 
 
-def _copy_again(site: Site, reader: Sources, leaving: Leaving, files: Sequence[_File]) -> Batch:
+def _copy_again(site: Site, reader: Sources, leaving: Leaving, files: Sequence[HourPart]) -> Batch:
     """Make a batch from the schedule logs, which have all of its rows. On the worker thread.
 
     Raises:
@@ -275,9 +259,9 @@ def _copy_again(site: Site, reader: Sources, leaving: Leaving, files: Sequence[_
     return copied.batch
 
 
-def _locate(site: Site, file: _File, sequences: NDArray[np.uint64], locations: Locations, worker: Executor) -> None:
+def _locate(site: Site, file: HourPart, sequences: NDArray[np.uint64], locations: Locations, worker: Executor) -> None:
     """Fill in where a schedule log has some of the rows."""
-    for stored in scan_fronts(site.disk, site.folder, site.log_id, file.hour, file.counted, file.beside):
+    for stored in scan_fronts(site.disk, site.folder, site.log_id, file):
         in_file = stored.batch.uint64s(ColumnId.SEQUENCE)
         _, places, found = np.intersect1d(in_file, sequences, assume_unique=True, return_indices=True)
         if len(found):

@@ -37,7 +37,7 @@ from delayd.delay.ending.copies import (
     numbers_of,
     read_contents,
 )
-from delayd.delay.filing.hour_table import HourFile
+from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.filing.schedule_log import Sources, scan_fronts
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import Wanted
@@ -45,7 +45,6 @@ from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
 from delayd.errors import DataError, DelaydError, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.log.hour import schedule_beside_path
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.wire.asked import FOUND, Content, FoundRows, Piece, Window
@@ -61,14 +60,6 @@ SCAN_ROWS = 65_536  # After so many rows in memory the worker gives way.
 SHORT_ROWS = 4_096
 
 Answer = Callable[[Piece | DelaydError], None]
-
-
-class _File(NamedTuple):
-    """How far a schedule log of an hour counts; ``beside`` is the path of the file beside a damaged one."""
-
-    hour: int
-    counted: HourFile
-    beside: str
 
 
 class _Chosen(NamedTuple):
@@ -106,7 +97,7 @@ class _Snapshot(NamedTuple):
     chosen: _Chosen
     filed: NDArray[np.uint32]  # Rising: hours that are filed, HOURS_MAX at most.
     more: bool  # Whether there are filed hours behind these.
-    files: list[_File]  # Those of them whose hours are not loaded.
+    files: list[HourPart]  # Those of them whose hours are not loaded.
     wheel: list[Rows]  # Arrays that nobody writes into any more, as those of `others`: other threads may read them.
     others: list[Rows]  # The pending rows, and those that have left the wheel.
     hours_dropped: int  # How many hours had left the wheel.
@@ -143,7 +134,7 @@ class _Looking:
 class _Remembered(NamedTuple):
     """The rows that a walk finds in a file: the next piece need not read them again."""
 
-    walk: tuple[bytes, int, int, tuple[str, int], int, _File]
+    walk: tuple[bytes, int, int, tuple[str, int], int, HourPart]
     rows: LocatedRows
 
 
@@ -191,10 +182,12 @@ class Finder:
         number = subjects.number(window.subject) if window.subject and subjects.has(window.subject) else None
         first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
         chosen = _Chosen(window, number, first, last, window.until_sequence or self._until())
-        filed = np.union1d(self._hours.filed.rows["hour"], self._hours.beside.rows["hour"]).astype(np.uint32)
+        filed = self._hours.files.all().astype(np.uint32)
         filed = filed[(filed >= first) & (filed <= last)]
         hours = filed[:HOURS_MAX]
-        files = [file for hour in hours.tolist() if not self._hours.is_loaded(hour) for file in self._files(hour)]
+        files = [
+            file for hour in hours.tolist() if not self._hours.is_loaded(hour) for file in self._hours.files.parts(hour)
+        ]
         in_wheel = list(wheel.parts(first, last))
         others = [*self._hours.pending.views(0), *self._ledger.outside()]
         reader = self._sources.reader() if window.tag or window.origin else None
@@ -205,12 +198,6 @@ class Finder:
         """A row is filed in the hour of its due instant, or later if it was due when it came."""
         latest = max(window.to_ms - 1, self._site.clock.now_ms() + HOUR_MS)
         return max(hour_of_ms(latest), max(self._hours.wheel.hours(), default=0))
-
-    def _files(self, hour: int) -> Iterator[_File]:
-        if hour in self._hours.filed:
-            yield _File(hour, self._hours.filed.get(hour), "")
-        if hour in self._hours.beside:
-            yield _File(hour, self._hours.beside.get(hour), schedule_beside_path(self._site.folder, hour))
 
     def _read(self, snapshot: _Snapshot) -> _Read:
         """On the worker thread."""
@@ -258,7 +245,7 @@ class Finder:
         more = snapshot.more or read < len(every)
         return _Read(rows, WalkPlace(last + 1, 0) if more else None, unread)
 
-    def _rows_of_file(self, snapshot: _Snapshot, file: _File) -> LocatedRows:
+    def _rows_of_file(self, snapshot: _Snapshot, file: HourPart) -> LocatedRows:
         """The rows of the subject and the window in a file, as far as they may be wanted. Its counted bytes never
         change, so they are read once.
         """
@@ -267,7 +254,7 @@ class Finder:
         if self._remembered is not None and self._remembered.walk == walk:
             return self._remembered.rows
         parts = [np.empty(0, LOCATED)]
-        for stored in scan_fronts(site.disk, site.folder, site.log_id, file.hour, file.counted, file.beside):
+        for stored in scan_fronts(site.disk, site.folder, site.log_id, file):
             batch = stored.batch
             rows = _rows_of(batch, window.subject)
             if rows is not None and window.tag:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.sequences import NO_SEQUENCES, Sequences
-from delayd.log.hour import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours
+from delayd.log.hour import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours, schedule_beside_path, schedule_path
 
 PREFIX = b"hour/"
 BESIDE_PREFIX = b"beside/"  # The same for the files beside damaged schedule logs.
@@ -145,16 +145,21 @@ class HourTable:
         return self.rows[: bisect_right(self.rows["hour"], hour)]
 
 
-class HourFiles(NamedTuple):
-    """The files that have the rows of one hour: its schedule log, and the file beside it while that is damaged."""
+class HourPart(NamedTuple):
+    """A file that has rows of one hour, as far as it counts: the hour's schedule log, or the file beside it."""
 
-    own: HourFile
-    beside: HourFile
+    hour: int
+    counted: HourFile
+    is_beside: bool = False
+
+    def path(self, folder: str) -> str:
+        """Name the file."""
+        return (schedule_beside_path if self.is_beside else schedule_path)(folder, self.hour)
 
 
 @dataclass(frozen=True, slots=True)
 class FiledHours:
-    """What the last checkpoint counts of each hour: whoever looks for rows of an hour looks into both files."""
+    """What the last checkpoint counts of each hour: whoever looks for rows of an hour looks into all of its parts."""
 
     hours: HourTable
     beside: HourTable  # Of the files beside damaged schedule logs.
@@ -166,9 +171,10 @@ class FiledHours:
         """The hour's own file; an empty one when nothing was written yet."""
         return self.hours.get(hour)
 
-    def files(self, hour: int) -> "HourFiles":
-        """Both files of an hour."""
-        return HourFiles(self.hours.get(hour), self.beside.get(hour))
+    def parts(self, hour: int) -> tuple[HourPart, ...]:
+        """The files that have rows of an hour: its own one first."""
+        parts = HourPart(hour, self.hours.get(hour)), HourPart(hour, self.beside.get(hour), True)
+        return tuple([part for part in parts if part.counted.length])
 
     def all(self) -> NDArray[np.uint32]:
         """The hours that have filed rows, rising."""

@@ -14,7 +14,7 @@ from delayd.batch.columns import BYTES_MAX, HEADER, BatchKind, padded
 from delayd.batch.content import differing_row
 from delayd.batch.sequences import OFFSET_MAX, ROW_BITS, SCHEDULE_BIT
 from delayd.batch.validate import check_subjects
-from delayd.delay.filing.hour_table import HourFile, HourFiles
+from delayd.delay.filing.hour_table import HourFile, HourPart
 from delayd.delay.rows import BESIDE
 from delayd.delay.stored import Stored
 from delayd.errors import BadSubject, BatchMalformed, DamagedData
@@ -60,19 +60,16 @@ def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -
         segment.close()
 
 
-def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile, beside: str = "") -> Iterator[Stored]:
-    """Yield the batches that the checkpoint counts, verified up to the end of their subject tables, without bodies.
-
-    ``beside`` is the path of the file beside the hour's own log, if that file is to be read; offsets in it have
-    `BESIDE` added.
+def scan_fronts(disk: Disk, folder: str, log_id: int, part: HourPart) -> Iterator[Stored]:
+    """Yield the batches that the checkpoint counts, verified up to the end of their subject tables, without bodies;
+    offsets in a file beside a damaged log have `BESIDE` added.
 
     Raises:
         DamagedData: something of that does not check, or the file is not the one that the checkpoint counts.
     """
-    if not file.length:
-        return
-    segment = open_schedule_log(disk, beside or schedule_path(folder, hour), log_id, hour)
-    base = BESIDE if beside else 0
+    file = part.counted
+    segment = open_schedule_log(disk, part.path(folder), log_id, part.hour)
+    base = BESIDE if part.is_beside else 0
     try:
         end, crc32c, ahead = 0, 0, FRONT_BYTES
         while end < file.length:
@@ -87,12 +84,6 @@ def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile,
         _check_end(segment, file, end, crc32c)
     finally:
         segment.close()
-
-
-def scan_hour(disk: Disk, folder: str, log_id: int, hour: int, files: HourFiles) -> Iterator[Stored]:
-    """Yield the batches of an hour's schedule log and of the file beside it, as `scan_fronts` does."""
-    yield from scan_fronts(disk, folder, log_id, hour, files.own)
-    yield from scan_fronts(disk, folder, log_id, hour, files.beside, schedule_beside_path(folder, hour))
 
 
 def _check_end(segment: Segment, file: HourFile, end: int, crc32c: int | None) -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
 from delayd.batch.sequences import Indices, Locations, Sequences, add_part, find, pack_locations
-from delayd.delay.filing.hour_table import HourFiles
-from delayd.delay.filing.schedule_log import scan_hour
+from delayd.delay.filing.hour_table import HourPart
+from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.subjects import Subjects
 from delayd.errors import DamagedData, DataError
@@ -60,7 +61,7 @@ class HourPlace(NamedTuple):
 
     hour: int
     rows: Indices
-    filed: HourFiles | None  # None: the rows of the hour are in memory.
+    filed: tuple[HourPart, ...]  # Empty where the rows of the hour are in memory.
     outcomes_end: int | None  # None: all of the dispatch log.
 
 
@@ -76,7 +77,7 @@ class LookedUp(NamedTuple):
 class _Filed(NamedTuple):
     """The filed rows of an hour."""
 
-    last_crc32cs: tuple[int, int]
+    parts: tuple[HourPart, ...]
     sequences: Sequences  # Rising.
     deliver_at_ms: Int64s
     locations: Locations
@@ -110,9 +111,9 @@ class HourReader:
                 known = self._outcomes.get(place.hour)
                 if known is None or place.outcomes_end is None or known.has_any(own.sequences, place.outcomes_end):
                     return None
-            if place.filed is not None and any(file.length for file in place.filed):
+            if place.filed:
                 filed = self._remembered.get(place.hour)
-                if filed is None or filed.last_crc32cs != _last_crc32cs(place.filed):
+                if filed is None or filed.parts != place.filed:
                     return None
                 _find_filed(filed, place, own, found)
         return found
@@ -129,7 +130,7 @@ class HourReader:
             try:
                 if place.outcomes_end != 0:
                     self._read_outcomes(place, own, found.answers)
-                if place.filed is not None and any(file.length for file in place.filed):
+                if place.filed:
                     _find_filed(self._filed(place.hour, place.filed), place, own, found)
             except (DataError, FileNotFoundError) as error:
                 # Whoever looks after the file finds the same damage; this request is asked again meanwhile.
@@ -191,11 +192,10 @@ class HourReader:
             self._outcomes.popitem(last=False)
         return found
 
-    def _filed(self, hour: int, files: HourFiles) -> _Filed:
+    def _filed(self, hour: int, parts: tuple[HourPart, ...]) -> _Filed:
         """The rows of an hour, remembered for the next request; an hour may have more rows than are remembered."""
         known = self._remembered.get(hour)
-        last_crc32cs = _last_crc32cs(files)
-        if known is not None and known.last_crc32cs == last_crc32cs:
+        if known is not None and known.parts == parts:
             self._remembered.move_to_end(hour)
             return known
         sequences: list[Sequences] = [np.empty(0, np.uint64)]
@@ -203,7 +203,7 @@ class HourReader:
         locations: list[Locations] = [np.empty(0, np.uint64)]
         numbers: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
         subjects = Subjects()
-        for stored in scan_hour(self._disk, self._folder, self._log_id, hour, files):
+        for stored in chain.from_iterable(scan_fronts(self._disk, self._folder, self._log_id, part) for part in parts):
             sequences.append(stored.batch.uint64s(ColumnId.SEQUENCE).copy())
             due.append(stored.batch.int64s(ColumnId.DELIVER_AT_MS).copy())
             locations.append(pack_locations(True, stored.offset, np.arange(stored.batch.count, dtype=np.uint16)))
@@ -212,7 +212,7 @@ class HourReader:
         joined = np.concatenate(sequences)
         order = np.argsort(joined, kind="stable")
         filed = _Filed(
-            last_crc32cs,
+            parts,
             joined.take(order),
             np.concatenate(due).take(order),
             np.concatenate(locations).take(order),
@@ -246,10 +246,6 @@ def _find_filed(filed: _Filed, place: HourPlace, own: Wanted, found: LookedUp) -
         same[same] = own.of_subject.keep_named([filed.names[number] for number in numbers])
     found.filed[place.rows] = same
     found.locations[place.rows] = filed.locations.take(at)
-
-
-def _last_crc32cs(files: HourFiles) -> tuple[int, int]:
-    return files.own.last_crc32c, files.beside.last_crc32c
 
 
 def _subjects_of(batch: Batch, subjects: Subjects) -> NDArray[np.uint32]:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.sequences import NO_SEQUENCES, Indices, Locations, Pile, Sequences, among
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.filing.hour_table import FiledHours, OutcomeEnd
+from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.ledger.files import STATE_OF_REASON, HourPlace, HourReader, LookedUp
 from delayd.delay.ledger.owed import Owed
 from delayd.delay.ledger.wanted import Outside, Run, Wanted, sort_rows
@@ -164,7 +164,7 @@ class Ledger:
         self._open: dict[int, Pile] = {}  # What the commit that is under way ends.
         self._held_back: list[Rows] = []  # Rows of it that waited, or fell due since.
         self._claims = 0  # How often rows were claimed.
-        self._filed = FiledHours(hours.filed, hours.beside)
+        self._filed = hours.files
         self._outcomes = outcomes
         self._files = files
         self._quarantine = quarantine
@@ -488,7 +488,7 @@ class Ledger:
         places: list[HourPlace] = []
         for own, hour in _by_hour(wanted, rows):
             file = self._filed.get(hour)
-            filed = None if self.hours.is_loaded(hour) else self._filed.files(hour)
+            filed = () if self.hours.is_loaded(hour) else self._filed.parts(hour)
             end: int | None = self._outcomes.ends.get(hour, OutcomeEnd()).length
             if not end and file.rows and file.sealed and not file.removed:
                 end = None  # A start does not open it: all of it was durable when the hour was sealed.

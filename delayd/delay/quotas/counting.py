@@ -27,7 +27,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
 from delayd.batch.sequences import NO_SEQUENCES, Sequences, add_part, among, find
 from delayd.delay.books.outcomes import read_outcomes
-from delayd.delay.filing.hour_table import HourFile, HourTable
+from delayd.delay.filing.hour_table import FiledHours, HourPart, HourTable
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.intake import Mark
 from delayd.delay.quotas.seconds import Profile
@@ -36,7 +36,7 @@ from delayd.delay.stored import stored_batches
 from delayd.errors import DamagedData, NewerFormat, SlowDown
 from delayd.hours import hour_name
 from delayd.log.group import GroupKind
-from delayd.log.hour import EndedRows, HourRows, dispatch_path, schedule_beside_path
+from delayd.log.hour import EndedRows, HourRows, dispatch_path
 from delayd.log.log import Log
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.machine.identity import Site
@@ -252,12 +252,12 @@ class Counting:
             SlowDown: the counts take more memory than there is room for.
             DataError: the message log can't be read, or nothing can now (Shortage).
         """
-        filed, beside = HourTable(self._snapshot.filed), HourTable(self._snapshot.beside)
+        filed = FiledHours(HourTable(self._snapshot.filed), HourTable(self._snapshot.beside))
         parts = [*self._logged()]
-        for hour in sorted({*filed.rows["hour"].tolist(), *beside.rows["hour"].tolist()}):
+        for hour in filed.all().tolist():
             if not filed.get(hour).sealed:
-                parts += self._filed(hour, filed.get(hour), "")
-                parts += self._filed(hour, beside.get(hour), schedule_beside_path(self._site.folder, hour))
+                for part in filed.parts(hour):
+                    parts += self._filed(part)
                 self._give_way()
         rows = self._without_ended(join(parts))
         return Found(rows.cut(), self._pending(rows))
@@ -276,17 +276,17 @@ class Counting:
                 self._hours.update(filing_hours(batch.int64s(ColumnId.DELIVER_AT_MS), appended_at_ms).tolist())
             self._give_way()
 
-    def _filed(self, hour: int, file: HourFile, path: str) -> list[CountedRows]:
+    def _filed(self, part: HourPart) -> list[CountedRows]:
         """Rows of a schedule log."""
         site, found = self._site, list[CountedRows]()
         try:
-            for stored in scan_fronts(site.disk, site.folder, site.log_id, hour, file, path):
+            for stored in scan_fronts(site.disk, site.folder, site.log_id, part):
                 # It does not matter which second of the past a row counts in: no row is accepted for it any more.
                 found += self._wanted(stored.batch, stored.batch.uint64s(ColumnId.SEQUENCE), 0)
         except UNREAD as error:
-            log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
+            log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(part.hour), str(error))
         if found:
-            self._hours.add(hour)
+            self._hours.add(part.hour)
         return found
 
     def _wanted(self, batch: Batch, sequences: Sequences, accepted_at_ms: int) -> Iterator[CountedRows]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay.filing.hour_table import HourTable
+from delayd.delay.filing.hour_table import FiledHours, HourTable
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.rows import Rows
 from delayd.delay.subjects import Subjects
@@ -24,6 +24,11 @@ class Hours:
     withheld: set[int]  # Hours of which nothing is loaded, because any of their rows may have been handed over.
     loaded: range  # Hours that were loaded in this life; those before it were over at the start.
     loading: range = range(0)  # What is being loaded, or is to be loaded, though that may wait for something.
+
+    @property
+    def files(self) -> FiledHours:
+        """The files that have rows of the hours."""
+        return FiledHours(self.filed, self.beside)
 
     @property
     def loaded_until(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import ColumnId
 from delayd.batch.sequences import NO_SEQUENCES, SequenceSet, among
-from delayd.delay.filing.hour_table import NOTHING, HourFile
+from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.filing.pending import counts_of_hours, rows_of_hour, rows_of_hours
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.rows import ROW, Rows, copy_rows, join_rows, without
@@ -25,7 +25,6 @@ from delayd.delay.subjects import Subjects
 from delayd.delay.table import rows_of, subjects_of, tabulate
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.errors import DamagedData
-from delayd.log.hour import schedule_beside_path
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Site
@@ -56,40 +55,35 @@ def load_hour(
     folder: str,
     log_id: int,
     hour: int,
-    file: HourFile,
+    parts: Sequence[HourPart],
     decided: NDArray[np.uint64] = NO_SEQUENCES,
-    beside: HourFile = NOTHING,
 ) -> LoadedHour:
     """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
 
     Bodies are not read here: a row's whole batch is verified before the row is handed over. Bytes that do not check are
-    quarantined together with all that follows them in the file: ``damage`` says where. ``beside`` counts the rows in
-    the file beside a damaged schedule log.
+    quarantined together with all that follows them in the file: ``damage`` says where first.
     """
-    subjects, has_outcome = Subjects(), SequenceSet(decided, file.rows + beside.rows)
-    parts, damage = _load(scan_fronts(disk, folder, log_id, hour, file), hour, has_outcome, subjects)
-    if beside.length:
-        path = schedule_beside_path(folder, hour)
-        fronts = scan_fronts(disk, folder, log_id, hour, beside, path)
-        more, damage_beside = _load(fronts, hour, has_outcome, subjects)
-        parts, damage = parts + more, damage or damage_beside
-    return LoadedHour(hour, prepare(_joined(parts)), subjects.names, damage)
+    subjects, has_outcome = Subjects(), SequenceSet(decided, sum([part.counted.rows for part in parts]))
+    rows, damage = list[Rows](), None
+    for part in parts:
+        of_part, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects)
+        rows, damage = rows + of_part, damage or found
+    return LoadedHour(hour, prepare(_joined(rows)), subjects.names, damage)
 
 
 class FilesOfHour(NamedTuple):
     """What is filed of an hour, and which of its rows have an outcome: sequences that rise."""
 
-    file: HourFile
+    parts: tuple[HourPart, ...]
     decided: NDArray[np.uint64]
-    beside: HourFile
 
     @property
     def rows(self) -> int:
         """How many rows its files have."""
-        return self.file.rows + self.beside.rows
+        return sum([part.counted.rows for part in self.parts])
 
 
-NO_FILES = FilesOfHour(NOTHING, NO_SEQUENCES, NOTHING)
+NO_FILES = FilesOfHour((), NO_SEQUENCES)
 
 
 class LoadedRun(NamedTuple):

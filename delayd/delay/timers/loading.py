@@ -118,10 +118,8 @@ class Loading:
         self._hours.loading = hours
         filed = sorted({*self._filed.within(hours), *self._beside.within(hours)})
         ended = self._ended_in(hours)
-        files = {
-            hour: FilesOfHour(self._filed.get(hour), ended.get(hour, NO_SEQUENCES), self._beside.get(hour))
-            for hour in filed
-        }
+        parts = self._hours.files.parts
+        files = {hour: FilesOfHour(parts(hour), ended.get(hour, NO_SEQUENCES)) for hour in filed}
         work = partial(load_run, self._site, hours, files, self._pending.views(0))
         self._site.worker.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
 

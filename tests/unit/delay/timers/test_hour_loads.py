@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.timers import loader
 from delayd.delay.timers.loader import LoadedHour, load_hour
 from delayd.hours import hour_of_ms
@@ -30,7 +31,7 @@ def filled(rows: int, body: str = "m" * 200, checkpoints: int = 1) -> World:
 
 
 def load(world: World) -> LoadedHour:
-    return load_hour(world.disk, FOLDER, world.core.identity.log_id, FAR, world.hours().get(FAR))
+    return load_hour(world.disk, FOLDER, world.core.identity.log_id, FAR, [HourPart(FAR, world.hours().get(FAR))])
 
 
 def flip(world: World, position: int) -> None:
