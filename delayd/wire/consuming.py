@@ -19,13 +19,11 @@ from delayd.wire.heads import (
     HANDLE_MOST,
     INT_MAX,
     as_head,
-    need_bool,
     need_instant,
     need_int,
     need_list,
-    need_page,
     need_rows,
-    need_str,
+    read_page,
     take_rows,
 )
 
@@ -137,7 +135,7 @@ class SubjectInfo(NamedTuple):
     end: int
     quarantined: int
     groups: int
-    oldest_ms_ago: int | None  # The age of the first kept message; None when there is none, or nobody can tell.
+    oldest_ms_ago: int | None = None  # The age of the first kept message; None when there is none, or nobody can tell.
 
 
 class GroupInfo(NamedTuple):
@@ -160,7 +158,9 @@ class GroupInfo(NamedTuple):
     exclusive: bool  # One of its consumers leads, and gets all messages.
     standbys: int  # How many PULLs of others wait to take over.
     in_flight_max: int  # How many messages its consumers may hold; 0: any number.
-    oldest_ms_ago: int | None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
+    oldest_ms_ago: int | None = (
+        None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
+    )
 
 
 def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:
@@ -170,7 +170,7 @@ def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:
 
 def read_subjects(head: Head) -> tuple[list[SubjectInfo], bool]:
     """The rows of an answer to SUBJECTS, and whether there are more."""
-    return need_page(head, "subjects", _subject)
+    return read_page(SubjectInfo, head, "subjects")
 
 
 def groups_head(groups: Iterable[GroupInfo], limit: int) -> Head:
@@ -180,44 +180,9 @@ def groups_head(groups: Iterable[GroupInfo], limit: int) -> Head:
 
 def read_groups(head: Head) -> tuple[list[GroupInfo], bool]:
     """The rows of an answer to GROUPS, and whether there are more."""
-    return need_page(head, "groups", _group)
+    return read_page(GroupInfo, head, "groups")
 
 
 def _page(name: str, rows: Iterable[SubjectInfo] | Iterable[GroupInfo], limit: int) -> Head:
     taken, more = take_rows((row._asdict() for row in rows), limit)
     return {name: taken, "more": more}
-
-
-def _subject(head: Head) -> SubjectInfo:
-    return SubjectInfo(
-        name=need_str(head, "name"),
-        messages=need_int(head, "messages"),
-        first=need_int(head, "first"),
-        end=need_int(head, "end"),
-        quarantined=need_int(head, "quarantined"),
-        groups=need_int(head, "groups"),
-        oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
-    )
-
-
-def _group(head: Head) -> GroupInfo:
-    return GroupInfo(
-        subject=need_str(head, "subject"),
-        group=need_str(head, "group"),
-        end=need_int(head, "end"),
-        next=need_int(head, "next"),
-        outstanding=need_int(head, "outstanding"),
-        redelivering=need_int(head, "redelivering"),
-        quarantined=need_int(head, "quarantined"),
-        oldest_unacked=need_int(head, "oldest_unacked"),
-        group_id=need_int(head, "group_id"),
-        leaving=need_int(head, "leaving"),
-        paused=need_bool(head, "paused"),
-        ephemeral=need_bool(head, "ephemeral"),
-        filter=need_str(head, "filter"),
-        ordered=need_bool(head, "ordered"),
-        exclusive=need_bool(head, "exclusive"),
-        standbys=need_int(head, "standbys"),
-        in_flight_max=need_int(head, "in_flight_max"),
-        oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
-    )

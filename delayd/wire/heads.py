@@ -11,7 +11,7 @@ for behind the last row that was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeGuard, TypeVar
+from typing import Annotated, TypeGuard, TypeVar, get_type_hints
 
 from delayd.errors import BadRequest, DelaydError, Detail, error_by_code
 from delayd.hours import INSTANT_MS_MAX
@@ -35,6 +35,12 @@ DETAIL_BYTES_MAX = 8_000  # The longest raw bytes, such as 1,000 row numbers; a 
 TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
 
 T = TypeVar("T")
+Fields = tuple[tuple[str, Callable[[Head, str], HeadValue], bool], ...]
+
+# How a declared row says what a number is; a plain int is one of 63 bits.
+U32 = Annotated[int, "u32"]
+U64 = Annotated[int, "u64"]
+Instant = Annotated[int, "instant"]
 
 _KINDS: dict[type, str] = {
     type(None): "nothing",
@@ -115,9 +121,27 @@ def need_maps(head: Head, name: str) -> list[Head]:
     return [as_head(item, name) for item in need_list(head, name)]
 
 
-def need_page(head: Head, name: str, read: Callable[[Head], T]) -> tuple[list[T], bool]:
-    """One page of a listing: its items, each read by `read`, and whether there are more behind the last."""
-    return [read(item) for item in need_maps(head, name)], need_bool(head, "more")
+def read_row(row: type[T], head: Head) -> T:
+    """Read a row whose fields are declared by the annotations of a class, as `U64`, `Instant`, ``str | None``.
+
+    A field with a default may be left out. A declared row is written by the same names, so nothing else lists them:
+
+        class TargetInfo(NamedTuple):
+            log_id: U64            0 to 2^64 - 1
+            state: str             at most 4,096 bytes
+            waiting: int           0 to 2^63 - 1
+            alarm: str | None      or nil
+
+    Raises:
+        BadRequest: a field is missing, of another type, or out of its bounds; it names the field.
+    """
+    fields = _FIELDS.get(row) or _FIELDS.setdefault(row, _fields_of(row))
+    return row(**{name: field(head, name) for name, field, may_lack in fields if not may_lack or name in head})
+
+
+def read_page(row: type[T], head: Head, name: str) -> tuple[list[T], bool]:
+    """One page of a listing: its rows, each as `read_row` reads it, and whether there are more behind the last."""
+    return [read_row(row, item) for item in need_maps(head, name)], need_bool(head, "more")
 
 
 def need_strs(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> list[str]:
@@ -145,6 +169,22 @@ def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> li
     return rows
 
 
+def _fields_of(row: type) -> Fields:
+    """The fields of a declared row: name, how it is read, and whether it may be left out."""
+    defaults = getattr(row, "_field_defaults", {})
+    hints = get_type_hints(row, include_extras=True)
+    return tuple((name, _reader_of(hint), name in defaults) for name, hint in hints.items())
+
+
+def _reader_of(hint: object) -> Callable[[Head, str], HeadValue]:
+    if hint in _READERS:
+        return _READERS[hint]
+    for each, reader in _READERS.items():
+        if hint == each | None:  # type: ignore[operator]
+            return lambda head, name: None if _need(head, name) is None else reader(head, name)
+    raise AssertionError(f"a row declares a field as {hint}, which no reader here knows")
+
+
 def is_u64(value: HeadValue) -> TypeGuard[int]:
     """Whether an item of a list is a log_id or another number of 64 bits; a bool is not."""
     return type(value) is int and 0 <= value <= U64_MAX
@@ -156,6 +196,18 @@ def as_head(value: HeadValue, name: str) -> Head:
     if not all(isinstance(key, str) for key in head):
         raise BadRequest(f"{name} has a key that is no text", field=name)
     return head
+
+
+_FIELDS: dict[type, Fields] = {}  # Of each declared row that was read once.
+_READERS: dict[object, Callable[[Head, str], HeadValue]] = {
+    int: need_int,
+    U32: need_u32,
+    U64: need_u64,
+    Instant: need_instant,
+    bool: need_bool,
+    str: need_str,
+    bytes: need_bytes,
+}
 
 
 def error_head(error: DelaydError) -> Head:

@@ -25,13 +25,11 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     INT_MAX,
     ROWS_BYTES_MAX,
+    U64,
+    Instant,
     cut_text,
-    need_bool,
-    need_instant,
     need_int,
-    need_page,
-    need_str,
-    need_u64,
+    read_page,
     text_bytes,
 )
 
@@ -128,7 +126,7 @@ class QuotaInfo(NamedTuple):
     counted: bool  # False: the server is still counting what is pending.
     pending_now: int
     bytes_now: int
-    highest_ms: int  # The begin of the second that is loaded most; 0 when nothing is due.
+    highest_ms: Instant  # The begin of the second that is loaded most; 0 when nothing is due.
     highest: int  # How many messages are due in it.
 
     def to_head(self) -> Head:
@@ -144,7 +142,7 @@ def quotas_head(quotas: Sequence[QuotaInfo]) -> Head:
 
 def read_quotas(head: Head) -> tuple[list[QuotaInfo], bool]:
     """The quotas of an answer, and whether there are more."""
-    return need_page(head, "quotas", _quota)
+    return read_page(QuotaInfo, head, "quotas")
 
 
 def limits_of(head: Head) -> tuple[int | None, int | None, int | None]:
@@ -172,18 +170,6 @@ def _limit(head: Head, name: str) -> int | None:
     return None if name in head and head[name] is None else need_int(head, name, 0, INT_MAX)
 
 
-def _quota(head: Head) -> QuotaInfo:
-    return QuotaInfo(
-        need_str(head, "subject"),
-        *limits_of(head),
-        need_bool(head, "counted"),
-        need_int(head, "pending_now"),
-        need_int(head, "bytes_now"),
-        need_instant(head, "highest_ms"),
-        need_int(head, "highest"),
-    )
-
-
 TARGETS_PAGE_MAX = 100  # Targets in one answer.
 TEXT_MAX = 1_000  # Bytes of a text: a hundred targets with all texts at their longest fit a head.
 
@@ -191,7 +177,7 @@ TEXT_MAX = 1_000  # Bytes of a text: a hundred targets with all texts at their l
 class TargetInfo(NamedTuple):
     """One realtime server, as a delay server sees it."""
 
-    log_id: int
+    log_id: U64
     address: str  # Empty while it is not known.
     state: str  # closed, connecting, asked, recording, ready; refused, while there is an alarm; lost.
     subjects: int
@@ -215,10 +201,4 @@ def targets_head(targets: Iterable[TargetInfo], after: int) -> Head:
 
 def read_targets(head: Head) -> tuple[list[TargetInfo], bool]:
     """The targets of an answer, and whether there are more."""
-    return need_page(head, "targets", _target)
-
-
-def _target(head: Head) -> TargetInfo:
-    texts = need_str(head, "address"), need_str(head, "state")
-    numbers = need_int(head, "subjects"), need_int(head, "waiting"), need_int(head, "undecided")
-    return TargetInfo(need_u64(head, "log_id"), *texts, *numbers, need_str(head, "alarm"))
+    return read_page(TargetInfo, head, "targets")

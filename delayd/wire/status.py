@@ -22,10 +22,11 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     TEXT_PREFIX_BYTES_MAX,
     cut_text,
+    need_bool,
     need_int,
     need_list,
     need_map,
-    need_page,
+    need_maps,
     need_str,
     optional_str,
     text_bytes,
@@ -198,7 +199,7 @@ def decided_head(id_: str, done: bool, message: str) -> Head:
 
 def read_list(head: Head) -> tuple[list[Quarantined], bool]:
     """The entries of an answer, and whether there are more."""
-    return need_page(head, "entries", _entry)
+    return [_entry(item) for item in need_maps(head, "entries")], need_bool(head, "more")
 
 
 def _entry(head: Head) -> Quarantined:
