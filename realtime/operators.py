@@ -42,7 +42,7 @@ class Operators:
 
     def list(self, peer: Peer, frame: Frame) -> None:
         """List the quarantined files and messages."""
-        after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit", 1)
+        after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
         peer.answer(frame.request_id, list_head(self._entries(), after, min(limit, ENTRIES_MAX)))
 
     def mend(self, peer: Peer, frame: Frame) -> None:

@@ -32,8 +32,14 @@ MOVES_BODY_BYTES_MAX = 3 << 20  # Rows of CANCEL with the wanted instants: 32 by
 META, DELAY, REALTIME = "meta", "delay", "realtime"
 LOGS = (DELAY, REALTIME)
 ANY = (META, DELAY, REALTIME)
-WHOSE = "subject? group? subscription?"  # A group of one subject, or a subscription to many on this connection.
-BEGINNING = "start? ephemeral? tags_any? tags_all? ordered?"  # How a group begins that is not there yet.
+GROUP = "subject:str group:group"
+ROWS = "log_id:u64 subject?:str"  # The server that a receipt names, or the owner of keys.
+TRIES = "asker?:1..u64 low_water?:u64"
+HANDLES = "subjects?:[named] handles:[handle] log_id?:u64"
+# A group of one subject, or a subscription to many on this connection.
+WHOSE = "subject?:str group?:group subscription?:int"
+# How a group begins that is not there yet.
+BEGINNING = "start?:position ephemeral?:bool tags_any?:[str] tags_all?:[str] ordered?:bool"
 
 
 class Cost(IntEnum):
@@ -49,13 +55,23 @@ class Terms(NamedTuple):
     """On which terms a request is served."""
 
     servers: tuple[str, ...]  # The roles of the servers that serve it.
-    fields: str = ""  # What its head has; a field with a question mark may be left out. Servers ignore all others.
+    # What its head has, each as ``name:type``; one with a question mark may be left out. Servers ignore all others.
+    # Types: u32, u64, int (63 bits), instant, 0..2 (from, to), bool, str, host, group (the name of one), a/b (one of
+    # these words), bytes, bytes32 (so many), slots, versions (of slots), position, pair (of a subject and a group).
+    # [u64] is a list, str|nil may be nil. Rows of lists: named (subject, count), handle (incarnation, pull sequence,
+    # count), retry, reject (a handle and two more). tests/fuzz/test_declared.py tries values around them.
+    fields: str = ""
     trusted: bool = False  # Only for peers that have proved the cluster's secret: servers and operators (rule H8).
     fenced: bool = False  # Not by a server that may be a copy: it would take messages, or give them to consumers.
     body_bytes_max: int = 0  # 0: it has no body.
     has_lists: bool = False  # Its head has lists that clients make, so it may be as large as that of an answer.
     cost: Cost = Cost.PLAIN
     in_frames: bool = False  # Its answer may come in several frames.
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The type of each field by its name, as it is declared."""
+        return {name.removesuffix("?"): kind for name, _, kind in (each.partition(":") for each in self.fields.split())}
 
 
 OF_ANY_SERVER = Terms(ANY)
@@ -77,49 +93,60 @@ class RequestType(IntEnum):
     PING = 1
     STATUS = 2, Terms(ANY, cost=Cost.COUNTERS)
     TRUST_CLOCK = 3, Terms(LOGS, trusted=True)
-    CHALLENGE = 4, Terms(ANY, "nonce")
-    PROVE = 5, Terms(ANY, "proof cluster_id")
-    MEND_LIST = 6, Terms(LOGS, "after limit", cost=Cost.LISTING)
-    MEND = 7, Terms(LOGS, "id decision", trusted=True)
-    CUT = 50, Terms(ANY, "hold_ms moment_ms?", trusted=True)
-    CUT_READY = 51, Terms(ANY, "cut", trusted=True)
+    CHALLENGE = 4, Terms(ANY, "nonce:bytes32")
+    PROVE = 5, Terms(ANY, "proof:bytes cluster_id:u64")
+    MEND_LIST = 6, Terms(LOGS, "after:str limit:int", cost=Cost.LISTING)
+    MEND = 7, Terms(LOGS, "id:str decision:str", trusted=True)
+    CUT = 50, Terms(ANY, "hold_ms:0..5000 moment_ms?:instant", trusted=True)
+    CUT_READY = 51, Terms(ANY, "cut:u64", trusted=True)
 
     # Meta.
     REGISTER = (
         10,
         Terms(
             (META,),
-            "role log_id host port epoch pid place? moves_seen? slots? slot_versions? slot_peers?",
+            "role:delay/realtime log_id:u64 host:host port:1..65535 epoch:1..int pid:u32 place?:u64 moves_seen?:u64 "
+            "slots?:slots slot_versions?:versions slot_peers?:[u64]",
             trusted=True,
         ),
     )
-    SERVERS = 11, Terms((META,), "role", cost=Cost.LISTING)
-    ROUTES = 12, Terms((META,), "subjects assign", has_lists=True, cost=Cost.LISTING)
-    META_SUBJECTS = 13, Terms((META,), "prefix after limit", cost=Cost.LISTING)
-    FORGET_SERVER = 14, Terms((META,), "role log_id routes", trusted=True)
-    MOVE_ROUTE = 15, Terms((META,), "subject to", trusted=True)
-    SLOTS = 16, Terms((META,), "wanted")
-    MOVE_SLOTS = 17, Terms((META,), "slots versions to lost", trusted=True)
+    SERVERS = 11, Terms((META,), "role:str|nil", cost=Cost.LISTING)
+    ROUTES = 12, Terms((META,), "subjects:[str] assign:bool", has_lists=True, cost=Cost.LISTING)
+    META_SUBJECTS = 13, Terms((META,), "prefix:str after:str limit:1..int", cost=Cost.LISTING)
+    FORGET_SERVER = 14, Terms((META,), "role:str log_id:u64 routes:bool", trusted=True)
+    MOVE_ROUTE = 15, Terms((META,), "subject:str to:u64", trusted=True)
+    SLOTS = 16, Terms((META,), "wanted:slots")
+    MOVE_SLOTS = 17, Terms((META,), "slots:slots versions:versions to:u64 lost:bool", trusted=True)
     SETTLE_SLOTS = 18, Terms((META,), trusted=True)
-    CORDON_SERVER = 19, Terms((META,), "log_id standing", trusted=True)
+    CORDON_SERVER = 19, Terms((META,), "log_id:u64 standing:serving/cordoned/retired", trusted=True)
 
     # Delay servers.
     SEND = 20, Terms((DELAY,), body_bytes_max=SEND_BODY_BYTES_MAX)
-    OUTCOME = 21, Terms((DELAY,), "log_id producer_id producer_batch")
+    OUTCOME = 21, Terms((DELAY,), "log_id:u64 producer_id:u64 producer_batch:u64")
     CHECKPOINT = 22, Terms((DELAY,), trusted=True)
-    TARGETS = 23, Terms((DELAY,), "after")
-    TARGET_LOST = 24, Terms((DELAY,), "log_id", trusted=True)
-    TARGET_ACCEPT = 25, Terms((DELAY,), "log_id", trusted=True)
-    CANCEL = 26, Terms((DELAY,), "log_id subject? asker? low_water?", body_bytes_max=ASKED_BODY_BYTES_MAX)
-    GET = 27, Terms((DELAY,), "log_id subject?", body_bytes_max=ASKED_BODY_BYTES_MAX)
-    RESCHEDULE = 28, Terms((DELAY,), "log_id subject? asker? low_water? number?", body_bytes_max=MOVES_BODY_BYTES_MAX)
-    FIND = 29, Terms((DELAY,), "log_id subject from_ms to_ms hour sequence until_sequence limit tag content origin")
-    QUOTAS = 32, Terms((DELAY,), "after prefix")
-    SET_QUOTA = 33, Terms((DELAY,), "subject per_second pending pending_bytes", trusted=True)
-    PLACES = 34, Terms((DELAY,), "subject spread_ms", body_bytes_max=PLACES_BODY_BYTES_MAX)
-    RELEASE_SLOTS = 36, Terms((DELAY,), "slots", trusted=True)
+    TARGETS = 23, Terms((DELAY,), "after:u64")
+    TARGET_LOST = 24, Terms((DELAY,), "log_id:u64", trusted=True)
+    TARGET_ACCEPT = 25, Terms((DELAY,), "log_id:u64", trusted=True)
+    CANCEL = 26, Terms((DELAY,), f"{ROWS} {TRIES}", body_bytes_max=ASKED_BODY_BYTES_MAX)
+    GET = 27, Terms((DELAY,), ROWS, body_bytes_max=ASKED_BODY_BYTES_MAX)
+    RESCHEDULE = 28, Terms((DELAY,), f"{ROWS} {TRIES} number?:u64", body_bytes_max=MOVES_BODY_BYTES_MAX)
+    FIND = (
+        29,
+        Terms(
+            (DELAY,),
+            "log_id:u64 subject:str from_ms:instant to_ms:instant hour:u32 sequence:u64 until_sequence:u64 "
+            "limit:1..65536 tag:str content:0..2 origin:u64",
+        ),
+    )
+    QUOTAS = 32, Terms((DELAY,), "after:str prefix:str")
+    SET_QUOTA = (
+        33,
+        Terms((DELAY,), "subject:str per_second:int|nil pending:int|nil pending_bytes:int|nil", trusted=True),
+    )
+    PLACES = 34, Terms((DELAY,), "subject:str spread_ms:int", body_bytes_max=PLACES_BODY_BYTES_MAX)
+    RELEASE_SLOTS = 36, Terms((DELAY,), "slots:slots", trusted=True)
     SEND_AGAIN = 37, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
-    DRAIN = 38, Terms((DELAY,), "to slots hour sequence until_sequence", trusted=True)
+    DRAIN = 38, Terms((DELAY,), "to:u64 slots:slots|nil hour:u32 sequence:u64 until_sequence:u64", trusted=True)
     RETIRE = 39, Terms((DELAY,), trusted=True)
     SEND_DRAINED = 63, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
 
@@ -128,39 +155,48 @@ class RequestType(IntEnum):
         30,
         Terms(
             (REALTIME,),
-            "log_id target epoch instance session w named_offset? unread_hours? next_sequence",
+            "log_id:u64 target:u64 epoch:int instance:u64 session:int w:[u64] named_offset?:int unread_hours?:[u32] "
+            "next_sequence:u64",
             trusted=True,
             fenced=True,
             cost=Cost.LISTING,
             in_frames=True,
         ),
     )
-    DISPATCH = 31, Terms((REALTIME,), "session epoch", trusted=True, fenced=True, body_bytes_max=BODY_BYTES_MAX)
+    DISPATCH = 31, Terms((REALTIME,), "session:int epoch:int", trusted=True, fenced=True, body_bytes_max=BODY_BYTES_MAX)
     PULL = (
         40,
         Terms(
             (REALTIME,),
-            f"{WHOSE} max_messages max_bytes wait_ms lease_ms consumer ahead? "
-            f"{BEGINNING} exclusive_ms? was? in_flight_max?",
+            f"{WHOSE} max_messages:1..int max_bytes:1..int wait_ms:int lease_ms:0..43200000 consumer:str ahead?:u32 "
+            f"{BEGINNING} exclusive_ms?:1000..600000 was?:[u64] in_flight_max?:u32",
             fenced=True,
             cost=Cost.HEAVY,
         ),
     )
-    ACK = 41, Terms((REALTIME,), f"{WHOSE} subjects? handles log_id?", fenced=True, has_lists=True)
-    NACK = 42, Terms((REALTIME,), f"{WHOSE} subjects? handles uncounted? log_id?", fenced=True, has_lists=True)
-    GROUPS = 43, Terms((REALTIME,), "subject after? limit? ages?", cost=Cost.LISTING)
-    SUBJECTS = 44, Terms((REALTIME,), "prefix after limit", cost=Cost.LISTING)
-    DELETE_GROUP = 45, Terms((REALTIME,), "subject group", trusted=True)
-    ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id", trusted=True)
-    PULL_END = 47, Terms((REALTIME,), f"{WHOSE} exclusive_ms? was?")
-    RETRY = 48, Terms((REALTIME,), "subject group retries log_id?", fenced=True, has_lists=True)
-    REJECT = 49, Terms((REALTIME,), "subject group rejects log_id?", fenced=True, has_lists=True)
-    EXTEND = 52, Terms((REALTIME,), "subject group lease_ms handles log_id?", fenced=True, has_lists=True)
-    MOVE_GROUP = 53, Terms((REALTIME,), "subject group to dry_run?", trusted=True)
-    PAUSE_GROUP = 54, Terms((REALTIME,), "subject group paused", trusted=True)
+    ACK = 41, Terms((REALTIME,), f"{WHOSE} {HANDLES}", fenced=True, has_lists=True)
+    NACK = 42, Terms((REALTIME,), f"{WHOSE} {HANDLES} uncounted?:bool", fenced=True, has_lists=True)
+    GROUPS = 43, Terms((REALTIME,), "subject:str|nil after?:pair|nil limit?:1..int ages?:bool", cost=Cost.LISTING)
+    SUBJECTS = 44, Terms((REALTIME,), "prefix:str after:str limit:1..int", cost=Cost.LISTING)
+    DELETE_GROUP = 45, Terms((REALTIME,), GROUP, trusted=True)
+    ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id:u64", trusted=True)
+    PULL_END = 47, Terms((REALTIME,), f"{WHOSE} exclusive_ms?:1000..600000 was?:[u64]")
+    RETRY = 48, Terms((REALTIME,), f"{GROUP} retries:[retry] log_id?:u64", fenced=True, has_lists=True)
+    REJECT = 49, Terms((REALTIME,), f"{GROUP} rejects:[reject] log_id?:u64", fenced=True, has_lists=True)
+    EXTEND = (
+        52,
+        Terms((REALTIME,), f"{GROUP} lease_ms:1..43200000 handles:[handle] log_id?:u64", fenced=True, has_lists=True),
+    )
+    MOVE_GROUP = 53, Terms((REALTIME,), f"{GROUP} to:position dry_run?:bool", trusted=True)
+    PAUSE_GROUP = 54, Terms((REALTIME,), f"{GROUP} paused:bool", trusted=True)
     SUBSCRIBE = (
         55,
-        Terms((REALTIME,), f"group subjects? pattern? {BEGINNING} in_flight_max?", fenced=True, has_lists=True),
+        Terms(
+            (REALTIME,),
+            f"group:group subjects?:[str] pattern?:str {BEGINNING} in_flight_max?:u32",
+            fenced=True,
+            has_lists=True,
+        ),
     )
 
 

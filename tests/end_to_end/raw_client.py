@@ -1,5 +1,7 @@
 """A client written from docs/protocol.md and docs/formats/batch.md alone: nothing of delayd is imported."""
 
+import hashlib
+import hmac
 import socket
 import struct
 import time
@@ -10,6 +12,9 @@ import msgpack
 from crc32c import crc32c
 
 PING, STATUS = 1, 2
+CHALLENGE, PROVE = 4, 5
+PING, STATUS = 1, 2
+CHALLENGE, PROVE = 4, 5
 ROUTES, META_SUBJECTS = 12, 13
 SEND, OUTCOME = 20, 21
 CANCEL, GET, RESCHEDULE = 26, 27, 28
@@ -103,6 +108,20 @@ class Raw:
                 raise ConnectionError("the server ended the connection")
             data += piece
         return bytes(data)
+
+
+def prove(raw: Raw, secret: bytes) -> None:
+    """Prove the secret as the page says, and check the server's proof."""
+    nonce = bytes(range(32))
+    said = raw.ask(CHALLENGE, {"nonce": nonce}).head
+    ids = struct.pack("<QQ", said["log_id"], said["cluster_id"])
+    shown = nonce + bytes(said["nonce"]) + ids + str(said["role"]).encode()  # type: ignore[call-overload]
+    proof, own = (
+        hmac.digest(secret, f"delayd 1, the {who} proves: ".encode() + shown, hashlib.sha256)
+        for who in ("server", "dialler")
+    )
+    assert said["proof"] == proof
+    assert raw.ask(PROVE, {"proof": own, "cluster_id": said["cluster_id"]}).code is None
 
 
 def batch(

@@ -1,7 +1,5 @@
 """Each limit and answer that docs/protocol.md tells of, tried on real servers by a client written from it alone."""
 
-import hashlib
-import hmac
 import re
 import struct
 import time
@@ -14,11 +12,13 @@ from crc32c import crc32c
 
 from .raw_client import (
     ACK,
+    CHALLENGE,
     GROUPS,
     META_SUBJECTS,
     NACK,
     OUTCOME,
     PING,
+    PROVE,
     PULL,
     ROUTES,
     SEND,
@@ -30,10 +30,11 @@ from .raw_client import (
     bodies_of,
     frame,
     listed,
+    prove,
 )
 from .up_process import Up, up
 
-CHALLENGE, PROVE, RETIRE = 4, 5, 39
+RETIRE = 39
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 PULL_HEAD = {"max_messages": 10, "max_bytes": 1 << 20, "wait_ms": 0, "lease_ms": 0, "consumer": "raw"}
 
@@ -207,20 +208,6 @@ def test_status_of_each_server_has_the_lists_that_the_page_names(servers: Up) ->
         with connection(servers, role) as raw:
             found = raw.ask(STATUS, {}).head
             assert found["role"] == role and found["waits"] == [] and found["refuses"] == []
-
-
-def prove(raw: Raw, secret: bytes) -> None:
-    """Prove the secret as the page says, and check the server's proof."""
-    nonce = bytes(range(32))
-    said = raw.ask(CHALLENGE, {"nonce": nonce}).head
-    ids = struct.pack("<QQ", said["log_id"], said["cluster_id"])
-    shown = nonce + bytes(said["nonce"]) + ids + str(said["role"]).encode()  # type: ignore[call-overload]
-    proof, own = (
-        hmac.digest(secret, f"delayd 1, the {who} proves: ".encode() + shown, hashlib.sha256)
-        for who in ("server", "dialler")
-    )
-    assert said["proof"] == proof
-    assert raw.ask(PROVE, {"proof": own, "cluster_id": said["cluster_id"]}).code is None
 
 
 @pytest.mark.parametrize("role", ["meta", "delay", "realtime"])

@@ -12,7 +12,7 @@ from delayd.wire.requests import RequestType
 
 T = TypeVar("T")
 Read = set[tuple[int, str]]
-DECLARED = {kind.value: {name.removesuffix("?") for name in kind.terms.fields.split()} for kind in RequestType}
+DECLARED = {kind.value: set(kind.terms.types) for kind in RequestType}
 
 
 class Undeclared(AssertionError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -388,6 +388,13 @@ class Requests:
                 whole = self._head(kind, None)
                 whole.pop(name, None)
                 yield kind, whole, self._body(kind, None)
+
+    def around(self, among: Sequence[HeadValue]) -> Iterator[tuple[str, HeadValue, Case]]:
+        """Each field of each type at each of these values: field, value, and the request that has it."""
+        for kind, fields in SPECS[self._role].items():
+            for name in fields:
+                for value in among:
+                    yield name, value, (kind, {**self._head(kind, None), name: value}, self._body(kind, None))
 
     def swept(self, request_id: int, case: Case) -> bytes:
         """The frame of one case of the sweep, or of a meeting."""

@@ -57,24 +57,70 @@ def test_a_bound_on_the_page_is_that_of_the_code(row: str, values: list[int]) ->
 
 
 ALSO_CALLED = {RequestType.META_SUBJECTS: "SUBJECTS"}
+NUMBER = r"(int|u64|log_id)"
+# How the page may write a declared type, when it says one.
+ON_THE_PAGE = {
+    "u32": NUMBER,
+    "u64": NUMBER,
+    "int": NUMBER,
+    "instant": NUMBER,
+    "str": "str",
+    "group": "str",
+    "host": "str",
+    "bool": "bool",
+    "bytes": "bytes",
+    "bytes32": "bytes",
+    "slots": "bytes",
+    "versions": "bytes",
+    "position": "position",
+    "pair": r"\[subject,group\]",
+    "named": r"\[name,n\]",
+    "handle": r"\[incarnation,pull_first,count\]",
+    "retry": r"\[incarnation,pull_first,count,delay_ms,error: str\]",
+    "reject": r"\[incarnation,pull_first,count,reason: str,error: str\]",
+}
 
 
-def heads() -> dict[tuple[int, str], set[str]]:
-    """The fields of each request on the page, by its type and name, in the tables that tell of requests and answers."""
+def heads() -> dict[tuple[int, str], dict[str, str]]:
+    """The fields of each request on the page with their types, by its type and name."""
     rows = re.findall(r"\n\| (\d+) ([A-Z_]+) \| `(\{.*?\})`", PAGE.split("## Any server\n")[1])
-    return {(int(number), name): fields_in(text) for number, name, text in rows}
+    return {(int(number), name): fields_in(text.replace("\\|", "|")) for number, name, text in rows}
 
 
-def fields_in(text: str) -> set[str]:
-    """The names in `{subject, handles: [[incarnation, count]…], log_id?}`."""
-    while "[" in text:
-        text = re.sub(r"\[[^][]*\]", "", text)
-    return {field.split(":")[0].strip() for field in text.strip("{}").split(",")} - {""}
+def fields_in(text: str) -> dict[str, str]:
+    """The names and types in `{subject, handles: [[incarnation, count]…], log_id?}`; no type is an empty one."""
+    text = text.strip("{}")
+    while (spaced := re.sub(r"(\[[^]]*), ", r"\1,", text)) != text:
+        text = spaced
+    parts = (field.partition(": ") for field in text.split(", "))
+    return {name: said for name, _, said in parts if name}
+
+
+def on_the_page(declared: str) -> str:
+    """How the page may write a type: a pattern."""
+    plain, bar, _ = declared.partition("|")
+    if plain.startswith("["):
+        inner = ON_THE_PAGE[plain[1:-1]]
+        pattern = rf"\[({inner}|[a-z]+(,[a-z]+)*)…?\]" if inner == NUMBER else rf"\[{inner}…?\]"
+    elif "/" in plain:
+        pattern = "(str|" + r"\|".join(f'"{word}"' for word in plain.split("/")) + ")"
+    else:
+        pattern = NUMBER if ".." in plain else ON_THE_PAGE[plain]
+    return pattern + (r" ?\| ?nil" if bar else "")
 
 
 def test_the_page_has_each_request_with_its_fields_and_no_other_one() -> None:
-    declared = {(kind.value, ALSO_CALLED.get(kind, kind.name)): {*kind.terms.fields.split()} for kind in RequestType}
+    declared = {
+        (kind.value, ALSO_CALLED.get(kind, kind.name)): dict(each.split(":") for each in kind.terms.fields.split())
+        for kind in RequestType
+    }
     told = heads()
     assert told.keys() == declared.keys()
     for kind, fields in declared.items():
-        assert told[kind] == fields, kind
+        assert told[kind].keys() == fields.keys(), kind
+        wrong = {
+            name: said
+            for name, said in told[kind].items()
+            if said and not re.fullmatch(on_the_page(fields[name]), said)
+        }
+        assert not wrong, f"{kind}: {wrong} instead of {fields}"
