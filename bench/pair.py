@@ -98,9 +98,9 @@ class Pair:
 
     def _route(self, subjects: list[bytes]) -> None:
         log_id = self.realtime.log_id
-        self.delay.dispatcher.place(log_id, "realtime", 1)
+        self.delay.handoff.dispatcher.place(log_id, "realtime", 1)
         routes = dict.fromkeys(subjects, log_id)
-        self._moves.append(partial(self.delay.dispatcher.routed, routes, []))
+        self._moves.append(partial(self.delay.handoff.dispatcher.routed, routes, []))
 
     def _dial(
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]

@@ -24,7 +24,6 @@ A consumer pulls and acknowledges it (Q1 to Q10)
     window              where each message of a group is, and what moves it
     leads               which consumer of an exclusive group gets its messages
     order               which messages wait for others with their ordering key
-    alarms              what parts do by the clock: tries, looks, the ends of leases
     retries             messages that come again later, and dead letters (Q2); `delayd.net.courier` takes them away
 It may go (Q3)
     retention           which segments may be removed, and subjects that nobody pulls

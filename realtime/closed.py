@@ -36,10 +36,10 @@ from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.segment import Segment
 from delayd.log.segment_index import FOLDER, IndexMaker, index_groups, index_header, index_path, write_index
 from delayd.log.tally import Differing, Tallier, Tallies, covered, decode_tallies, encode_tallies, joined
+from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.operating import Wait, WaitKind
-from realtime.alarms import Alarms
 
 PIECE_BYTES = 4 << 20  # One job reads this much: some 10 ms.
 PAUSE_MS = 20  # Pause between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.

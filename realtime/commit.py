@@ -17,14 +17,14 @@ from typing import NamedTuple
 from delayd.batch.batch import Batch
 from delayd.batch.columns import DispatchPart, padded
 from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
-from delayd.log.committer import RETRY_MS, Committer, Written, write_groups
+from delayd.log.committer import Committer, Written, write_groups
 from delayd.log.control import HelloHeard, Known, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.pull import PullEntry, encode_entries
+from delayd.machine.alarms import FULL_AGAIN_MS, Alarms
 from delayd.machine.clock import Clock
 from delayd.machine.executor import Executor
-from realtime.alarms import Alarms
 from realtime.handoff import Hello, Origin, Peer
 
 COMMIT_BYTES = 32 << 20  # Above this a commit takes no further frame, so that the first one does not wait too long.
@@ -173,8 +173,8 @@ class GroupCommit(Committer[Commit, Written]):
     def _no_space(self, group: Commit, error: DiskFull) -> Commit:
         # The frames wait, neither taken nor refused.
         if not self._full:
-            log.warning("message_log_full reason=%r retry_ms=%d", error.message, RETRY_MS)
-        self._again.after(RETRY_MS)
+            log.warning("message_log_full reason=%r retry_ms=%d", error.message, FULL_AGAIN_MS)
+        self._again.after(FULL_AGAIN_MS)
         return group
 
     def _durable(self, group: Commit, written: Written) -> None:

@@ -30,6 +30,7 @@ from delayd.errors import (
     UnknownServer,
 )
 from delayd.log.pull import PullOp
+from delayd.machine.alarms import Alarms
 from delayd.machine.operating import LogLimit
 from delayd.wire import consuming
 from delayd.wire.consuming import End, GroupInfo, StaleRow, SubjectInfo, stale_head
@@ -48,7 +49,6 @@ from delayd.wire.heads import (
     optional_str,
 )
 from realtime.acks import stale_all
-from realtime.alarms import Alarms
 from realtime.group_records import GroupRecords
 from realtime.groups import Group
 from realtime.handoff import Peer

@@ -18,6 +18,7 @@ from delayd.errors import (
     Stopping,
 )
 from delayd.log.log import Log, write_again
+from delayd.machine.alarms import NEVER_MS, Alarms
 from delayd.machine.clock import JudgedClock
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Executor
@@ -27,7 +28,6 @@ from delayd.machine.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
-from realtime.alarms import NEVER_MS, Alarms
 from realtime.checkpoint import Checkpointer, Snapshot, Snapshots
 from realtime.closed import ClosedSegments, SegmentIndexes
 from realtime.commit import Commit, GroupCommit, PullCommit
@@ -85,7 +85,8 @@ class Core:
     ) -> None:
         identity = recovered.identity
         disk, state, clock, executors = around.disk, around.state, around.clock, around.executors
-        site = Site(disk, state, config.folder, identity, clock, executors.work)
+        alarms = self._alarms = Alarms(clock)
+        site = Site(disk, state, config.folder, identity, alarms, executors.work)
         # The fields that the shell adds to STATUS, about its connections and its loop.
         self.shell_status: Callable[[], Head] = dict
         self.shell_waits: Callable[[], Iterator[Wait]] = lambda: iter(())
@@ -101,7 +102,6 @@ class Core:
         self._state, self._store = recovered, state
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
         self._on_failure = on_failure
-        alarms = self._alarms = Alarms(clock)
         self._commit = GroupCommit(
             recovered.message_log,
             executors.commit,
@@ -219,7 +219,7 @@ class Core:
 
     def stood_still(self, ms: int) -> None:
         """No consumer could say anything, and no file could change, for so long."""
-        self._files.stood_still(ms)
+        self._alarms.stood_still(ms)
         self._pulls.leads.stood_still(ms)
         self._groups.ephemeral.stood_still(ms)
 

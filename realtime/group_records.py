@@ -24,10 +24,10 @@ from delayd.log.control import (
     GroupOrdered,
     Known,
 )
+from delayd.machine.alarms import Alarms
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import End, Position
 from realtime.acks import SECRET_BITS
-from realtime.alarms import Alarms
 from realtime.commit import PullCommit
 from realtime.groups import RETRY_MS, Changes, Group, LostGroup
 from realtime.handoff import Peer

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from delayd.batch.names import is_reserved, parse_retry_subject, retry_subject
 from delayd.errors import SlowDown
 from delayd.log.pull import PullEntry
+from delayd.machine.alarms import NEVER_MS
 from delayd.wire.heads import U32_MAX
-from realtime.alarms import NEVER_MS
 from realtime.index import Subject
 from realtime.order import Order
 from realtime.polls import Polls

@@ -32,11 +32,11 @@ from typing import NamedTuple, TypeVar
 from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import Decision, PullEntry, PullOp
+from delayd.machine.alarms import NEVER_MS, Alarms, DueHeap
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
 from realtime.acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
-from realtime.alarms import NEVER_MS, Alarms, DueHeap
 from realtime.commit import PullCommit
 from realtime.groups import RETRY_MS, Group, Roster
 from realtime.handoff import Peer

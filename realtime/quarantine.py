@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from delayd.errors import DamagedData, DataError
+from delayd.machine.alarms import Alarms
 from delayd.wire.status import Decision, Quarantined
-from realtime.alarms import Alarms
 from realtime.groups import Group
 from realtime.index import Run, StoredBatches, Subject
 from realtime.window import GroupWord, Offer

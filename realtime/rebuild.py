@@ -34,9 +34,9 @@ from delayd.log.consume import (
 )
 from delayd.log.group import GroupKind, content_position
 from delayd.log.log import Log
+from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk, File
 from delayd.machine.executor import Done, Executor
-from realtime.alarms import Alarms
 from realtime.index import Index, Subject
 
 PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.

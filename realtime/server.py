@@ -17,6 +17,7 @@ from typing import Protocol
 from delayd.client.producer import AsyncProducer
 from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError, NotReady
+from delayd.machine.alarms import NEVER_MS
 from delayd.machine.identity import draw_id
 from delayd.machine.operating import LogLimit, WaitKind
 from delayd.net.connection import Connection
@@ -33,7 +34,6 @@ from delayd.net.trust import Guard, Membership
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered
 from delayd.wire.requests import REALTIME_LIMITS, RequestType
-from realtime.alarms import NEVER_MS
 from realtime.core import Core, Executors, Surroundings
 from realtime.groups import Group
 from realtime.recovery import recover

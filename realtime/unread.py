@@ -25,14 +25,14 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.errors import DamagedData, DelaydError, HandoffRefused, NotReady
-from delayd.log.log import LOOK_MS, Append, Log, LogWatch, OnFiles, Told
+from delayd.log.log import Append, Log, LogWatch, OnFiles, Told
 from delayd.log.tail import Damage, find_damage, give_up
+from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk, list_named, open_named
 from delayd.machine.executor import Done, Executor, run
 from delayd.machine.identity import Site
 from delayd.machine.state import OperatorLog
 from delayd.wire.status import Decision, Quarantined
-from realtime.alarms import Alarms
 from realtime.recovery import Recovered
 
 PULL = "pull"  # The ids of the entries for operators.
@@ -283,8 +283,7 @@ class LogFiles:
     def __init__(self, site: Site, recovered: Recovered, alarms: Alarms, commit: Executor) -> None:
         self.on_whole: Callable[[], None] = lambda: None  # Called when a file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
-        self._look = alarms.alarm(self._look_at_all)
-        self._look.after(LOOK_MS)
+        self._alarms = alarms
         self._work = site.worker
         self._clock = site.clock
         self._entries: dict[str, Entry] = {}
@@ -300,16 +299,6 @@ class LogFiles:
             what = (entry.damage.path, entry.damage.position, str(entry.damage), 0, entry.since_ms)
             yield Quarantined(id_, *what, costs=FILE_COSTS)
 
-    def stood_still(self, ms: int) -> None:
-        """No file could change for so long: the next look comes so much later."""
-        if self._look.at_ms is not None:
-            self._look.at(self._look.at_ms + ms)
-
-    def _look_at_all(self) -> None:
-        self._look.after(LOOK_MS)
-        for watch in self._watches.values():
-            watch.look()
-
     def release(self, id_: str, told: Told) -> None:
         """Look for one of the files now, because an operator asks for it."""
         self._watches[id_.split("/")[1]].look(told)
@@ -320,7 +309,7 @@ class LogFiles:
 
     def _watch(self, name: str, log_: Log, append: Append, rolled: Callable[[], None]) -> LogWatch:
         on_files = OnFiles(partial(self._put_file, name), partial(self._lift_file, name), rolled)
-        return LogWatch(log_, append, self._work, self._clock, on_files)
+        return LogWatch(log_, append, self._work, self._alarms, on_files)
 
     def _put_file(self, log_name: str, name: str, damage: DamagedData) -> None:
         self._put(f"log/{log_name}/{name}", damage)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from delayd.log.pull import ATTEMPT_MAX, Decision, PullEntry, PullOp
-from realtime.alarms import NEVER_MS
+from delayd.machine.alarms import NEVER_MS
 
 if TYPE_CHECKING:
     from realtime.order import Order

@@ -154,7 +154,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "faults": (
         "delayd.hours",
         "delayd.log.segment",
-        "delayd.log.log",
         "delayd.wire.frame",
         "delayd.wire.meta",
         "delayd.wire.requests",
@@ -317,6 +316,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.books.retention",
         "delayd.delay.books.seals",
         "delayd.delay.core",
+        "delayd.delay.parts",
         "delayd.delay.damage.mending",
         "delayd.delay.ending.keyed_sends",
         "delayd.delay.handoff.dispatcher",

@@ -40,7 +40,7 @@ HOUSES = ("delayd", "realtime", "meta", "cli", "spark")
 # What programs may use, and what a core is given: these have pages of their own, and fakes in `delayd.testing`.
 PORTS = {
     *("delayd", "delayd.errors", "delayd.testing"),
-    *(f"delayd.machine.{name}" for name in ("clock", "disk", "executor", "state")),
+    *(f"delayd.machine.{name}" for name in ("alarms", "clock", "disk", "executor", "state")),
 }
 # The modules of bytes and settings that pages describe. The pages stay; the modules may not.
 FORMATS = ("delayd.batch", "delayd.config", "delayd.hours", "delayd.log", "delayd.wire")

@@ -7,7 +7,8 @@ S (seals), in docs/rules.md.
 Around the core
     program, server     the process: files, sockets, threads and one timer
     requests            turns frames into calls of the core, and outcomes into answers
-    core                the parts below, wired together; it does no I/O of its own and is called on the loop only
+    core                in which order the parts below work; it does no I/O of its own and is called on the loop only
+    parts               how they are put together: seven rooms, each made from those before it
 A message comes in (I1, P1)
     producers           which batch numbers were accepted, so that a retried send is accepted once
     intake              makes batches durable in the message log, in group commits
@@ -26,9 +27,7 @@ It passes through the folders
     ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
     reply               the one way out of a request: what it holds is given back, then it is answered
     stopping            the last steps of a stop
-    retiring            whether the server holds nothing any more, so that it may leave for good
-    standing            what the server says of itself: figures, what waits for an operator, what it refuses
-    settled             the instant before which everything that fell due has an outcome (S7)
+    standing            what the server says of itself: figures, what it waits for and refuses, whether it may leave
 A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory
     kept, state_values  read the state; the values of it that several parts use

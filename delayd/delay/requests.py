@@ -155,16 +155,17 @@ class Requests:
 
     def _list_quarantine(self, peer: Peer, frame: Frame) -> None:
         after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
-        peer.answer(frame.request_id, list_head(self._core.quarantine.listing(), after, limit))
+        peer.answer(frame.request_id, list_head(self._core.memory.quarantine.listing(), after, limit))
 
     def _mend(self, peer: Peer, frame: Frame) -> None:
-        id_, decision = read_decision(frame.head, self._core.quarantine.listing())
-        decide = self._core.drop if decision is Decision.GIVE_UP else self._core.release
+        id_, decision = read_decision(frame.head, self._core.memory.quarantine.listing())
+        decisions = self._core.repair.decisions
+        decide = decisions.drop if decision is Decision.GIVE_UP else decisions.release
         decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
 
     def _list_targets(self, peer: Peer, frame: Frame) -> None:
         behind = need_u64(frame.head, "after")
-        peer.answer(frame.request_id, self._head(**targets_head(self._core.targets.listing(), behind)))
+        peer.answer(frame.request_id, self._head(**targets_head(self._core.handoff.targets.listing(), behind)))
 
     def _trust_clock(self, peer: Peer, frame: Frame) -> None:
         self._clock.trust()
@@ -174,13 +175,13 @@ class Requests:
     def _decide_target(self, peer: Peer, frame: Frame) -> None:
         """Carry out an operator's decision about a target; the answer goes out when it is durable."""
 
-        targets = self._core.targets
+        targets = self._core.handoff.targets
         decide = targets.lose if frame.type == RequestType.TARGET_LOST else targets.accept
         decide(need_u64(frame.head, "log_id"), _tell(peer, frame, lambda told: (self._head(message=told), ())))
 
     def _list_quotas(self, peer: Peer, frame: Frame) -> None:
         after, prefix = need_str(frame.head, "after"), need_str(frame.head, "prefix")
-        found = self._core.quotas.listing(after.encode(), prefix.encode(), QUOTAS_PAGE_MAX + 1)
+        found = self._core.asked.quotas.listing(after.encode(), prefix.encode(), QUOTAS_PAGE_MAX + 1)
         peer.answer(frame.request_id, self._head(**quotas_head([_quota_info(each) for each in found])))
 
     def _set_quota(self, peer: Peer, frame: Frame) -> None:
@@ -253,7 +254,7 @@ class Requests:
             else:
                 peer.answer(frame.request_id, self._head(**what.to_head()))
 
-        self._core.endings.let_leave(read_drain_order(frame.head), told)
+        self._core.asked.endings.let_leave(read_drain_order(frame.head), told)
 
     def _retire(self, peer: Peer, frame: Frame) -> None:
         """Say whether this server holds nothing any more."""
@@ -264,7 +265,7 @@ class Requests:
             else:
                 peer.answer(frame.request_id, self._head(message=told))
 
-        self._core.retiring.retire(done)
+        self._core.standing.retire(done)
 
     def _answer_server(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         # A server that hears of it forgets the message, and this must be in no backup in which the message is missing.
@@ -325,7 +326,7 @@ class Requests:
         def released(owners: SlotOwners) -> Answer:
             return self._head(versions=versions_bytes(owners.versions)), ()
 
-        self._core.endings.owned_slots.release(need_slots(frame.head, "slots"), _tell(peer, frame, released))
+        self._core.asked.endings.owned_slots.release(need_slots(frame.head, "slots"), _tell(peer, frame, released))
 
     def _ask_rows(self, peer: Peer, frame: Frame) -> None:
         """Cancel or move messages, or say what became of them: one answer a row, in the order of the request."""
@@ -340,16 +341,16 @@ class Requests:
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
             wish = _WISHES[RequestType(frame.type)]
             tries = None if wish is Wish.GET else read_tries(frame.head, names)
-            self._core.endings.ask_by_key(wish, names, answered, wanted_at_ms, tries)
+            self._core.asked.endings.ask_by_key(wish, names, answered, wanted_at_ms, tries)
             return
         subject = need_str(frame.head, "subject").encode() if "subject" in frame.head else b""
         if subject:
             check_subject(subject)
         if frame.type == RequestType.RESCHEDULE:
             moved_by = read_move_try(frame.head)
-            self._core.endings.reschedule(*read_moves(frame.body), answered, subject, moved_by)
+            self._core.asked.endings.reschedule(*read_moves(frame.body), answered, subject, moved_by)
             return
-        ask = self._core.endings.cancel if frame.type == RequestType.CANCEL else self._core.endings.get
+        ask = self._core.asked.endings.cancel if frame.type == RequestType.CANCEL else self._core.asked.endings.get
         ask(read_asked(frame.body), answered, subject)
 
     def _find(self, peer: Peer, frame: Frame) -> None:
@@ -359,14 +360,14 @@ class Requests:
         def found(piece: Piece) -> Answer:
             return self._head(**piece.to_head()), piece.to_body()
 
-        self._core.endings.find(read_window(frame.head), _tell(peer, frame, found))
+        self._core.asked.endings.find(read_window(frame.head), _tell(peer, frame, found))
 
     def _check_log_id(self, frame: Frame) -> None:
         """A receipt names the log that has its messages; no other server knows them."""
         log_id = need_u64(frame.head, "log_id")
-        if log_id != self._core.identity.log_id:
+        if log_id != self._core.site.identity.log_id:
             raise UnknownServer(
-                f"this is the delay server {self._core.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
+                f"this is the delay server {self._core.site.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
             )
 
     def _outcome(self, peer: Peer, frame: Frame) -> None:
@@ -383,7 +384,7 @@ class Requests:
         self._core.ask_outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"), answered)
 
     def _head(self, **fields: HeadValue) -> Head:
-        head: Head = {"log_id": self._core.identity.log_id, "now_ms": self._clock.now_ms(), **fields}
+        head: Head = {"log_id": self._core.site.identity.log_id, "now_ms": self._clock.now_ms(), **fields}
         if self._clock.in_boot_doubt:
             head["clock_in_doubt"] = True
         return head

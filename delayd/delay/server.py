@@ -127,21 +127,21 @@ class DelayServer:
         membership = self._membership = Membership(
             secret, home.state, home.state_path, place, core.fence, core.ask_targets_first
         )
-        membership.begin(fresh=core.identity.epoch == 1)
+        membership.begin(fresh=core.site.identity.epoch == 1)
         self._registration = Registration(
             config.meta,
             self._registered,
             membership,
             on_now_ms=home.clock.reference,
             orders=Orders(
-                lambda cordons: core.cordon(core.identity.log_id in cordons.closed),
-                core.moves,
-                core.endings.owned_slots,
+                lambda cordons: core.cordon(core.site.identity.log_id in cordons.closed),
+                core.handoff.moves,
+                core.asked.endings.owned_slots,
             ),
         )
-        self._courier = Courier(core.endings.drain, LETTERS, self._registration, membership, self._rearm_soon)
-        self._guard = membership.guard(config.role, core.identity.log_id)
-        cut_terms = (config.folder, core.identity.log_id, home.state, home.executors[-1])
+        self._courier = Courier(core.asked.endings.drain, LETTERS, self._registration, membership, self._rearm_soon)
+        self._guard = membership.guard(config.role, core.site.identity.log_id)
+        cut_terms = (config.folder, core.site.identity.log_id, home.state, home.executors[-1])
         self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
         self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
         self._reserve()
@@ -151,7 +151,7 @@ class DelayServer:
         self._courier.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
         self._places.add_done_callback(_surface)
-        if core.identity.epoch == 1:
+        if core.site.identity.epoch == 1:
             self._learning = loop.create_task(self._learn_quotas(self._registration, core))
             self._learning.add_done_callback(_surface)
         home.every(SPACE_S, self._reserve)
@@ -322,15 +322,15 @@ class DelayServer:
         core = self._core
         assert core is not None
         if isinstance(answer, DelaydError):
-            core.dispatcher.routed({}, subjects)
+            core.handoff.dispatcher.routed({}, subjects)
         else:
             for info in answer.servers:
                 if info.heard:
-                    core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
+                    core.handoff.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
             # Only the subjects that were asked for count: meta may name anything.
             found = [(subject, answer.routes.get(subject.decode("ascii"))) for subject in subjects]
             routes = {subject: target for subject, target in found if target is not None}
-            core.dispatcher.routed(routes, [subject for subject in subjects if subject not in routes])
+            core.handoff.dispatcher.routed(routes, [subject for subject in subjects if subject not in routes])
         self._rearm_soon()
 
     def _ask_slots(self, wanted: SlotSet, answer: Callable[[SlotOwners | DelaydError], None]) -> None:
@@ -348,12 +348,12 @@ class DelayServer:
         """Keep the addresses of targets up to date: a realtime server may listen elsewhere after a restart."""
         await registration.registered()
         while True:
-            if core.dispatcher.wants_places:
+            if core.handoff.dispatcher.wants_places:
                 try:
                     for info in await registration.servers("realtime"):
                         # An address that meta only remembers may belong to another server by now (rule H8).
                         if info.alive and info.heard:
-                            core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
+                            core.handoff.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
                     self._rearm_soon()
                 except DelaydError as error:
                     log.debug("places_unknown reason=%r", str(error))
@@ -367,7 +367,7 @@ class DelayServer:
         while True:
             try:
                 others = [info for info in await registration.servers("delay") if info.alive and info.heard]
-                others = [info for info in others if info.server.log_id != core.identity.log_id]
+                others = [info for info in others if info.server.log_id != core.site.identity.log_id]
                 if not others:
                     break
                 why = NotReady("this delay server is new, and asks the others for the quotas of subjects")
@@ -400,7 +400,7 @@ class DelayServer:
                 for info in page:
                     done: asyncio.Future[DelaydError | None] = loop.create_future()
                     limits = Limits(info.per_second, info.pending, info.pending_bytes)
-                    core.quotas.set(info.subject.encode(), limits, done.set_result)
+                    core.asked.quotas.set(info.subject.encode(), limits, done.set_result)
                     self._rearm_soon()
                     if (refused := await done) is not None:
                         raise refused
@@ -426,7 +426,7 @@ class DelayServer:
 
     def _registered(self) -> Registered:
         assert self._core is not None and self._membership is not None
-        identity, place = self._core.identity, self._membership.place
+        identity, place = self._core.site.identity, self._membership.place
         host = self._config.advertised_host
         return Registered("delay", identity.log_id, host, self._port, identity.epoch, os.getpid(), place)
 
@@ -435,21 +435,21 @@ class DelayServer:
         core, clock = self._core, self._home.clock
         return status_head(
             role="delay",
-            log_id=core.identity.log_id,
-            epoch=core.identity.epoch,
+            log_id=core.site.identity.log_id,
+            epoch=core.site.identity.epoch,
             cluster_id=self._membership.cluster_id if self._membership is not None else 0,
             pid=os.getpid(),
             started_at_ms=self._started_at_ms,
             now_ms=clock.now_ms(),
-            counters=core.counters(),
-            waits=[*core.waits(), *(self._courier.waits() if self._courier is not None else ())],
-            refuses=core.refuses(),
+            counters=core.standing.counters(),
+            waits=[*core.standing.waits(), *(self._courier.waits() if self._courier is not None else ())],
+            refuses=core.standing.refuses(),
             own={
                 **self._server.status(),
                 "clock_confirmed": clock.confirmed,
                 "clock_in_doubt": clock.in_boot_doubt,
                 "fenced": core.fence.is_up,
-                "cordoned": core.intake.cordoned,
+                "cordoned": core.logs.intake.cordoned,
             },
         )
 

@@ -1,78 +1,79 @@
-"""What a delay server says of itself: figures for STATUS, what waits for an operator, and what it refuses for now."""
+"""Standing: what a delay server says of itself: figures for STATUS, what waits for an operator, what it refuses for
+now, since when everything has an outcome, and whether it holds nothing any more.
+
+Two of these words others rely on. A checkpoint publishes the *settled* instant, before which everything that fell due
+has an outcome (rule S7), and what holds it up. With it the audit can tell a message that still waits from one that was
+forgotten: a row that is held anywhere in this server keeps the instant below the row's due time, but a forgotten row
+does not. And a server that has said that it holds nothing may leave the cluster for good (docs/drain.md): it takes
+nothing new until an operator takes it back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.damage.set_aside import HeldRows
-from delayd.delay.ending.endings import Endings
-from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.handoff import lateness
-from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import Phase
-from delayd.delay.intake import Intake
-from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.producers import Producers
-from delayd.delay.quarantine import Quarantine
-from delayd.delay.quotas.quotas import Quotas
-from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.delay.parts import Asked, Handoff, Logs, Memory, Upkeep
+from delayd.delay.rows import Rows, due_at_ms
+from delayd.errors import BadArgument, DelaydError, ServerInUse
+from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
+from delayd.log.checkpoint import Value
 from delayd.log.hour import SEALED
-from delayd.machine.clock import Clock
-from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
-from delayd.machine.state import State
+from delayd.machine.identity import Site
+from delayd.machine.operating import CLOCK_UNCONFIRMED, Wait, WaitKind
+from delayd.wire.asked import DrainOrder, DrainProgress
 from delayd.wire.meta import slots_text
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
+WAITS_FOR_CLOCK = "the clock of the delay server is not confirmed; see `delayd clock`"
+RETRY_AFTER_MS = 1_000  # The hint to an operator who asks whether a server may leave while it holds something.
+OnRetired = Callable[[str | DelaydError], None]
+
+
 class Standing:
-    """The parts that know how a server stands."""
+    """Looks at everything that may hold a message; belongs to the loop."""
 
-    log_id: int
-    clock: Clock
-    state: State
-    fence: Fence
-    intake: Intake
-    producers: Producers
-    checkpointer: Checkpointer
-    dispatcher: Dispatcher
-    held: HeldRows
-    quarantine: Quarantine
-    quotas: Quotas
-    endings: Endings
-    ledger: Ledger
-    outcomes: OutcomeLog
+    def __init__(self, site: Site, logs: Logs, memory: Memory, handoff: Handoff, upkeep: Upkeep, asked: Asked) -> None:
+        self._site = site
+        self._logs, self._intake = logs, logs.intake
+        self._memory = memory
+        self._dispatcher = handoff.dispatcher
+        self._upkeep = upkeep
+        self._asked = asked
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
-        links = self.dispatcher.links.values()
+        links = self._dispatcher.links.values()
         return {
-            "next_sequence": self.intake.next_sequence,
-            "message_log_end": self.intake.durable.offset,
-            "replay_offset": self.checkpointer.replay.offset,
+            "next_sequence": self._intake.next_sequence,
+            "message_log_end": self._intake.durable.offset,
+            "replay_offset": self._upkeep.checkpointer.replay.offset,
             "pending": self._pending(),
-            "free_bytes": self.intake.reserve.free_bytes,
-            "pending_rows": len(self.ledger.hours.pending),
-            "loaded_rows": len(self.ledger.hours.wheel),
-            "scheduled_rows": int(self.ledger.hours.filed.rows["rows"].sum()),
-            "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
-            "leaving_rows": self.endings.drain.rows,
+            "free_bytes": self._intake.reserve.free_bytes,
+            "pending_rows": len(self._memory.hours.pending),
+            "loaded_rows": len(self._memory.hours.wheel),
+            "scheduled_rows": int(self._memory.hours.filed.rows["rows"].sum()),
+            "waiting_rows": sum(len(link.sender.waiting) for link in links) + self._dispatcher.unrouted_rows,
+            "leaving_rows": self._asked.endings.drain.rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "targets": len(links),
             "targets_away": sum(link.phase is not Phase.READY and not link.is_lost for link in links),
-            "quarantined_rows": len(self.held),
-            "quarantined_hours": self.quarantine.hours(),
-            "quarantined": len(self.quarantine),
+            "quarantined_rows": len(self._memory.held),
+            "quarantined_hours": self._memory.quarantine.hours(),
+            "quarantined": len(self._memory.quarantine),
             "dead_rows": sum(link.sender.dead_rows for link in links),
             "expired_rows": sum(link.sender.expired_rows for link in links),
-            "subjects": self.ledger.hours.subjects.known,
-            "subjects_bytes": self.ledger.hours.subjects.held_bytes,
-            "producers": len(self.producers),
-            "producers_bytes": self.producers.held_bytes,
-            "queued_bytes": self.intake.queued_bytes,
-            "owed_rows": len(self.ledger.owed),
-            **self.endings.held(),
+            "subjects": self._memory.hours.subjects.known,
+            "subjects_bytes": self._memory.hours.subjects.held_bytes,
+            "producers": len(self._logs.producers),
+            "producers_bytes": self._logs.producers.held_bytes,
+            "queued_bytes": self._intake.queued_bytes,
+            "owed_rows": len(self._memory.ledger.owed),
+            **self._asked.endings.held(),
             **lateness.figures(link.sender.lateness for link in links),
         }
 
@@ -80,62 +81,167 @@ class Standing:
         """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
         not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
         """
-        rows = self.ledger.hours.filed.rows
+        rows = self._memory.hours.filed.rows
         filed = int(rows["rows"][(rows["flags"] & SEALED) == 0].sum())
-        ended = sum(end.rows for end in self.outcomes.ends.values())
-        return max(0, filed + len(self.ledger.hours.pending) - ended)
+        ended = sum(end.rows for end in self._logs.outcomes.ends.values())
+        return max(0, filed + len(self._memory.hours.pending) - ended)
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
-        yield from [*self.fence.waits(), *self.state.waits()]
-        reserve = self.intake.reserve
+        yield from [*self._asked.fence.waits(), *self._site.state.waits()]
+        reserve = self._intake.reserve
         if reserve.closed:
             yield WaitKind.DISK_FULL.wait("free disk space is at its reserve")
         elif reserve.far_from_ms is not None:
             later = hour_name(hour_of_ms(reserve.far_from_ms))
             yield WaitKind.DISK_NEARLY_FULL.wait("free disk space nears its reserve", hour=later)
-        if not self.clock.confirmed:
+        if not self._site.clock.confirmed:
             held = "deliveries after a restart of the machine, and sealing"
             yield WaitKind.CLOCK.wait(CLOCK_UNCONFIRMED, held=held, role="delay")
-        elif self.intake.filed_from_ms - self.clock.now_ms() > HOUR_MS:
-            until = hour_name(hour_of_ms(self.intake.filed_from_ms))
+        elif self._intake.filed_from_ms - self._site.clock.now_ms() > HOUR_MS:
+            until = hour_name(hour_of_ms(self._intake.filed_from_ms))
             why = (
                 f"a clock that was ahead has stamped the message log until {until}; messages leave on time all the same"
             )
             yield WaitKind.CLOCK_WAS_AHEAD.wait(why)
-        if self.dispatcher.unrouted_rows:
-            rows = f"{self.dispatcher.unrouted_rows:,}"
-            if not self.dispatcher.given_up:
+        if self._dispatcher.unrouted_rows:
+            rows = f"{self._dispatcher.unrouted_rows:,}"
+            if not self._dispatcher.given_up:
                 yield WaitKind.NO_TARGET.wait("their subjects have no realtime server", rows=rows)
             # Either no realtime server serves their subjects, or their subjects are routed to one that was given up.
-            for target in self.dispatcher.given_up:
+            for target in self._dispatcher.given_up:
                 why = f"their subjects have no realtime server, or {target:016x}, which was given up for good"
                 yield WaitKind.TARGET_GIVEN_UP.wait(why, rows=rows, target=f"{target:016x}")
-        for link in self.dispatcher.links.values():
+        for link in self._dispatcher.links.values():
             yield from link.waits()
-        for entry in sorted(self.quarantine.listing(), key=lambda entry: entry.id):
-            yield entry.wait(self.log_id)
-        yield from self.endings.drain.waits()
-        slots = self.endings.owned_slots
+        for entry in sorted(self._memory.quarantine.listing(), key=lambda entry: entry.id):
+            yield entry.wait(self._site.log_id)
+        yield from self._asked.endings.drain.waits()
+        slots = self._asked.endings.owned_slots
         if slots.leaving.any():
             why = f"their messages are on their way to delay server {slots.leaving_to:016x}, and a drain has to finish"
             text = slots_text(slots.leaving)
-            yield WaitKind.SLOTS_LEAVING.wait(why, slots=text, log_id=f"{self.log_id:016x}")
+            yield WaitKind.SLOTS_LEAVING.wait(why, slots=text, log_id=f"{self._site.log_id:016x}")
 
     def refuses(self) -> Iterator[Wait]:
         """List what this server refuses for now; each of these states ends by itself."""
-        reserve = self.intake.reserve
+        reserve = self._intake.reserve
         if reserve.behind:
             yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
-        elif self.intake.is_full:
+        elif self._intake.is_full:
             yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
-        if self.intake.subjects_full:
+        if self._intake.subjects_full:
             yield Wait("sends to subjects that are new here", "as many subjects are remembered as memory allows")
-        if self.producers.is_full:
+        if self._logs.producers.is_full:
             yield Wait("sends of new producers", "as many producers are remembered as memory allows")
-        if uncounted := self.quotas.uncounted:
+        if uncounted := self._asked.quotas.uncounted:
             yield Wait(f"sends to {uncounted} subjects with a quota", "what is pending for them is not counted yet")
-        if self.quotas.is_full:
+        if self._asked.quotas.is_full:
             yield Wait("sends to subjects with a quota", "as many of their messages are counted as memory allows")
         for hour in sorted(reserve.full_hours):
             yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
+
+    # Settled.
+
+    def settled(self) -> tuple[int, str, list[Value]]:
+        """Return the instant for all subjects, what holds it up, and ``[log_id, instant, what holds it up]`` for each
+        target.
+        """
+        if not self._dispatcher.takes_due_rows:
+            return 0, WAITS_FOR_CLOCK, []
+        now_ms = self._site.clock.now_ms()
+        # Bounds for rows of hours that are not loaded yet, and for rows on their way into the wheel.
+        instants = [now_ms, hour_start_ms(self._memory.hours.loaded_until + 1)]
+        if not self._intake.idle:
+            instants.append(self._intake.appended_at_ms)
+        wheel_ms = self._memory.hours.wheel.next_due_ms(0)
+        if wheel_ms is not None:
+            instants.append(wheel_ms)
+        if (owed_ms := self._memory.ledger.owed.lowest_ms()) is not None:
+            instants.append(owed_ms)
+        waits = {
+            "messages have no realtime server yet: meta names none for their subjects": _lowest_ms(
+                self._dispatcher.unrouted()
+            ),
+            "messages can't be read; see `delayd mend list`": _lowest_ms(self._memory.held.waiting()),
+            "hours are quarantined; see `delayd mend list`": min(
+                (hour_start_ms(entry.hour) for entry in self._memory.quarantine if entry.hour is not None), default=None
+            ),
+        }
+        reasons = [(instant, why) for why, instant in waits.items() if instant is not None]
+        lowest, why = min(reasons, default=(now_ms, ""))
+        links: list[Value] = []
+        for link in self._dispatcher.links.values():
+            if not link.is_lost:
+                waits_ms = _lowest_ms(link.sender.parts())
+                links.append([link.target, now_ms if waits_ms is None else min(now_ms, waits_ms), link.holds_up])
+        return min(*instants, lowest), why, links
+
+    # Retiring.
+
+    def retire(self, done: OnRetired) -> None:
+        """Call back when this server holds nothing, or with ServerInUse, which says what it holds.
+
+        Raises:
+            BadArgument: it is not cordoned, so it may get new messages.
+        """
+        if not self._intake.cordoned:
+            raise BadArgument("this server takes new messages; cordon and drain it first, see `delayd server drain`")
+        self._count(DrainOrder(0, None), 0, done)
+
+    def _count(self, order: DrainOrder, found: int, done: OnRetired) -> None:
+        self._asked.endings.drain.piece(order, partial(self._counted, found, done))
+
+    def _counted(self, found: int, done: OnRetired, piece: DrainProgress | DelaydError) -> None:
+        if isinstance(piece, DelaydError):
+            done(piece)
+            return
+        found += piece.found + piece.in_flight
+        if piece.unread:
+            done(_in_use(f"{piece.unread} schedule logs can't be read; see `delayd mend list`"))
+        elif piece.place is not None:
+            try:
+                self._count(DrainOrder(0, None, piece.place, piece.until_sequence), found, done)
+            except DelaydError as error:
+                done(error)
+        elif (held := self._held(found)) is not None:
+            done(_in_use(held))
+        else:
+            log.warning("operator action=retire next_sequence=%d", self._intake.next_sequence)
+            done(f"it holds nothing any more; its last message had the sequence {self._intake.next_sequence - 1}")
+
+    def _held(self, pending: int) -> str | None:
+        """What the server still holds; None: nothing."""
+        links = self._dispatcher.links.values()
+        undecided = sum(len(link.sender.window) for link in links)
+        unsealed = self._unsealed()
+        if pending:
+            return f"{pending:,} messages are pending; drain it, or wait for those that are due soon"
+        if self._asked.endings.drain.rows:
+            return f"{self._asked.endings.drain.rows:,} messages are on their way to other servers"
+        if undecided or self._dispatcher.unrouted_rows:
+            return f"{undecided} batches are undecided at realtime servers; see `delayd target list`"
+        if self._asked.endings.owned_slots.owned.any():
+            return "it owns slots of keys; drain it, which moves them"
+        if len(self._memory.ledger.owed) or not self._intake.idle:
+            return "outcomes of its messages are being written"
+        if len(self._memory.quarantine):
+            return "something of it is quarantined; see `delayd mend list`"
+        if unsealed is not None:
+            return f"hour {hour_name(unsealed)} has ended and is not sealed yet; it will be within a minute"
+        return None
+
+    def _unsealed(self) -> int | None:
+        """The first hour that has ended, has messages and is not sealed."""
+        filed = self._memory.ledger.hours.filed
+        this_hour = hour_of_ms(self._site.clock.now_ms())
+        ended = sorted(hour for hour in filed.rows["hour"].tolist() if hour < this_hour)
+        return next((hour for hour in ended if not filed.get(hour).sealed), None)
+
+
+def _in_use(what: str) -> ServerInUse:
+    return ServerInUse(what, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _lowest_ms(parts: Iterable[Rows]) -> int | None:
+    return min((int(due_at_ms(rows).min()) for rows in parts if len(rows)), default=None)

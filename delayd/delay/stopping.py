@@ -6,10 +6,8 @@ sends refused, links closed ──▶ all is durable ──▶ a checkpoint cove
 
 from collections.abc import Callable
 
-from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.filing.checkpoint import Checkpointer
-from delayd.delay.intake import Intake
-from delayd.machine.executor import Done, Executor
+from delayd.delay.parts import Logs, Threads, Upkeep
+from delayd.machine.executor import Done
 
 
 class Stopping:
@@ -17,18 +15,16 @@ class Stopping:
 
     def __init__(
         self,
-        intake: Intake,
-        outcomes: OutcomeLog,
-        checkpointer: Checkpointer,
-        thread: Callable[[], Executor],
-        is_busy: Callable[[], bool],
+        logs: Logs,
+        upkeep: Upkeep,
+        threads: Threads,
         begin_checkpoint: Callable[[], None],
     ) -> None:
-        self._intake = intake
-        self._outcomes = outcomes
-        self._checkpointer = checkpointer
-        self._thread = thread  # The thread for which the intake waits: that of the message log, or of look-ups.
-        self._is_busy = is_busy  # Says whether an hour is being loaded.
+        self._intake = logs.intake
+        self._outcomes = logs.outcomes
+        self._upkeep = upkeep
+        self._checkpointer = upkeep.checkpointer
+        self._threads = threads
         self._begin_checkpoint = begin_checkpoint
         self._stopped: Callable[[], None] | None = None
 
@@ -46,14 +42,14 @@ class Stopping:
 
     def step(self) -> None:
         """Go on with a stop: once everything is durable, write a last checkpoint; once that covers everything, end."""
-        if self._stopped is None or self._is_busy() or self._checkpointer.running:
+        if self._stopped is None or self._upkeep.loading.running or self._checkpointer.running:
             return
         if not (self._intake.idle and self._outcomes.idle):
             self._outcomes.commit()
             self._outcomes.when_durable(self._step_soon)
             return
         if self._checkpointer.replay.offset < self._intake.durable.offset:
-            self._checkpointer.when_covers(self._intake.durable.offset, self.step)
+            self._upkeep.when_filed(self.step)
             self._begin_checkpoint()
             return
         self.end()
@@ -66,7 +62,8 @@ class Stopping:
 
     def _step_soon(self) -> None:
         # The intake has no callback for this; a job on the thread reports back after all that came before it.
-        self._thread().submit(_do_nothing, self._step_after)
+        thread = self._threads.worker if self._intake.looks_up else self._threads.commit
+        thread.submit(_do_nothing, self._step_after)
 
     def _step_after(self, done: Done[None]) -> None:
         self.step()

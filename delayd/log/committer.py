@@ -4,7 +4,7 @@
 
     idle ── commit ──▶ closing ──▶ writing ── fsynced ──▶ told, in the order of the log ──▶ idle
                                    ▲     │
-                     after RETRY_MS│     ├── no space ──▶ full: the same group waits (rule L8)
+                         after 1 s │     ├── no space ──▶ full: the same group waits (rule L8)
                                    └─────┼────────────────┘
                                          └── the fsync failed, or a failed write could not be cut back
                                              ──▶ failed: the server ends (rules L1, L3)
@@ -31,8 +31,6 @@ from delayd.log.group import NewGroup
 from delayd.log.log import Log
 from delayd.machine.clock import Clock
 from delayd.machine.executor import Done, Executor
-
-RETRY_MS = 1_000  # Pause between tries on a full disk; a try costs one write.
 
 G = TypeVar("G")
 W = TypeVar("W")

@@ -30,7 +30,7 @@ from delayd.log.segment import (
     lost_segment,
     open_segment,
 )
-from delayd.machine.clock import Clock
+from delayd.machine.alarms import LOOK_MS, Alarms
 from delayd.machine.disk import Disk, list_named
 from delayd.machine.executor import Done, Executor, Priority
 
@@ -537,8 +537,6 @@ def _create(disk: Disk, place: LogPlace, header: FileHeader) -> Segment:
     return create_segment(disk, f"{place.folder}/{segment_name(header.base_offset)}", header).remember_file()
 
 
-LOOK_MS = 30_000
-
 Told = Callable[[bool, str], None]
 """Called with whether all files are there, and what is wrong with those that are not."""
 Append = Callable[[Callable[[], None], Callable[[Done[None]], None]], object]
@@ -561,15 +559,15 @@ class OnFiles:
 class LogWatch:
     """Looks for the files of one log now and then; for the loop alone."""
 
-    def __init__(self, message_log: Log, append: Append, worker: Executor, clock: Clock, on_files: OnFiles) -> None:
+    def __init__(self, message_log: Log, append: Append, worker: Executor, alarms: Alarms, on_files: OnFiles) -> None:
         self._log = message_log
         self._append = append
         self._worker = worker
-        self._clock = clock
+        self._clock = alarms.clock
         self._on_files = on_files
         self._known: dict[str, DamagedData] = {}
         self._settled: set[str] = set()  # Files that are not appended to any more, and of which the server was told.
-        self._due_ms = clock.monotonic_ms() + LOOK_MS
+        self._next_look = alarms.look(self.look)
         for damage in message_log.lost:
             self._set_aside(_name(damage), damage)
             self._settled.add(_name(damage))
@@ -577,25 +575,11 @@ class LogWatch:
     def __iter__(self) -> Iterator[DamagedData]:
         return iter(self._known.values())
 
-    @property
-    def due_ms(self) -> int:
-        """When the next look is due, in monotonic ms."""
-        return self._due_ms
-
-    def step(self) -> None:
-        """Look when it is time."""
-        if self._clock.monotonic_ms() >= self._due_ms:
-            self.look()
-
-    def stood_still(self, ms: int) -> None:
-        """No file could change for so long: the next look comes so much later."""
-        self._due_ms += ms
-
     def look(self, told: Told | None = None) -> None:
         """Look now; with ``told`` removed files are written again, and it is called with whether all files are
         there.
         """
-        self._due_ms = self._clock.monotonic_ms() + LOOK_MS
+        self._next_look.after(LOOK_MS)
         # Retention removes files on the same thread, so a file that it has taken out of the log is not looked for. A
         # removed file is written again only if an operator asks for it: it may have been removed on purpose.
         work = partial(self._log.look, self._worker.give_way, write_again=told is not None)

@@ -1,6 +1,7 @@
 """What a server stands on: each of these is a port, and `delayd.testing` has a fake for it.
 
     clock      the time by which servers fire and stamp
+    alarms     what parts do by the clock: they say when, and the shell asks how long it may sleep
     executor   pure work beside the loop
     disk       reads, writes and syncs, with a bounded number of open files
     state      a small durable map of keys to values, with the decisions of operators

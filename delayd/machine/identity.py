@@ -27,6 +27,7 @@ from typing import NamedTuple
 import msgpack
 
 from delayd.errors import BadSetting, DamagedData, EpochOutOfRange, NewerFormat, StateMissing
+from delayd.machine.alarms import Alarms
 from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Executor
@@ -328,8 +329,13 @@ class Site:
     state: State
     folder: str
     identity: Identity
-    clock: Clock
+    alarms: Alarms
     worker: Executor
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the alarms."""
+        return self.alarms.clock
 
     @property
     def log_id(self) -> int:

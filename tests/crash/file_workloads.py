@@ -15,6 +15,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import dispatch_path
 from delayd.log.log import Log, LogPlace
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.machine.alarms import Alarms
 from delayd.machine.disk import File
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
@@ -134,7 +135,7 @@ class ScheduleWorkload:
     def _checkpoint(self, disk: MemoryDisk, facts: ScheduleFacts, numbers: dict[int, int]) -> None:
         place = LogPlace(FOLDER, FileKind.MESSAGE, LOG_ID)
         log = Log(disk, place, [])
-        site = Site(disk, MemoryState(), FOLDER, Identity(LOG_ID, 1), SimClock(), StepExecutor())
+        site = Site(disk, MemoryState(), FOLDER, Identity(LOG_ID, 1), Alarms(SimClock()), StepExecutor())
         writer = ScheduleWriter(site, log, FiledHours(facts.hours, HourTable()), NOW_MS, lambda: None)
         for hour, number in numbers.items():
             part = SchedulePart(0, number, hour)

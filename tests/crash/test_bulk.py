@@ -48,7 +48,7 @@ def walk(world: World, subject: bytes, until: int, bound: Callable[[int], None],
     place: Place | None = Place()
     while place is not None:
         told: list[Piece] = []
-        world.core.endings.find(Window(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), hear(told))
+        world.core.asked.endings.find(Window(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), hear(told))
         world.settle()
         (piece,) = told
         place, until = piece.place, piece.until_sequence

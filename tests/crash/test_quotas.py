@@ -73,7 +73,7 @@ class Death:
 
 def check(remains: Remains, told: Told) -> None:
     world = World(remains, seed=2, **SETTINGS)  # type: ignore[arg-type]
-    quotas = {use.subject: use.limits for use in world.core.quotas.listing()}
+    quotas = {use.subject: use.limits for use in world.core.asked.quotas.listing()}
     for subject, allowed in told.items():
         assert quotas.get(subject, NO_LIMITS) in allowed, f"{subject!r} has {quotas.get(subject)}, not one of {allowed}"
     world.pass_ms(1_100)
@@ -81,7 +81,7 @@ def check(remains: Remains, told: Told) -> None:
         world.send_again(number)
     world.pass_ms(1_100)
     ended = world.outcomes().keys() | world.cancelled().keys()
-    for use in world.core.quotas.listing():
+    for use in world.core.asked.quotas.listing():
         pending = [
             len(body)
             for sent, accepted in world.outside.accepted.values()
@@ -92,7 +92,7 @@ def check(remains: Remains, told: Told) -> None:
         assert (use.rows, use.bytes) == (len(pending), sum(pending)), use.subject
     world.drain(50 * HOUR_MS)
     world.check_books()
-    assert all(use.rows == use.bytes == 0 for use in world.core.quotas.listing())
+    assert all(use.rows == use.bytes == 0 for use in world.core.asked.quotas.listing())
 
 
 @pytest.mark.parametrize("part", range(PARTS))

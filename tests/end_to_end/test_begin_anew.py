@@ -151,7 +151,7 @@ def test_a_server_that_is_told_to_stop_while_it_begins_anew_stops_in_good_order(
 
 
 def test_rule_L10_a_home_takes_a_file_back_while_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.delay.damage.mending.RETRY_MS", 500)
+    monkeypatch.setattr("delayd.delay.damage.mending.DAMAGED_AGAIN_MS", 500)
     with delayd.open(tmp_path) as home, home.producer() as producer, home.consumer("s", "g") as consumer:
         producer.send("s", b"early", delay=timedelta(0))
         consumer.pull(wait=timedelta(seconds=20)).ack()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from delayd.errors import DamagedData, DelaydError, Shortage
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.log import LOOK_MS
+from delayd.machine.alarms import LOOK_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from tests.faults.harness import (
@@ -239,7 +239,7 @@ def _check_told(world: FaultWorld, faults: Mapping[str, FileFault], whole: Memor
     and read by nobody but a start.
     """
     world.pass_ms(LOOK_MS + 1_000)
-    told = " ".join(f"{wait.what} {wait.why}" for wait in world.core.waits())
+    told = " ".join(f"{wait.what} {wait.why}" for wait in world.core.standing.waits())
     for path, fault in faults.items():
         there = world.disk.exists(path) and content(world.disk, path).startswith(content(whole, path))
         seen = "/message/" in path or fault is not FileFault.FLIP
@@ -265,7 +265,7 @@ def _check_the_rest(world: World, faults: Mapping[str, FileFault], lost: set[byt
 def _check_named(world: World, faults: Mapping[str, FileFault]) -> None:
     """What is still set aside is named by its file."""
     concerned = [path.rsplit("/", 1)[1] for path in faults]
-    for entry in world.core.quarantine.listing():
+    for entry in world.core.memory.quarantine.listing():
         swapped = FileFault.SWAPPED in faults.values()
         assert swapped or any(name in entry.path for name in concerned), f"{entry.path} is named"
 
@@ -282,7 +282,7 @@ def flip(remains: Remains, key: bytes, report: Report) -> None:
         try:
             world = FaultWorld(copy)
             live(world)
-            for entry in world.core.quarantine.listing():
+            for entry in world.core.memory.quarantine.listing():
                 assert entry.path == "state" and entry.id.startswith(("producer/", "target/")), entry
                 _release(world, entry.id)
             finish(world)
@@ -297,7 +297,7 @@ def _release(world: World, id_: str) -> None:
     def hear(done: bool, text: str) -> None:
         told.append(done)
 
-    world.core.release(id_, hear)
+    world.core.repair.decisions.release(id_, hear)
     world.settle()
     assert told == [True]
 
@@ -308,7 +308,7 @@ def finish(world: World, lost: Collection[bytes] = (), *, books: bool = True) ->
     world.clock.advance(max(0, START_MS + 50 * HOUR_MS - 1_000 - world.clock.now_ms()))
     world.pass_ms(10_000)
     world.drain(70_000)
-    left = [(entry.id, entry.reason) for entry in world.core.quarantine.listing()]
+    left = [(entry.id, entry.reason) for entry in world.core.memory.quarantine.listing()]
     if books and not world.missing() & set(lost):
         assert not left, f"still set aside: {left}"
         world.check_books()

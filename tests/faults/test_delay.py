@@ -75,7 +75,7 @@ def test_rule_L9_each_value_of_the_state_is_rebuilt_or_concerns_only_what_it_nam
 
 
 def test_a_promise_that_is_broken_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayd.delay.damage.mending.Mending.step", lambda self: None)
+    monkeypatch.setattr("delayd.delay.damage.mending.Mending._look_at_aside", lambda self: None)
     remains, report = first_life(), Report()
     with pytest.raises(Violation, match="still set aside"):
         for path in delay_files(remains):

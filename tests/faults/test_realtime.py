@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from delayd.errors import DelaydError, HandoffRefused
-from delayd.log.log import LOOK_MS
 from delayd.log.segment import FileHeader
+from delayd.machine.alarms import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head

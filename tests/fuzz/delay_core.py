@@ -193,8 +193,8 @@ class Run:
         self._world = World(load_ahead_ms=60_000, segment_bytes=4 << 20, seed=seed)
         self._soon: deque[Callable[[], None]] = deque()
         core = self._world.core
-        self._log_id = core.identity.log_id
-        self._requests = Requests(core, core._clock, dict, self._soon.append)  # type: ignore[arg-type]
+        self._log_id = core.site.identity.log_id
+        self._requests = Requests(core, core.site.clock, dict, self._soon.append)  # type: ignore[arg-type]
         self._peers = [Peer(self) for _ in range(PEERS)]
         self._messages: list[Message] = []
         self._of_sequence: dict[int, Message] = {}
@@ -340,7 +340,7 @@ class Run:
         self._world = self._world.after_crash(way, self.random.getrandbits(16))
         self._soon.clear()
         core = self._world.core
-        self._requests = Requests(core, core._clock, dict, self._soon.append)  # type: ignore[arg-type]
+        self._requests = Requests(core, core.site.clock, dict, self._soon.append)  # type: ignore[arg-type]
         self._peers = [Peer(self) for _ in range(PEERS)]
         for ask in self._open:
             ask.is_lost = True
@@ -708,7 +708,7 @@ class Run:
         for peer in list(self._peers):
             self._requests.disconnected(peer)
         self._rest()
-        counters = self._world.core.counters()
+        counters = self._world.core.standing.counters()
         held = {name: counters[name] for name in HELD if counters[name]}
         if self._requests.allowances:
             held["allowances"] = len(self._requests.allowances)

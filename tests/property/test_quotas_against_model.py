@@ -183,7 +183,7 @@ class Life:
 
     def check(self) -> None:
         pending = self.pending()
-        found = {use.subject: use for use in self.world.core.quotas.listing()}
+        found = {use.subject: use for use in self.world.core.asked.quotas.listing()}
         assert found.keys() == {subject for subject, limits in self.limits.items() if limits.any}
         for subject, use in found.items():
             assert use.counted and use.limits == self.limits[subject]
@@ -225,7 +225,7 @@ class CountedChaos(Chaos):
             return
         world.settle()
         ended = world.outcomes().keys() | world.cancelled().keys() | world.outside.cancelled
-        for use in world.core.quotas.listing():
+        for use in world.core.asked.quotas.listing():
             # A batch whose answer was lost with a life is pending, too, and nobody outside knows its sequence.
             known = [
                 body
@@ -248,7 +248,7 @@ class CountedChaos(Chaos):
     def _heal(self) -> None:
         super()._heal()
         self.world.pass_ms(1_100)
-        for use in self.world.core.quotas.listing():
+        for use in self.world.core.asked.quotas.listing():
             assert use.counted and (use.rows, use.bytes) == (0, 0), use
 
 

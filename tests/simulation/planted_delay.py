@@ -50,6 +50,7 @@ from tests.worlds.patches import Bugs, Patch, changed
 
 SLOT_MS = 500
 NEVER_MS = 1 << 50
+_AT_ANOTHER_OFFSET = "self._checkpointer.replay.offset != replay_offset"
 
 
 # Logs.
@@ -297,11 +298,11 @@ IN_DELAY: Bugs = {
         Patch(Intake, "_check", changed(Intake._check, "batch.verify()", "pass"))
     ],
     "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
-    "L10: an hour that was set aside is never tried again": [Patch(mending, "RETRY_MS", NEVER_MS)],
+    "L10: an hour that was set aside is never tried again": [Patch(mending, "DAMAGED_AGAIN_MS", NEVER_MS)],
     "P7: a checkpoint counts rows while they are loaded": [
-        Patch(Loading, "_number", changed(Loading._number, "self._replay_offset() != replay_offset", "False")),
-        Patch(Loading, "_attach", changed(Loading._attach, "self._replay_offset() != replay_offset", "False")),
-        Patch(Loading, "_attach_run", changed(Loading._attach_run, "self._replay_offset() != replay_offset", "False")),
+        Patch(Loading, "_number", changed(Loading._number, _AT_ANOTHER_OFFSET, "False")),
+        Patch(Loading, "_attach", changed(Loading._attach, _AT_ANOTHER_OFFSET, "False")),
+        Patch(Loading, "_attach_run", changed(Loading._attach_run, _AT_ANOTHER_OFFSET, "False")),
     ],
     "P7: rows that a window's answer names stay in the wheel": [Patch(Ledger, "drop_named", _settle_nothing)],
     "P7: rows that stood beside a schedule log are lost when the log is whole again": [
@@ -311,8 +312,8 @@ IN_DELAY: Bugs = {
     "T4: hours are sealed and removed by an unconfirmed clock": [
         Patch(DelayCore, "sweep", changed(DelayCore.sweep, "self._clock.confirmed", "True"))
     ],
-    "L8: outcomes that a full disk kept back are never tried again": [Patch(delay_outcomes, "RETRY_MS", NEVER_MS)],
-    "H7: a refused target is never asked again": [Patch(delay_link, "ALARM_RETRY_MS", NEVER_MS)],
+    "L8: outcomes that a full disk kept back are never tried again": [Patch(delay_outcomes, "FULL_AGAIN_MS", NEVER_MS)],
+    "H7: a refused target is never asked again": [Patch(delay_link, "DAMAGED_AGAIN_MS", NEVER_MS)],
     "H8: strangers register at meta": [Patch(trust, "GUARDED", trust.GUARDED - {RequestType.REGISTER})],
     "H8: strangers move routes at meta": [Patch(trust, "GUARDED", trust.GUARDED - {RequestType.MOVE_ROUTE})],
     "H8: strangers have servers forgotten at meta": [

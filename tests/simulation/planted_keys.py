@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayd.delay import core as delay_core
+from delayd.delay import parts as delay_parts
 from delayd.delay import recovery as delay_recovery
 from delayd.delay.ending import keyed_sends
 from delayd.delay.keys.index import TakenNames, Watch
@@ -43,7 +43,7 @@ IN_KEYS: Bugs = {
             "P1: a start does not read the decisions",
         )
     },
-    "C3: a start does not index rows above the checkpoint": [Patch(delay_core, "recover", _index_nothing)],
+    "C3: a start does not index rows above the checkpoint": [Patch(delay_parts, "recover", _index_nothing)],
     "C3: a look-up is not compared with what came since": [Patch(TakenNames, "compare", _compare_with_nothing)],
     "C3: a message that moves leaves its key": [Patch(TakenNames, "add", _take_no_names)],
     "C3: a row that is kept is answered with itself": [

@@ -164,7 +164,7 @@ _first = Index.first
 
 _HEARD_ALL_THE_SAME = [
     Patch(Origin, "check_known", _know_every_origin),
-    Patch(Link, "_greeted", changed(Link._greeted, "highest and not self._has_given(highest)", "False")),
+    Patch(Link, "_greeted", changed(Link._greeted, "highest and not self._intake.has_given(highest)", "False")),
 ]
 
 IN_REALTIME: Bugs = {

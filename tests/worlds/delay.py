@@ -257,7 +257,7 @@ class World:
             if not isinstance(what, DelaydError):
                 heard(what.rows["sequence"].tolist())
 
-        self.core.endings.find(window, told)
+        self.core.asked.endings.find(window, told)
 
     def states(self, asked: Asked) -> list[MessageState]:
         """What the server says became of messages."""

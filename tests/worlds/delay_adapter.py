@@ -130,12 +130,12 @@ class DelayAdapter:
     @property
     def log_id(self) -> int:
         """Of its directory."""
-        return self.core.identity.log_id
+        return self.core.site.identity.log_id
 
     @property
     def epoch(self) -> int:
         """The number of this life."""
-        return self.core.identity.epoch
+        return self.core.site.identity.epoch
 
     # Its loop.
 
@@ -181,103 +181,107 @@ class DelayAdapter:
 
     def answer_to(self, producer: int, number: int) -> AcceptedBatch | None:
         """What it remembers of a batch."""
-        return self.core.producers.find(producer, number)
+        return self.core.logs.producers.find(producer, number)
 
     def cancel(self, asked: Asked, heard: OnAnswerRows) -> None:
         """End messages by their receipts."""
-        self.core.endings.cancel(asked, heard)
+        self.core.asked.endings.cancel(asked, heard)
 
     def reschedule(self, asked: Asked, wanted_at_ms: Int64s, heard: OnAnswerRows) -> None:
         """Move messages by their receipts."""
-        self.core.endings.reschedule(asked, wanted_at_ms, heard)
+        self.core.asked.endings.reschedule(asked, wanted_at_ms, heard)
 
     def get(self, asked: Asked, heard: OnAnswerRows) -> None:
         """Ask what became of messages by their receipts."""
-        self.core.endings.get(asked, heard)
+        self.core.asked.endings.get(asked, heard)
 
     def ask_by_key(self, wish: Wish, names: Batch, heard: OnAnswerRows, wanted_at_ms: Int64s | None = None) -> None:
         """Cancel, move or ask about the newest messages of keys."""
-        self.core.endings.ask_by_key(wish, names, heard, wanted_at_ms)
+        self.core.asked.endings.ask_by_key(wish, names, heard, wanted_at_ms)
 
     def own_all_keys(self) -> None:
         """Have the server ask meta for all slots of keys."""
-        self.core.endings.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
+        self.core.asked.endings.owned_slots.admit(np.arange(SLOTS, dtype=np.uint16), lambda error: None)
 
     def release_keys(self, subjects: Sequence[bytes], keys: Sequence[bytes]) -> None:
         """Have the server give up the slots of these keys."""
         slots = slot_set(slots_of_names(Names.of_lists(subjects, keys)))
-        self.core.endings.owned_slots.release(slots, lambda told: None)
+        self.core.asked.endings.owned_slots.release(slots, lambda told: None)
 
     def whenever_rows_end(self, heard: Callable[[EndedRows], None]) -> None:
         """Hear of all rows that decisions end, those of earlier lives first."""
-        heard(self.core.ledger.owed.all())
-        take = self.core.ledger.owed.take
+        heard(self.core.memory.ledger.owed.all())
+        take = self.core.memory.ledger.owed.take
 
         def take_and_tell(rows: EndedRows) -> None:
             heard(rows)
             take(rows)
 
-        self.core.ledger.owed.take = take_and_tell  # type: ignore[method-assign]
+        self.core.memory.ledger.owed.take = take_and_tell  # type: ignore[method-assign]
 
     def frames(self, *, with_status: bool = False) -> Requests:
         """What serves frames of a connection: `received` and `disconnected`."""
         core = self.core
         if not with_status:
             return Requests(core, self._clock, dict)
-        return Requests(core, self._clock, lambda: {**core.counters(), "waits": [list(wait) for wait in core.waits()]})
+        return Requests(
+            core,
+            self._clock,
+            lambda: {**core.standing.counters(), "waits": [list(wait) for wait in core.standing.waits()]},
+        )
 
     # Meta and the targets.
 
     def hears_routes(self, routes: dict[bytes, int], unrouted: list[bytes]) -> None:
         """Meta says where subjects go."""
-        self.core.dispatcher.routed(routes, unrouted)
+        self.core.handoff.dispatcher.routed(routes, unrouted)
 
     @property
     def wants_places(self) -> bool:
         """Whether it wants to hear where targets listen."""
-        return self.core.dispatcher.wants_places
+        return self.core.handoff.dispatcher.wants_places
 
     def hears_place(self, target: int, host: str) -> None:
         """Meta says where a target listens."""
-        self.core.dispatcher.place(target, host, 1)
+        self.core.handoff.dispatcher.place(target, host, 1)
 
     @property
     def targets(self) -> dict[bytes, int]:
         """Where the messages of each subject go."""
-        return self.core.dispatcher.targets
+        return self.core.handoff.dispatcher.targets
 
     def end_of(self, target: int) -> int:
         """How far a target's log went, as far as outcomes tell it."""
-        return self.core._ends.of(target)
+        return self.core.handoff.ends.of(target)
 
     @property
     def unread_hours(self) -> set[int]:
         """Hours whose outcomes are not all known."""
-        return self.core._ends.unread
+        return self.core.handoff.ends.unread
 
     def knows(self, target: int) -> bool:
         """Whether it has to do with a target."""
-        return target in self.core.dispatcher.links
+        return target in self.core.handoff.dispatcher.links
 
     def is_refused_by(self, target: int) -> bool:
         """Whether a target has refused the last hello."""
-        return self.core.dispatcher.links[target].refusal is not None
+        return self.core.handoff.dispatcher.links[target].refusal is not None
 
     def is_alarmed_at(self, target: int) -> bool:
         """Whether a target answered what can't be."""
-        return self.knows(target) and bool(self.core.dispatcher.links[target].alarm)
+        return self.knows(target) and bool(self.core.handoff.dispatcher.links[target].alarm)
 
     def has_given_up(self, target: int) -> bool:
         """Whether an operator has given a target up."""
-        return self.core.dispatcher.links[target].is_lost
+        return self.core.handoff.dispatcher.links[target].is_lost
 
     def accept(self, target: int, told: Callable[[DelaydError | str], None]) -> None:
         """An operator accepts a target as it is."""
-        self.core.targets.accept(target, told)
+        self.core.handoff.targets.accept(target, told)
 
     def lose(self, target: int, told: Callable[[DelaydError | str], None]) -> None:
         """An operator gives a target up."""
-        self.core.targets.lose(target, told)
+        self.core.handoff.targets.lose(target, told)
 
     # What it says of itself.
 
@@ -294,33 +298,33 @@ class DelayAdapter:
     @property
     def set_aside(self) -> list[SetAside]:
         """All that it can't read."""
-        return [_set_aside(entry) for entry in self.core.quarantine]
+        return [_set_aside(entry) for entry in self.core.memory.quarantine]
 
     @property
     def has_set_aside(self) -> bool:
         """Whether there is anything that it can't read."""
-        return bool(len(self.core.quarantine))
+        return bool(len(self.core.memory.quarantine))
 
     @property
     def dispatch_log_is_damaged(self) -> bool:
         """Whether some hour's dispatch log is set aside."""
-        return any(entry.kind is Kind.DISPATCH for entry in self.core.quarantine)
+        return any(entry.kind is Kind.DISPATCH for entry in self.core.memory.quarantine)
 
     def told_of_damage(self) -> object:
         """What an operator is shown of it."""
-        return self.core.quarantine.listing()
+        return self.core.memory.quarantine.listing()
 
     def has(self, set_aside: str) -> bool:
         """Whether something is set aside under this name."""
-        return self.core.quarantine.find(set_aside) is not None
+        return self.core.memory.quarantine.find(set_aside) is not None
 
     def drop(self, set_aside: str, told: Decided) -> None:
         """An operator gives something up that is set aside."""
-        self.core.drop(set_aside, told)
+        self.core.repair.decisions.drop(set_aside, told)
 
     def release(self, set_aside: str, told: Decided) -> None:
         """An operator has something read again that is set aside."""
-        self.core.release(set_aside, told)
+        self.core.repair.decisions.release(set_aside, told)
 
     def dropped_rows(self, hour: int) -> int:
         """Rows of an hour that an operator gave up and of which nothing else tells."""
@@ -329,27 +333,27 @@ class DelayAdapter:
     @property
     def appended_at_ms(self) -> int:
         """The last instant that it stamped."""
-        return self.core.intake.appended_at_ms
+        return self.core.logs.intake.appended_at_ms
 
     @property
     def queued_bytes(self) -> int:
         """What waits for the disk."""
-        return self.core.intake.queued_bytes
+        return self.core.logs.intake.queued_bytes
 
     @property
     def loaded_until(self) -> int:
         """The last hour whose rows are in memory."""
-        return self.core._hours.loaded_until
+        return self.core.memory.hours.loaded_until
 
     @property
     def writes_no_outcomes(self) -> bool:
         """Whether every outcome that it knows is durable."""
-        return self.core._outcomes.idle
+        return self.core.logs.outcomes.idle
 
     def has_counted_all_outcomes(self, hour: int) -> bool:
         """Whether the last checkpoint counts all outcomes of an hour that are durable."""
-        counted = load_outcome_ends(self.core._state.scan(OUTCOME_PREFIX)).get(hour)
-        return self.core._outcomes.ends[hour] == counted
+        counted = load_outcome_ends(self.core.site.state.scan(OUTCOME_PREFIX)).get(hour)
+        return self.core.logs.outcomes.ends[hour] == counted
 
 
 def dispatch_log_name(hour_name: str) -> str:

@@ -23,7 +23,7 @@ def two() -> tuple[World, World]:
 def ask(world: World, order: DrainOrder) -> list[DrainProgress | DelaydError]:
     """Ask for a piece; the list holds the answer once it is there."""
     told: list[DrainProgress | DelaydError] = []
-    world.core.endings.let_leave(order, told.append)
+    world.core.asked.endings.let_leave(order, told.append)
     return told
 
 
@@ -38,12 +38,12 @@ def piece(world: World, to: int, slots: SlotSet | None = None) -> DrainProgress:
 
 def log_id(world: World) -> int:
     """The log_id of a server."""
-    return world.core.identity.log_id
+    return world.core.site.identity.log_id
 
 
 def carry_one(world: World, other: World) -> Iterator[None]:
     """Take the first batch that leaves to the other server, and its answer back; yields in between."""
-    drain = world.core.endings.drain
+    drain = world.core.asked.endings.drain
     leaving = next(drain.waiting(log_id(other)))
     taken: list[AcceptedBatch | DelaydError] = []
     other.core.send_drained(parse(memoryview(drain.batch_of(leaving))), lambda what, duplicate: taken.append(what))
@@ -57,6 +57,6 @@ def carry_one(world: World, other: World) -> Iterator[None]:
 def carry(world: World, other: World) -> None:
     """Take everything that leaves to the other server."""
     world.pass_ms(2_000)  # A start makes its batches again.
-    while next(world.core.endings.drain.waiting(log_id(other)), None) is not None:
+    while next(world.core.asked.endings.drain.waiting(log_id(other)), None) is not None:
         list(carry_one(world, other))
         world.pass_ms(100)

@@ -11,6 +11,7 @@ from delayd.batch.content import Hasher, Names
 from delayd.delay.keys.index import KeyIndex, open_index
 from delayd.delay.keys.run import Entries, KeyedRows, Newest, new_entries
 from delayd.log.key_run import STATE_KEY, KnownRuns
+from delayd.machine.alarms import Alarms
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
@@ -68,7 +69,7 @@ class KeyHouse:
         self.state = state or MemoryState(self.disk)
         self.worker = StepExecutor()
         self.filed_hours = {HOUR}
-        site = Site(self.disk, self.state, FOLDER, Identity(LOG_ID, 1), SimClock(), self.worker)
+        site = Site(self.disk, self.state, FOLDER, Identity(LOG_ID, 1), Alarms(SimClock()), self.worker)
         self.disk.make_folder(FOLDER)
         stored = self.state.get(STATE_KEY)
         self.known = KnownRuns(seed, 1) if stored is None else KnownRuns.decode(stored)

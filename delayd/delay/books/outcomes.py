@@ -28,7 +28,7 @@ from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.filing.log_range import HandedOver
 from delayd.errors import BadArgument, DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.hours import hour_from_name, hour_name
-from delayd.log.committer import RETRY_MS, Committer
+from delayd.log.committer import Committer
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import (
     NewPart,
@@ -42,6 +42,7 @@ from delayd.log.hour import (
 )
 from delayd.log.log import write_again
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
+from delayd.machine.alarms import FULL_AGAIN_MS
 from delayd.machine.disk import Disk, list_named
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
@@ -92,7 +93,6 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         segments: dict[int, Segment],
         ends: dict[int, OutcomeEnd],
         quarantined: Container[int] = (),
-        on_damaged: Callable[[int, DamagedData], None] | None = None,
     ) -> None:
         super().__init__("dispatch logs", site.worker, site.clock)
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
@@ -109,7 +109,9 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         self._epoch = site.epoch
         self._flush_ms = flush_ms
         self._quarantined = quarantined  # Hours whose own file is damaged and is not appended to.
-        self._on_damaged = on_damaged  # Called with hours whose file was found damaged.
+        self.on_damaged: Callable[[int, DamagedData], None] = (
+            _nobody_hears  # Called with hours whose file was found damaged.
+        )
         self._segments = segments  # Used by the executor only, once a flush was submitted.
         # By hour: the newest file beside a damaged one, and its durable end, which `ends` does not count.
         self._beside = {
@@ -118,7 +120,8 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         self._waiting: list[Recorded] = []
         self._after_waiting: list[Callable[[], None]] = []
         self._handed_over: list[HandedOver] = []
-        self._due_ms: int | None = None
+        self._flush = site.alarms.alarm(self.commit)
+        site.alarms.look(self.look)
 
     @property
     def idle(self) -> bool:
@@ -128,8 +131,8 @@ class OutcomeLog(Committer[_Flush, Flushed]):
     def record(self, hour: int, part: NewPart, on_durable: Callable[[], object]) -> None:
         """Take an outcome; it is written with the next flush."""
         self._waiting.append(Recorded(hour, part, on_durable))
-        if self._due_ms is None:
-            self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+        if self._flush.at_ms is None:
+            self._flush.after(self._flush_ms)
         if self.on_recorded is not None:
             self.on_recorded(part.sequences)
 
@@ -142,17 +145,8 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         else:
             callback()
 
-    def next_wake_ms(self) -> int | None:
-        """When `wake` has something to do, in monotonic ms."""
-        return None if self._busy else self._due_ms
-
-    def wake(self) -> None:
-        """Begin a flush when one is due."""
-        if self._due_ms is not None and self._clock.monotonic_ms() >= self._due_ms:
-            self.commit()
-
     def _close(self) -> _Flush | None:
-        self._due_ms = None
+        self._flush.off()
         if not self._waiting:
             return None
         flushing, self._waiting = self._waiting, []
@@ -246,8 +240,7 @@ class OutcomeLog(Committer[_Flush, Flushed]):
 
     def _looked(self, done: Done[dict[int, DamagedData]]) -> None:
         for hour, error in done.result().items():
-            assert self._on_damaged is not None, "a server hears of its hours"
-            self._on_damaged(hour, error)
+            self.on_damaged(hour, error)
 
     def _write(self, group: _Flush) -> Flushed:
         """Append and fsync hour by hour."""
@@ -277,15 +270,14 @@ class OutcomeLog(Committer[_Flush, Flushed]):
     def _note(self, group: _Flush, written: Flushed) -> None:
         ends, full, damaged = written
         for hour, error in damaged.items():
-            assert self._on_damaged is not None, "a server hears of its hours"
-            self._on_damaged(hour, error)
+            self.on_damaged(hour, error)
         self._set_blocked(len(full))
         if full:
             self._waiting = [recorded for recorded in group.recorded if recorded.hour in full] + self._waiting
             group.recorded = [recorded for recorded in group.recorded if recorded.hour not in full]
             self._after_waiting, group.after = group.after + self._after_waiting, []
         if self._waiting:
-            self._due_ms = self._clock.monotonic_ms() + (RETRY_MS if full else self._flush_ms)
+            self._flush.after(FULL_AGAIN_MS if full else self._flush_ms)
         self._note_ends(group.recorded, ends)
 
     def _durable(self, group: _Flush, written: Flushed) -> None:
@@ -416,6 +408,10 @@ def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[Ne
         rows += count
     groups.append(NewGroup(GroupKind.DATA, [encode_outcomes(hour, taken)], epoch, now_ms, 0, rows))
     return groups
+
+
+def _nobody_hears(hour: int, error: DamagedData) -> None:
+    """Whoever sets damaged hours aside has not been made yet."""
 
 
 def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:

@@ -94,6 +94,7 @@ class Retention:
         quarantine: Quarantine,
         terms: SealTerms,
     ) -> None:
+        site.alarms.look(self._look_at_seals)
         self._disk = site.disk
         self._state = site.state
         self._folder = site.folder
@@ -152,7 +153,7 @@ class Retention:
         """Up to where the seal log is durable; None while it is damaged. For the thread that seals."""
         return None if self._seals is None else self._seals.end
 
-    def look_at_seals(self) -> None:
+    def _look_at_seals(self) -> None:
         """Check whether the seal log is still in place and whole."""
 
         def looked(done: Done[DamagedData | None]) -> None:

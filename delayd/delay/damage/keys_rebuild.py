@@ -28,12 +28,13 @@ from delayd.delay.keys.run import Entries, KeyedRows, Run, filed_rows, merge, ne
 from delayd.errors import DamagedData, DataError
 from delayd.log.hour import TOOK_NO_KEY, EndedRows, Outcome, dispatch_path
 from delayd.log.segment import FileHeader, FileKind, open_segment
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 30_000  # Wait after a file that can't be read: an operator must restore it.
+LOOK_AT_INDEX_MS = 1_000  # A request may find a run damaged, and nobody can send with keys until it is made anew.
 
 
 class FiledHour(NamedTuple):
@@ -68,16 +69,15 @@ class Rebuild:
         self._site = site
         self._index = index
         self._logs = logs
-        self._running = False
-        self._not_before_ms = 0
+        self._again = site.alarms.alarm(self._begin)
+        self._again.soon()
         self._first: int | None = None  # The hour that could not be read: it is tried before all others.
         self._told = ""
 
-    def step(self) -> None:
-        """Begin, if the index is not whole."""
-        if self._index.whole or self._running or self._site.clock.monotonic_ms() < self._not_before_ms:
+    def _begin(self) -> None:
+        if self._index.whole:
+            self._again.after(LOOK_AT_INDEX_MS)
             return
-        self._running = True
         hours = sorted(self._hours(), key=lambda hour: hour.hour != self._first)
         rows = sum(part.counted.rows for each in hours for part in each.parts)
         numbers = self._index.rebuild_numbers(rows // MEMORY_ENTRIES + 1)
@@ -97,18 +97,18 @@ class Rebuild:
         return found
 
     def _made(self, done: Done[list[Run]]) -> None:
-        self._running = False
         try:
             runs = done.result()
         except (HourUnread, OSError, DataError) as error:
             self._first = error.hour if isinstance(error, HourUnread) else None
-            self._not_before_ms = self._site.clock.monotonic_ms() + AGAIN_MS
+            self._again.after(DAMAGED_AGAIN_MS)
             if self._told != str(error):
                 self._told = str(error)
                 log.warning("keys_not_rebuilt reason=%r", self._told)
             return
         self._first, self._told = None, ""
         self._index.rebuilt(runs)
+        self._again.after(LOOK_AT_INDEX_MS)
         log.info("keys_rebuilt entries=%d", sum(map(len, runs)))
 
 

@@ -59,6 +59,7 @@ from delayd.delay.filing.hour_table import (
     outcome_put,
 )
 from delayd.delay.filing.schedule_log import scan_groups
+from delayd.delay.intake import Intake
 from delayd.delay.kept import KeptState
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
@@ -69,12 +70,12 @@ from delayd.hours import hour_name
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.hour import NewPart, Outcome, OutcomeRows, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 
-RETRY_MS = 30_000  # How long after a failed try the next one begins; a try reads the whole file.
 SEALS = "log"  # Names the entry of the quarantine: there is one seal log.
 
 
@@ -119,7 +120,7 @@ class Mending:
         ledger: Ledger,
         outcomes: OutcomeLog,
         aside: SetAside,
-        next_sequence: Callable[[], int],
+        intake: Intake,
         begin_anew: Callable[[str], None],
     ) -> None:
         self._site = site
@@ -130,10 +131,10 @@ class Mending:
         self._found_damaged = frozenset(aside.damaged)
         self._known_ends = aside.known_ends
         self._below = aside.below
-        self._next_sequence = next_sequence
-        self._sealing: Sealing | None = None
+        self._intake = intake
+        self.sealing: Sealing | None = None  # Who seals hours.
         self._begin_anew = begin_anew
-        self._due_ms = site.clock.monotonic_ms() + RETRY_MS
+        site.alarms.every(DAMAGED_AGAIN_MS, self._look_at_aside)
         self._waiting: list[Try] = []
         self._running = False
         self._why = ""  # Why the server is to begin anew.
@@ -161,10 +162,10 @@ class Mending:
         else:
             self.schedule_damaged(hour, error)
 
-    def seals_damaged(self, sealing: Sealing, error: DamagedData) -> None:
+    def seals_damaged(self, error: DamagedData) -> None:
         """Set the seal log aside: nothing is sealed, and an hour that is not sealed is not deleted."""
-        self._sealing = sealing
-        sealing.set_seals_aside()
+        assert self.sealing is not None, "it is made before its log is read"
+        self.sealing.set_seals_aside()
         self._quarantine.put(Kind.SEAL, SEALS, error)
 
     def doubt(self, hour: int, rows: Rows, word: GivenUp, *, lacks_rows: bool) -> None:
@@ -190,23 +191,20 @@ class Mending:
         self._waiting.insert(0, Try(entry, drop, done))
         self._next()
 
-    def step(self) -> None:
-        """Begin the next look, when it is time and none is under way."""
-        now = self._site.clock.monotonic_ms()
-        if now >= self._due_ms:
-            self._due_ms = now + RETRY_MS
-            known = {each.entry.id for each in self._waiting}
-            ours = (Kind.SCHEDULE, Kind.DISPATCH, Kind.SEAL)
-            aside = [entry for entry in self._quarantine if entry.kind in ours and entry.id not in known]
-            self._waiting += [Try(entry, False, _nobody) for entry in aside]
+    def _look_at_aside(self) -> None:
+        """Look at all that is set aside, one thing after the other."""
+        known = {each.entry.id for each in self._waiting}
+        ours = (Kind.SCHEDULE, Kind.DISPATCH, Kind.SEAL)
+        aside = [entry for entry in self._quarantine if entry.kind in ours and entry.id not in known]
+        self._waiting += [Try(entry, False, _nobody) for entry in aside]
         self._next()
 
     def _look(self, each: Try) -> None:
         hour = each.entry.hour
         looked = partial(self._looked, each)
         if each.entry.kind is Kind.SEAL:
-            assert self._sealing is not None, "it has set its log aside"
-            self._site.worker.submit(self._sealing.try_seals, looked)
+            assert self.sealing is not None, "it has set its log aside"
+            self._site.worker.submit(self.sealing.try_seals, looked)
             return
         assert hour is not None, "a log of an hour is quarantined with its hour"
         site = self._site
@@ -257,7 +255,7 @@ class Mending:
             return GivenUp(now_ms, False, self._below, NO_SEQUENCES)
         pending = self._hours.pending.of_hour(hour)["sequence"]
         known = np.unique(np.concatenate((self._ledger.undecided_of(hour), pending)))
-        return GivenUp(now_ms, False, self._next_sequence(), known)
+        return GivenUp(now_ms, False, self._intake.next_sequence, known)
 
     def _stored(self, each: Try, done: Done[None]) -> None:
         try:

@@ -37,14 +37,13 @@ from delayd.errors import DamagedData, DamagedValue, DataError, DiskFull, NewerF
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.hour import NewPart, Outcome, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
-from delayd.machine.clock import Clock
+from delayd.machine.alarms import DAMAGED_AGAIN_MS, Alarms
 from delayd.machine.disk import REMOVED, Disk, open_named
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 
 log = logging.getLogger(__name__)
 
-RETRY_MS = 30_000
 READS_MAX = 64  # Batches read in one try, so that the loop is not held for long.
 MESSAGE_LOG = "message"
 
@@ -54,19 +53,19 @@ class HeldRows:
 
     def __init__(
         self,
-        clock: Clock,
+        alarms: Alarms,
         sources: Sources,
         outcomes: OutcomeLog,
         quarantine: Quarantine,
         put_back: Callable[[Rows], None],
     ) -> None:
-        self._clock = clock
+        self._clock = alarms.clock
         self._sources = sources
         self._outcomes = outcomes
         self._quarantine = quarantine
         self._put_back = put_back
         self._held: dict[str, list[Rows]] = {}
-        self._due_ms = 0
+        self._again = alarms.alarm(self._try_again)
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting()))
@@ -75,16 +74,16 @@ class HeldRows:
         """Take rows of one stored batch that can't be read, at least one row."""
         name = _name(rows)
         if not self._held:
-            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+            self._again.after(DAMAGED_AGAIN_MS)
         self._held.setdefault(name, []).append(rows)
         sequences = rows["sequence"][:10].tolist()
         log.critical("rows_quarantined rows=%d sequences=%s reason=%r", len(rows), sequences, str(error))
         self._tell(name, error)
 
-    def step(self) -> None:
-        """Try again when it is time: rows that can be read go back to the dispatcher."""
-        if self._held and self._clock.monotonic_ms() >= self._due_ms:
-            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+    def _try_again(self) -> None:
+        """Try what is held: rows that can be read go back to the dispatcher."""
+        if self._held:
+            self._again.after(DAMAGED_AGAIN_MS)
             for name in list(self._held):
                 self._retry(name)
 
@@ -137,9 +136,9 @@ class HeldRows:
             self._sources.forget_hour(int(parts[0]["hour"][0]))
         for index, rows in enumerate(parts):
             if index == READS_MAX:
-                # The other rows are as likely to be readable: the next tick goes on with them.
+                # The other rows are as likely to be readable: the next turn goes on with them.
                 self._held[name] = parts[index:]
-                self._due_ms = self._clock.monotonic_ms()
+                self._again.soon()
                 return "not tried yet"
             try:
                 self._sources.batch(int(rows["hour"][0]), int(rows["location"][0]))
@@ -220,7 +219,6 @@ class LostValues:
         self._site.worker.submit(partial(self._site.state.commit, puts, removes), stored)
 
 
-LOOK_MS = 30_000
 HOURS_A_LOOK = 1_024  # Two files each, some microseconds: the hours of two years are looked at within ten minutes.
 
 
@@ -263,27 +261,20 @@ class FileWatch:
         self._disk = site.disk
         self._folder = site.folder
         self._log_id = site.log_id
-        self._clock = site.clock
         self._worker = site.worker
         self._hours = hours
         self._written_ends = written_ends  # Ends of dispatch logs that were written in this life.
         self._sealed_ends = sealed_ends  # Ends of dispatch logs that were sealed before it.
         self._quarantine = quarantine
         self._damaged = damaged
-        self._due_ms = self._clock.monotonic_ms() + LOOK_MS
+        site.alarms.look(self._look_again)
         self._behind = -1  # The hour that was looked at last.
         self._seen: dict[int, Seen] = {}
         self._looking = False
 
-    def step(self) -> None:
-        """Look at the next hours when it is time."""
-        if self._clock.monotonic_ms() >= self._due_ms and not self._looking:
-            self._due_ms = self._clock.monotonic_ms() + LOOK_MS
+    def _look_again(self) -> None:
+        if not self._looking:
             self.look()
-
-    def stood_still(self, ms: int) -> None:
-        """No file could change for so long: the next look comes so much later."""
-        self._due_ms += ms
 
     def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
         """Look at the next hours and at those that are set aside, by an operator's word."""

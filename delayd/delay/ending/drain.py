@@ -31,6 +31,7 @@ from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import Leaving
 from delayd.errors import BadArgument, BadRequest, DamagedData, DataError, DelaydError, NotReady, SlowDown
 from delayd.hours import INSTANT_MS_MAX
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit, Wait, WaitKind
@@ -49,7 +50,6 @@ NEAR_MS = 10_000  # A row that is due so soon stays and is delivered here: it mu
 PIECE_ROWS = 32_768  # Rows of one piece: a tenth of a second of work, and a few MB where bodies are small.
 LEAVING_MAX = 8  # Batches that no other server has taken: when this many wait, the next piece waits, too.
 RETRY_AFTER_MS = 50
-READ_AGAIN_MS = 30_000  # A schedule log that can't be read may be put back.
 
 OnProgress = Callable[[DrainProgress | DelaydError], None]
 
@@ -88,6 +88,7 @@ class Drain:
         self._made: dict[int, bytes] = {}  # Batches of the commit that is under way, by number.
         self._batches: dict[int, _Batch] = {}  # By number, in the order of the decisions.
         self._making = False
+        self._again = site.alarms.alarm(self._make_next)
         ledger.owed.on_leaving = self._leaves
 
     @property
@@ -141,6 +142,8 @@ class Drain:
         batch = self._batches[leaving.number] = _Batch(leaving, self._made.pop(leaving.number, None))
         if batch.body is not None:
             self.on_new(leaving.to)
+        elif self._again.at_ms is None:
+            self._again.soon()
 
     # What the courier asks.
 
@@ -196,16 +199,17 @@ class Drain:
 
     # Batches that a start has found.
 
-    def step(self) -> None:
+    def _make_next(self) -> None:
         """Make a batch again that a start has found, one at a time."""
-        if self._making:
+        bare = [batch for batch in self._batches.values() if batch.body is None]
+        if self._making or not bare:
             return
-        now_ms = self._site.clock.monotonic_ms()
-        for batch in self._batches.values():
-            if batch.body is None and batch.again_ms <= now_ms:
-                self._making = True
-                self.when_filed(partial(self._make, batch))
-                return
+        batch = min(bare, key=lambda batch: batch.again_ms)
+        if batch.again_ms > self._site.clock.monotonic_ms():
+            self._again.at(batch.again_ms)
+            return
+        self._making = True
+        self.when_filed(partial(self._make, batch))
 
     def _make(self, batch: _Batch) -> None:
         rows = batch.leaving.rows
@@ -220,11 +224,11 @@ class Drain:
         except (DataError, FileNotFoundError) as error:
             log.warning("drained_unread number=%d reason=%r", batch.leaving.number, str(error))
             batch.refusal = f"they can't be read here: {error}"
-            batch.again_ms = self._site.clock.monotonic_ms() + READ_AGAIN_MS
+            batch.again_ms = self._site.clock.monotonic_ms() + DAMAGED_AGAIN_MS
         else:
             batch.body, batch.refusal = bytes(made.buffer[: made.total_bytes]), ""
             self.on_new(batch.leaving.to)
-        self.step()
+        self._make_next()
 
 
 def _copy_again(site: Site, reader: Sources, leaving: Leaving, files: Sequence[HourPart]) -> Batch:

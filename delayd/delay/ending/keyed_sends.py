@@ -122,7 +122,7 @@ class KeyedSends:
         self._awaited: set[int] = set()  # Rows in flight that they have met.
         # By producer and number, of batches that are looked up again: until when they may be set aside.
         self._waits_until: dict[tuple[int, int], int] = {}
-        self._look_again_ms: int | None = None
+        self._look_again = site.alarms.alarm(self._look_at_aside)
         self._taken = taken
         self._ledger = ledger
         self._intake = intake
@@ -146,23 +146,15 @@ class KeyedSends:
 
     # Rows in flight.
 
-    def next_wake_ms(self) -> int | None:
-        """When `wake` has something to do, in monotonic ms."""
-        return self._look_again_ms
-
-    def wake(self) -> None:
+    def _look_at_aside(self) -> None:
         """Look again whether rows that batches wait for are decided, or came back."""
-        if self._look_again_ms is None:
-            return
         now_ms = self._clock.monotonic_ms()
-        if now_ms < self._look_again_ms:
-            return
         met = _wanted(np.concatenate([each.met for each in self._aside]))
         overdue = self._intake.closed or min(each.until_ms for each in self._aside) <= now_ms
         if overdue or bool((self._ledger.places(met) != RowPlace.IN_FLIGHT).any()):
             self._take_up()
         else:
-            self._look_again_ms = now_ms + LOOK_AGAIN_MS
+            self._look_again.after(LOOK_AGAIN_MS)
 
     def _recorded(self, sequences: Sequences) -> None:
         """Some rows have outcomes now."""
@@ -174,7 +166,7 @@ class KeyedSends:
         aside, self._aside = self._aside, []
         self._aside_hashes.clear()
         self._awaited.clear()
-        self._look_again_ms = None
+        self._look_again.off()
         self._ledger.tell_outcomes(None)
         self._waits_until.update({each.batch.producer[:2]: each.until_ms for each in aside})
         self._arrived.extendleft(each.batch for each in reversed(aside))
@@ -202,8 +194,8 @@ class KeyedSends:
         self._aside_hashes.update(aside.hashes)
         self._awaited.update(aside.met["sequence"].tolist())
         self._ledger.tell_outcomes(self._recorded)
-        if self._look_again_ms is None:
-            self._look_again_ms = now_ms + LOOK_AGAIN_MS
+        if self._look_again.at_ms is None:
+            self._look_again.after(LOOK_AGAIN_MS)
 
     # Looking up.
 

@@ -42,6 +42,7 @@ from delayd.log.hour import END_ROW, HourRows, Skipped
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.log import Log
 from delayd.log.seal import SealMark
+from delayd.machine.alarms import DAMAGED_AGAIN_MS, FULL_AGAIN_MS
 from delayd.machine.clock import ClockEvidence
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
@@ -55,9 +56,6 @@ CALM_MS = 1_000
 # Fewer new bytes than this in CALM_MS (20,000 messages of 200 B) mean that a flood has ended: its rest is filed now,
 # not after a minute.
 CALM_BYTES = 4 << 20
-RETRY_MS = 1_000  # Wait after a full disk.
-# Wait after a damaged file: an operator must restore it, and each try reads the whole range again.
-RETRY_DAMAGED_MS = 30_000
 
 Evidence = Callable[[], ClockEvidence]
 
@@ -208,22 +206,22 @@ class Checkpointer:
         self._collected: Callable[[], None] = lambda: None  # Called when everything is collected.
         self._running = False
         self._told = ""  # Why the last one was put off, as the log said it.
-        self._not_before_ms = 0
+        self._next = site.alarms.alarm(self._time_has_come)
+        self._next.after(config.checkpoint_every_ms)
+        self._is_time = False
+        self._rests = False  # Whether the last one failed, and nothing but time asks for the next one.
+        self._turn = site.alarms.alarm(self.step)
         self._looked_ms = self._clock.monotonic_ms()
         self._looked_at = self.replay.offset  # The durable end of the log at that look.
         self._calm = False  # Whether little arrived between the last two looks.
-        self._due_ms = self._looked_ms + config.checkpoint_every_ms
 
     @property
     def running(self) -> bool:
         """Whether one is under way."""
         return self._running
 
-    def next_wake_ms(self) -> int | None:
-        """When the next one is due, in monotonic ms."""
-        if self.collecting is not None:
-            return self._clock.monotonic_ms()
-        return None if self._running else self._due_ms
+    def _time_has_come(self) -> None:
+        self._is_time, self._rests = True, False
 
     def is_due(self, durable: int) -> bool:
         """Whether time or bytes ask for one."""
@@ -234,7 +232,7 @@ class Checkpointer:
             self._calm = durable - self._looked_at < CALM_BYTES
             self._looked_ms, self._looked_at = now, durable
         asked = bool(self._waiters) or durable - self.replay.offset >= self._bytes_due()
-        return now >= self._due_ms or (asked and now >= self._not_before_ms)
+        return self._is_time or (asked and not self._rests)
 
     def when_covers(self, offset: int, callback: Callable[[], None]) -> None:
         """Call back when a published checkpoint covers the message log up to ``offset``; asks for one."""
@@ -264,8 +262,8 @@ class Checkpointer:
         whose target is not needed any more. ``owed_rows`` makes a value of the rows that decisions have
         ended, as far as their outcomes are not durable (rule C2); the worker calls it, for there may be millions.
         """
-        self._running = True
-        self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
+        self._running, self._is_time = True, False
+        self._next.after(self._config.checkpoint_every_ms)
         # If a producer were forgotten too early, its retried batches would be accepted twice (rule T1).
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         owed, self._owed = self._owed, NOTHING_TOLD
@@ -278,9 +276,12 @@ class Checkpointer:
 
     def step(self) -> None:
         """Go on with a checkpoint that is begun in pieces, by as much as one turn of the loop may take (rule B2)."""
-        if self.collecting is not None and next(self.collecting, COLLECTED) is COLLECTED:
+        assert self.collecting is not None, "it is begun"
+        if next(self.collecting, COLLECTED) is COLLECTED:
             self.collecting = None
             self._collected()
+        else:
+            self._turn.soon()
 
     def _submit(self, facts: Facts, taken: Taken, handed_over: list[HandedOver], ended: Callable[[bool], None]) -> None:
         now_ms, evidence = self._clock.now_ms(), self._calls.evidence()
@@ -423,8 +424,8 @@ class Checkpointer:
         ended(True)
 
     def _put_off(self, error: Exception, ended: Callable[[bool], None]) -> None:
-        retry_ms = RETRY_DAMAGED_MS if isinstance(error, DamagedData) else RETRY_MS
-        self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + retry_ms
+        self._is_time, self._rests = False, True
+        self._next.after(DAMAGED_AGAIN_MS if isinstance(error, DamagedData) else FULL_AGAIN_MS)
         if self._told != str(error):
             self._told = str(error)
             # A damaged file waits until an operator restores it: messages that were accepted meanwhile are safe in the

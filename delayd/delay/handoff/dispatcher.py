@@ -24,7 +24,7 @@ from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.wheel import Wheel
 from delayd.log.control import TargetNote, encode_known
-from delayd.machine.clock import Clock
+from delayd.machine.alarms import Alarms
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Dispatcher:
     """The routes of subjects, and their due rows."""
 
     def __init__(
-        self, wheel: Wheel, subjects: Subjects, clock: Clock, words: TargetWords, notes: Notes, routing: Routing
+        self, wheel: Wheel, subjects: Subjects, alarms: Alarms, words: TargetWords, notes: Notes, routing: Routing
     ) -> None:
         self._earlier = notes.earlier
         self.links: dict[int, Link] = {}
@@ -80,7 +80,7 @@ class Dispatcher:
         self.withheld = set(notes.lost)  # Subjects whose target was lost: their rows wait for an operator.
         self._wheel = wheel
         self._subjects = subjects
-        self._clock = clock
+        self._clock = alarms.clock
         self._new_link = routing.new_link
         self._log_control = routing.log_control
         self._ask_routes = routing.ask_routes
@@ -91,7 +91,7 @@ class Dispatcher:
         self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
         self._asked: set[bytes] = set()
         self._places: dict[int, tuple[str, int]] = {}
-        self._ask_again_ms: int | None = None
+        self._ask_again = alarms.alarm(self._ask_unrouted)
         self._lost = words.lost  # Targets that are sent nothing any more (rule H5).
         self._is_freed = words.is_freed  # Tells whether all rows that wait for a lost target are in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
@@ -168,7 +168,7 @@ class Dispatcher:
             own = rows.take(np.flatnonzero(rows["subject"] == number))
             if len(own):
                 self._unrouted[number].append(own)
-        self._ask_again_ms = self._clock.monotonic_ms()
+        self._ask_again.soon()
 
     def came(self) -> None:
         """Look at rows that have just entered the wheel: rows that are due already are handed out without waiting for
@@ -186,21 +186,12 @@ class Dispatcher:
             return None
         return self._wheel.next_due_ms(self._clock.now_ms())
 
-    def next_wake_ms(self) -> int | None:
-        """The instant, monotonic, at which something that was put off is tried again."""
-        wake_ms = self._ask_again_ms
-        for link in self._order:
-            link_ms = link.next_wake_ms()
-            if link_ms is not None and (wake_ms is None or link_ms < wake_ms):
-                wake_ms = link_ms
-        return wake_ms
-
     def routed(self, routes: dict[bytes, int], unrouted: list[bytes]) -> None:
         """Take meta's answer: note each new target, and use it when that is durable."""
         for subject in unrouted:
             self._asked.discard(subject)
         if unrouted:
-            self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+            self._ask_again.after(ASK_AGAIN_MS)
         notes: list[tuple[bytes, int]] = []
         for subject, target in routes.items():
             if subject in self.targets or subject not in self._asked:
@@ -208,7 +199,7 @@ class Dispatcher:
             if target in self._lost:
                 # Meta has not heard yet that the target is lost.
                 self._asked.discard(subject)
-                self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+                self._ask_again.after(ASK_AGAIN_MS)
                 continue
             notes.append((subject, target))
         if notes:
@@ -361,10 +352,6 @@ class Dispatcher:
     def _route_new_subjects(self) -> None:
         """Give subjects that appeared since the last look a link, or ask meta for their targets."""
         ask: list[bytes] = []
-        if self._ask_again_ms is not None and self._clock.monotonic_ms() >= self._ask_again_ms:
-            self._ask_again_ms = None
-            known = self._subjects.names[: self._known]
-            ask = [name for name in known if name and name not in self.targets and self._may_ask(name)]
         count = len(self._subjects)
         if count > len(self._link_of):
             grown = np.full(2 * count, NO_TARGET, np.int32)
@@ -381,6 +368,13 @@ class Dispatcher:
             elif self._may_ask(name):
                 ask.append(name)
         self._known = count
+        self._ask(ask)
+
+    def _ask_unrouted(self) -> None:
+        known = self._subjects.names[: self._known]
+        self._ask([name for name in known if name and name not in self.targets and self._may_ask(name)])
+
+    def _ask(self, ask: list[bytes]) -> None:
         if ask:
             self._asked.update(ask)
             self._ask_routes(ask)
@@ -388,7 +382,7 @@ class Dispatcher:
     def ask_meta(self, subject: bytes) -> None:
         """Ask meta for a withheld subject's target, by an operator's decision."""
         self.withheld.discard(subject)
-        self._ask_again_ms = self._clock.monotonic_ms()
+        self._ask_again.soon()
 
     def _may_ask(self, subject: bytes) -> bool:
         return subject not in self._asked and subject not in self.withheld

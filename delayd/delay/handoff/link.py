@@ -19,6 +19,7 @@ from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.watched_wire import WatchedWire
 from delayd.delay.handoff.wire import Wire
+from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows
 from delayd.errors import (
@@ -35,6 +36,7 @@ from delayd.errors import (
 )
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.hour import NewPart, Outcome
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
@@ -53,7 +55,6 @@ RETRY_MS = 50  # How long to wait before a target that was away is tried again; 
 RETRY_MS_MAX = 2_000
 WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
 WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 keeps undecided rows far below this.
-ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back meanwhile.
 
 InDoubt = tuple[list[int], Sequences, NDArray[np.int64], NDArray[np.uint64]]
 """A batch of a window's answer: the values in the head for it, and its rows' sequences, instants and content hashes."""
@@ -91,8 +92,7 @@ class LinkTerms:
     dial: Dial
     ledger: Ledger
     refusers: Refusers
-    next_sequence: Callable[[], int]
-    has_given: Callable[[int], bool]  # Whether a message of this server may have a sequence.
+    intake: Intake
 
 
 class Link:
@@ -101,7 +101,7 @@ class Link:
     def __init__(self, target: int, terms: LinkTerms) -> None:
         shared = terms.sender
         self.target = target
-        self.sender = Sender(target, shared)
+        self.sender = Sender(target, shared, shared.alarms.alarm(self.pump))
         self.phase = Phase.CLOSED
         self.address: tuple[str, int] | None = None
         self.alarm = ""
@@ -112,20 +112,19 @@ class Link:
         self._accepts_origin = terms.refusers.is_accepted(target)
         self._origin = shared.life
         self._dial = terms.dial
-        self._clock = shared.clock
+        self._alarms = shared.alarms
         self._outcomes = shared.outcomes
         self._ledger = terms.ledger
         self._ends = shared.ends
         self._silence_ms_max = shared.config.target_silence_ms_max
         self._fence = shared.fence
         self._refusers = terms.refusers
-        self._next_sequence = terms.next_sequence
-        self._has_given = terms.has_given
+        self._intake = terms.intake
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as the log said it; a state that lasts is logged once.
         self._session = 0
         self._retry_ms = RETRY_MS
-        self._retry_at_ms = 0
+        self._dial_again = shared.alarms.alarm(self.pump)  # While it is on, the target is not dialled.
         self._answer: list[Frame] = []
         self._answer_bytes = 0
         self._settled: set[tuple[int, int]] = set()
@@ -166,11 +165,11 @@ class Link:
     def move(self, address: tuple[str, int]) -> None:
         """Take the target's new address: findings at its last address don't apply to the new one."""
         self.address = address
-        self._retry_at_ms = self._clock.monotonic_ms()
+        self._dial_again.off()
         self.pump()
 
     def pump(self) -> None:
-        """Connect if need be, or send waiting rows; end a connection on which the target is silent."""
+        """Connect if need be, or send waiting rows."""
         if self._closed or self.is_lost:
             return
         if self._fence.by_meta:
@@ -179,28 +178,17 @@ class Link:
             if self.phase is not Phase.CLOSED:
                 self._end_session(RETRY_MS)
             return
-        if self._wire is not None and self._wire.look():
-            silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"
-            self._lost(self._session, RequestTimedOut(silence, sent=True))
         if self.phase is Phase.READY and self._wire is not None:
             self.sender.pump(self._wire, self._session, self._is_current)
-        elif self.phase is Phase.CLOSED and self.address and self._clock.monotonic_ms() >= self._retry_at_ms:
+        elif self.phase is Phase.CLOSED and self.address and self._dial_again.at_ms is None:
             self.phase = Phase.CONNECTING
             self._session += 1
             session = self._session
             self._dial(*self.address, partial(self._connected, session), partial(self._lost, session))
 
-    def next_wake_ms(self) -> int | None:
-        """When `pump` has something to do even if nothing happens, in monotonic ms."""
-        if self._closed or self.is_lost or self._fence.by_meta:
-            return None
-        if self.phase is Phase.CLOSED:
-            return self._retry_at_ms if self.address else None
-        look_ms = self._wire.next_look_ms() if self._wire is not None else None
-        send_ms = self.sender.next_wake_ms() if self.phase is Phase.READY else None
-        if look_ms is None or send_ms is None:
-            return send_ms if look_ms is None else look_ms
-        return min(look_ms, send_ms)
+    def _silent(self, session: int) -> None:
+        silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"
+        self._lost(session, RequestTimedOut(silence, sent=True))
 
     def hold(self) -> None:
         """Speak to the target no more while an operator's decision about it is being stored."""
@@ -222,7 +210,7 @@ class Link:
         restored one.
         """
         self._accepts_origin = restored and isinstance(self.refusal, ORIGIN_REFUSALS)
-        self._retry_at_ms = self._clock.monotonic_ms()
+        self._dial_again.off()
         self.pump()
 
     def ask_first(self) -> None:
@@ -252,7 +240,7 @@ class Link:
         if session != self._session or self._closed or self.is_lost:
             wire.close()
             return
-        watched = self._wire = WatchedWire(wire, self._clock, self._silence_ms_max)
+        watched = self._wire = WatchedWire(wire, self._alarms, self._silence_ms_max, partial(self._silent, session))
         self.phase, self._answer, self._answer_bytes = Phase.ASKED, [], 0
         if self._accepts_origin:
             head: dict[str, HeadValue] = {"log_id": self._origin.log_id, "target": self.target}
@@ -297,7 +285,7 @@ class Link:
             # The damaged dispatch logs were durable, and may be the only ones that named the offsets that the target
             # heard.
             hello["unread_hours"] = sorted(self._ends.unread)
-            hello["next_sequence"] = self._next_sequence()
+            hello["next_sequence"] = self._intake.next_sequence
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 
     def _lost(self, session: int, error: DelaydError) -> None:
@@ -311,7 +299,7 @@ class Link:
 
     def _end_session(self, retry_ms: int) -> None:
         self.phase = Phase.CLOSED
-        self._retry_at_ms = self._clock.monotonic_ms() + retry_ms
+        self._dial_again.after(retry_ms)
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
@@ -344,7 +332,7 @@ class Link:
         named = self._ends.of(self.target)
         # A restored server leaves the sequences unused that it may have given since its copy was made. So the number of
         # a message that it knows nothing of lies among these, not above all that it has given.
-        if highest and not self._has_given(highest):
+        if highest and not self._intake.has_given(highest):
             self._refused(
                 RestoredOrigin(
                     f"it holds message {highest} of this delay server, which knows of no message with this number: "
@@ -395,7 +383,7 @@ class Link:
                 "delayd target list, then delayd target accept or delayd target lost",
             )
         self.alarm = what
-        self._end_session(ALARM_RETRY_MS)
+        self._end_session(DAMAGED_AGAIN_MS)
 
     def _settle(self, session: int, window: list[InDoubt]) -> None:
         """Record the batches that the answer names. A batch that was sent and is not named has not arrived, and never

@@ -33,9 +33,10 @@ from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
 from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
+from delayd.delay.timers.hours import Hours
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.log.hour import NewPart, Outcome
-from delayd.machine.clock import Clock
+from delayd.machine.alarms import FULL_AGAIN_MS, Alarm, Alarms
 from delayd.machine.operating import Fence, LogLimit
 from delayd.wire.frame import Frame
 from delayd.wire.heads import (
@@ -48,8 +49,7 @@ from delayd.wire.requests import RequestType
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
-REFUSED_RETRY_MS = 1_000
-SHORTAGE_RETRY_MS = 1_000
+REFUSED_AGAIN_MS = 1_000  # After the target refused rows, or put them off without saying for how long.
 EXPIRED_PAUSE_MS = 1
 # A frame with many subjects has many batches, and each batch has a cost; this bounds the work between two looks at the
 # clock.
@@ -71,14 +71,13 @@ class SenderTerms:
     """What the senders of all targets share."""
 
     life: ServerLife
-    clock: Clock
+    alarms: Alarms
     config: DelayConfig
     sources: Sources
-    names: list[bytes]  # Of subjects, by number.
+    hours: Hours
     outcomes: OutcomeLog
     ends: TargetEnds
     fence: Fence
-    put_back: Callable[[Rows], None]  # Puts rows back into the wheel.
     hold: Callable[[Rows, DamagedData], None]  # Called with rows of one batch that can't be read.
 
 
@@ -97,23 +96,24 @@ class Refused:
 
 
 class Sender:
-    """The rows on their way to one target."""
+    """The rows on their way to one target; ``again`` calls `pump`."""
 
-    def __init__(self, target: int, terms: SenderTerms) -> None:
+    def __init__(self, target: int, terms: SenderTerms, again: Alarm) -> None:
         self.waiting = WaitingRows()
         self.window = Window(terms.life.epoch)
         self.frames_in_flight = 0
         self.dead_rows = self.expired_rows = 0
-        self.lateness = Lateness(terms.clock)
+        self.lateness = Lateness(terms.alarms.clock)
         self._target = target
         self._origin = terms.life
-        self._clock = terms.clock
+        self._clock = terms.alarms.clock
+        self._again = again
         self._config = terms.config
         self._sources = terms.sources
-        self._names = terms.names
+        self._names = terms.hours.subjects.names
         self._outcomes = terms.outcomes
         self._ends = terms.ends
-        self._put_back = terms.put_back
+        self._put_back = terms.hours.put_back
         self._fence = terms.fence
         self._hold = terms.hold
         # Decided rows among those that wait; rows that are offered later were checked before.
@@ -141,6 +141,8 @@ class Sender:
                 self._send(wire, session, current, rows, None)
         if len(self._decided) and not len(self.waiting):
             self._decided = NO_SEQUENCES
+        if self._refused or self._paused_until_ms:
+            self._set_alarm()
 
     def settle(self, decided: NDArray[np.uint64]) -> None:
         """Note that these rows, sorted, have an outcome. Those that wait are dropped when their turn comes, a frame at
@@ -149,15 +151,14 @@ class Sender:
         if len(self.waiting):
             self._decided = decided
 
-    def next_wake_ms(self) -> int | None:
-        """The instant, monotonic, at which something that was put off is tried again."""
-        if not self._refused and not self._paused_until_ms:
-            return None  # Fast path: this is asked for after every frame, and hardly ever has anything been put off.
+    def _set_alarm(self) -> None:
+        """Have `pump` called when something that was put off is to be tried again."""
         # Without room in the window there is nothing to do, and whatever makes room wakes the server by itself.
         times = [refused.retry_at_ms for refused in self._refused] if self._has_room() else []
         if self._paused_until_ms:
             times.append(self._paused_until_ms)
-        return min(times, default=None)
+        if times:
+            self._again.at(min(times))
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that one of the rows refers to (rule P6)."""
@@ -332,7 +333,7 @@ class Sender:
             if self.later != str(error):
                 self.later = str(error)
                 log.warning("reads_put_off reason=%r", self.later)
-            self._paused_until_ms = self._clock.monotonic_ms() + SHORTAGE_RETRY_MS
+            self._paused_until_ms = self._clock.monotonic_ms() + FULL_AGAIN_MS
             self.waiting.give_back(rows)
             return []
         if ColumnId.EXPIRES_AT_MS in gathered.kept and self._clock.confirmed:
@@ -418,9 +419,10 @@ class Sender:
             if self.later != str(answer):
                 self.later = str(answer)
                 limited.warning("target_later", "target_later target=%016x reason=%r", self._target, self.later)
-            self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
+            self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_AGAIN_MS)
             for batch in reversed(sent):
                 self.waiting.give_back(self.window.decide(batch.batch_id).rows)
+            self._set_alarm()
         elif isinstance(answer, CallerError | DispatchRefused) and not isinstance(answer, BadRequest):
             self.frames_in_flight -= 1
             for batch in sent:
@@ -441,7 +443,7 @@ class Sender:
         else:
             tried_ms = refused.tried_ms + (now - refused.refused_at_ms if refused.session == session else 0)
         if tried_ms < self._config.dispatch_give_up_after_ms:
-            self._refused.append(Refused(sent.rows, tried_ms, now, session, now + REFUSED_RETRY_MS))
+            self._refused.append(Refused(sent.rows, tried_ms, now, session, now + REFUSED_AGAIN_MS))
             return
         self.dead_rows += len(sent.rows)
         log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))

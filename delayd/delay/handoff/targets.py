@@ -21,6 +21,7 @@ from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
+from delayd.machine.alarms import FULL_AGAIN_MS
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 from delayd.machine.state import Pairs
@@ -30,8 +31,6 @@ OnDone = Callable[[DelaydError | str], None]
 """Called with a sentence that says what an operator's decision has done, or with the error because of which nothing was
 stored.
 """
-
-RETRY_MS = 1_000  # Between tries to store that a lost target is free, on a full disk.
 
 log = logging.getLogger(__name__)
 
@@ -74,22 +73,25 @@ class Targets:
         # Lost targets whose subjects are free, but a full disk could not store that; and how many of their rows are in
         # doubt.
         self._unstored: list[tuple[int, int]] = []
-        self._store_at_ms = 0
+        self._finishing = site.alarms.alarm(self._finish)
         # Targets that an operator gave up in an earlier life, which ended before that was completed.
         self._unfreed = [log_id for log_id in words.unfreed() if log_id in dispatcher.links]
         for log_id in self._unfreed:
             dispatcher.links[log_id].lose()
+        if self._unfreed:
+            self._finishing.soon()
 
-    def wake(self) -> None:
+    def _finish(self) -> None:
         """Finish what the last life or a full disk has left undone, once due rows have left the wheel."""
-        if self._unstored and self._clock.monotonic_ms() >= self._store_at_ms:
-            unstored, self._unstored = self._unstored, []
-            for log_id, rows in unstored:
-                self._free(log_id, rows, _nobody_hears)
-        if self._unfreed and self._dispatcher.takes_due_rows:
-            unfreed, self._unfreed = self._unfreed, []
-            for log_id in unfreed:
-                self._give_up(log_id, self._words.lost[log_id].until_ms, _nobody_hears)
+        unstored, self._unstored = self._unstored, []
+        for log_id, rows in unstored:
+            self._free(log_id, rows, _nobody_hears)
+        if self._unfreed and not self._dispatcher.takes_due_rows:
+            self._finishing.after(FULL_AGAIN_MS)
+            return
+        unfreed, self._unfreed = self._unfreed, []
+        for log_id in unfreed:
+            self._give_up(log_id, self._words.lost[log_id].until_ms, _nobody_hears)
 
     def listing(self) -> list[TargetInfo]:
         """All targets, by log_id."""
@@ -195,7 +197,7 @@ class Targets:
             if refused is not None:
                 # This is tried again until there is space; the next start does the same.
                 self._unstored.append((log_id, rows))
-                self._store_at_ms = self._clock.monotonic_ms() + RETRY_MS
+                self._finishing.after(FULL_AGAIN_MS)
                 done(refused)
                 return
             self._words.freed(log_id)

@@ -6,27 +6,31 @@ whole limit and nothing else was heard. An answer that waits for a slow disk is 
 without the disk.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from delayd.batch.columns import Buffer
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.errors import DelaydError
-from delayd.machine.clock import Clock
+from delayd.machine.alarms import Alarms
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import RequestType
 
-# The server looks each second. If it did not look for this long, it stood still itself, and answers may wait in its
-# sockets.
+LOOK_MS = 1_000
+# If this server did not look for so long, it stood still itself, and answers may wait in its sockets.
 STOOD_STILL_MS = 2_500
 
 
 class WatchedWire:
-    """A `Wire` whose user calls `look` from time to time. All times are monotonic."""
+    """A `Wire` that looks each second while something is under way; ``silent`` is called when nothing is heard. All
+    times are monotonic.
+    """
 
-    def __init__(self, wire: Wire, clock: Clock, silence_ms_max: int) -> None:
+    def __init__(self, wire: Wire, alarms: Alarms, silence_ms_max: int, silent: Callable[[], None]) -> None:
         self._wire = wire
-        self._clock = clock
+        self._clock = alarms.clock
+        self._next_look = alarms.alarm(self._look)
+        self._silent = silent
         self._silence_ms_max = silence_ms_max
         self._under_way = 0
         self._heard_ms = 0  # Last sign of life; when nothing was under way, the instant of the first request.
@@ -38,34 +42,36 @@ class WatchedWire:
         if not self._under_way:
             self._heard_ms = self._looked_ms = self._clock.monotonic_ms()
             self._pinged = False
+            if self._next_look.at_ms is None:
+                self._set_alarm()
         self._under_way += 1
         self._wire.call(frame_type, head, body, partial(self._heard, on_answer))
 
     def close(self) -> None:
         """See Wire."""
+        self._next_look.off()
         self._wire.close()
 
-    def look(self) -> bool:
-        """Send a PING when half of the limit is over; return whether the peer has been silent for the whole limit."""
+    def _look(self) -> None:
+        """Send a PING when half of the limit is over; tell when the peer has been silent for the whole limit."""
         if not self._under_way:
-            return False
+            return
         now = self._clock.monotonic_ms()
         if now - self._looked_ms > STOOD_STILL_MS:
             self._heard_ms, self._pinged = now, False
         self._looked_ms = now
         silent_ms = now - self._heard_ms
         if silent_ms >= self._silence_ms_max:
-            return True
+            self._silent()
+            return
         if silent_ms >= self._silence_ms_max // 2 and not self._pinged:
             self._pinged = True
             self.call(RequestType.PING, {}, (), _alive)
-        return False
+        self._set_alarm()
 
-    def next_look_ms(self) -> int | None:
-        """When `look` has something to do even if nothing happens."""
-        if not self._under_way:
-            return None
-        return self._heard_ms + (self._silence_ms_max if self._pinged else self._silence_ms_max // 2)
+    def _set_alarm(self) -> None:
+        limit_ms = self._silence_ms_max if self._pinged else self._silence_ms_max // 2
+        self._next_look.at(min(self._looked_ms + LOOK_MS, self._heard_ms + limit_ms))
 
     def _heard(self, on_answer: OnAnswer, answer: Frame | DelaydError) -> None:
         self._heard_ms, self._pinged = self._clock.monotonic_ms(), False

@@ -181,7 +181,8 @@ class Quotas:
         self._setting = False
         self._asks: deque[_Ask] = deque()
         self._choosing = False
-        self._not_before_ms = 0
+        self._rest = site.alarms.alarm(self._count)  # While it is on, no counting begins.
+        site.alarms.every(SECOND_MS, self._each_second)
         self._stopping = False
         self._full = False  # Whether the counts take as much memory as they may.
         damaged: list[DamagedValue] = []
@@ -206,8 +207,8 @@ class Quotas:
         """Lowest message log offset that a counting may still read."""
         return self._reads_from
 
-    def step(self) -> None:
-        """Forget seconds that are over, and count what is not counted; called each second."""
+    def _each_second(self) -> None:
+        """Forget seconds that are over, and count what is not counted."""
         now_s = self._clock.now_ms() // SECOND_MS
         idle_ms = self._clock.monotonic_ms() - WATCHED_MS
         for tally in list(self._tallies.values()):
@@ -528,7 +529,7 @@ class Quotas:
     def _count(self) -> None:
         """Begin to count the subjects that are not counted yet, one reading at a time."""
         wanted = [tally for tally in self._tallies.values() if not tally.counted]
-        if self._counting or not wanted or self._stopping or self._clock.monotonic_ms() < self._not_before_ms:
+        if self._counting or not wanted or self._stopping or self._rest.at_ms is not None:
             return
         # What was counted until now is in the logs that are read; only rows that come from now on are not.
         wanted = self._begin_anew(wanted)
@@ -558,7 +559,7 @@ class Quotas:
         try:
             found = done.result()
         except (SlowDown, Stopping, DataError) as error:
-            self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+            self._rest.after(RETRY_MS)
             log.warning("quotas_not_counted subjects=%d reason=%r", len(tallies), str(error))
             told = error if not isinstance(error, DataError) else SlowDown(f"nothing could be counted: {error}")
             self._counting, self._ended = False, []

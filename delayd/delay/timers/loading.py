@@ -18,10 +18,11 @@ from functools import partial
 import numpy as np
 
 from delayd.batch.sequences import NO_SEQUENCES, Sequences
+from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.rows import Rows, hour_span, without
+from delayd.delay.timers.hour_wheel import PreparedRows
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import FilesOfHour, LoadedHour, LoadedRun, load_run, order_hour, order_run
-from delayd.delay.timers.wheel import PreparedRows
 from delayd.errors import Shortage
 from delayd.hours import hour_name, hour_of_ms
 from delayd.machine.executor import Done, Priority
@@ -30,6 +31,10 @@ from delayd.machine.identity import Site
 RUN_HOURS = 4_096  # Looked at together, when they have passed.
 
 log = logging.getLogger(__name__)
+
+
+Attached = Callable[[Sequence[LoadedHour]], None]
+"""Called with the hours that have files, when they are loaded, in full or in part."""
 
 
 class Loading:
@@ -41,8 +46,8 @@ class Loading:
         hours: Hours,
         ended_in: Callable[[range], dict[int, Sequences]],
         load_ahead_ms: int,
-        replay_offset: Callable[[], int],
-        attached: Callable[[Sequence[LoadedHour]], None],
+        checkpointer: Checkpointer,
+        attached: Attached,
     ) -> None:
         self.running = False
         self._hours = hours
@@ -54,8 +59,8 @@ class Loading:
         self._subjects = hours.subjects
         self._beside = hours.beside
         self._load_ahead_ms = load_ahead_ms
-        self._replay_offset = replay_offset
-        self._attached = attached  # Called with the hours that have files, when they are loaded, in full or in part.
+        self._checkpointer = checkpointer
+        self._attached = attached
         self._short: Shortage | None = None
 
     @property
@@ -121,7 +126,7 @@ class Loading:
         parts = self._hours.files.parts
         files = {hour: FilesOfHour(parts(hour), ended.get(hour, NO_SEQUENCES)) for hour in filed}
         work = partial(load_run, self._site, hours, files, self._pending.views(0))
-        self._site.worker.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
+        self._site.worker.submit(work, partial(self._number, self._checkpointer.replay.offset), Priority.DUE)
 
     def _load_until(self, hour: int) -> None:
         self._hours.loaded = range(self._hours.loaded.start, hour + 1)
@@ -140,7 +145,7 @@ class Loading:
             self._short, self.running = error, False
             return
         self._short, self._hours.loading = None, run.hours
-        if self._replay_offset() != replay_offset:
+        if self._checkpointer.replay.offset != replay_offset:
             self._read(run.hours)
             return
         numbers = [self._subjects.numbers(loaded.names) for loaded in run.loaded]
@@ -156,7 +161,7 @@ class Loading:
     def _attach(self, replay_offset: int, loaded: LoadedHour, kept: int, done: Done[list[PreparedRows]]) -> None:
         """Put the rows into the wheel, with the rows that arrived while they were being ordered."""
         prepared, hour = done.result(), loaded.hour
-        if self._replay_offset() != replay_offset:
+        if self._checkpointer.replay.offset != replay_offset:
             self._read(self._hours.loading)
             return
         self._wheel.add_hour(hour)
@@ -169,7 +174,7 @@ class Loading:
     def _attach_run(self, replay_offset: int, run: LoadedRun, done: Done[Rows]) -> None:
         """Put the rows of hours that have passed into the wheel; no other row of them has come meanwhile."""
         rows = done.result()
-        if self._replay_offset() != replay_offset:
+        if self._checkpointer.replay.offset != replay_offset:
             self._read(run.hours)
             return
         self._wheel.add_closed(rows)

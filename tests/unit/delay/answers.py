@@ -39,7 +39,7 @@ def decided(world: World, action: str, id_: str) -> tuple[bool, str]:
     def hear(done: bool, text: str) -> None:
         told.append((done, text))
 
-    (world.core.release if action == "release" else world.core.drop)(id_, hear)
+    (world.core.repair.decisions.release if action == "release" else world.core.repair.decisions.drop)(id_, hear)
     world.settle()
     (answer,) = told
     return answer
@@ -49,7 +49,9 @@ def outcomes(world: World) -> Counter[Outcome]:
     """How many rows got each outcome, as the dispatch logs say."""
     counted: Counter[Outcome] = Counter()
     for _, path in list_dispatch_logs(world.disk, FOLDER):
-        rows = read_outcomes(open_segment(world.disk, path, FileKind.DISPATCH, world.core.identity.log_id, write=False))
+        rows = read_outcomes(
+            open_segment(world.disk, path, FileKind.DISPATCH, world.core.site.identity.log_id, write=False)
+        )
         assert len(np.unique(rows.sequences)) == len(rows.sequences), "a row has two outcomes"
         counted.update(Outcome(outcome) for outcome in rows.parts["outcome"][rows.part_of].tolist())
     return counted

@@ -25,6 +25,6 @@ def sealed_hour(world: World, name: str, *, sealed: bool = True) -> None:
 
 def seals_of(world: World) -> list[Seal]:
     """What the seal log holds."""
-    place = seal_place(FOLDER, world.core.identity.log_id)
+    place = seal_place(FOLDER, world.core.site.identity.log_id)
     log = open_log(world.disk, place, START_MS)
     return [seal for group in log.scan(0, log.durable) for _, batch in group.batches() for seal in decode_seals(batch)]

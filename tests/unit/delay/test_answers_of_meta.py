@@ -19,7 +19,7 @@ def test_rule_E1_routes_that_nobody_asked_for_are_no_routes() -> None:
     told: list[tuple[dict[bytes, int], list[bytes]]] = []
     server = DelayServer(DelayConfig(data="unused"), lambda error: None)
     dispatcher = SimpleNamespace(routed=lambda routes, unrouted: told.append((routes, unrouted)))
-    server._core = cast(DelayCore, SimpleNamespace(dispatcher=dispatcher))
+    server._core = cast(DelayCore, SimpleNamespace(handoff=SimpleNamespace(dispatcher=dispatcher)))
     server._rearming = True  # No loop runs here.
     routes = {"a": 7, "\udcff": 8, "é": 9, "other": 10}
     server._routed([b"a", b"b", b"c"], Routes(routes, [], ["b", "é", "x" * 5_000]))

@@ -16,7 +16,7 @@ BATCH_BYTES = 400  # Headers of file, group and batch, directory, and subject ta
 
 def filed(world: World) -> list[Batch]:
     file = world.hours().get(HOUR)
-    stored, damage = read_schedule_log(world.disk, FOLDER, world.core.identity.log_id, HOUR, file)
+    stored, damage = read_schedule_log(world.disk, FOLDER, world.core.site.identity.log_id, HOUR, file)
     assert damage is None, str(damage)
     for entry in stored:
         entry.batch.verify()

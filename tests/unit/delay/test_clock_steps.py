@@ -64,14 +64,14 @@ def test_rule_T1_messages_leave_at_their_time_by_the_clock_after_any_step(step_m
     world = begun()
     world.send(messages_at("before", *(BEGIN_MS + ahead for ahead in AHEAD_MS)))
     live(world, 2_000)
-    stamps = [world.core.intake.appended_at_ms]
+    stamps = [world.core.logs.intake.appended_at_ms]
     world.clock.step_wall(step_ms)
     believed_ms = world.clock.now_ms()
     # By the clock that the server goes by, and by the wall clock that a producer may read: they differ while in doubt.
     world.send(messages_at("after", *(believed_ms + ahead for ahead in AHEAD_MS)))
     world.send(messages_at("wall", *(world.clock.machine.wall_ms + ahead for ahead in AHEAD_MS)))
     live(world, 4_000)
-    stamps.append(world.core.intake.appended_at_ms)
+    stamps.append(world.core.logs.intake.appended_at_ms)
     world.checkpoint()
     world = world.after_crash(PowerLoss.ALL_LOST)
     live(world, 2_000)
@@ -83,7 +83,7 @@ def test_rule_T1_messages_leave_at_their_time_by_the_clock_after_any_step(step_m
     assert world.clock.confirmed and world.clock.now_ms() == world.clock.machine.wall_ms
     world.send(messages_at("last", *(world.clock.now_ms() + ahead for ahead in AHEAD_MS)))
     live(world, 4_000)
-    stamps.append(world.core.intake.appended_at_ms)
+    stamps.append(world.core.logs.intake.appended_at_ms)
     assert stamps == sorted(stamps), "appended_at never decreases (rule P5)"
     world.drain(50 * DAY_MS)
     world.check_books()
@@ -100,7 +100,7 @@ def test_rule_T4_a_message_is_on_time_though_the_clock_is_long_behind_its_log(da
     now_ms = world.clock.now_ms()
     world.send(messages_at("short", *(now_ms + ahead for ahead in (-5, 0, 1_400, 5_250, 90_000))))
     world.settle()
-    filed = hour_of_ms(world.core.intake.appended_at_ms)
+    filed = hour_of_ms(world.core.logs.intake.appended_at_ms)
     assert filed == hour_of_ms(BEGIN_MS), "the log does not go back"
     if restart:
         world.checkpoint()
@@ -135,7 +135,7 @@ def test_rule_T3_checkpoints_keep_their_pace_after_any_step(step_ms: int) -> Non
             world.clock.step_wall(step_ms)
         world.send(messages_at(f"m{number}", BEGIN_MS + 3_000_000))
         world.pass_ms(5_000)
-        replayed.append(world.core.counters()["replay_offset"])
+        replayed.append(world.core.standing.counters()["replay_offset"])
     assert replayed == sorted(set(replayed)), "each interval has its checkpoint"
 
 
@@ -149,18 +149,18 @@ def test_rule_T1_nothing_is_ticked_sealed_or_deleted_by_a_doubtful_clock(step_ms
     assert world.hours().get(hour_of_ms(BEGIN_MS)).sealed
     world.send(messages_at("second", world.clock.now_ms()))
     world.pass_ms(1_000)
-    known, appended_ms = set(world.hours().rows["hour"]), world.core.intake.appended_at_ms
+    known, appended_ms = set(world.hours().rows["hour"]), world.core.logs.intake.appended_at_ms
     world.clock.step_wall(step_ms)
     world.pass_ms(BELIEVED_AFTER_MS // 2)
     _close_hours(world)
-    assert world.core.intake.appended_at_ms == appended_ms, "no tick ends an hour that may not have ended"
+    assert world.core.logs.intake.appended_at_ms == appended_ms, "no tick ends an hour that may not have ended"
     assert known <= set(world.hours().rows["hour"])
     assert not world.hours().get(hour_of_ms(appended_ms)).sealed
     world.pass_ms(BELIEVED_AFTER_MS)
     for _ in range(3):
         _close_hours(world)
     assert hour_of_ms(BEGIN_MS) not in world.hours(), "believed, the first hour is past its retention"
-    assert world.core.intake.appended_at_ms > appended_ms
+    assert world.core.logs.intake.appended_at_ms > appended_ms
 
 
 def test_messages_at_an_hours_boundary_leave_at_their_millisecond_and_are_filed_on_their_side() -> None:
@@ -275,13 +275,13 @@ def booted_ahead(ahead_ms: int) -> World:
 @pytest.mark.parametrize("ahead_ms", [60 * DAY_MS, 3_650 * DAY_MS, -60 * DAY_MS])
 def test_rule_T4_what_is_sent_while_a_boot_is_in_doubt_stamps_nothing_ahead(ahead_ms: int, restart: bool) -> None:
     world = booted_ahead(ahead_ms)
-    before_ms = world.core.intake.appended_at_ms
+    before_ms = world.core.logs.intake.appended_at_ms
     assert not world.clock.confirmed
     world.send(messages_at("in doubt", BEGIN_MS + 2 * HOUR_MS, BEGIN_MS + 62_000))
     world.settle()
     assert not world.outside.unanswered, "it is taken, for its instants are its sender's"
-    assert world.core.intake.appended_at_ms == before_ms
-    assert world.core.counters()["loaded_rows"] + world.core.counters()["pending_rows"] < 10
+    assert world.core.logs.intake.appended_at_ms == before_ms
+    assert world.core.standing.counters()["loaded_rows"] + world.core.standing.counters()["pending_rows"] < 10
     if restart:
         world = world.after_crash(PowerLoss.ALL_LOST)
         assert not world.clock.confirmed, "a restart confirms nothing"
@@ -292,7 +292,7 @@ def test_rule_T4_what_is_sent_while_a_boot_is_in_doubt_stamps_nothing_ahead(ahea
     now_ms = world.clock.now_ms()
     world.send(messages_at("after", now_ms + 1_800_000, now_ms - 5))
     world.settle()
-    assert world.core.intake.appended_at_ms == now_ms, "the log goes by the right clock"
+    assert world.core.logs.intake.appended_at_ms == now_ms, "the log goes by the right clock"
     live(world, 2_000)
     assert world.missing() == {b"after-0", b"in doubt-0"}
     world.drain(4 * HOUR_MS)
@@ -345,10 +345,10 @@ def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(sealed
     now_ms = world.clock.now_ms()
     world.send(messages_at("far hour", now_ms + 60_000, now_ms + 7_200_000))
     world.settle()
-    assert any("stamped the message log" in wait.why for wait in world.core.waits())
+    assert any("stamped the message log" in wait.why for wait in world.core.standing.waits())
     if restart == "before":
         world = world.after_crash(PowerLoss.ALL_LOST)
-    before_ms = world.core.intake.appended_at_ms
+    before_ms = world.core.logs.intake.appended_at_ms
     told: list[bool] = []
     world.core.follow_clock(lambda: told.append(True))
     world.settle()
@@ -358,7 +358,7 @@ def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(sealed
     if restart.startswith("after"):
         world = world.after_crash(PowerLoss.ALL_LOST)
     sealed_until = max(world.hours().sealed(), default=0)
-    back_ms = world.core.intake.appended_at_ms
+    back_ms = world.core.logs.intake.appended_at_ms
     assert back_ms < before_ms - DAY_MS or sealed
     assert hour_of_ms(back_ms) > sealed_until
     world.send(messages_at("after", world.clock.now_ms() + 1_000, world.clock.now_ms() + 5 * HOUR_MS))

@@ -15,7 +15,7 @@ from tests.worlds.delay import World, encode_wanted, wanted
 # 0.3 to 1 us, and these run for each group, frame and answer.
 SEND_CALLS_MAX = {5: 171, 500: 230}  # By rows: few are indexed in plain integers, many as arrays.
 FRAME_CALLS_MAX = 147
-ANSWER_CALLS_MAX = 37
+ANSWER_CALLS_MAX = 38
 OUTCOME_CALLS_MAX = 241  # From an answer until its outcomes are durable; a third of them are those of the test.
 IDLE_WAKE_CALLS_MAX = 32
 BATCH_CALLS_MAX = 28  # The calls that a subject with one row costs, besides those of the frame.

@@ -7,8 +7,8 @@ import pytest
 from delayd.delay.books.outcomes import read_outcomes
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import Outcome, dispatch_path, schedule_path
-from delayd.log.log import LOOK_MS
 from delayd.log.segment import FileKind, open_segment
+from delayd.machine.alarms import LOOK_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from tests.unit.delay.answers import decided
@@ -40,7 +40,7 @@ def sent_and_later() -> World:
 def told_once(world: World) -> list[Outcome]:
     """What became of the rows of the hour by its dispatch log, which has each of them once."""
     segment = open_segment(
-        world.disk, dispatch_path(FOLDER, HOUR), FileKind.DISPATCH, world.core.identity.log_id, write=False
+        world.disk, dispatch_path(FOLDER, HOUR), FileKind.DISPATCH, world.core.site.identity.log_id, write=False
     )
     rows = read_outcomes(segment)
     assert len(rows.sequences) == len(set(rows.sequences.tolist()))
@@ -71,10 +71,10 @@ def test_a_drop_concerns_one_file_of_its_hour() -> None:
     life.disk.remove(schedule_path(FOLDER, HOUR))
     life.clock.advance(LOOK_MS)
     life.pass_ms(1_000)
-    assert {entry.id for entry in life.core.quarantine} == {DISPATCH, SCHEDULE}
+    assert {entry.id for entry in life.core.memory.quarantine} == {DISPATCH, SCHEDULE}
     assert decided(life, "drop", DISPATCH)[0]
-    assert {entry.id for entry in life.core.quarantine} == {SCHEDULE}
-    assert decided(life, "drop", SCHEDULE)[0] and not len(life.core.quarantine)
+    assert {entry.id for entry in life.core.memory.quarantine} == {SCHEDULE}
+    assert decided(life, "drop", SCHEDULE)[0] and not len(life.core.memory.quarantine)
     live_on(life)
     assert nothing_came_twice(life)
 
@@ -94,15 +94,15 @@ def test_rule_L5_a_dispatch_log_that_is_dropped_while_its_hour_cant_be_read_send
 def test_rule_L5_a_dispatch_log_that_is_dropped_while_its_server_dies_sends_nothing_twice(steps: int) -> None:
     life = damaged_at_the_start()
     told: list[bool] = []
-    life.core.drop(DISPATCH, lambda done, text: told.append(done))
+    life.core.repair.decisions.drop(DISPATCH, lambda done, text: told.append(done))
     for _ in range(steps):
         life.core.wake()
         if move := life.next_move():
             move()
     again = life.after_crash(None)
     live_on(again)
-    if told or not len(again.core.quarantine):
-        assert not len(again.core.quarantine) and Outcome.IN_DOUBT in told_once(again)
+    if told or not len(again.core.memory.quarantine):
+        assert not len(again.core.memory.quarantine) and Outcome.IN_DOUBT in told_once(again)
     else:
         assert decided(again, "drop", DISPATCH)[0]
         live_on(again)
@@ -110,7 +110,7 @@ def test_rule_L5_a_dispatch_log_that_is_dropped_while_its_server_dies_sends_noth
     assert nothing_came_twice(again)
     once_more = again.after_crash(None)
     live_on(once_more)
-    assert nothing_came_twice(once_more) and not len(once_more.core.quarantine)
+    assert nothing_came_twice(once_more) and not len(once_more.core.memory.quarantine)
 
 
 def test_rule_L5_a_dispatch_log_that_is_dropped_under_a_live_server_sends_nothing_twice() -> None:
@@ -125,7 +125,7 @@ def test_rule_L5_a_dispatch_log_that_is_dropped_under_a_live_server_sends_nothin
     world.checkpoint()
     world.core.sweep()
     world.settle()
-    assert world.core.quarantine.find(DISPATCH)
+    assert world.core.memory.quarantine.find(DISPATCH)
     assert decided(world, "drop", DISPATCH)[0]
     world.pass_ms(5_000)
     assert told_once(world).count(Outcome.IN_DOUBT) == 4, "the others are filed as handed over"

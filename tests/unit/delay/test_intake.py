@@ -74,7 +74,7 @@ def test_rule_I1_a_repetition_is_answered_as_the_first_time_once_that_is_durable
     late = send(world, batch(1))
     assert first[0][0] == early[0][0] == late[0][0]
     assert [answers[0][1] for answers in (first, early, late)] == [False, True, True]
-    assert world.core.intake.next_sequence == 3
+    assert world.core.logs.intake.next_sequence == 3
 
 
 def test_rule_I1_a_number_is_known_after_a_crash_from_the_log_and_from_the_checkpoint() -> None:
@@ -107,14 +107,14 @@ def test_rule_I1_numbers_below_the_low_water_mark_are_forgotten_and_refused() ->
     world.settle()
     assert world.core.outcome(PRODUCER_ID, 1) is None
     assert isinstance(refusal(world, batch(1)), BatchNumberReused)
-    assert world.core.intake.next_sequence == 5
+    assert world.core.logs.intake.next_sequence == 5
 
 
 def test_rule_I1_a_refused_batch_is_not_known_and_may_be_sent_again() -> None:
     world = World()
-    world.core.intake.reserve.behind = True
+    world.core.logs.intake.reserve.behind = True
     assert isinstance(refusal(world, batch(1)), SlowDown)
-    world.core.intake.reserve.behind = False
+    world.core.logs.intake.reserve.behind = False
     answers = send(world, batch(1))
     world.settle()
     assert isinstance(answers[0][0], AcceptedBatch) and not answers[0][1]
@@ -124,7 +124,7 @@ def test_rule_I1_a_repetition_is_answered_even_when_new_batches_are_refused() ->
     world = World()
     first = send(world, batch(1))
     world.settle()
-    world.core.intake.close()
+    world.core.logs.intake.close()
     assert send(world, batch(1)) == [(first[0][0], True)]
     assert isinstance(refusal(world, batch(2)), Stopping)
 
@@ -166,7 +166,7 @@ def test_batches_that_wait_for_a_commit_share_the_next_group() -> None:
         send(world, batch(number))
     syncs = world.disk.syncs
     world.settle()
-    assert world.core.intake.durable.offset > 0
+    assert world.core.logs.intake.durable.offset > 0
     assert [operation for operation in world.disk.operations[-10:] if operation.startswith("write")]
     assert world.disk.syncs - syncs <= 4  # Two groups, and what the first dispatch needs.
 
@@ -177,7 +177,7 @@ def test_a_group_takes_no_more_batches_than_its_table_has_room_for(monkeypatch: 
     answers = [send(world, batch(number)) for number in range(1, 12)]
     world.settle()
     assert all(isinstance(answer[0][0], AcceptedBatch) for answer in answers)
-    place = LogPlace(f"{FOLDER}/message", FileKind.MESSAGE, world.core.identity.log_id)
+    place = LogPlace(f"{FOLDER}/message", FileKind.MESSAGE, world.core.site.identity.log_id)
     log = open_log(world.disk, place, START_MS)
     sizes = [found.header.batch_count for found in log.scan(0, log.durable) if found.header.kind == GroupKind.DATA]
     assert sizes == [1, 4, 4, 2]
@@ -198,7 +198,7 @@ def test_rule_L8_a_full_disk_refuses_everything_that_waits_by_name_and_recovers_
     again = [send(world, batch(number)) for number in (2, 3, 4, 5)]
     world.settle()
     assert all(isinstance(answer[0][0], AcceptedBatch) for answer in again)
-    assert world.after_crash(PowerLoss.ALL_LOST).core.intake.next_sequence == world.core.intake.next_sequence
+    assert world.after_crash(PowerLoss.ALL_LOST).core.logs.intake.next_sequence == world.core.logs.intake.next_sequence
 
 
 def test_rule_L8_far_messages_are_refused_before_near_ones() -> None:
@@ -264,13 +264,13 @@ def test_rule_P5_an_idle_server_writes_a_tick_when_an_hour_has_ended() -> None:
     world = World()
     send(world, batch(1, due_ms=0))
     world.pass_ms(2_000)
-    before = world.core.intake.durable.offset
+    before = world.core.logs.intake.durable.offset
     world.pass_ms(2_000)
-    assert world.core.intake.durable.offset == before
+    assert world.core.logs.intake.durable.offset == before
     world.clock.advance(3_600_000)
     world.pass_ms(2_000)
-    assert world.core.intake.durable.offset > before
-    assert world.core.intake.appended_at_ms >= START_MS + 3_600_000
+    assert world.core.logs.intake.durable.offset > before
+    assert world.core.logs.intake.appended_at_ms >= START_MS + 3_600_000
 
 
 def test_every_refusal_that_waiting_helps_says_how_long() -> None:
@@ -301,7 +301,7 @@ def test_rule_E2_headers_that_no_consumer_can_read_are_refused_with_their_rows(b
     headers = [b"", bad, b"\x81\xa1a\xa1b", bad, b"\x80"]
     error = refusal(world, messages([b"x"] * 5, due=due, headers=headers))
     assert isinstance(error, BadHeaders) and refused_rows(error) == [1, 3]
-    assert world.core.intake.idle
+    assert world.core.logs.intake.idle
     answers = send(world, messages([b"x"] * 2, due=due[:2], headers=headers[:1] + headers[2:3]))
     world.settle()
     assert isinstance(answers[0][0], AcceptedBatch)

@@ -42,7 +42,7 @@ def test_rule_B2_a_herd_leaves_the_wheel_in_several_turns_of_the_loop(monkeypatc
     for _ in range(3):
         assert (world.core.next_due_ms() or 0) <= world.clock.now_ms(), "the next turn comes at once"
         world.core.wake()
-        held.append(world.core.counters()["loaded_rows"])
+        held.append(world.core.standing.counters()["loaded_rows"])
     assert held == [6, 2, 0]
     world.drain()
     world.check_books()
@@ -101,13 +101,13 @@ def test_rule_B2_what_an_answer_decides_is_dropped_a_frame_at_a_time() -> None:
     counts = []
     for parts in (10, 1_000):
         world = ready_world()
-        (link,) = world.core.dispatcher.links.values()
+        (link,) = world.core.handoff.dispatcher.links.values()
         for number in range(parts):
             rows = new_rows(2)
             rows["hour"], rows["sequence"], rows["length"] = HOUR, [2 * number, 2 * number + 1], 64
             link.sender.waiting.add(rows)
         decided = np.arange(1_000, dtype=np.uint64)
-        counts.append(calls(partial(world.core.dispatcher.drop, decided)))
+        counts.append(calls(partial(world.core.handoff.dispatcher.drop, decided)))
     assert counts[0] == counts[1]
 
 
@@ -123,7 +123,7 @@ def test_rule_B2_a_checkpoint_of_many_producers_begins_in_several_turns_of_the_l
     done: list[int] = []
     world.core.checkpoint(done.append)
     turns = 0
-    while world.core._checkpointer.collecting:
+    while world.core.upkeep.checkpointer.collecting:
         assert world.core.next_wake_ms() <= world.clock.monotonic_ms(), "the next turn comes at once"
         world.core.wake()
         turns += 1

@@ -18,6 +18,7 @@ from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
 from delayd.log.hour import NewPart, Outcome
+from delayd.machine.alarms import Alarms
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
@@ -129,8 +130,9 @@ class Outcomes:
         self.disk.make_folder(FOLDER)
         self.clock = SimClock()
         self.thread = StepExecutor()
+        self.alarms = Alarms(self.clock)
         self.log = OutcomeLog(
-            Site(self.disk, MemoryState(), FOLDER, Identity(7, 1), self.clock, self.thread), 20, {}, {}
+            Site(self.disk, MemoryState(), FOLDER, Identity(7, 1), self.alarms, self.thread), 20, {}, {}
         )
         self.heard: list[str] = []
 
@@ -147,10 +149,10 @@ def test_outcomes_are_flushed_together_after_a_while_and_heard_of_in_their_order
     outcomes.record(1)
     outcomes.record(2, HOUR + 1)
     outcomes.log.when_durable(outcomes.hear("both"))
-    outcomes.log.wake()
+    outcomes.alarms.ring()
     assert not outcomes.heard
     outcomes.clock.advance(20)
-    outcomes.log.wake()
+    outcomes.alarms.ring()
     outcomes.record(3)
     outcomes.thread.run_all()
     assert outcomes.heard == ["row 1", "row 2", "both"]
@@ -187,7 +189,7 @@ def test_rule_L8_an_hour_that_does_not_fit_blocks_and_is_written_when_there_is_s
     assert outcomes.heard == ["row 1"] and outcomes.log.blocked
     outcomes.disk.capacity_bytes = CAPACITY_BYTES
     outcomes.clock.advance(1_000)
-    outcomes.log.wake()
+    outcomes.alarms.ring()
     outcomes.thread.run_all()
     assert outcomes.heard == ["row 1", "row 2", "row 3", "all"] and not outcomes.log.blocked
 
@@ -221,4 +223,4 @@ def test_rule_P6_segments_roll_and_go_in_turn_and_nothing_is_lost() -> None:
         commit.run_all()
     world.settle()
     again = world.after_crash()
-    assert again.core.intake.next_sequence == world.core.intake.next_sequence == 401
+    assert again.core.logs.intake.next_sequence == world.core.logs.intake.next_sequence == 401

@@ -82,13 +82,13 @@ def test_rule_B2_a_send_of_thousands_of_batches_is_taken_in_pieces_in_turn_with_
     turns: list[Callable[[], None]] = []
     requests = Requests(world.core, world.clock, dict, turns.append)
     begun: list[int] = []
-    taken = world.core.intake.send
+    taken = world.core.logs.intake.send
 
     def noted(batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
         begun.append(batch.producer.producer_batch)
         taken(batch, waiter, allowance)
 
-    monkeypatch.setattr(world.core.intake, "send", noted)
+    monkeypatch.setattr(world.core.logs.intake, "send", noted)
     many, few = Answers(), Answers()
     requests.received(many, frame(RequestType.SEND, {}, b"".join(sent(number) for number in range(1, BATCHES_MAX + 1))))
     assert begun == list(range(1, PIECE_BATCHES + 1))
@@ -162,7 +162,7 @@ def test_a_body_whose_lengths_do_not_chain_is_refused_whole(world: World, reques
     with pytest.raises(BatchMalformed):
         requests.received(Answers(), frame(RequestType.SEND, {}, body))
     world.settle()
-    assert world.core.outcome(7, 1) is None and world.core.intake.next_sequence == 1
+    assert world.core.outcome(7, 1) is None and world.core.logs.intake.next_sequence == 1
 
 
 def test_a_send_takes_4096_batches(world: World, requests: Requests) -> None:
@@ -173,7 +173,7 @@ def test_a_send_takes_4096_batches(world: World, requests: Requests) -> None:
 
 def outcome_of(requests: Requests, world: World, number: int) -> Answers:
     peer = Answers()
-    head: Head = {"log_id": world.core.identity.log_id, "producer_id": 7, "producer_batch": number}
+    head: Head = {"log_id": world.core.site.identity.log_id, "producer_id": 7, "producer_batch": number}
     requests.received(peer, frame(RequestType.OUTCOME, head))
     return peer
 

@@ -124,11 +124,11 @@ def test_rule_B1_names_go_with_the_rows_that_a_checkpoint_files_and_come_back_wi
     near = [b"near.%d" % index for index in range(3)]
     send(world, 1, far, START_MS + 5 * HOUR_MS)
     send(world, 2, near, START_MS + 1_000)
-    assert world.core.counters()["subjects"] == 303
+    assert world.core.standing.counters()["subjects"] == 303
     world.checkpoint()
-    assert world.core.counters()["subjects"] == 3
+    assert world.core.standing.counters()["subjects"] == 3
     world.pass_ms(130_000)  # Two checkpoints: one that looks, and one that writes what became of it.
-    assert world.core.counters()["subjects"] == 0 and not world.core.dispatcher.targets
+    assert world.core.standing.counters()["subjects"] == 0 and not world.core.handoff.dispatcher.targets
     assert not list(world.state.scan(TARGET_PREFIX))
     send(world, 3, [far[7], near[1]], START_MS + 5 * HOUR_MS)
     world.clock.advance(5 * HOUR_MS - 10_000)
@@ -143,7 +143,7 @@ def test_rule_H5_a_target_is_kept_while_anything_of_its_subject_is_in_doubt(swep
     send(world, 1, [b"a", b"b"], START_MS + 1_000)
     world.clock.advance(1_000)
     world.core.wake()
-    while world.core.counters()["undecided_batches"] == 0:
+    while world.core.standing.counters()["undecided_batches"] == 0:
         move = world.next_move()
         assert move is not None
         move()
@@ -154,9 +154,9 @@ def test_rule_H5_a_target_is_kept_while_anything_of_its_subject_is_in_doubt(swep
     for executor in world.executors():
         while executor.waiting or executor.ran:
             (executor.run_one if executor.waiting else executor.complete_one)()
-    assert set(world.core.dispatcher.targets) == {b"a", b"b"}
+    assert set(world.core.handoff.dispatcher.targets) == {b"a", b"b"}
     after = world.after_crash(PowerLoss.ALL_LOST)
-    assert set(after.core.dispatcher.targets) == {b"a", b"b"}
+    assert set(after.core.handoff.dispatcher.targets) == {b"a", b"b"}
 
 
 def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_taken(
@@ -168,7 +168,7 @@ def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_t
     assert isinstance(send(world, 1, far, START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
     assert isinstance(send(world, 2, [b"other"], START_MS + 5 * HOUR_MS)[0], SlowDown)
     assert isinstance(send(world, 2, far[:5], START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
-    assert any("subjects" in wait.what for wait in world.core.refuses())
+    assert any("subjects" in wait.what for wait in world.core.standing.refuses())
     world.checkpoint()
     assert isinstance(send(world, 3, [b"other"], START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
 
@@ -179,12 +179,13 @@ def test_rule_H5_the_targets_of_one_answer_of_meta_are_noted_in_one_batch_and_fo
     send(world, 1, names, START_MS + 60_000)
     noted = [
         [record["subject"] for record in decode_records(batch)]
-        for group in world.core._log.scan(0, world.core.intake.durable.offset)
+        for group in world.core._log.scan(0, world.core.logs.intake.durable.offset)
         for _, batch in group.batches()
         if batch.kind is BatchKind.CONTROL
     ]
     assert [sorted(subjects) for subjects in noted] == [names]
     after = world.after_crash(PowerLoss.ALL_LOST)
     assert (
-        after.core.dispatcher.targets == world.core.dispatcher.targets and len(after.core.dispatcher.targets) == 1_000
+        after.core.handoff.dispatcher.targets == world.core.handoff.dispatcher.targets
+        and len(after.core.handoff.dispatcher.targets) == 1_000
     )

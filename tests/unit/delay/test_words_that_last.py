@@ -50,7 +50,7 @@ def after_the_targets_loss() -> World:
 def fenced_by_the_target(epochs_ahead: int = 1_000) -> World:
     """This directory was restored: the target has heard of a far later life of it."""
     world = ready_world()
-    target_of(world).origin = (world.core.identity.epoch + epochs_ahead, 0xBAD)
+    target_of(world).origin = (world.core.site.identity.epoch + epochs_ahead, 0xBAD)
     world.cut(TARGET)
     world.pass_ms(3_000)
     assert world.core.fence.is_up
@@ -64,7 +64,7 @@ def with_lost_value(key: bytes) -> World:
     remains.state._pairs[key] = b"no checksum"
     life = World(remains)
     life.settle()
-    assert len(life.core.quarantine) == 1
+    assert len(life.core.memory.quarantine) == 1
     return life
 
 
@@ -79,7 +79,7 @@ def without_file(path: str) -> World:
     life.send(wanted(2, FAR_MS, "beside"))
     life.settle()
     life.checkpoint()
-    assert len(life.core.quarantine) == 1
+    assert len(life.core.memory.quarantine) == 1
     return life
 
 
@@ -97,15 +97,15 @@ def with_rotten_bodies() -> World:
 
 
 def release(id_: str) -> Callable[[World, Callable[..., None]], None]:
-    return lambda world, hear: world.core.release(id_, hear)
+    return lambda world, hear: world.core.repair.decisions.release(id_, hear)
 
 
 def drop(id_: str) -> Callable[[World, Callable[..., None]], None]:
-    return lambda world, hear: world.core.drop(id_, hear)
+    return lambda world, hear: world.core.repair.decisions.drop(id_, hear)
 
 
 def nothing_waits(world: World) -> bool:
-    return not len(world.core.quarantine)
+    return not len(world.core.memory.quarantine)
 
 
 def speaks_to_its_target(world: World) -> bool:
@@ -121,14 +121,16 @@ def takes_batches(world: World) -> bool:
 WORDS = {
     "target lost": Word(
         ready_world,
-        lambda world, hear: world.core.targets.lose(TARGET, hear),
-        lambda world: world.core.targets._words.is_freed(TARGET),
+        lambda world, hear: world.core.handoff.targets.lose(TARGET, hear),
+        lambda world: world.core.handoff.targets._words.is_freed(TARGET),
     ),
     "target accept, which lost data": Word(
-        after_the_targets_loss, lambda world, hear: world.core.targets.accept(TARGET, hear), speaks_to_its_target
+        after_the_targets_loss,
+        lambda world, hear: world.core.handoff.targets.accept(TARGET, hear),
+        speaks_to_its_target,
     ),
     "target accept, of a restored server": Word(
-        fenced_by_the_target, lambda world, hear: world.core.targets.accept(TARGET, hear), speaks_to_its_target
+        fenced_by_the_target, lambda world, hear: world.core.handoff.targets.accept(TARGET, hear), speaks_to_its_target
     ),
     "quarantine release target": Word(lambda: with_lost_value(b"target/mail"), release("target/mail"), nothing_waits),
     "quarantine release producer": Word(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import HandoffRefused
-from delayd.log.log import LOOK_MS
+from delayd.machine.alarms import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.wire.requests import RequestType
 from delayd.wire.status import read_list

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayd.log.pull import Decision, PullEntry, PullOp, RetryRow
+from delayd.machine.alarms import NEVER_MS
 from realtime import window as window_module
-from realtime.alarms import NEVER_MS
 from realtime.window import (
     BECAME,
     HELD,

@@ -184,7 +184,7 @@ def test_rule_S4_an_hour_that_gives_another_seal_than_a_crash_left_is_told_and_s
 
 def rewrite_outcomes(world: World, change: Callable[[NewPart], NewPart]) -> None:
     """Write the hour's dispatch log anew with changed parts, checksums and all."""
-    path, log_id = dispatch_path(FOLDER, HOUR), world.core.identity.log_id
+    path, log_id = dispatch_path(FOLDER, HOUR), world.core.site.identity.log_id
     segment = open_segment(world.disk, path, FileKind.DISPATCH, log_id, write=True)
     groups = [[batch for _, batch in group.batches()] for group in segment.scan(0, 0)]
     segment.file.truncate(64)

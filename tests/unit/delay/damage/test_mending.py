@@ -11,7 +11,8 @@ from delayd.delay.books.outcomes import quarantine_path
 from delayd.delay.damage import mending
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import dispatch_path, schedule_beside_path, schedule_path
-from delayd.log.log import LOOK_MS, segment_name
+from delayd.log.log import segment_name
+from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
 from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
@@ -45,12 +46,14 @@ def aside() -> World:
 
 
 def ids(world: World) -> list[str]:
-    return [entry.id for entry in world.core.quarantine]
+    return [entry.id for entry in world.core.memory.quarantine]
 
 
 def decided(world: World, id_: str, *, drop: bool = False) -> tuple[bool, str]:
     told: list[tuple[bool, str]] = []
-    (world.core.drop if drop else world.core.release)(id_, lambda done, text: told.append((done, text)))
+    (world.core.repair.decisions.drop if drop else world.core.repair.decisions.release)(
+        id_, lambda done, text: told.append((done, text))
+    )
     world.settle()
     (answer,) = told
     return answer
@@ -86,10 +89,10 @@ def test_rule_L8_a_start_that_finds_no_space_to_join_files_goes_on_with_both_and
     for _ in range(2):
         world = world.after_crash()
         assert ids(world) == [SCHEDULE_ID] and world.disk.exists(BESIDE)
-        world.pass_ms(mending.RETRY_MS + 1_000)
+        world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
         assert ids(world) == [SCHEDULE_ID], "no start is tried that would find no space either"
     world.disk.capacity_bytes = CAPACITY_BYTES
-    world.pass_ms(mending.RETRY_MS + 1_000)
+    world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
     assert not ids(world) and not world.disk.exists(BESIDE) and world.hours().get(FAR).rows == 5
     delivered(world)
 
@@ -130,15 +133,15 @@ def test_a_file_that_is_whole_again_waits_for_a_message_log_without_which_a_star
     world.pass_ms(LOOK_MS + 2_000)
     world.disk.rename(AWAY, PATH)
     log_id = f"log/{segment_name(0).removesuffix('.log')}"
-    epoch = world.core.identity.epoch
+    epoch = world.core.site.identity.epoch
     for drop in (False, True):
         done, text = decided(world, SCHEDULE_ID, drop=drop)
         assert not done and f"when {log_id} is whole, too" in text
-    world.pass_ms(mending.RETRY_MS + 1_000)
-    assert world.core.identity.epoch == epoch, "a start would be held, and this life goes on"
+    world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
+    assert world.core.site.identity.epoch == epoch, "a start would be held, and this life goes on"
     put(world.disk, FIRST, whole)
-    world.pass_ms(LOOK_MS + mending.RETRY_MS + 2_000)
-    assert not ids(world) and world.core.identity.epoch == epoch + 1
+    world.pass_ms(LOOK_MS + DAMAGED_AGAIN_MS + 2_000)
+    assert not ids(world) and world.core.site.identity.epoch == epoch + 1
     delivered(world)
 
 
@@ -149,11 +152,11 @@ def test_a_file_that_only_looks_whole_has_the_server_begin_anew_once_in_thirty_s
     monkeypatch.setattr(mending, "check_schedule", lambda *args: None)
     begun = [world.clock.monotonic_ms()]
     while len(begun) < 4:
-        epoch = world.core.identity.epoch
+        epoch = world.core.site.identity.epoch
         world.pass_ms(500)
-        if world.core.identity.epoch > epoch:
+        if world.core.site.identity.epoch > epoch:
             begun.append(world.clock.monotonic_ms())
-    assert all(later - earlier >= mending.RETRY_MS for earlier, later in pairwise(begun[1:]))
+    assert all(later - earlier >= DAMAGED_AGAIN_MS for earlier, later in pairwise(begun[1:]))
 
 
 # Dispatch logs, and the files beside them.

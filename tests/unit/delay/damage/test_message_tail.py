@@ -88,7 +88,7 @@ def test_rule_L5_a_last_group_that_nothing_names_is_cut_as_torn(counted: bool) -
     world.send(wanted(1, 2 * HOUR_MS, "last"))
     remains = left(world)
     put(remains.disk, LOG, content(remains.disk, LOG)[:-8])
-    assert World(remains).core.intake.next_sequence == 2
+    assert World(remains).core.logs.intake.next_sequence == 2
 
 
 @pytest.mark.parametrize("named", [handed_over, moved])
@@ -98,5 +98,5 @@ def test_rule_I5_a_sequence_that_an_outcome_names_behind_the_end_is_given_to_nob
     remains, _ = named()
     whole = content(remains.disk, LOG)
     put(remains.disk, LOG, whole[: whole.rindex(MAGIC_BYTES)])
-    assert World(remains).core.intake.next_sequence == 3
+    assert World(remains).core.logs.intake.next_sequence == 3
     assert "log_end_lost" in caplog.text and "outcomes_up_to=2" in caplog.text

@@ -28,7 +28,7 @@ def delivered(*worlds: World) -> Counter[bytes]:
     """The bodies at the targets of some servers when all that they hold has fallen due."""
     found: Counter[bytes] = Counter()
     for world in worlds:
-        world.outside.cancel_asked.update(range(1, world.core.intake.next_sequence))
+        world.outside.cancel_asked.update(range(1, world.core.logs.intake.next_sequence))
         world.drain(6 * HOUR_MS)
         for hours in (1, 30):
             world.clock.advance(hours * HOUR_MS)
@@ -48,7 +48,7 @@ def answers(world: World, asked: Asked) -> AnswerRows:
         assert not isinstance(what, DelaydError), what
         told.append(what)
 
-    world.core.endings.get(asked, heard)
+    world.core.asked.endings.get(asked, heard)
     world.settle()
     return told[0]
 
@@ -108,12 +108,12 @@ def test_whenever_both_servers_die_each_row_is_deliverable_at_one_of_them(
         elif journey is not None:
             next(journey, None)
             journey = None  # The answer has come; before that a crash would have lost it.
-        elif next(world.core.endings.drain.waiting(log_id(other)), None) is not None:
+        elif next(world.core.asked.endings.drain.waiting(log_id(other)), None) is not None:
             journey = carry_one(world, other)
             next(journey)
-        elif world.core.endings.drain.rows or not told or world.core.counters()["leaving_rows"]:
+        elif world.core.asked.endings.drain.rows or not told or world.core.standing.counters()["leaving_rows"]:
             world.pass_ms(100)
-        elif steps > 200 or not world.core.ledger.owed.all().size:
+        elif steps > 200 or not world.core.memory.ledger.owed.all().size:
             break
         else:
             world.pass_ms(50)
@@ -140,7 +140,7 @@ def test_keyed_rows_go_with_their_slots_which_are_served_no_more() -> None:
     life.send(wanted(1, 3 * HOUR_MS, "again"), keys=keys[:1])
     life.settle()
     assert isinstance(life.outside.refused[-1][1], SlowDown)
-    assert any("drain" in wait.command for wait in life.core.waits())
+    assert any("drain" in wait.command for wait in life.core.standing.waits())
     assert piece(world, log_id(other), ALL_SLOTS).drained == 6 - first.drained
     carry(world, other)
     # The other server knows the keys from the moment on at which it took the messages.

@@ -33,7 +33,7 @@ def walk(world: World, window: Window) -> list[Piece]:
     while place is not None:
         until = pieces[-1].until_sequence if pieces else window.until_sequence
         told: list[Piece] = []
-        world.core.endings.find(window._replace(place=place, until_sequence=until), hear(told))
+        world.core.asked.endings.find(window._replace(place=place, until_sequence=until), hear(told))
         world.settle()
         (piece,) = told
         pieces.append(piece)
@@ -129,7 +129,7 @@ def test_the_loop_is_not_held_by_all_that_waits(monkeypatch: pytest.MonkeyPatch)
     worker = world.threads.worker
     assert isinstance(worker, StepExecutor)
     told: list[Piece] = []
-    world.core.endings.find(all_of(), hear(told))
+    world.core.asked.endings.find(all_of(), hear(told))
     turns = 0
     while not told:
         worker.run_one()

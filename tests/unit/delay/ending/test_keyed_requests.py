@@ -37,7 +37,7 @@ def ask(
             world.outside.cancelled.update(gone)
 
     instants = None if wanted_at_ms is None else np.array(wanted_at_ms, np.int64)
-    world.core.endings.ask_by_key(wish, names(keys, wanted_at_ms), heard, instants)
+    world.core.asked.endings.ask_by_key(wish, names(keys, wanted_at_ms), heard, instants)
     return told
 
 
@@ -70,7 +70,7 @@ def test_a_request_by_key_waits_for_the_rows_of_its_own_commit() -> None:
     while worker.waiting or worker.ran:
         worker.run_one()
         worker.complete_one()
-    assert world.core.endings.requests.waiting and world.core.endings.keyed_sends.waiting
+    assert world.core.asked.endings.requests.waiting and world.core.asked.endings.keyed_sends.waiting
     world.settle()
     (what,) = told
     assert not isinstance(what, DelaydError)

@@ -48,7 +48,7 @@ def filled() -> tuple[World, Asked]:
 
 
 def ask(world: World, wish: Wish, asked: Asked, moved_at_ms: Int64s, told: Told, *, by_key: bool) -> None:
-    endings = world.core.endings
+    endings = world.core.asked.endings
     if by_key:
         instants = moved_at_ms.tolist() if wish is Wish.MOVE else None
         keys = names([b"k%d" % (sequence - 1) for sequence in asked.sequences.tolist()], instants)
@@ -85,7 +85,7 @@ def test_rule_B2_a_request_of_many_rows_and_hours_is_answered_in_the_order_of_it
         state = MessageState.PENDING if wish is Wish.GET else MessageState.CANCELLED
         assert set(rows["state"].tolist()) == {state}
         assert rows["sequence"].tolist() == asked.sequences.tolist()
-    assert world.core.counters()["asked_rows"] == 0
+    assert world.core.standing.counters()["asked_rows"] == 0
 
 
 @pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.MOVE])
@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_the_other_rows_to_be_asked_for
     moved_at_ms = np.full(ROWS, START_MS + 50 * HOUR_MS, np.int64)
     told = Told()
     ask(world, wish, asked, moved_at_ms, told, by_key=False)
-    while not world.core.counters()["owed_rows"]:
+    while not world.core.standing.counters()["owed_rows"]:
         move = world.next_move()
         assert move is not None
         move()

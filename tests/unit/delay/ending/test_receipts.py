@@ -88,7 +88,7 @@ def test_a_request_about_one_subject_touches_no_message_of_another(filed: bool) 
         world.checkpoint()
     told: list[object] = []
     receipts = world.receipts("mine", "theirs")
-    world.core.endings.cancel(receipts, told.append, b"mails")
+    world.core.asked.endings.cancel(receipts, told.append, b"mails")
     world.settle()
     assert [type(what) for what in told] == [BadArgument]
     assert world.states(receipts) == [MessageState.PENDING] * 2
@@ -99,7 +99,7 @@ def test_a_producer_can_not_use_the_id_of_moved_rows() -> None:
     data = encode_wanted(wanted(1, 1_000, "false"), ProducerPart(MOVED_PRODUCER_ID, 0, 0))
     world.core.send(parse(data), lambda what, _: heard.append(what))
     world.settle()
-    assert isinstance(heard[0], BatchMalformed) and world.core.intake.next_sequence == 1
+    assert isinstance(heard[0], BatchMalformed) and world.core.logs.intake.next_sequence == 1
 
 
 MOVED = RescheduleAnswer.MOVED
@@ -124,9 +124,9 @@ def test_long_messages_move_a_few_at_a_time_with_all_that_they_have() -> None:
         world.send([(START_MS + HOUR_MS, b"mail", body.ljust(900_000, b"."))])
         world.settle()
     base = Asked(np.arange(1, 13, dtype=np.uint64), np.full(12, START_MS + HOUR_MS), np.full(12, START_MS))
-    before = world.core.intake.durable.offset
+    before = world.core.logs.intake.durable.offset
     assert move(world, base, 3 * HOUR_MS) == [MOVED] * 12
-    assert 12 * 900_000 < world.core.intake.durable.offset - before < 12 * 920_000
+    assert 12 * 900_000 < world.core.logs.intake.durable.offset - before < 12 * 920_000
     end(world)
 
 

@@ -44,7 +44,7 @@ def ask_by_key(
     instants = None if wanted_at_ms is None else np.full(len(keys), wanted_at_ms, np.int64)
     told: list[AnswerRows] = []
     tries = Tries(ASKER, min(numbers), np.array(numbers, np.uint64))
-    world.core.endings.ask_by_key(wish, batch, told.append, instants, tries)  # type: ignore[arg-type]
+    world.core.asked.endings.ask_by_key(wish, batch, told.append, instants, tries)  # type: ignore[arg-type]
     world.settle()
     (rows,) = told
     return rows
@@ -82,7 +82,7 @@ def begin_move(world: World, asked: Asked, to_ms: int | Sequence[int], number: i
     told: list[AnswerRows] = []
     instants = np.array(np.broadcast_to(np.array(to_ms, np.int64), len(asked.sequences)))
     moved_by = MoveTry(ASKER, number, number) if number else None
-    world.core.endings.reschedule(asked, instants, told.append, moved_by=moved_by)  # type: ignore[arg-type]
+    world.core.asked.endings.reschedule(asked, instants, told.append, moved_by=moved_by)  # type: ignore[arg-type]
     return told
 
 
@@ -102,7 +102,7 @@ def same(told: AnswerRows, again: AnswerRows) -> bool:
 def due_of(world: World, asked: Asked) -> list[int]:
     """When messages are due that are pending."""
     told: list[AnswerRows] = []
-    world.core.endings.get(asked, told.append)  # type: ignore[arg-type]
+    world.core.asked.endings.get(asked, told.append)  # type: ignore[arg-type]
     world.settle()
     (rows,) = told
     assert set(rows["state"].tolist()) == {MessageState.PENDING}
@@ -158,7 +158,7 @@ def test_rule_B1_a_try_that_can_not_be_remembered_is_refused() -> None:
     world = World()
     sent(world, wanted(1, 5 * HOUR_MS, "first"), [b"k"], REJECT)
     receipt = world.receipts("first")
-    world.core.producers._bytes_max = 0
+    world.core.logs.producers._bytes_max = 0
     with pytest.raises(SlowDown, match="as many tries as it can"):
         begin_move(world, receipt, TEN, number=1)
     with pytest.raises(SlowDown, match="as many tries as it can"):

@@ -23,7 +23,7 @@ Told = list[AnswerRows | DelaydError]
 
 
 def holds_nothing(world: World) -> bool:
-    counters = world.core.counters()
+    counters = world.core.standing.counters()
     return all(counters[name] == 0 for name in HELD)
 
 
@@ -42,7 +42,7 @@ def moved_world(*, remembered: bool) -> World:
 
 def asks(world: World) -> dict[str, Callable[[Told], None]]:
     """One request of each kind."""
-    endings, row, later = world.core.endings, world.receipts("row"), np.array([START_MS + 7 * HOUR_MS])
+    endings, row, later = world.core.asked.endings, world.receipts("row"), np.array([START_MS + 7 * HOUR_MS])
     key = names([b"k"])
     return {
         "get": lambda told: endings.get(row, told.append),
@@ -105,7 +105,7 @@ def test_a_server_that_stops_amid_a_move_says_which_rows_it_has_moved(monkeypatc
             moved = (told[0]["answer"] == RescheduleAnswer.MOVED).tolist()
         after: Told = []
         world = world.after_crash(None)
-        world.core.endings.get(asked, after.append)
+        world.core.asked.endings.get(asked, after.append)
         world.settle()
         (rows,) = after
         assert not isinstance(rows, DelaydError)

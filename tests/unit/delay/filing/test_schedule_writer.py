@@ -26,7 +26,9 @@ FAR = hour_of_ms(START_MS + FAR_MS)
 
 def filed(world: World, hour: int = FAR) -> list[Batch]:
     """The batches of an hour's schedule log as the checkpoint counts them."""
-    stored, damage = read_schedule_log(world.disk, FOLDER, world.core.identity.log_id, hour, world.hours().get(hour))
+    stored, damage = read_schedule_log(
+        world.disk, FOLDER, world.core.site.identity.log_id, hour, world.hours().get(hour)
+    )
     assert damage is None, str(damage)
     for entry in stored:
         assert entry.batch.kind is BatchKind.SCHEDULE and entry.batch.schedule.hour == hour
@@ -153,6 +155,6 @@ def test_rule_P2_a_checkpoint_that_could_not_be_published_counts_and_the_next_on
         world = world.after_crash(PowerLoss.ALL_LOST)
     else:
         world.pass_ms(2_000)
-        assert answers == [world.core.counters()["replay_offset"]]
+        assert answers == [world.core.standing.counters()["replay_offset"]]
     world.drain(3 * HOUR_MS)
     world.check_books()

@@ -14,7 +14,7 @@ def target_of(world: World) -> FakeTarget:
 
 
 def link_of(world: World) -> Link:
-    return world.core.dispatcher.links[TARGET]
+    return world.core.handoff.dispatcher.links[TARGET]
 
 
 def cable_of(world: World) -> Cable:

@@ -6,7 +6,7 @@ import pytest
 from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.link import Link
-from delayd.delay.handoff.sender import BATCHES_A_FRAME, REFUSED_RETRY_MS
+from delayd.delay.handoff.sender import BATCHES_A_FRAME, REFUSED_AGAIN_MS
 from delayd.errors import BatchMalformed, DiskReserve, DispatchRefused
 from delayd.hours import hour_of_ms
 from delayd.log.group import GroupKind, NewGroup
@@ -27,7 +27,7 @@ def target_of(world: World, log_id: int = TARGET) -> FakeTarget:
 
 
 def link_of(world: World, log_id: int = TARGET) -> Link:
-    return world.core.dispatcher.links[log_id]
+    return world.core.handoff.dispatcher.links[log_id]
 
 
 def dead_of(world: World) -> list[int]:
@@ -45,10 +45,10 @@ def test_rows_without_a_route_wait_and_leave_when_there_is_one() -> None:
     world.meta_up = False
     world.send(wanted(3, 0, "a"))
     world.pass_ms(3_000)
-    assert world.core.counters()["waiting_rows"] == 3 and not target_of(world).log
+    assert world.core.standing.counters()["waiting_rows"] == 3 and not target_of(world).log
     world.meta_up = True
     world.pass_ms(2_000)
-    assert world.core.counters()["waiting_rows"] == 0
+    assert world.core.standing.counters()["waiting_rows"] == 0
     world.check_books()
 
 
@@ -71,7 +71,7 @@ def test_one_target_that_is_dead_delays_no_other() -> None:
         world.send(wanted(5, 1_000, f"m{index}", subject))
     world.pass_ms(1_100)
     assert sum(len(kept.bodies) for kept in target_of(world, TARGET_IDS[1]).log) == 5
-    assert world.core.counters()["waiting_rows"] == 5
+    assert world.core.standing.counters()["waiting_rows"] == 5
     world.drain()
     world.check_books()
 
@@ -102,14 +102,14 @@ def test_rule_S3_rows_refused_by_name_are_tried_again_alone_while_others_go_on()
     target = target_of(world)
     target.refused_bodies, target.refuse_with = {b"bad-0"}, BatchMalformed("no")
     world.send([*wanted(1, 0, "bad", b"mail"), *wanted(2, 0, "good", b"orders.eu")])
-    world.pass_ms(REFUSED_RETRY_MS - 100)
+    world.pass_ms(REFUSED_AGAIN_MS - 100)
     assert target.refused == 1 and not target.log
     world.pass_ms(200)
     assert [kept.bodies for kept in target.log] == [(b"good-0", b"good-1")]
-    world.pass_ms(5 * REFUSED_RETRY_MS)
+    world.pass_ms(5 * REFUSED_AGAIN_MS)
     assert 5 <= target.refused <= 8
     target.refuse_with = None
-    world.pass_ms(2 * REFUSED_RETRY_MS)
+    world.pass_ms(2 * REFUSED_AGAIN_MS)
     world.check_books()
 
 
@@ -121,9 +121,9 @@ def test_rule_S3_rows_are_dead_when_they_were_refused_for_long_enough(error: Bat
     world.send(wanted(2, 0, "bad"))
     world.send(wanted(1, 0, "good", b"mail"))
     world.pass_ms(4_500)
-    assert world.core.counters()["dead_rows"] == 0
+    assert world.core.standing.counters()["dead_rows"] == 0
     world.pass_ms(2_500)
-    assert world.core.counters()["dead_rows"] == 2
+    assert world.core.standing.counters()["dead_rows"] == 2
     assert dead_of(world) == [1, 2]
     target.refuse_with = None
     again = world.after_crash(PowerLoss.ALL_LOST)
@@ -143,7 +143,7 @@ def test_rule_S3_time_during_which_a_target_is_away_makes_nothing_dead() -> None
         world.pass_ms(20_000)
         target.restart()
         world.pass_ms(3_000)
-        assert world.core.counters()["dead_rows"] == 0
+        assert world.core.standing.counters()["dead_rows"] == 0
     target.refuse_with = None
     world.drain()
     world.check_books()
@@ -155,7 +155,7 @@ def test_rule_S2_an_hour_with_dead_rows_seals_and_is_not_deleted() -> None:
     target.refused_bodies, target.refuse_with = {b"bad-0"}, BatchMalformed("no")
     world.send(wanted(1, 0, "bad"))
     world.pass_ms(5_000)
-    assert world.core.counters()["dead_rows"] == 1
+    assert world.core.standing.counters()["dead_rows"] == 1
     for _ in range(4):
         world.clock.advance(3_700_000)
         world.pass_ms(2_000)
@@ -184,11 +184,11 @@ def test_a_clock_that_is_set_back_puts_rows_back_that_are_not_due_any_more() -> 
     world.crash_target(TARGET)
     world.send(wanted(2, 500, "a"))
     world.pass_ms(1_000)
-    assert world.core.counters()["waiting_rows"] == 2
+    assert world.core.standing.counters()["waiting_rows"] == 2
     world.clock.step_wall(-60_000)
     target_of(world).restart()
     world.pass_ms(5_000)
-    assert not target_of(world).log and world.core.counters()["loaded_rows"] == 2
+    assert not target_of(world).log and world.core.standing.counters()["loaded_rows"] == 2
     world.pass_ms(56_000)
     world.check_books()
 
@@ -237,7 +237,7 @@ def test_rule_T1_no_producer_is_forgotten_by_an_unconfirmed_clock() -> None:
     booted.checkpoint()
     booted.send_again(number)
     booted.settle()
-    assert booted.core.intake.next_sequence == 2
+    assert booted.core.logs.intake.next_sequence == 2
 
 
 def test_rule_L8_a_full_disk_under_the_dispatch_logs_stops_sending_and_recovers_by_itself() -> None:
@@ -247,7 +247,7 @@ def test_rule_L8_a_full_disk_under_the_dispatch_logs_stops_sending_and_recovers_
     world.disk.capacity_bytes = world.disk.used_bytes
     world.pass_ms(3_000)
     sent = len(target_of(world).log)
-    assert 1 <= sent <= 3 and world.core.counters()["waiting_rows"] == 6 - sent
+    assert 1 <= sent <= 3 and world.core.standing.counters()["waiting_rows"] == 6 - sent
     world.disk.capacity_bytes = CAPACITY_BYTES
     world.pass_ms(2_000)
     world.check_books()
@@ -282,7 +282,7 @@ def test_rule_L5_a_rotten_batch_is_quarantined_and_everything_else_goes_on() -> 
     data = file.pread(file.size(), 0)
     file.pwritev([b"ROTTEN-1"], data.index(b"rotten-1"))
     world.pass_ms(3_000)
-    assert world.core.counters()["quarantined_rows"] == 2
+    assert world.core.standing.counters()["quarantined_rows"] == 2
     bodies = {body for kept in target_of(world).log for body in kept.bodies}
     assert bodies == {b"fine-0", b"fine-1", b"later-0", b"later-1"}
 
@@ -313,7 +313,7 @@ def test_rule_S1_counters_seal_nothing() -> None:
     world.checkpoint()
     # Two outcomes for two rows, but one of them is of a row that was never scheduled.
     path = f"{FOLDER}/dispatch/20270115/2027011508.log"
-    log_id = world.core.identity.log_id
+    log_id = world.core.site.identity.log_id
     world.disk.remove(path)
     segment = create_segment(world.disk, path, FileHeader(FileKind.DISPATCH, log_id, 0, HOUR, START_MS))
     part = NewPart(np.array([1, 7], np.uint64), np.array([0, 0], np.int64), Outcome.DISPATCHED)

@@ -75,7 +75,7 @@ def test_rows_that_expire_while_their_target_is_away_are_not_handed_over_and_the
     assert _at_target(world) == kept
     claims = _expired(world)
     assert set(claims) == {*range(1, 41, 4), 41} and min(claims.values()) >= now + 5_000
-    assert world.core.counters()["expired_rows"] == 11
+    assert world.core.standing.counters()["expired_rows"] == 11
     world.checkpoint()
     assert _audit(world).total.expired == 11
 
@@ -119,7 +119,7 @@ def test_a_crash_at_any_step_ends_the_row_once(loss: PowerLoss) -> None:
                 world.clock.advance(5)
             else:
                 move()
-        is_over = bool(world.core.counters()["expired_rows"]) and world.core._outcomes.idle
+        is_over = bool(world.core.standing.counters()["expired_rows"]) and world.core.logs.outcomes.idle
         again = world.after_crash(loss)
         again.pass_ms(5_000)
         assert b"2-0" not in _at_target(again)
@@ -137,7 +137,7 @@ def test_a_row_that_is_moved_beyond_its_expiry_ends_when_it_is_due() -> None:
     assert isinstance(heard, AcceptedBatch)
     for row, to_ms in enumerate((now + 1_000, now + 600_000)):
         asked = np.array([1 + row], np.uint64), np.array([now + 60_000]), np.array([heard.appended_at_ms])
-        world.core.endings.reschedule(Asked(*asked), np.array([to_ms], np.int64), lambda what: None)
+        world.core.asked.endings.reschedule(Asked(*asked), np.array([to_ms], np.int64), lambda what: None)
         world.settle()
     world.pass_ms(300_000)
     assert _at_target(world) == {b"1-0"} and not _expired(world)
@@ -167,15 +167,15 @@ def test_many_expired_rows_do_not_keep_the_server_in_one_turn() -> None:
         _send(world, number, [now] * 50, [now + 1_000] * 50)
     world.pass_ms(20_000)
     world.outside.targets[TARGET].restart()
-    ended = [world.core.counters()["expired_rows"]]
-    pump = type(world.core.dispatcher.links[TARGET].sender).pump
+    ended = [world.core.standing.counters()["expired_rows"]]
+    pump = type(world.core.handoff.dispatcher.links[TARGET].sender).pump
 
     def count(self: object, *rest: object) -> None:
         pump(self, *rest)  # type: ignore[arg-type]
-        ended.append(world.core.counters()["expired_rows"])
+        ended.append(world.core.standing.counters()["expired_rows"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(world.core.dispatcher.links[TARGET].sender), "pump", count)
+        patch.setattr(type(world.core.handoff.dispatcher.links[TARGET].sender), "pump", count)
         world.pass_ms(10_000)
     assert ended[-1] == 500 and max(np.diff(ended)) <= 10
 

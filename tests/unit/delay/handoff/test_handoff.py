@@ -20,7 +20,7 @@ def test_rule_H5_a_note_is_durable_before_the_first_batch_leaves() -> None:
     commit.run_one()
     assert not world.cables
     after = world.after_crash(PowerLoss.ALL_LOST)
-    assert after.core.dispatcher.targets == {b"orders.eu": TARGET}
+    assert after.core.handoff.dispatcher.targets == {b"orders.eu": TARGET}
     commit.complete_one()
     assert len(world.cables) == 1
 
@@ -31,8 +31,8 @@ def test_rule_H5_notes_survive_checkpoints_and_crashes_in_any_order() -> None:
     world.settle()
     for _ in range(3):
         world = world.after_crash(PowerLoss.ALL_LOST)
-        assert world.core.dispatcher.targets == {b"orders.eu": TARGET}
-        assert TARGET in world.core.dispatcher.links
+        assert world.core.handoff.dispatcher.targets == {b"orders.eu": TARGET}
+        assert TARGET in world.core.handoff.dispatcher.links
         world.send(wanted(1, 100_000_000, "far"))
         world.settle()
         world.checkpoint()
@@ -236,7 +236,7 @@ def test_rule_H3_the_epoch_is_durable_before_anything_else() -> None:
     with pytest.raises(Crash):
         World(remains)
     assert not any(name.startswith("write") for name in remains.disk.operations)
-    assert World(remains.after_crash(PowerLoss.ALL_LOST)).core.identity.epoch == 2
+    assert World(remains.after_crash(PowerLoss.ALL_LOST)).core.site.identity.epoch == 2
 
 
 def test_rule_H6_the_window_answers_all_that_the_lost_acknowledgement_said() -> None:

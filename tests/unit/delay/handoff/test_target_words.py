@@ -6,10 +6,11 @@ from random import Random
 
 import pytest
 
-from delayd.delay.handoff.link import ALARM_RETRY_MS, Phase
+from delayd.delay.handoff.link import Phase
 from delayd.errors import BadArgument, DelaydError, NotReady, RestoredOrigin, ServerFenced, UnknownServer
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.hour import Outcome
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.reading.seals import verify_seals
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move
@@ -40,13 +41,13 @@ def told_of(world: World, done: list[DelaydError | str]) -> str:
 
 def lose(world: World, log_id: int = TARGET) -> str:
     done: list[DelaydError | str] = []
-    world.core.targets.lose(log_id, done.append)
+    world.core.handoff.targets.lose(log_id, done.append)
     return told_of(world, done)
 
 
 def accept(world: World, log_id: int = TARGET) -> str:
     done: list[DelaydError | str] = []
-    world.core.targets.accept(log_id, done.append)
+    world.core.handoff.targets.accept(log_id, done.append)
     return told_of(world, done)
 
 
@@ -61,7 +62,7 @@ def test_a_target_without_an_alarm_is_not_accepted_and_one_that_is_not_known_not
 
 def test_targets_are_listed_with_their_states() -> None:
     world = ready_world()
-    (info,) = [each for each in world.core.targets.listing() if each.log_id == TARGET]
+    (info,) = [each for each in world.core.handoff.targets.listing() if each.log_id == TARGET]
     assert (info.state, info.alarm, info.waiting) == ("ready", "", 0)
     assert info.subjects > 0 and info.address == f"target-{TARGET}:1"
     assert info.to_head()["log_id"] == TARGET
@@ -77,7 +78,7 @@ def test_rule_H5_what_a_lost_target_may_hold_is_in_doubt_and_its_subjects_go_els
     world.settle()
     told = lose(world)
     assert "5 messages that it may hold are in doubt" in told
-    assert world.core.counters()["targets_away"] == 0, "nobody waits for a target that was given up"
+    assert world.core.standing.counters()["targets_away"] == 0, "nobody waits for a target that was given up"
     # Meta has been told of another server, and the lost one is spoken to no more, whatever it says.
     target.hangs = False
     replace_target(world)
@@ -87,7 +88,7 @@ def test_rule_H5_what_a_lost_target_may_hold_is_in_doubt_and_its_subjects_go_els
     assert sorted(body for body in elsewhere if body.startswith(b"later")) == [b"later-%d" % n for n in range(5)]
     assert not [body for body in elsewhere if body.startswith(b"under-way")]
     assert outcomes(world)[Outcome.IN_DOUBT] == 5
-    assert {each.log_id: each.state for each in world.core.targets.listing()}[TARGET] == "lost"
+    assert {each.log_id: each.state for each in world.core.handoff.targets.listing()}[TARGET] == "lost"
 
 
 def test_rule_S2_an_hour_with_rows_in_doubt_is_sealed() -> None:
@@ -119,14 +120,14 @@ def test_rule_S2_a_crash_while_a_target_is_given_up_sends_nothing_that_is_in_dou
     target.slow_disk = True
     world.send(wanted(4, 0, "doubt"))
     world.pass_ms(200)
-    world.core.targets.lose(TARGET, lambda _: None)
+    world.core.handoff.targets.lose(TARGET, lambda _: None)
     draw = Random(seed)
     for _ in range(steps):
         # Any order of the threads, such as the state's before the dispatch logs'.
         if moves := world.moves():
             draw.choice(moves)()
     after = world.after_crash(PowerLoss.ALL_LOST, late=False)
-    was_said = TARGET in after.core.targets._words.lost
+    was_said = TARGET in after.core.handoff.targets._words.lost
     if was_said:
         replace_target(after)
     else:
@@ -147,7 +148,7 @@ def test_rule_I5_a_word_on_lost_data_accepts_no_restored_server() -> None:
     link = link_of(world)
     link._raise_alarm("its log ends early")
     told: list[DelaydError | str] = []
-    world.core.targets.accept(TARGET, told.append)
+    world.core.handoff.targets.accept(TARGET, told.append)
     link._refused(RestoredOrigin("this delay server was restored from a copy"))
     world.settle()
     assert len(told) == 1 and not link._accepts_origin
@@ -155,7 +156,7 @@ def test_rule_I5_a_word_on_lost_data_accepts_no_restored_server() -> None:
 
 def test_a_target_is_not_given_up_before_the_clock_is_confirmed() -> None:
     world = ready_world()
-    world.core.dispatcher._trusted = False
+    world.core.handoff.dispatcher._trusted = False
     with pytest.raises(NotReady, match="clock"):
         lose(world)
 
@@ -170,7 +171,7 @@ def test_rule_H7_a_target_that_lost_data_is_accepted_by_an_operator(restarted: b
     world.send(wanted(1, 0, "a"))
     world.pass_ms(10_000)
     assert link_of(world).alarm
-    (command,) = [wait.command for wait in world.core.waits()]
+    (command,) = [wait.command for wait in world.core.standing.waits()]
     assert f"delayd target accept {TARGET:016x}" in command
     check_commands(command)
     assert "accepted as it is" in accept(world)
@@ -187,7 +188,7 @@ def test_rule_H7_a_target_that_lost_data_is_accepted_by_an_operator(restarted: b
     target.log.clear()
     target.synced = 0
     world.cut(TARGET)
-    world.pass_ms(2 * ALARM_RETRY_MS)
+    world.pass_ms(2 * DAMAGED_AGAIN_MS)
     assert link_of(world).alarm, "a second loss is noticed like the first"
 
 
@@ -214,7 +215,7 @@ def test_rule_H7_a_target_that_kept_a_part_of_its_log_is_accepted_by_one_word(re
     world.pass_ms(2_000)
     assert target_of(world).log[-1].bodies == (b"d-0",)
     # From then on a loss is noticed again, by either side.
-    assert world.core._ends.said(TARGET) == target_of(world).log[-1].offset
+    assert world.core.handoff.ends.said(TARGET) == target_of(world).log[-1].offset
 
 
 def restored(world: World) -> World:
@@ -245,7 +246,7 @@ def test_rule_H8_a_restored_delay_server_sends_nothing_until_an_operator_accepts
     again.core.ask_targets_first()
     before = {log_id: len(target.log) for log_id, target in again.outside.targets.items()}
     again.pass_ms(10_000)
-    refused = [log_id for log_id, link in again.core.dispatcher.links.items() if link.alarm]
+    refused = [log_id for log_id, link in again.core.handoff.dispatcher.links.items() if link.alarm]
     assert refused
     # It gives no receipts either: numbers that it gives now were given before.
     again.outside.refused.clear()
@@ -266,32 +267,32 @@ def test_rule_H8_a_restored_delay_server_sends_nothing_until_an_operator_accepts
 
 def other_target(world: World) -> FakeTarget:
     world.outside.targets[OTHER] = FakeTarget(OTHER, world.clock.now_ms)
-    world.core.dispatcher.place(OTHER, f"target-{OTHER}", 1)
+    world.core.handoff.dispatcher.place(OTHER, f"target-{OTHER}", 1)
     return world.outside.targets[OTHER]
 
 
 def test_a_subject_that_an_operator_moves_goes_to_its_new_target_when_the_old_one_holds_nothing_in_doubt() -> None:
     world = ready_world()
-    (subject,) = world.core.dispatcher.targets
+    (subject,) = world.core.handoff.dispatcher.targets
     other = other_target(world)
     old = target_of(world)
     old.slow_disk = True
     world.send([(world.clock.now_ms(), subject, b"in doubt")])
     world.pass_ms(100)
     move = Move(3, subject.decode(), OTHER)
-    world.core.moves.take([move])
+    world.core.handoff.moves.take([move])
     world.send([(world.clock.now_ms(), subject, b"new")])
     world.pass_ms(1_000)
-    assert not other.log and world.core.moves.seen == 0
+    assert not other.log and world.core.handoff.moves.seen == 0
     old.slow_disk = False
     world.pass_ms(1_000)
-    world.core.moves.take([move])
+    world.core.handoff.moves.take([move])
     world.settle()
-    assert world.core.moves.seen == 3
+    assert world.core.handoff.moves.seen == 3
     assert [body for kept in other.log for body in kept.bodies] == [b"new"]
     assert [body for kept in old.log for body in kept.bodies][-1:] == [b"in doubt"]
     again = world.after_crash(PowerLoss.ALL_LOST)
-    assert again.core.moves.seen == 3 and again.core.dispatcher.targets == {subject: OTHER}
+    assert again.core.handoff.moves.seen == 3 and again.core.handoff.dispatcher.targets == {subject: OTHER}
     again.drain()
     again.check_logs()
 
@@ -299,29 +300,29 @@ def test_a_subject_that_an_operator_moves_goes_to_its_new_target_when_the_old_on
 @pytest.mark.parametrize("steps", range(10))
 def test_a_crash_while_a_subject_moves_loses_and_repeats_nothing(steps: int) -> None:
     world = ready_world()
-    (subject,) = world.core.dispatcher.targets
+    (subject,) = world.core.handoff.dispatcher.targets
     other_target(world)
     world.send([(world.clock.now_ms(), subject, b"%d" % number) for number in range(4)])
     for _ in range(steps):
         if (step := world.next_move()) is not None:
             step()
-    world.core.moves.take([Move(1, subject.decode(), OTHER)])
+    world.core.handoff.moves.take([Move(1, subject.decode(), OTHER)])
     for _ in range(steps):
         if (step := world.next_move()) is not None:
             step()
     after = world.after_crash(PowerLoss.ALL_LOST)
     after.look_around()
-    after.core.moves.take([Move(1, subject.decode(), OTHER)])
+    after.core.handoff.moves.take([Move(1, subject.decode(), OTHER)])
     after.drain()
-    after.core.moves.take([Move(1, subject.decode(), OTHER)])
+    after.core.handoff.moves.take([Move(1, subject.decode(), OTHER)])
     after.pass_ms(1_000)
     after.check_logs()
     assert not after.missing()
-    assert after.core.moves.seen == 1
+    assert after.core.handoff.moves.seen == 1
 
 
 def test_a_move_of_a_subject_that_has_no_target_here_is_seen_at_once() -> None:
     world = ready_world()
-    world.core.moves.take([Move(1, "unknown", OTHER), Move(2, "other", OTHER)])
+    world.core.handoff.moves.take([Move(1, "unknown", OTHER), Move(2, "other", OTHER)])
     world.settle()
-    assert world.core.moves.seen == 2
+    assert world.core.handoff.moves.seen == 2

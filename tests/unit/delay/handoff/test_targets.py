@@ -2,8 +2,9 @@
 
 import pytest
 
-from delayd.delay.handoff.link import ALARM_RETRY_MS, Phase
+from delayd.delay.handoff.link import Phase
 from delayd.errors import InternalError
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import ANSWER, Frame, Head
 from delayd.wire.requests import RequestType
@@ -34,7 +35,7 @@ def test_rule_H7_a_target_with_another_log_id_is_sent_nothing_until_the_right_on
     world.pass_ms(5_000)
     assert "for another server" in link_of(world).alarm and len(target.log) == 1
     target.log_id = TARGET
-    world.pass_ms(ALARM_RETRY_MS)
+    world.pass_ms(DAMAGED_AGAIN_MS)
     assert link_of(world).phase is Phase.READY and not link_of(world).alarm
     world.check_books()
 
@@ -59,7 +60,7 @@ def test_a_target_that_listens_elsewhere_is_tried_at_once_though_its_last_addres
     world.pass_ms(1_000)
     assert link_of(world).alarm
     target.log_id = TARGET
-    world.core.dispatcher.place(TARGET, f"target-{TARGET}", 2)
+    world.core.handoff.dispatcher.place(TARGET, f"target-{TARGET}", 2)
     world.settle()
     assert link_of(world).phase is Phase.READY and not link_of(world).alarm
 
@@ -146,14 +147,14 @@ def test_rows_that_wait_for_a_target_that_is_away_are_told_also_those_that_it_wa
         world.settle()
         world.send(wanted(2, 0, "a"))
     world.pass_ms(3_000)
-    (wait,) = world.core.waits()
+    (wait,) = world.core.standing.waits()
     assert wait.what == f"2 due messages for realtime server {TARGET:016x}"
 
 
 def test_a_connection_that_is_lost_before_it_stood_counts_as_away() -> None:
     world = World()
     lost: list[str] = []
-    world.core.dispatcher.place(TARGET, f"target-{TARGET}", 1)
+    world.core.handoff.dispatcher.place(TARGET, f"target-{TARGET}", 1)
     world.send(wanted(1, 0, "a"))
     target_of(world).up = False
     world.pass_ms(1_000)

@@ -18,6 +18,7 @@ from delayd.errors import (
     RetryLater,
     ServerUnavailable,
 )
+from delayd.machine.alarms import Alarms
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
@@ -48,7 +49,7 @@ class Member:
         self.reachable = True
         self.asked: list[tuple[SlotSet, OnSlots]] = []
         self.answer: tuple[SlotSet, frozenset[int] | None] | None = None
-        site = Site(MemoryDisk(), self.state, "d", Identity(log_id, 1), SimClock(), self.worker)
+        site = Site(MemoryDisk(), self.state, "d", Identity(log_id, 1), Alarms(SimClock()), self.worker)
         self.own = OwnedSlots(site, lambda wanted, answer: self.asked.append((wanted, answer)), self.count)
 
     def count(self, wanted: SlotSet, told: Callable[[int | DelaydError], None]) -> None:

@@ -42,7 +42,7 @@ def send(world: World, keys: list[bytes], number: int, due_ms: int = FAR_MS) -> 
 def found(world: World, keys: list[bytes]) -> list[int]:
     """The sequence of the newest row of each key."""
     names = Names.of_lists([SUBJECT] * len(keys), keys)
-    sequences: list[int] = world.core._keys.find(names).rows["sequence"].tolist()
+    sequences: list[int] = world.core.logs.keys.find(names).rows["sequence"].tolist()
     return sequences
 
 
@@ -63,8 +63,8 @@ def test_a_row_that_took_no_key_has_no_entry_after_the_index_was_made_again() ->
     send(world, [b"a"], 1)
     send(world, [b"a"], 2, FAR_MS + HOUR_MS)
     send(world, [b"b"], 3)
-    world.core.ledger.owed.take(ended_rows(world, [(2, FAR_MS + HOUR_MS)], Reason.REJECTED))
-    world.core.ledger.owed.take(ended_rows(world, [(3, FAR_MS)], Reason.CANCELLED))
+    world.core.memory.ledger.owed.take(ended_rows(world, [(2, FAR_MS + HOUR_MS)], Reason.REJECTED))
+    world.core.memory.ledger.owed.take(ended_rows(world, [(3, FAR_MS)], Reason.CANCELLED))
     world.pass_ms(100)
     world.checkpoint()
     world.disk.remove(run_path(FOLDER, known(world).runs[0].number))

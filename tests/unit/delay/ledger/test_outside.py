@@ -80,7 +80,7 @@ def test_rule_B2_a_request_is_a_look_up_however_many_rows_wait_for_a_target(monk
         world.send(wanted(400, 2_000 + number, f"w{number}"))
         world.settle()
     world.pass_ms(3_000)
-    assert world.core.counters()["waiting_rows"] == 3_200
+    assert world.core.standing.counters()["waiting_rows"] == 3_200
     compared: list[int] = []
     find = Wanted.find
 
@@ -100,4 +100,4 @@ def test_rule_B2_a_request_is_a_look_up_however_many_rows_wait_for_a_target(monk
             world.settle()
             assert told == [[CancelAnswer.CANCELLED]]
             assert world.states(one) == [MessageState.CANCELLED]
-    assert world.core.counters()["waiting_rows"] == 3_197
+    assert world.core.standing.counters()["waiting_rows"] == 3_197

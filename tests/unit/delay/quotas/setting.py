@@ -21,7 +21,7 @@ def set_quota(world: World, limits: Limits, subject: bytes = SUBJECT) -> DelaydE
 
 def use(world: World, subject: bytes = SUBJECT) -> QuotaUse:
     world.settle()
-    (found,) = (each for each in world.core.quotas.listing() if each.subject == subject)
+    (found,) = (each for each in world.core.asked.quotas.listing() if each.subject == subject)
     return found
 
 

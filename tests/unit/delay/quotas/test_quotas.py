@@ -54,9 +54,9 @@ def test_rows_that_come_and_end_while_the_logs_are_read_count_once() -> None:
     while commit.waiting:
         commit.run_one()
         commit.complete_one()
-    assert not told and world.core.quotas.lowest_message_log_offset() == 0
+    assert not told and world.core.asked.quotas.lowest_message_log_offset() == 0
     assert pending(world) == 10
-    assert world.core.quotas.lowest_message_log_offset() is None
+    assert world.core.asked.quotas.lowest_message_log_offset() is None
     assert told == [None]
     world.drain()
     assert pending(world) == 0
@@ -89,7 +89,7 @@ def test_a_quota_that_takes_too_much_memory_to_count_is_not_set(monkeypatch: pyt
     world.settle()
     monkeypatch.setattr(quotas_module, "BYTES_MAX", 100)
     assert isinstance(set_quota(world, Limits(pending=100)), SlowDown)
-    assert world.core.quotas.listing() == []
+    assert world.core.asked.quotas.listing() == []
     world.send(wanted(1, 5_000, "free"))
     world.settle()
     assert not world.outside.refused

@@ -31,7 +31,7 @@ def filled(rows: int, body: str = "m" * 200, checkpoints: int = 1) -> World:
 
 
 def load(world: World) -> LoadedHour:
-    return load_hour(world.disk, FOLDER, world.core.identity.log_id, FAR, [HourPart(FAR, world.hours().get(FAR))])
+    return load_hour(world.disk, FOLDER, world.core.site.identity.log_id, FAR, [HourPart(FAR, world.hours().get(FAR))])
 
 
 def flip(world: World, position: int) -> None:
@@ -106,7 +106,7 @@ def test_rule_L5_a_rotten_body_is_found_before_it_is_handed_over_and_nothing_els
     whole = file.pread(file.size(), 0)
     flip(world, whole.index(b"a-1"))
     world.drain(FAR_MS + 60_000)
-    assert world.core.counters()["quarantined_rows"] == 3
+    assert world.core.standing.counters()["quarantined_rows"] == 3
     arrived = [body for target in world.outside.targets.values() for kept in target.log for body in kept.bodies]
     assert sorted(arrived) == [b"b-0", b"b-1"]
 
@@ -118,7 +118,7 @@ def test_a_start_reads_what_is_above_the_checkpoint_once_and_a_checkpoint_reads_
     for _ in range(40):
         world.send(wanted(100, FAR_MS, "m" * 200))
         world.settle()
-    log_bytes = world.core.intake.durable.offset
+    log_bytes = world.core.logs.intake.durable.offset
     reads: list[int] = []
     pread = MemoryFile.pread
 
@@ -130,7 +130,7 @@ def test_a_start_reads_what_is_above_the_checkpoint_once_and_a_checkpoint_reads_
     world = world.after_crash(None)
     monkeypatch.setattr(MemoryFile, "pread", counting)
     again = world.after_crash(None)
-    assert again.core.counters()["pending_rows"] == 4_000
+    assert again.core.standing.counters()["pending_rows"] == 4_000
     assert log_bytes <= sum(reads) <= 1.1 * log_bytes
     reads.clear()
     again.checkpoint()

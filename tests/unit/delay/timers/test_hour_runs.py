@@ -103,10 +103,10 @@ def test_rule_B2_a_run_has_so_many_rows_and_filled_hours_only(monkeypatch: pytes
 
 def test_where_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     world = filled(filed=False)
-    of_world = world.core._loading
+    of_world = world.core.upkeep.loading
     read: list[range] = []
     monkeypatch.setattr(of_world, "_read", read.append)
-    hours = world.core._hours
+    hours = world.core.memory.hours
     first = hours.loaded_until + 1
 
     def begun(passed: int = LONG, put_off: set[int] | None = None, withheld: set[int] | None = None) -> range | None:
@@ -181,7 +181,9 @@ def test_rule_P7_a_checkpoint_that_is_counted_while_a_run_is_loaded_leaves_each_
 ) -> None:
     def add_closed(wheel: Wheel, core: DelayCore, rows: Rows) -> None:
         offset = lowest_offset([rows])
-        assert offset is None or offset >= core._checkpointer.replay.offset, "the log may be removed below it (rule P6)"
+        assert offset is None or offset >= core.upkeep.checkpointer.replay.offset, (
+            "the log may be removed below it (rule P6)"
+        )
         plain(wheel, rows)
 
     plain = Wheel.add_closed
@@ -218,13 +220,13 @@ def test_rule_C1_what_is_cancelled_while_its_run_is_loaded_leaves_or_is_cancelle
     commit, _, worker = world.executors()
     world.core.wake()
     commit.run_all()
-    while not worker.waiting or len(world.core._hours.loading) < 2:
+    while not worker.waiting or len(world.core.memory.hours.loading) < 2:
         if not worker.step():
             world.clock.advance(1_000)
             world.core.wake()
     for _ in range(jobs):
         worker.step()
-    assert (world.core._hours.loaded_until >= HOUR + FAR[-1]) == (jobs == 2)
+    assert (world.core.memory.hours.loaded_until >= HOUR + FAR[-1]) == (jobs == 2)
     told = world.cancel(world.receipts(f"hour {FAR[1]}", f"hour {FAR[-1]}"))
     world.settle()
     world.pass_ms(5_000)
@@ -243,7 +245,7 @@ def test_damage_of_one_file_concerns_its_hour_alone() -> None:
     assert {body.rpartition(b"-")[0] for body in bodies(world)} == {f"hour {hour}".encode() for hour in FAR} - {
         f"hour {FAR[3]}".encode()
     }
-    assert [entry.hour for entry in world.core.quarantine] == [HOUR + FAR[3]]
+    assert [entry.hour for entry in world.core.memory.quarantine] == [HOUR + FAR[3]]
 
 
 def test_each_hour_of_a_run_has_subjects_of_its_own() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from delayd.batch.sequences import pack_locations
 from delayd.delay.rows import Rows, due_at_ms, new_rows
-from delayd.delay.timers.hour_wheel import FOLD_RUNS, SLOTS, HourWheel
-from delayd.delay.timers.wheel import OPEN_AHEAD_MS, Wheel, prepare
+from delayd.delay.timers.hour_wheel import FOLD_RUNS, OPEN_AHEAD_MS, SLOTS, HourWheel, prepare
+from delayd.delay.timers.wheel import Wheel
 from delayd.hours import HOUR_MS, hour_start_ms
 
 HOUR = 490_000

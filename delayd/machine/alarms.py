@@ -22,6 +22,9 @@ from delayd.machine.clock import Clock
 T = TypeVar("T")
 
 NEVER_MS = 1 << 62
+FULL_AGAIN_MS = 1_000  # After a full disk, or a lack of memory or descriptors: a try costs one write or one read.
+DAMAGED_AGAIN_MS = 30_000  # After damage: an operator must restore the file, and a try may read all of it.
+LOOK_MS = 30_000  # Between two looks for files that somebody removes, cuts or replaces.
 CLEAN_MIN = 1_000  # With fewer entries than this a cleaning pass is not worth it; it takes some 0.3 ms for this many.
 
 
@@ -100,19 +103,47 @@ class Alarm:
         """Do not ring."""
         self.at_ms = None
 
+    def put_off(self, ms: int) -> None:
+        """Ring so much later, if it is to ring at all."""
+        if self.at_ms is not None:
+            self.at(self.at_ms + ms)
+
 
 class Alarms(DueHeap[Alarm]):
-    """The alarms of a server."""
+    """The alarms of a server: its shell sleeps until `next_ms` at most, and calls `ring`."""
 
-    __slots__ = ("clock",)
+    __slots__ = ("_looks", "clock")
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(lambda at_ms, alarm: alarm.at_ms == at_ms)
         self.clock = clock
+        self._looks: list[Alarm] = []
 
     def alarm(self, call: Callable[[], object]) -> Alarm:
         """An alarm that is off."""
         return Alarm(self, call)
+
+    def every(self, ms: int, call: Callable[[], object]) -> Alarm:
+        """An alarm that rings for the first time ``ms`` from now, and so long after each ring."""
+
+        def again() -> None:
+            alarm.after(ms)
+            call()
+
+        alarm = Alarm(self, again)
+        alarm.after(ms)
+        return alarm
+
+    def look(self, call: Callable[[], object]) -> Alarm:
+        """An alarm for a look at files, every LOOK_MS in which they could change."""
+        alarm = self.every(LOOK_MS, call)
+        self._looks.append(alarm)
+        return alarm
+
+    def stood_still(self, ms: int) -> None:
+        """No file could change for so long: each look comes so much later."""
+        for look in self._looks:
+            look.put_off(ms)
 
     def ring(self) -> None:
         """Call what is due, once; what it sets for now is for the next turn."""
