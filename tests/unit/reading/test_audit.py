@@ -147,23 +147,6 @@ def test_late_rows_are_shown_and_do_not_unbalance(books: Books) -> None:
     assert report.total.late_ms_max == 1_001
 
 
-def test_findings_are_limited_and_counted_and_late_ones_give_way(books: Books) -> None:
-    rows = books.send(due(20, 1))
-    books.hand_over(rows[:15], delay_ms=3_000)
-    books.see_all(LATER_MS)
-    report = audit_directory(books.root, now_ms=LATER_MS, findings_limit=6)
-    assert kinds(report) == {"LATE": 1, "LOST": 5} and report.findings_count == 20
-
-
-def test_lateness_figures_come_from_the_target_log(books: Books) -> None:
-    rows = books.send(due(100, 0))
-    for late_ms, sequence in enumerate(rows):
-        books.hand_over([sequence], delay_ms=late_ms)
-    total = audit(books).total
-    assert total.late_ms(0.5) == pytest.approx(49, rel=0.03) and total.late_ms_max == 99
-    assert total.late_ms(0.99) == pytest.approx(98, rel=0.03)
-
-
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("older", [True, False])
 def test_hours_that_the_delay_servers_retention_removed_are_not_orphans(

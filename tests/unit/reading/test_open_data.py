@@ -12,7 +12,6 @@ import pytest
 import delayd
 from delayd.hours import hour_name
 from delayd.log.hour import Outcome
-from delayd.reading import data
 from delayd.reading.tables import Table
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 
@@ -112,14 +111,6 @@ def test_without_an_optional_package_the_error_says_what_to_install(
     assert table["pending"].tolist() == [4, 2]
 
 
-def test_a_refresh_sees_what_was_written_meanwhile(books: Books) -> None:
-    data = delayd.open_data(books.root)
-    books.send([LATER * HOUR_MS])
-    assert data.hours()["messages"].tolist() == [6, 2]
-    data.refresh()
-    assert data.hours()["messages"].tolist() == [6, 3]
-
-
 def test_an_hour_is_read_where_its_rows_stand_after_a_checkpoint(books: Books) -> None:
     data = delayd.open_data(books.root)
     books.checkpoint()
@@ -138,26 +129,6 @@ def test_a_half_copied_server_blanks_no_other_one(books: Books, what: str) -> No
     data = delayd.open_data(books.root)
     assert data.hours()["messages"].tolist() == [6, 2]
     assert [Path(damage.path).is_relative_to(other) for damage in data.damage] == [True]
-
-
-def test_sealed_hours_and_hours_ahead_are_counted_without_their_files(
-    books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books.decide([1, 4, 5, 6], Outcome.DISPATCHED)
-    books.checkpoint()
-    books.tick(START_MS + HOUR_MS)
-    books.checkpoint()
-    books.seal()
-    before = _listed(delayd.open_data(books.root).hours(), "messages", "pending", "dispatched", "other_outcomes")
-
-    def read(each: data.Schedule, hour: int) -> data.Hour:
-        raise AssertionError(f"hour {hour} is read")
-
-    monkeypatch.setattr(data.Schedule, "read", read)
-    hours = delayd.open_data(books.root).hours()
-    assert before == _listed(hours, "messages", "pending", "dispatched", "other_outcomes")
-    assert before == [(6, 0, 5, 1), (2, 2, 0, 0)]
-    assert hours["state"].tolist() == ["sealed", "open"]
 
 
 @pytest.mark.parametrize("name", ["schedule", "dispatch", "message", "checkpoint"])

@@ -8,18 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch.batch import encode, encode_subject_table
-from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, OutcomePart, SchedulePart
 from delayd.batch.content import Hasher
-from delayd.delay.books.outcomes import quarantine_path
 from delayd.delay.keys.run import write_run
 from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
-from delayd.log.group import MAGIC_BYTES, GroupKind, NewGroup
-from delayd.log.hour import END_ROW, PART, encode_outcomes, schedule_beside_path
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
-from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.machine.disk import File, RealDisk
 from delayd.machine.state import LmdbState
@@ -260,38 +255,6 @@ class AppendedMeanwhile(RealDisk):
         return super().list_folder(path)
 
 
-@pytest.mark.parametrize("log", ["delay/message", "realtime/message", "dispatch of a sealed hour", "dispatch"])
-@pytest.mark.parametrize("published", [True, False])
-def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoint_counts_it(
-    books: Books, log: str, published: bool
-) -> None:
-    if published:
-        books.see_realtime(START_MS)
-        if log == "dispatch":
-            ends = np.array([(HOUR, 0, books.path_of("dispatch").stat().st_size - FILE_HEADER_BYTES)], END_ROW)
-            books.publish(outcomes=ends.tobytes())
-        else:
-            books.sealed.add(HOUR)
-            books.publish()
-    else:
-        Path(f"{books.delay}/checkpoint").unlink()
-    path = books.path_of("dispatch") if log.startswith("dispatch") else next(Path(f"{books.root}/{log}").iterdir())
-    size = path.stat().st_size
-    flip(path, size - 3)
-    for report in (verify_directory(books.root), verify_files([str(path)])):
-        found = report_on(report, path)
-        if published:
-            assert found.state is FileState.DAMAGED and FILE_HEADER_BYTES < found.position < size
-            assert found.damage == "the checksum of the batches differs" and not report.sound
-        elif log == "delay/message":
-            # No checkpoint counts it, but only durable messages get an outcome.
-            assert found.state is FileState.DAMAGED and FILE_HEADER_BYTES < found.position < size and not report.torn
-            assert found.damage.startswith("the checksum of the batches differs, and message ")
-            assert "an outcome in" in found.damage and not report.sound
-        else:
-            assert found.state is FileState.TORN and report.sound
-
-
 def test_rule_L5_a_group_that_a_running_server_finishes_before_its_outcome_is_no_damage(books: Books) -> None:
     Path(f"{books.delay}/checkpoint").unlink()
     path = message_log(books)
@@ -314,85 +277,6 @@ def consume_files(books: Books, count: int) -> list[Path]:
     return sorted(Path(place.folder).iterdir())
 
 
-def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
-    again = Books(books.root + "/again")
-    again.send([START_MS, START_MS])
-    again.record([(HOUR, again.part([1]))])
-    part_of_one = encode_outcomes(HOUR, [again.part([1])])[-PART.itemsize :]
-    columns = [
-        (ColumnId.DELIVER_AT_MS, np.full(2, START_MS, np.int64)),
-        (ColumnId.SEQUENCE, np.array([1, 2], np.uint64)),
-    ]
-    batch = encode(BatchKind.OUTCOME, OutcomePart(HOUR), 2, columns, [part_of_one])
-    segment = again.files[str(again.path_of("dispatch"))]
-    segment.append([NewGroup(GroupKind.DATA, [batch], 1, START_MS)])
-    segment.flush()
-    again.close()
-    (damaged,) = verify_directory(again.root).damaged
-    assert damaged.path == segment.path and "do not add up" in damaged.damage
-
-
-def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> bytes:
-    columns: list[tuple[ColumnId, ColumnArray]] = [
-        (ColumnId.DELIVER_AT_MS, np.array([START_MS + due_ms for due_ms, _ in rows], np.int64)),
-        (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
-        (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),
-    ]
-    part, table = SchedulePart(*source, HOUR), encode_subject_table([b"a"])
-    return encode(BatchKind.SCHEDULE, part, len(rows), columns, [table], 1)
-
-
-@pytest.mark.parametrize(
-    ("sound", "rows"),
-    [
-        (True, [(500, 4), (900, 3)]),
-        (True, [(-HOUR_MS, 4), (-2 * HOUR_MS, 5), (0, 6)]),  # Due before the hour begins: by sequence.
-        (False, [(900, 3), (500, 4)]),
-        (False, [(500, 4), (500, 3)]),
-        (False, [(500, 4), (500, 4)]),
-        (False, [(500, 3), (900, 2)]),  # The range before has it.
-    ],
-)
-def test_rows_of_a_schedule_log_stand_in_filing_order(tmp_path: Path, sound: bool, rows: list[tuple[int, int]]) -> None:
-    books = Books(str(tmp_path / "data"))
-    books.send([START_MS, START_MS])
-    books.checkpoint()
-    segment = books.files[str(books.path_of("schedule"))]
-    after = (books.replay_offset, books.replay_offset + 8)
-    segment.append([NewGroup(GroupKind.DATA, [schedule_batch(after, rows[:1]), schedule_batch(after, rows[1:])], 1, 0)])
-    segment.flush()
-    books.close()
-    report = report_on(verify_directory(books.root), Path(segment.path))
-    assert (report.state is FileState.OK) == sound
-    assert sound or "filing order" in report.damage
-
-
-@pytest.mark.parametrize("log", ["message", "pull"])
-def test_a_log_whose_last_segment_is_gone_is_named(tmp_path: Path, log: str) -> None:
-    folder = f"{tmp_path}/realtime"
-    disk = RealDisk()
-    kinds = {"message": FileKind.REALTIME, "pull": FileKind.PULL}
-    for name, kind in kinds.items():
-        place = LogPlace(f"{folder}/{name}", kind, 7, 1 << 20)
-        opened = open_log(disk, place, START_MS, 0, 0)
-        opened.append([NewGroup(GroupKind.TICK, [], 1, START_MS)], START_MS)
-        opened.flush()
-        opened.close()
-    checkpoint = CheckpointFile(disk, folder, 7)
-    checkpoint.publish({"indexed_offset": 80, "pull_offset": 80}, START_MS)
-    checkpoint.close()
-    assert verify_directory(str(tmp_path)).sound
-    (segment,) = Path(folder, log).iterdir()
-    # A later segment alone, as when files of another copy lie there.
-    segment.rename(segment.with_name(f"{4096:020d}.log"))
-    damaged = {report.path: report.sentence for report in verify_directory(str(tmp_path)).damaged}
-    assert "the segment with offset 80 is gone" in damaged[f"{folder}/{log}"]
-    if log == "pull":
-        segment.with_name(f"{4096:020d}.log").unlink()
-        (damage,) = verify_directory(str(tmp_path)).damaged
-        assert damage.path == f"{folder}/pull"
-
-
 def write_key_run(books: Books, entries: int = 200) -> Path:
     """A run in the delay server's directory."""
     rows = [KeyRow((b"orders", b"key %d" % number), number + 1) for number in range(entries)]
@@ -410,28 +294,6 @@ def test_a_run_of_keys_that_is_being_written_is_no_damage(books: Books) -> None:
     beside.write_bytes(bytes(128) + path.read_bytes()[128:4096])
     report = verify_directory(books.root)
     assert report.sound and report_on(report, beside).state is FileState.TORN
-
-
-def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    books.hand_over(books.send([START_MS]))
-    books.checkpoint()
-    books.seal()
-    books.close()
-    beside, second = Path(quarantine_path(books.delay, HOUR)), Path(quarantine_path(books.delay, HOUR, 2))
-    beside.parent.mkdir()
-    for path in (beside, second):
-        path.write_bytes(books.path_of("dispatch").read_bytes())
-    filed = Path(schedule_beside_path(books.delay, HOUR))
-    filed.write_bytes(books.path_of("schedule").read_bytes())
-    report = verify_directory(books.root)
-    assert report.sound and {"seal", "dispatch", "schedule"} <= {file.kind for file in report.files}
-    assert verify_files([str(beside), str(second), str(filed)]).sound
-    (seal,) = Path(f"{books.delay}/seal").iterdir()
-    for path in (seal, beside, second, filed):
-        assert report_on(report, path).state is FileState.OK
-        flip(path, 100)
-        assert report_on(verify_directory(books.root), path).state is not FileState.OK
 
 
 def segments(tmp_path: Path) -> list[Path]:
@@ -453,43 +315,3 @@ def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_r
     assert report_on(report, second).state is FileState.OK
     with pytest.raises(Unreadable, match=first.name):
         find_directories(RealDisk(), str(tmp_path / "segmented"))
-
-
-def test_rule_L9_damaged_values_of_a_stopped_server_s_state_are_named(books: Books) -> None:
-    state = LmdbState(f"{books.delay}/state.lmdb")
-    state.commit([(b"target/mails", b"1"), (b"epoch", b"2")])
-    state.close()
-    file = Path(books.delay) / "state.lmdb" / "data.mdb"
-    assert verify_directory(books.root).sound
-    data = bytearray(file.read_bytes())
-    data[data.rindex(b"target/mails") + len(b"target/mails")] ^= 1
-    file.write_bytes(data)
-    (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(file) and "the value of target/mails in " in damaged.sentence
-    file.write_bytes(data[:8192])
-    (damaged,) = verify_directory(books.root).damaged
-    assert "is not there" in damaged.sentence or "bytes early" in damaged.sentence
-    file.unlink()
-    (damaged,) = verify_directory(books.root).damaged
-    assert "nothing else says who this server is" in damaged.sentence
-
-
-@pytest.mark.parametrize("place", ["file header", "header", "tables", "block", "names", "end"])
-@pytest.mark.parametrize("alone", [False, True])
-def test_rule_L9_a_flipped_bit_in_the_index_of_keys_is_named(books: Books, place: str, alone: bool) -> None:
-    path = write_key_run(books)
-
-    def report() -> VerifyReport:
-        return verify_files([str(path)]) if alone else verify_directory(books.root)
-
-    found = report_on(report(), path)
-    assert report().sound and (found.kind, found.state, found.rows) == ("keys", FileState.OK, 200)
-    size = path.stat().st_size
-    places = {"file header": 30, "header": 70, "tables": size - 20, "block": 140, "names": 1428, "end": size - 1}
-    at = places[place]
-    if place == "end":
-        path.write_bytes(path.read_bytes()[:at])
-    else:
-        flip(path, at)
-    damaged = report_on(report(), path)
-    assert damaged.state is FileState.DAMAGED and 0 <= damaged.position <= at, damaged

@@ -1,9 +1,7 @@
 """What an audit reads: of one hour among many only what it needs, and each thing that it believes is proved."""
 
-import pickle
 import shutil
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,43 +17,17 @@ from delayd.log.group import CommitGroup, GroupKind, NewGroup, content_position
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
-from delayd.machine.disk import RealDisk, RealFile
+from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.directory import Directory, Role
-from delayd.reading.files.groups import StoredGroup, TornTail, read_by_index, read_known, segment_bases
-from delayd.reading.files.targets import Chunk, Piece, TargetIndexer, scan_piece, split_piece
-from delayd.reading.plan import plan_audit
+from delayd.reading.files.groups import StoredGroup, read_by_index, read_known
+from delayd.reading.files.targets import TargetIndexer
 from delayd.reading.verify import verify_directory
 
 HOURS = 20
 SHAPE = Shape(20_000, hours=HOURS, batch_rows=200, segment_bytes=1 << 20)
 ASKED = FIRST_HOUR + 7
 NOW_MS = 2_000_000_000_000
-
-
-class Reads:
-    """Counts what is read of files, by the folder of a log."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.size_bytes: Counter[str] = Counter()
-        read, read_into = RealFile.pread, RealFile.pread_into
-
-        def pread(file: RealFile, size: int, position: int) -> bytes:
-            data = read(file, size, position)
-            self._count(file, len(data))
-            return data
-
-        def pread_into(file: RealFile, buffer: memoryview, position: int) -> int:
-            count = read_into(file, buffer, position)
-            self._count(file, count)
-            return count
-
-        monkeypatch.setattr(RealFile, "pread", pread)
-        monkeypatch.setattr(RealFile, "pread_into", pread_into)
-
-    def _count(self, file: RealFile, count: int) -> None:
-        server, log = str(file._path).split("/")[-3:-1]
-        self.size_bytes[f"{server}/{log}"] += count
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +39,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(path: Path, hour: int | None = None) -> AuditReport:
     return audit_directory(str(path), now_ms=NOW_MS, hours=None if hour is None else [hour])
-
-
-def size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
-
-
-def test_one_hour_among_many_reads_a_part_of_the_realtime_log(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = sorted((written / "realtime" / "message").iterdir())
-    assert len(segments) >= 4
-    assert len(list((written / "realtime" / "index").iterdir())) == len(segments) - 1
-    reads = Reads(monkeypatch)
-    audit(written, ASKED)
-    # The last segment has no index yet, and of the others the hour and the file headers are read.
-    elsewhere = reads.size_bytes["realtime/message"] - segments[-1].stat().st_size
-    assert elsewhere < size_of(written / "realtime" / "message") / HOURS + 20_000
-    assert reads.size_bytes["realtime/index"] < size_of(written / "realtime" / "message") / 50
 
 
 Records = list[bytearray]
@@ -265,34 +221,3 @@ def test_rule_L5_damage_in_a_body_is_named_where_it_is_asked_for(place: LogPlace
     with pytest.raises(DamagedData, match="checksum of its heap differs"):
         group.whole(offset)
     groups.close()
-
-
-def scan_in_pieces(pieces: Sequence[Piece]) -> Iterator[Chunk]:
-    """As tasks do it: each segment by itself, and what they found is sent."""
-    for piece in pieces:
-        parts = split_piece(RealDisk(), piece, 1)
-        assert len(parts) == len(segment_bases(RealDisk(), piece.place)) > 3
-        for part in parts:
-            yield from (pickle.loads(pickle.dumps(chunk)) for chunk in scan_piece(RealDisk(), part))
-
-
-@pytest.mark.parametrize("by_index", [False, True])
-def test_a_scan_in_pieces_gives_what_one_scan_gives(written: Path, by_index: bool) -> None:
-    indexes = []
-    for scan in (None, scan_in_pieces):
-        torn: list[TornTail] = []
-        directory = [Directory(f"{written}/realtime", Role.REALTIME, REALTIME_ID)]
-        indexer = TargetIndexer(RealDisk(), directory, torn, by_index=by_index)
-        indexer.scan(newer=False, scan=scan)
-        index = indexer.index()
-        indexes.append((index.batches.tobytes(), index.subjects, index.targets, index.last_appended_ms, index.faults))
-    assert indexes[0] == indexes[1] and not indexes[0][-1]
-
-
-def test_rule_S5_a_piece_of_a_scan_that_does_not_follow_the_one_before_it_is_damage(written: Path) -> None:
-    def scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
-        first, _, *others = scan_in_pieces(pieces)
-        yield from (first, *others)
-
-    with pytest.raises(DamagedData, match="it does not follow the segment before it"):
-        plan_audit(RealDisk(), str(written), NOW_MS, scan=scan)
