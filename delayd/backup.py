@@ -43,6 +43,21 @@ from delayd.reading.findings import acceptance_files
 NAME = "backup.json"
 FORMAT = 1
 _MARK = b"\ncrc32c "
+UNFINISHED = "backup.unfinished"  # The journal of a backup or a restore that is under way.
+PIECE_BYTES = 1 << 20
+UNSYNCED_BYTES_MAX = 256 << 20  # What a power cut may take back of a backup; more would make one sync last for seconds.
+UNSYNCED_FILES_MAX = 512
+Progress = Callable[[int], None]
+"""Called with the bytes of each piece."""
+STATE = f"state.lmdb/{LMDB_FILE}"
+HOUR_PREFIX = b"hour/"
+FLAT_LOGS = ("message", "pull", "seal", "quarantine", "tally")
+DEEP_LOGS = ("dispatch", "consume")  # A folder for each day or subject.
+ROLES = ("delay", "realtime", "meta")  # In the order in which running servers are cut.
+BACKUP_LOCK = "backup.lock"
+STAGED = ".new"  # Behind the names of files that get their own name at the end.
+CUTS_MAX = 5  # Retention removes files once in minutes; a backup that loses files so often has another reason.
+HEAD = "."  # Stands for the backup itself in the journal of a restore.
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +164,6 @@ def write_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
     disk.sync_folder(folder)
 
 
-UNFINISHED = "backup.unfinished"  # The journal of a backup or a restore that is under way.
-
-
 class Journal:
     """The journal of one folder; it is made if it is not there."""
 
@@ -205,14 +217,6 @@ def _decode(data: bytes) -> Entry | None:
     if not text or check != f"{crc32c(text):08x}".encode():
         return None
     return Entry(*json.loads(text))
-
-
-PIECE_BYTES = 1 << 20
-UNSYNCED_BYTES_MAX = 256 << 20  # What a power cut may take back of a backup; more would make one sync last for seconds.
-UNSYNCED_FILES_MAX = 512
-
-Progress = Callable[[int], None]
-"""Called with the bytes of each piece."""
 
 
 class Copier:
@@ -311,13 +315,6 @@ class Copier:
             return file.size() >= entry.size_bytes
 
 
-STATE = f"state.lmdb/{LMDB_FILE}"
-HOUR_PREFIX = b"hour/"
-FLAT_LOGS = ("message", "pull", "seal", "quarantine", "tally")
-DEEP_LOGS = ("dispatch", "consume")  # A folder for each day or subject.
-ROLES = ("delay", "realtime", "meta")  # In the order in which running servers are cut.
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """One server's directory, for the time of a backup."""
@@ -383,10 +380,6 @@ def _schedule(disk: Disk, folder: str, copies: Disk, state: str) -> dict[str, in
             found[name] = FILE_HEADER_BYTES + int(row["length"])
     return found
 
-
-BACKUP_LOCK = "backup.lock"
-STAGED = ".new"  # Behind the names of files that get their own name at the end.
-CUTS_MAX = 5  # Retention removes files once in minutes; a backup that loses files so often has another reason.
 
 Stage = Callable[[Source], None]
 """Copies what a source may not have for long."""
@@ -573,9 +566,6 @@ def _identity(disk: Disk, path: str) -> tuple[int, int]:
     finally:
         file.close()
     return int(numbers[0]), int(numbers[1])
-
-
-HEAD = "."  # Stands for the backup itself in the journal of a restore.
 
 
 def restore(

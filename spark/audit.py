@@ -72,6 +72,10 @@ HOUR = pa.schema(
         ("error", pa.string()),
     ]
 )
+ARROW_ROWS_MAX = 65_536  # About 10 MB of Arrow.
+OPTIONS = ("kind", "from", "to", "tasks")
+AT_TARGETS = ("message", "lifecycle")  # Tables with rows of realtime message logs: only they need a scan of these.
+HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 
 
 def audit_data(
@@ -296,12 +300,6 @@ def _raise_error(code: str | None, message: str) -> None:
         raise LogMoved(message)
     if code is not None:
         raise error_by_code(code, message)
-
-
-ARROW_ROWS_MAX = 65_536  # About 10 MB of Arrow.
-OPTIONS = ("kind", "from", "to", "tasks")
-AT_TARGETS = ("message", "lifecycle")  # Tables with rows of realtime message logs: only they need a scan of these.
-HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 
 
 class DelaydDataSource(DataSource):

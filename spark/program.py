@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER = "local[2]"
+DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
+JAVA_MIN = 17  # What PySpark 4 is compiled for.
+INSTALL = "pip install 'delayd[spark]'"
+INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to where it is"
+LOOPBACK = "127.0.0.1"
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+}
 
 
 def audit(
@@ -63,21 +76,6 @@ def audit(
 
     wall_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     return audit_data(session, data, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks)
-
-
-DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
-JAVA_MIN = 17  # What PySpark 4 is compiled for.
-INSTALL = "pip install 'delayd[spark]'"
-INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to where it is"
-LOOPBACK = "127.0.0.1"
-SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    "spark.driver.host": LOOPBACK,
-    "spark.driver.bindAddress": LOOPBACK,
-}
 
 
 def open_session(master: str | None) -> "SparkSession":

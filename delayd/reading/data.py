@@ -49,6 +49,29 @@ from delayd.reading.trace import Trace, trace
 NONE = -1  # In place of an index: there is none.
 
 Mask = NDArray[np.bool_]
+HOURS = {
+    "hour": "string",
+    "log_id": "id",
+    "begins_at_ms": "long",
+    "begins_at": "timestamp",
+    "messages": "long",
+    "pending": "long",
+    "dispatched": "long",
+    "other_outcomes": "long",
+    "stored_bytes": "long",
+    "state": "string",
+}
+STEPS = {
+    "log_id": "id",
+    "step": "string",
+    "at_ms": "long",
+    "at": "timestamp",
+    "path": "string",
+    "position": "long",
+    "detail": "string",
+}
+NEXT, NOT_SEEN = "next", "not seen"
+AnyHour = str | int | datetime
 
 
 class Counted(NamedTuple):
@@ -271,32 +294,6 @@ def count_hours(rows: HourRows) -> dict[int, Counted]:
     sizes = np.add.reduceat(rows.rows.body_bytes, firsts, dtype=np.int64)
     listed = zip(rows.hours[firsts].tolist(), counts.tolist(), sizes.tolist(), strict=True)
     return {hour: Counted(count, size) for hour, count, size in listed}
-
-
-HOURS = {
-    "hour": "string",
-    "log_id": "id",
-    "begins_at_ms": "long",
-    "begins_at": "timestamp",
-    "messages": "long",
-    "pending": "long",
-    "dispatched": "long",
-    "other_outcomes": "long",
-    "stored_bytes": "long",
-    "state": "string",
-}
-STEPS = {
-    "log_id": "id",
-    "step": "string",
-    "at_ms": "long",
-    "at": "timestamp",
-    "path": "string",
-    "position": "long",
-    "detail": "string",
-}
-NEXT, NOT_SEEN = "next", "not seen"
-
-AnyHour = str | int | datetime
 
 
 class Data:

@@ -66,6 +66,11 @@ _REPEAT = re.compile(rb"\{(\d*)(,\d*)?\}")
 _ESCAPED_NUMBER = re.compile(rb"\\(?:x[0-9a-fA-F]{2}|[0-9]+)")
 _CLASS = re.compile(rb"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 FEW = 64  # When only one row in this many is left, the rows are looked at one by one.
+PIECE_BYTES = 8 << 20  # What is read and searched at a time; what it finds is in memory then, too.
+TASK_PIECES_MAX = 256  # Small files: some milliseconds of work.
+TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
+UNKNOWN, PENDING = "unknown", "pending"
+UInt64s = NDArray[np.uint64]
 
 
 class Pattern:
@@ -282,14 +287,6 @@ def _grepped(held: HeldBatch, pattern: Pattern, wanted: Mask) -> Mask:
         starts, ends = held.items(ColumnId.HEADERS_END)
         found |= pattern.rows(held.data, starts, ends, wanted & ~found & (ends > starts))
     return found
-
-
-PIECE_BYTES = 8 << 20  # What is read and searched at a time; what it finds is in memory then, too.
-TASK_PIECES_MAX = 256  # Small files: some milliseconds of work.
-TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
-UNKNOWN, PENDING = "unknown", "pending"
-
-UInt64s = NDArray[np.uint64]
 
 
 class FilePiece(NamedTuple):

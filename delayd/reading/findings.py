@@ -30,6 +30,36 @@ from delayd.machine.disk import FILE_MODE, Disk, RealDisk, create_whole, open_na
 from delayd.reading.files.directory import Directory
 from delayd.secret import Secret
 
+# A finding as it is kept, and as it is under a digest (docs/formats/acceptance.md).
+FINDING = np.dtype(
+    [
+        ("kind", "u1"),
+        ("reason", "u1"),
+        ("reserved", "<u2"),
+        ("subject", "<u4"),
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("value", "<u8"),
+        ("other", "<u8"),
+    ]
+)
+HEAD = struct.Struct("<QII")  # log_id, hour, rows.
+ORDER = ("sequence", "kind", "reason", "deliver_at_ms", "value", "other", "subject")
+STEPS_PER_OCTAVE = 16
+MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
+QUANTILES = (0.5, 0.99, 0.999)
+CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
+FOLDER = "acceptances"  # In a delay server's folder.
+FILE_NAME = re.compile(r"([0-9]{10})\.[0-9]+\.note")
+VERSION = 1
+FILE_BYTES_MAX = 64 << 10  # Longer words than BY_MAX and REASON_MAX allow, also when each character is escaped.
+BY_MAX = 200
+REASON_MAX = 2_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LOG_ID = re.compile(r"[0-9a-f]{16}")
+HourKey = tuple[int, int]
+"""The log_id of a delay server and an hour of it."""
+
 
 class FindingKind(IntEnum):
     """The kind of a finding; all but LATE unbalance the books."""
@@ -127,22 +157,6 @@ SENTENCES = {
     Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
 }
 
-# A finding as it is kept, and as it is under a digest (docs/formats/acceptance.md).
-FINDING = np.dtype(
-    [
-        ("kind", "u1"),
-        ("reason", "u1"),
-        ("reserved", "<u2"),
-        ("subject", "<u4"),
-        ("sequence", "<u8"),
-        ("deliver_at_ms", "<i8"),
-        ("value", "<u8"),
-        ("other", "<u8"),
-    ]
-)
-HEAD = struct.Struct("<QII")  # log_id, hour, rows.
-ORDER = ("sequence", "kind", "reason", "deliver_at_ms", "value", "other", "subject")
-
 
 class Finding(NamedTuple):
     """One message that breaks the books; ``hour`` counts from the epoch, ``log_id`` is its delay server's."""
@@ -221,11 +235,6 @@ def join_findings(parts: Sequence[Findings]) -> Findings:
     joined = np.concatenate(tables)
     joined = joined[np.lexsort((joined["reason"], joined["kind"], joined["sequence"]))]
     return Findings(parts[0].log_id, parts[0].hour, joined, tuple(subjects))
-
-
-STEPS_PER_OCTAVE = 16
-MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
-QUANTILES = (0.5, 0.99, 0.999)
 
 
 def _lower_bounds() -> Int64s:
@@ -319,7 +328,6 @@ class HourSummary:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
 
 
-CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 FIGURES = tuple(figure.name for figure in fields(HourSummary))
 COUNTS = FIGURES[2:-2]  # The figures that are single numbers; the last of them is a maximum, the others are sums.
 
@@ -347,19 +355,6 @@ def _sum(histograms: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
         if counts is not NO_COUNTS:
             total += counts
     return total
-
-
-FOLDER = "acceptances"  # In a delay server's folder.
-FILE_NAME = re.compile(r"([0-9]{10})\.[0-9]+\.note")
-VERSION = 1
-FILE_BYTES_MAX = 64 << 10  # Longer words than BY_MAX and REASON_MAX allow, also when each character is escaped.
-BY_MAX = 200
-REASON_MAX = 2_000
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_LOG_ID = re.compile(r"[0-9a-f]{16}")
-
-HourKey = tuple[int, int]
-"""The log_id of a delay server and an hour of it."""
 
 
 class Acceptance(NamedTuple):

@@ -49,6 +49,7 @@ from delayd.reading.findings import StoredAcceptance, read_acceptances
 from delayd.reading.seals import TargetTallies, read_held, sealed_facts
 
 META = "meta"
+PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
 
 
 class LifeState(StrEnum):
@@ -125,9 +126,6 @@ def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
     last[batches["subject"][own]] = own
     subjects = np.flatnonzero(last >= 0)
     return list(zip(subjects.tolist(), batches["target"][last[subjects]].tolist(), strict=True))
-
-
-PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "
 PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
+HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
+ALL = 0  # Stands for all realtime servers together, as in a seal.
+_ID = "[0-9a-f]{16}"
+_DELAY = re.compile(rf"delay ({_ID})")
+_REALTIME = re.compile(rf"realtime ({_ID}) (whole|partly)")
+_TALLY = re.compile(rf"([0-9]{{10}}) ({_ID}) ({_ID}|all) ([0-9]{{1,20}}) ({_ID})({_ID})")
 
 
 class SealState(StrEnum):
@@ -316,9 +322,6 @@ class SealCheck:
             self._outcomes.update(packed.view(np.uint8).data)
 
 
-HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
-
-
 @dataclass(frozen=True, slots=True)
 class TargetTallies:
     """The contents of a realtime server's tally log, and where its message log began when this was read."""
@@ -507,13 +510,6 @@ def _tally_behind(held: TargetTallies, number: int, realtime: TargetRows) -> Tal
 
 def _message_place(directory: Directory) -> LogPlace:
     return LogPlace(directory.message_folder, FileKind.REALTIME, directory.log_id)
-
-
-ALL = 0  # Stands for all realtime servers together, as in a seal.
-_ID = "[0-9a-f]{16}"
-_DELAY = re.compile(rf"delay ({_ID})")
-_REALTIME = re.compile(rf"realtime ({_ID}) (whole|partly)")
-_TALLY = re.compile(rf"([0-9]{{10}}) ({_ID}) ({_ID}|all) ([0-9]{{1,20}}) ({_ID})({_ID})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,26 @@ Mask = NDArray[np.bool_]
 Value = str | int | None
 Types = Mapping[str, str]
 """The types of columns: "string", "long", "boolean" and "timestamp", as Spark calls them, and "id", a string."""
+INSTANT_SUFFIX = "_at_ms"
+OUTCOMES = ("", *(outcome.name for outcome in Outcome))
+REASONS = tuple(reason_name(reason).upper() if reason else "" for reason in range(256))
+GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps")
+CONSUMPTION: Types = {
+    "log_id": "id",
+    "subject": "string",
+    "consumers": "string",
+    "group_id": "id",
+    **dict.fromkeys(GROUP_FIGURES, "long"),
+}
+TALLY: Types = {
+    "hour": "string",
+    "log_id": "id",
+    "origin": "id",
+    "begin_offset": "long",
+    "end_offset": "long",
+    **dict.fromkeys(("messages", "batches", "differing", "tally_first", "tally_second"), "long"),
+}
+Parts = NDArray[np.void] | JoinedFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,29 +196,6 @@ def need(package: str, what: str) -> None:
     """Raise BadSetting unless an optional package is there."""
     if find_spec(package) is None:
         raise BadSetting(f"{what} needs {package}: {INSTALL}; the numpy columns are there without it")
-
-
-INSTANT_SUFFIX = "_at_ms"
-OUTCOMES = ("", *(outcome.name for outcome in Outcome))
-REASONS = tuple(reason_name(reason).upper() if reason else "" for reason in range(256))
-GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps")
-CONSUMPTION: Types = {
-    "log_id": "id",
-    "subject": "string",
-    "consumers": "string",
-    "group_id": "id",
-    **dict.fromkeys(GROUP_FIGURES, "long"),
-}
-TALLY: Types = {
-    "hour": "string",
-    "log_id": "id",
-    "origin": "id",
-    "begin_offset": "long",
-    "end_offset": "long",
-    **dict.fromkeys(("messages", "batches", "differing", "tally_first", "tally_second"), "long"),
-}
-
-Parts = NDArray[np.void] | JoinedFields
 
 
 class LogTables:

@@ -55,6 +55,7 @@ from delayd.reading.find import Finder, FoundRow, Search, Wanted
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
 ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
+_Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,6 @@ class _Row(NamedTuple):
     found: Trace | None
     follower: _Follower | None = None
     lives: tuple[_NextLife, ...] = ()
-
-
-_Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
 
 
 def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | None = None) -> list[Trace]:

@@ -69,6 +69,29 @@ KINDS = {
     FileKind.TALLY: BatchKind.TALLY,
     FileKind.INDEX: BatchKind.INDEX,
 }
+STATE_KIND = "state"
+ACCEPTANCE_KIND = "acceptance"
+LOGS = {
+    Role.DELAY: {
+        "message": FileKind.MESSAGE,
+        "schedule": FileKind.SCHEDULE,
+        "dispatch": FileKind.DISPATCH,
+        "quarantine": FileKind.DISPATCH,
+        "seal": FileKind.SEAL,
+        KEYS_FOLDER: FileKind.KEYS,
+    },
+    Role.REALTIME: {
+        "message": FileKind.REALTIME,
+        "consume": FileKind.CONSUME,
+        "pull": FileKind.PULL,
+        "tally": FileKind.TALLY,
+        "index": FileKind.INDEX,
+    },
+}
+# The other folders hold a folder for each day or subject.
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index", KEYS_FOLDER)
+INNER_LOGS = ("schedule", "dispatch", "consume")
+Progress = Callable[[int, int], None]  # Files read, files in all.
 
 
 class FileState(Enum):
@@ -450,31 +473,6 @@ def _read_entries(place: Place, segment: Segment, found: _Found) -> LogSoFar:
     if rest:
         found.ends(FileState.TORN, f"{place.path} ends within an entry; the server cuts it at its next checkpoint")
     return LogSoFar(header.base_offset + found.rows, 0, found.sent)
-
-
-STATE_KIND = "state"
-ACCEPTANCE_KIND = "acceptance"
-LOGS = {
-    Role.DELAY: {
-        "message": FileKind.MESSAGE,
-        "schedule": FileKind.SCHEDULE,
-        "dispatch": FileKind.DISPATCH,
-        "quarantine": FileKind.DISPATCH,
-        "seal": FileKind.SEAL,
-        KEYS_FOLDER: FileKind.KEYS,
-    },
-    Role.REALTIME: {
-        "message": FileKind.REALTIME,
-        "consume": FileKind.CONSUME,
-        "pull": FileKind.PULL,
-        "tally": FileKind.TALLY,
-        "index": FileKind.INDEX,
-    },
-}
-# The other folders hold a folder for each day or subject.
-ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index", KEYS_FOLDER)
-INNER_LOGS = ("schedule", "dispatch", "consume")
-Progress = Callable[[int, int], None]  # Files read, files in all.
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ OTHER_FILES = {
     "data.mdb": "the state of a server",
     "lock.mdb": "LMDB's, for its server alone",
 }
+V = TypeVar("V", int, bytes, list[Value])
 
 
 class Role(StrEnum):
@@ -166,8 +167,6 @@ PUBLISHED_OFFSETS = {
     Role.DELAY: {"message": "replay_offset"},
     Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset", "tally": "tally_offset"},
 }
-
-V = TypeVar("V", int, bytes, list[Value])
 
 
 @dataclass(frozen=True, slots=True)

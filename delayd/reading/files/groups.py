@@ -57,6 +57,12 @@ RESYNC_BYTES = 4 << 20
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
 
 Result = TypeVar("Result")
+CHECKED_BYTES = 96  # The bytes of a front that its header's checksum covers, and that checksum.
+HEAP_WORD, COLUMNS_CRC32C = 4, 7  # Words of 32 bits in the front of a batch.
+POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's polynomial, with its bits reversed.
+LENGTH_BITS = 27  # Lengths below 128 MiB: a group is shorter.
+PIECES = 4  # The pieces of a batch: the front's beginning, the columns, the subject table, the rest of the heap.
+UInt32s = NDArray[np.uint32]
 
 
 class LogMoved(Exception):
@@ -615,15 +621,6 @@ class Follow:
         if None not in (before, checked.crc32c) and before != checked.crc32c:
             self.faults.append(f"the checkpoint names another group below offset {at} than the message log has")
         self._next = self._next if checked.next_sequence is None else checked.next_sequence
-
-
-CHECKED_BYTES = 96  # The bytes of a front that its header's checksum covers, and that checksum.
-HEAP_WORD, COLUMNS_CRC32C = 4, 7  # Words of 32 bits in the front of a batch.
-POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's polynomial, with its bits reversed.
-LENGTH_BITS = 27  # Lengths below 128 MiB: a group is shorter.
-PIECES = 4  # The pieces of a batch: the front's beginning, the columns, the subject table, the rest of the heap.
-
-UInt32s = NDArray[np.uint32]
 
 
 def read_by_index(

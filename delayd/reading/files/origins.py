@@ -74,6 +74,12 @@ from delayd.reading.files.rows import (
 
 ROW_BYTES = 24  # A row of a batch has three columns of 8 bytes.
 DECODE_ROWS = 16_384  # Outcomes decoded at a time: their arrays stay in the processor's cache.
+SAMPLE_ROWS = 64  # One sequence in this many is sampled, to find where to split an hour.
+SEQUENCES_MAX = 1 << 64
+BESIDE_SUFFIX = ".schedule.log"  # The ending of the file with rows of an hour whose schedule log is damaged.
+FEW_HOURS = 100  # Up to this many hours are looked up one by one.
+ROW_BYTES_MIN = 12  # A row of a batch has a due instant and an end.
+Collector = RowCollector | SequenceSampler
 
 
 def outcome_word(part: np.void) -> str:
@@ -265,15 +271,6 @@ def _decode(segment: Segment, hour: int, batches: list[Batch], part: range | Non
         raise DamagedData(segment.path, 0, "it holds outcomes of another hour")
     found = decode_outcomes(batches)
     return found if part is None else take_outcomes(found, rows_of_part(found.sequences, part))
-
-
-SAMPLE_ROWS = 64  # One sequence in this many is sampled, to find where to split an hour.
-SEQUENCES_MAX = 1 << 64
-BESIDE_SUFFIX = ".schedule.log"  # The ending of the file with rows of an hour whose schedule log is damaged.
-FEW_HOURS = 100  # Up to this many hours are looked up one by one.
-ROW_BYTES_MIN = 12  # A row of a batch has a due instant and an end.
-
-Collector = RowCollector | SequenceSampler
 
 
 class HourRows(NamedTuple):

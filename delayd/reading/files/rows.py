@@ -62,6 +62,9 @@ BATCH = np.dtype(
     ]
 )
 Batches = NDArray[np.void]
+Mask = NDArray[np.bool_]
+Places = NDArray[np.int64]
+TABLE_ENTRIES_PER_ROW_MAX = 8  # A table may be this sparse; then it has 64 bytes a row, and is freed at once.
 
 
 class Sparse(NamedTuple):
@@ -442,12 +445,6 @@ def named_of(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], 
     if len(table) <= len(index):
         return table, index
     return table.take(index), np.arange(len(index))
-
-
-Mask = NDArray[np.bool_]
-Places = NDArray[np.int64]
-
-TABLE_ENTRIES_PER_ROW_MAX = 8  # A table may be this sparse; then it has 64 bytes a row, and is freed at once.
 
 
 class Join:
