@@ -210,3 +210,17 @@ def test_what_people_read_of_the_books_names_every_class_that_has_rows() -> None
         "scheduled 4,000 = dispatched 3,991 + cancelled 1 + in doubt 2 + pending 3 + waiting 1 + missing 2"
     )
     assert HourSummary().equation == "scheduled 0 = 0"
+
+
+def test_a_message_that_never_expires_or_not_yet_has_not_expired(books: Books) -> None:
+    first, second, third = books.send([START_MS] * 3, expires=[0, START_MS + 9_000, START_MS + 8_000])
+    books.decide([first, second, third], Outcome.EXPIRED, claimed_at_ms=START_MS + 8_999)
+    report = audit(books)
+    assert [finding.sequence for finding in report.findings] == [first, second]
+    assert (report.total.expired, report.total.mismatch) == (3, 2)
+
+
+def test_lateness_is_what_the_target_says(books: Books) -> None:
+    ((hour, part),) = books.hand_over(books.send([START_MS]), delay_ms=700, record=False)
+    books.record([(hour, part._replace(target_appended_at_ms=START_MS + 3))])
+    assert audit(books).total.late_ms_max == 700

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delayd.batch.batch import encode, encode_subject_table
+from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, OutcomePart, SchedulePart
 from delayd.batch.content import Hasher
 from delayd.delay.keys.run import write_run
 from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
-from delayd.log.group import MAGIC_BYTES
+from delayd.log.group import MAGIC_BYTES, GroupKind, NewGroup
+from delayd.log.hour import PART, encode_outcomes
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.machine.disk import File, RealDisk
@@ -120,6 +123,15 @@ def empty_state(books: Books) -> Path:
     return Path(f"{books.delay}/state.lmdb/data.mdb")
 
 
+def value_of_a_state(books: Books) -> Path:
+    state = LmdbState(f"{books.delay}/state.lmdb")
+    state.commit([(b"target/mails", b"1"), (b"epoch", b"2")])
+    state.close()
+    assert verify_directory(books.root).sound
+    path = Path(f"{books.delay}/state.lmdb/data.mdb")
+    return flip(path, path.read_bytes().rindex(b"target/mails") + len(b"target/mails"))
+
+
 def both_slots(books: Books) -> Path:
     path = Path(f"{books.delay}/checkpoint")
     flip(path, 20)
@@ -170,6 +182,8 @@ HARM: dict[str, tuple[Callable[[Books], Path], str]] = {
     "both slots of a checkpoint": (both_slots, ""),
     "a page of a consume log": (page_of_entries, "the checksum of the page differs"),
     "an entry in two": (entry_in_two, "a later segment exists"),
+    "a value of a state": (value_of_a_state, "the value of target/mails in "),
+    "a block of a run of keys": (lambda books: flip(write_key_run(books), 1428), ""),
     "an empty state": (empty_state, "it holds nothing, and this server has lived"),
     **{
         f"a run of keys: {fault}": (partial(run_of_keys, fault=fault), "the state names")
@@ -315,3 +329,56 @@ def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_r
     assert report_on(report, second).state is FileState.OK
     with pytest.raises(Unreadable, match=first.name):
         find_directories(RealDisk(), str(tmp_path / "segmented"))
+
+
+def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
+    again = Books(books.root + "/again")
+    again.send([START_MS, START_MS])
+    again.record([(HOUR, again.part([1]))])
+    part_of_one = encode_outcomes(HOUR, [again.part([1])])[-PART.itemsize :]
+    columns = [
+        (ColumnId.DELIVER_AT_MS, np.full(2, START_MS, np.int64)),
+        (ColumnId.SEQUENCE, np.array([1, 2], np.uint64)),
+    ]
+    batch = encode(BatchKind.OUTCOME, OutcomePart(HOUR), 2, columns, [part_of_one])
+    segment = again.files[str(again.path_of("dispatch"))]
+    segment.append([NewGroup(GroupKind.DATA, [batch], 1, START_MS)])
+    segment.flush()
+    again.close()
+    (damaged,) = verify_directory(again.root).damaged
+    assert damaged.path == segment.path and "do not add up" in damaged.damage
+
+
+def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> bytes:
+    columns: list[tuple[ColumnId, ColumnArray]] = [
+        (ColumnId.DELIVER_AT_MS, np.array([START_MS + due_ms for due_ms, _ in rows], np.int64)),
+        (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
+        (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),
+    ]
+    part, table = SchedulePart(*source, HOUR), encode_subject_table([b"a"])
+    return encode(BatchKind.SCHEDULE, part, len(rows), columns, [table], 1)
+
+
+@pytest.mark.parametrize(
+    ("sound", "rows"),
+    [
+        (True, [(500, 4), (900, 3)]),
+        (True, [(-HOUR_MS, 4), (-2 * HOUR_MS, 5), (0, 6)]),  # Due before the hour begins: by sequence.
+        (False, [(900, 3), (500, 4)]),
+        (False, [(500, 4), (500, 3)]),
+        (False, [(500, 4), (500, 4)]),
+        (False, [(500, 3), (900, 2)]),  # The range before has it.
+    ],
+)
+def test_rows_of_a_schedule_log_stand_in_filing_order(tmp_path: Path, sound: bool, rows: list[tuple[int, int]]) -> None:
+    books = Books(str(tmp_path / "data"))
+    books.send([START_MS, START_MS])
+    books.checkpoint()
+    segment = books.files[str(books.path_of("schedule"))]
+    after = (books.replay_offset, books.replay_offset + 8)
+    segment.append([NewGroup(GroupKind.DATA, [schedule_batch(after, rows[:1]), schedule_batch(after, rows[1:])], 1, 0)])
+    segment.flush()
+    books.close()
+    report = report_on(verify_directory(books.root), Path(segment.path))
+    assert (report.state is FileState.OK) == sound
+    assert sound or "filing order" in report.damage
