@@ -156,7 +156,7 @@ def name_of(function: object) -> str:
 
 
 def _is(test: Callable[[object], bool], function: object) -> bool:
-    # Of an object with `__call__`, that method says what kind of function it is.
+    # An object with `__call__` is a function of the kind that this method is.
     return test(function) or test(getattr(function, "__call__", None))  # noqa: B004
 
 

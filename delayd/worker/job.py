@@ -65,7 +65,7 @@ class Job:
         self.message = message
         self.given = given  # The same message as the handler gets it: with methods that block, if it is a function.
         self.started = started
-        self.task: asyncio.Task[None] | None = None  # Of a coroutine.
+        self.task: asyncio.Task[None] | None = None  # A coroutine has one.
         self.over_time = False  # It was cancelled because of the time limit, or the log has told that it is slow.
         self.is_stopped = False  # It was cancelled because the worker stops.
         self.is_given_back = False  # And it has ended by that: there is no verdict.

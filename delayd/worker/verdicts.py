@@ -23,7 +23,7 @@ from delayd.errors import AlreadyClosed, BadArgument, BadBody, DelaydError
 from delayd.machine.operating import LogLimit
 from delayd.worker.handler import HandlerSettings
 
-ERROR_CHARACTERS_MAX = 2_000  # Of an exception's text; it travels with the message.
+ERROR_CHARACTERS_MAX = 2_000  # The text of an exception is cut there; it travels with the message.
 
 
 class Retry(Exception):

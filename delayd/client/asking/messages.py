@@ -108,9 +108,9 @@ class Wish(NamedTuple):
 
     asked: Asked | AskedKeys
     numbers: Numbers
-    subject: bytes = b""  # Of the messages that receipts name: the server refuses one of another subject.
+    subject: bytes = b""  # Receipts name messages of it: the server refuses one of another subject.
     instants: NewInstants | None = None  # To which they are to be moved.
-    number: int = 0  # Of a move.
+    number: int = 0  # A move by receipt has one.
 
     @property
     def row_count(self) -> int:
@@ -361,7 +361,7 @@ class AskedRows(NamedTuple):
 
     log_ids: NDArray[np.uint64] | None
     asked: Asked | AskedKeys
-    subject: bytes = b""  # Of the messages that receipts name: the server refuses one of another subject.
+    subject: bytes = b""  # Receipts name messages of it: the server refuses one of another subject.
 
 
 class AskedOne(NamedTuple):

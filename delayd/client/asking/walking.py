@@ -502,7 +502,7 @@ class _Followed(NamedTuple):
     """A message that was sent to a group, as far as it is known."""
 
     log_id: int
-    answer: np.void  # Of its delay server about the first life; its dtype is ANSWER.
+    answer: np.void  # Its delay server says it about the first life; its dtype is ANSWER.
     waiting: AskedOne | None  # What waits for the group now.
     is_dead: bool = False  # And is a dead letter.
     in_flight: bool = False  # It is being handed over to the group again at this moment.

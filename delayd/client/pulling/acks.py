@@ -62,7 +62,7 @@ or what else the row of a RETRY or REJECT has.
 class Naming(Protocol):
     """How requests name what they acknowledge."""
 
-    handles_max: int  # Of one request.
+    handles_max: int  # One request has no more.
 
     def merged(self, handles: Handles) -> Handles:
         """The same messages in the fewest handles."""
@@ -486,10 +486,10 @@ class Word(NamedTuple):
     """What is to become of messages, and why."""
 
     kind: Kind
-    delay_ms: int = 0  # Of EXTEND: the lease.
+    delay_ms: int = 0  # With EXTEND it is the lease.
     reason: str = ""
     error: str = ""
-    jitter: float = 0.0  # Of RETRY: by up to this share the delay of each message is shortened, at random.
+    jitter: float = 0.0  # RETRY shortens the delay of each message by up to this share, at random.
 
     @property
     def is_of_one(self) -> bool:

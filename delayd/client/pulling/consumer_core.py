@@ -224,7 +224,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
             if not self._source.under_way:
                 # A pull with no time to wait still gets the messages that the server has now.
                 if asked and left_s < 0 and not self._source.is_unfinished:
-                    # Of several servers, one may have answered that it has nothing before another one could answer.
+                    # One of several servers may have answered that it has nothing before another one could answer.
                     if not self._source.is_asking or not await self._wait_for_pull(ANSWER_S):
                         return False
                     continue
@@ -255,7 +255,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         while said:
             handles, word = said.popleft()
             if word is ACK and len(handles) == 1:
-                # Of one subject only: a server may refuse a word because of its subject.
+                # A word is about one subject only: a server may refuse it because of its subject.
                 place = handles[0][-1]
                 while said and said[0][1] is ACK and len(said[0][0]) == 1 and said[0][0][0][-1] == place:
                     handles += said.popleft()[0]

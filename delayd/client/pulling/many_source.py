@@ -43,7 +43,7 @@ from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import need_int, need_list
 from delayd.wire.requests import RequestType
 
-HANDLES_MAX = 3_000  # Of one request: each may bring the name of its subject, at most 290 bytes each.
+HANDLES_MAX = 3_000  # One request has no more: each may bring the name of its subject, at most 290 bytes.
 LOOK_S = 5.0  # Between questions to meta that may bring another server.
 MANY_PARTS_MAX = 1 << 16  # More than any server puts into an answer.
 SETTLED_LOOK_S = 10.0  # The same for a list, whose routes are more to ask for, while none of its servers is away.
@@ -63,7 +63,7 @@ class ManySource(Source["_Server"]):
         self._callbacks = callbacks
         # Those that are asked for messages. Callers on other threads look at it, so it is replaced as a whole.
         self._asked: tuple[_Server, ...] = ()
-        self._wish = (1, 0, 0)  # Of the last start: most, wait_ms, ahead.
+        self._wish = (1, 0, 0)  # The last start said it: most, wait_ms, ahead.
         self._unfound: DelaydError | None = None  # Why the last look for servers found none.
         self._unrouted = 0
         self._confirmed_us: int | None = None  # When meta was asked last, and answered.

@@ -199,16 +199,16 @@ class ConsumerSettings:
     max_attempts: int | None = None  # None: a message comes again however often it is given back.
     backoff: Backoff = BACKOFF
     auto_extend: timedelta | None = None  # None: a lease ends when it ends.
-    start: Position = End.EARLIEST  # Of a group that this consumer makes.
+    start: Position = End.EARLIEST  # A group that this consumer makes begins there.
     ephemeral: bool = False
     tags_any: tuple[str, ...] = ()  # The group gets messages with one of these, where there are any.
     tags_all: tuple[str, ...] = ()
     ordered: bool = False  # The group gets the messages of each ordering key one after the other.
     exclusive: timedelta | None = None  # How long the lead may be silent; None: consumers share the group.
     max_in_flight: int | None = None  # None: as many as the caller asks for.
-    group_max_in_flight: int | None = None  # Of all consumers of the group; None: as many as they ask for.
+    group_max_in_flight: int | None = None  # All consumers of the group have so many; None: as they ask.
     connect_timeout: timedelta | None = None  # None: as long as `timeout_ms`.
-    shared_name: str = ""  # Of a consumer with a group of its own: how its name begins.
+    shared_name: str = ""  # The name of a group of its own begins so.
     pid: int = 0  # The process to which that group belongs.
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ from delayd.wire.requests import RequestType
 
 
 class Presence:
-    """Of one consumer at one server; belongs to a loop. ``connect`` makes the connection, and calls `watch` with it."""
+    """Belongs to one consumer at one server; ``connect`` makes the connection, and calls `watch` with it."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
         self.watched: Connection | None = None
@@ -102,7 +102,7 @@ NAMED_MAX = 1_000  # As many as a request may name; the newest are.
 
 
 class Incarnations:
-    """Of one consumer; belongs to its loop. ``lease_s`` is the length of a lease, ``now_s`` the clock of leases."""
+    """Belongs to one consumer, and to its loop. ``lease_s`` is the length of a lease, ``now_s`` the clock of leases."""
 
     def __init__(self, lease_s: float, now_s: Callable[[], float]) -> None:
         self._lease_s = lease_s

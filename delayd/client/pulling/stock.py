@@ -143,7 +143,7 @@ _Key = tuple[int, int]  # Incarnation and pull sequence.
 
 
 class InFlight:
-    """Of one consumer; made on its loop, where `wait` and `close` belong. The others may be called from any thread."""
+    """Belongs to one consumer; `wait` and `close` are called on its loop, the others from any thread."""
 
     def __init__(self, most: int, lease_s: Callable[[], float]) -> None:
         self._most = most
@@ -253,9 +253,7 @@ limited = LogLimit(logging.getLogger(__name__))
 
 
 class LeaseKeeper:
-    """Of one consumer; made on its loop. ``extend`` asks for another lease, of so many seconds, for handles of one
-    message each.
-    """
+    """Belongs to one consumer. ``extend`` asks for another lease, of so many seconds, for handles of one message each."""
 
     def __init__(
         self,

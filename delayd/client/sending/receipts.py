@@ -679,7 +679,7 @@ SendWaiter = SendFuture | asyncio.Future[Receipt]
 
 
 class Unheard:
-    """Of one producer, on its loop."""
+    """Belongs to one producer, on its loop."""
 
     def __init__(self) -> None:
         self._failed: list[SendWaiter] = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ import pytest
 
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
+from delayd.client.asking.messages import GET, AskedOne, Asker, Joined, Kind, Numbers, Row
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
@@ -22,9 +24,11 @@ from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.outbox import Slots
 from delayd.client.sending.receipts import Receipt, SendFuture
 from delayd.errors import (
+    BadArgument,
     LogId,
     PastHorizon,
 )
+from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys, MessageState
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC
 
@@ -355,3 +359,61 @@ def test_the_back_off_doubles_up_to_its_most_and_is_shortened_at_random() -> Non
         drawn = [backoff.delay_ms(attempt) for _ in range(200)]
         assert most_ms * 0.75 <= min(drawn) < max(drawn) <= most_ms
     assert {Backoff(jitter=0).delay_ms(3) for _ in range(9)} == {4_000}
+
+
+KIND = (GET, 1, b"s", False)
+
+
+def test_a_question_that_spoils_a_joined_request_fails_alone() -> None:
+    asked: list[list[int]] = []
+
+    async def ask(_: Kind, rows: Sequence[Row | AskedKeys], __: float) -> AnswerRows:
+        asked.append([int(row[0]) for row in rows if not isinstance(row, AskedKeys)])
+        if 2 in asked[-1]:
+            raise BadArgument("no row is 2")
+        answers = np.zeros(len(rows), ANSWER)
+        answers["sequence"] = asked[-1]
+        return answers
+
+    async def story() -> None:
+        room = asyncio.Semaphore(1)
+        joined = Joined(lambda _: room, ask)
+        questions = [joined.ask(KIND, (number, 0, 0), 0.0) for number in (1, 2, 3)]
+        one, two, three = await asyncio.gather(*questions, return_exceptions=True)
+        assert not isinstance(one, BaseException) and not isinstance(three, BaseException)
+        assert [*one["sequence"], *three["sequence"]] == [1, 3] and isinstance(two, BadArgument)
+
+    asyncio.run(story())
+    assert asked == [[1, 2, 3], [1], [2], [3]]
+
+
+def test_rule_I1_the_low_water_mark_of_changes_passes_no_call_that_is_under_way() -> None:
+    numbers = Numbers()
+    with numbers.of_call(keys=2) as by_keys:
+        with numbers.of_call(keys=0) as by_receipt:
+            assert ([*by_keys], [*by_receipt]) == ([1, 2, 3], [4])
+        assert numbers.head["low_water"] == 1
+    assert numbers.head["low_water"] == 5
+
+
+class _Chain(Asker):
+    """Row 7 of the server 1 was moved to row 8, which was drained to row 9 of the server 2."""
+
+    NEXT: ClassVar = {(1, 7): (MessageState.MOVED, 8, 0, 0), (1, 8): (MessageState.DRAINED, 8, 2, 9)}
+
+    async def once(self, question: Any, log_id: int, asked: Any, deadline: float) -> Any:
+        rows = np.zeros(1, ANSWER)
+        sequence = int(asked.asked.sequences[0])
+        found = self.NEXT.get((log_id, sequence), (MessageState.PENDING, sequence, 0, 0))
+        rows["state"], rows["sequence"], rows["target_log_id"], rows["other"] = found
+        return rows
+
+
+def test_a_question_follows_its_message_to_the_newest_row_and_server() -> None:
+    async def story() -> None:
+        nobody = cast("Any", None)
+        one = AskedOne(1, (7, 0, 0), b"s")
+        servers, answers = await _Chain(nobody, nobody, nobody, 1_000.0, 0.0).ask(GET, one.rows())
+        assert (servers.tolist(), answers["sequence"].tolist()) == ([2], [9])
+
+    asyncio.run(story())

@@ -18,7 +18,7 @@ from delayd.batch.content import Names, slots_of_names
 from delayd.client.asking import messages as questions
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.outbox import Gathering
-from delayd.client.sending.receipts import Accepted, BatchFailed, Verdicts
+from delayd.client.sending.receipts import Accepted, Verdicts
 from delayd.errors import (
     BadArgument,
     BatchMalformed,
@@ -47,7 +47,7 @@ from delayd.wire.asked import ANSWER, CancelAnswer, MessageState, read_asked_key
 from delayd.wire.frame import ANSWER as ANSWER_FLAG
 from delayd.wire.frame import ERROR, Frame, Head, HeadValue, encode_frame
 from delayd.wire.requests import RequestType
-from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse
+from tests.unit.client.servers import SmallDelay, drop_before, hold, refuse
 from tests.unit.client.world import LIMIT_S, PAST_MS, World, on_loop, on_steady_loop
 from tests.unit.net.loopback import error_of, skip
 from tests.waiting import DEADLINE_S, until
@@ -143,47 +143,6 @@ def test_a_large_batch_is_split_and_its_receipt_names_every_row() -> None:
     on_loop(scenario)
 
 
-def test_refused_rows_of_a_batch_are_named_with_the_receipt_of_the_others() -> None:
-    async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address) as producer:
-            world.delay.script.append(refuse(world.delay, HourFull("that hour is full"), [0, 2]))
-            error = await error_of(
-                producer.send_batch("a", [b"0", b"1", b"2", b"3"], [PAST_MS + row for row in range(4)])
-            )
-            assert isinstance(error, BatchFailed)
-            assert [(failure.rows.tolist(), type(failure.error)) for failure in error.failures] == [([0, 2], HourFull)]
-            assert error.receipt.rows.tolist() == [1, 3] and error.receipt.deliver_at_ms.tolist() == [
-                PAST_MS + 1,
-                PAST_MS + 3,
-            ]
-            world.delay.script.append(refuse(world.delay, HourFull("that hour is full"), []))
-            assert isinstance(await error_of(producer.send_batch("a", [b"0", b"1"], PAST_MS)), HourFull)
-
-    on_loop(scenario)
-
-
-def test_a_batch_lost_before_it_was_kept_is_sent_again_under_the_same_number() -> None:
-    async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address) as producer:
-            world.delay.script.extend([drop_before, drop_before])
-            receipt = await producer.send("a", b"x", deliver_at_ms=PAST_MS)
-        assert not receipt.duplicate
-        assert world.delay.numbers == [1, 1, 1] and len(world.delay.rows) == 1
-
-    on_loop(scenario)
-
-
-def test_rule_I3_a_batch_kept_before_the_connection_broke_is_kept_once_and_says_so() -> None:
-    async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address) as producer:
-            world.delay.script.append(drop_after(world.delay))
-            receipt = await producer.send("a", b"x", deliver_at_ms=PAST_MS)
-        assert receipt.duplicate and receipt.sequence == 1
-        assert world.delay.numbers == [1, 1] and len(world.delay.rows) == 1
-
-    on_loop(scenario)
-
-
 def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
     async def scenario(world: World) -> None:
         other = await world.second_delay()
@@ -261,21 +220,6 @@ def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> Non
         assert world.delay.numbers == [1, 2]
 
     on_loop(scenario)
-
-
-def test_rows_that_must_wait_hold_up_no_other_row_of_their_batch() -> None:
-    async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address) as producer:
-            world.delay.script.append(refuse(world.delay, SlowDown("the far ones wait", retry_after_ms=20_000), [0]))
-            far = producer.send("a", b"far", deliver_at_ms=PAST_MS + 8)
-            near = producer.send("a", b"near", deliver_at_ms=PAST_MS)
-            await near
-            assert not far.done()
-            await skip(25)
-            await far
-        assert [body for _, body, _ in world.delay.rows] == [b"near", b"far"]
-
-    on_steady_loop(scenario)
 
 
 def test_a_server_that_comes_back_at_another_address_is_found() -> None:
