@@ -253,7 +253,7 @@ limited = LogLimit(logging.getLogger(__name__))
 
 
 class LeaseKeeper:
-    """Belongs to one consumer. ``extend`` asks for another lease, of so many seconds, for handles of one message each."""
+    """Belongs to one consumer. ``extend`` asks for another lease, in seconds, for handles of one message each."""
 
     def __init__(
         self,
