@@ -50,6 +50,7 @@ def _flip(path: Path, position: int) -> None:
 
 def test_pending_messages_are_found_and_with_all_the_others_too(books: Books) -> None:
     assert _found(books) == [13, 14, 15, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert _find(books, "--count", "--grep", "body 1", form="table").out == "6\n"
     ran = _find(books, "--all")
     states = {row["sequence"]: row["state"] for row in json.loads(ran.out)}
     assert sorted(states) == list(range(1, 16))

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 import pytest
 
-from cli.operate import all_pages, of_each
+from cli.operate import all_pages, of_each, patiently
 from delayd.client.asking import ask
+from delayd.errors import SlowDown
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, Head
@@ -74,3 +75,20 @@ def test_a_server_that_cant_be_asked_is_named_and_the_others_are_told(
     told = capsys.readouterr().err
     assert told.startswith(f"delayd: names of the delay server at {server.address} are missing: ")
     assert ("is another server now" if alive else "meta has not heard of it for 1 min 01 s") in told
+
+
+def test_a_request_that_a_server_is_too_busy_for_is_repeated() -> None:
+    heard = 0
+
+    def serve(connection: Connection, frame: Frame) -> None:
+        nonlocal heard
+        heard += 1
+        if heard < 3:
+            raise SlowDown("one word at a time", retry_after_ms=1)
+        connection.answer(frame.request_id, {"message": "done"})
+
+    async def scenario(known: ask.Known) -> Head:
+        async with ask.reached(known) as connection:
+            return await patiently(connection, RequestType.SETTLE_SLOTS, {})
+
+    assert asked(serve, scenario)["message"] == "done" and heard == 3
