@@ -14,7 +14,6 @@ import pytest
 from freezegun import freeze_time
 
 import delayd
-from delayd.client.pulling.consumer_core import ConsumerCore
 from delayd.testing import InMemoryBroker, broker_clock
 from tests.waiting import wait_until
 
@@ -72,42 +71,6 @@ def test_two_years_pass_and_everything_comes_in_order() -> None:
         assert _pulled(consumer) == [b"3", b"1", b"5", b"4", b"0", b"2"]
 
 
-def test_a_message_due_after_the_clock_was_moved_counts_from_there(delayd_broker: InMemoryBroker) -> None:
-    clock = delayd_broker.clock
-    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
-        clock.advance(700 * DAY)
-        # Further ahead of this machine's clock than any message may be due.
-        receipt = producer.send("a", b"late", deliver_at=clock.now + 700 * DAY)
-        assert producer.send("a", b"early", delay=DAY).deliver_at == clock.now + DAY
-        clock.move_to(receipt.deliver_at)
-        assert _pulled(consumer) == [b"early", b"late"]
-        with pytest.raises(delayd.PastHorizon):
-            producer.send("a", b"", delay=733 * DAY)
-
-
-def test_retries_and_dead_letters_come_at_their_instants(delayd_broker: InMemoryBroker) -> None:
-    clock = delayd_broker.clock
-    backoff = delayd.Backoff(first=timedelta(minutes=1), most=timedelta(hours=1), jitter=0.0)
-    with (
-        delayd_broker.producer() as producer,
-        delayd_broker.consumer("a", "g", max_attempts=3, backoff=backoff) as consumer,
-    ):
-        producer.send("a", b"", delay=DAY)
-        clock.advance(DAY)
-        for attempt, minutes in ((1, 1), (2, 2)):
-            (message,) = consumer.pull(wait=AT_ONCE)
-            assert message.attempt == attempt
-            message.nack(error="no")
-            clock.advance(timedelta(minutes=minutes) - MS)
-            assert len(consumer.pull(wait=AT_ONCE)) == 0
-            clock.advance(MS)
-        (message,) = consumer.pull(wait=AT_ONCE)
-        assert (message.attempt, message.last_error) == (3, "no")
-        message.nack(error="never")
-        clock.advance(700 * DAY)
-        assert len(consumer.pull(wait=AT_ONCE)) == 0
-
-
 def test_a_lease_that_ends_gives_the_message_to_another(delayd_broker: InMemoryBroker) -> None:
     clock = delayd_broker.clock
     with (
@@ -125,14 +88,6 @@ def test_a_lease_that_ends_gives_the_message_to_another(delayd_broker: InMemoryB
         with pytest.raises(delayd.StaleHandle):
             message.ack()
         again.ack()
-
-
-def test_a_message_that_expires_never_comes(delayd_broker: InMemoryBroker) -> None:
-    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
-        producer.send("a", b"gone", delay=DAY, ttl=timedelta(hours=1))
-        producer.send("a", b"here", delay=DAY, ttl=timedelta(hours=3))
-        delayd_broker.clock.advance(DAY + timedelta(hours=2))
-        assert _pulled(consumer) == [b"here"]
 
 
 def test_a_consumer_that_waits_gets_each_message_at_its_instant(delayd_broker: InMemoryBroker) -> None:
@@ -350,14 +305,6 @@ def test_frozen_time_is_the_brokers_time(real_asyncio: bool) -> None:
             message.ack()
 
 
-def test_timers_of_the_servers_go_on_in_frozen_time_and_do_not_jump_with_it() -> None:
-    with freeze_time("2027-03-01", ignore=["tests.waiting"]) as frozen, InMemoryBroker() as broker:
-        begun = broker.clock.loop.time()
-        wait_until(lambda: broker.clock.loop.time() > begun)
-        frozen.tick(DAY)
-        assert broker.clock.loop.time() - begun < 3_600
-
-
 def test_a_broker_that_nobody_calls_follows_frozen_time() -> None:
     with freeze_time("2027-03-01", real_asyncio=True, ignore=["tests.waiting"]) as frozen, InMemoryBroker() as broker:
         frozen.move_to("2027-06-01")
@@ -372,15 +319,6 @@ def test_a_frozen_time_that_no_server_can_name_is_not_followed_and_later_ones_ar
         wait_until(lambda: "clock_stays" in caplog.text)
         frozen.move_to("2027-06-01")
         wait_until(lambda: broker.clock.now == datetime(2027, 6, 1, tzinfo=UTC))
-
-
-def test_each_broker_has_a_time_and_messages_of_its_own() -> None:
-    with InMemoryBroker(start=START) as one, InMemoryBroker(start=START) as other:
-        one.clock.advance(DAY)
-        assert (one.clock.now, other.clock.now) == (START + DAY, START)
-        with one.producer() as producer, other.consumer("a", "g") as consumer:
-            producer.send("a", b"", delay=AT_ONCE)
-            assert len(consumer.pull(wait=timedelta(milliseconds=20))) == 0
 
 
 def test_a_clock_that_ticks_goes_on_by_itself() -> None:
@@ -413,31 +351,12 @@ def test_a_wrong_move_is_refused(
     assert delayd_broker.clock.now == before
 
 
-@pytest.mark.parametrize("start", [START.replace(year=2001), START.replace(year=9998)])
-def test_a_clock_that_no_server_could_have_is_refused(start: datetime) -> None:
-    with pytest.raises(delayd.BadArgument):
-        InMemoryBroker(start=start)
-
-
 def test_a_move_that_would_stop_its_own_loop_says_what_to_call(delayd_broker: InMemoryBroker) -> None:
     async def scenario() -> None:
         with pytest.raises(delayd.WrongLoop, match="advance_async"):
             delayd_broker.clock.advance(DAY)
 
     asyncio.run(scenario())
-
-
-def test_a_closed_broker_says_so(delayd_broker: InMemoryBroker) -> None:
-    delayd_broker.close()
-    with pytest.raises(delayd.AlreadyClosed):
-        delayd_broker.clock.advance(DAY)
-    with pytest.raises(delayd.AlreadyClosed):
-        delayd_broker.producer()
-
-
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(delayd.BadSetting, match="retantion_ms"):
-        InMemoryBroker(retantion_ms=5)
 
 
 def test_clients_of_other_homes_keep_their_time(delayd_broker: InMemoryBroker, tmp_path_factory: Any) -> None:
@@ -515,30 +434,6 @@ def test_a_long_hand_over_is_waited_for(delayd_broker: InMemoryBroker, monkeypat
         assert len(_pulled(consumer)) == count
 
 
-def test_the_broker_tells_what_was_sent_what_is_pending_and_what_is_dead() -> None:
-    with InMemoryBroker() as broker, broker.producer() as producer:
-        producer.send("a", b"1", delay=timedelta(0), key="one", tags=["vip"])
-        moved = producer.send("a", b"2", delay=timedelta(days=2))
-        producer.reschedule("a", receipt=moved, delay=timedelta(days=3))
-        producer.send("b", b"3", delay=timedelta(days=1))
-        with broker.consumer("a", "g", prefetch=False) as consumer:
-            broker.clock.advance(timedelta(seconds=1))
-            (message,) = consumer.pull(wait=timedelta(0))
-            message.reject("no")
-            broker.clock.advance(timedelta(seconds=1))
-        told = sorted((row.subject, row.sequence, row.key, row.tags, row.state) for row in broker.sent())
-        assert told == [
-            ("a", 1, "one", ("vip",), "dispatched"),
-            ("a", 2, None, (), "moved"),
-            ("b", 4, None, (), "pending"),
-        ]
-        assert [row.sequence for row in broker.sent("b")] == [4]
-        assert [(row.body, row.deliver_at - broker.clock.now > timedelta(days=2)) for row in broker.pending("a")] == [
-            (b"2", True)
-        ]
-        assert [(letter.body, letter.reason) for letter in broker.dead("a", "g")] == [(b"1", "no")]
-
-
 def test_what_a_handler_sends_after_its_acknowledgement_is_not_missed(delayd_broker: InMemoryBroker) -> None:
     begun, seen = delayd_broker.clock.now, list[float]()
     with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g") as consumer:
@@ -558,27 +453,6 @@ def test_what_a_handler_sends_after_its_acknowledgement_is_not_missed(delayd_bro
         assert seen == [1, 2, 3, 4, 5]
     worker.join(10)
     assert not worker.is_alive()
-
-
-def test_a_handler_that_sends_in_frozen_time_does_not_wait_for_the_clock_that_waits_for_it() -> None:
-    seen: list[float] = []
-    with freeze_time("2026-01-01", real_asyncio=True) as frozen, InMemoryBroker() as broker:
-        begun = broker.clock.now
-        with broker.producer() as producer, broker.consumer("a", "g") as consumer, broker.consumer("b", "g") as other:
-
-            def work() -> None:
-                for message in consumer:
-                    seen.append((broker.clock.now - begun) / DAY)
-                    producer.send("a", b"x", delay=DAY)
-                    message.ack()
-
-            worker = threading.Thread(target=work)
-            worker.start()
-            _until_one_waits(broker)
-            producer.send("a", b"x", delay=DAY)
-            frozen.tick(3 * DAY + timedelta(hours=1))
-            assert _pulled(other) == []
-            assert seen == [1, 2, 3]
 
 
 def test_a_lease_that_is_kept_lasts_while_the_clock_moves(delayd_broker: InMemoryBroker) -> None:
@@ -609,18 +483,6 @@ def test_a_task_that_pulls_and_a_test_that_moves_the_clock_cost_no_patience(
 
     asyncio.run(scenario())
     assert "clock_goes_on" not in caplog.text
-
-
-def test_a_pull_without_a_wait_finds_a_message_behind_many_that_its_group_does_not_want(
-    delayd_broker: InMemoryBroker,
-) -> None:
-    with delayd_broker.producer() as producer, delayd_broker.consumer("a", "g", tags_any=["eu"]) as consumer:
-        assert _pulled(consumer) == []
-        for _ in range(200):
-            producer.send("a", b"us", delay=timedelta(0), tags=["us"])
-        producer.send("a", b"eu", delay=timedelta(0), tags=["eu"])
-        delayd_broker.clock.advance(DAY)
-        assert consumer.pull(wait=timedelta(0)).bodies == [b"eu"]
 
 
 def test_a_home_that_is_closed_ends_its_loops_and_workers() -> None:
@@ -772,19 +634,3 @@ def test_no_time_is_taken_from_a_handler_that_sleeps_or_runs_a_thread(delayd_bro
 
     asyncio.run(scenario())
     assert seen == [(DAY, DAY)] * 2 + [(2 * DAY, 2 * DAY)] * 2
-
-
-def test_a_caller_whose_server_refuses_is_not_at_work(
-    delayd_broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(core: ConsumerCore[Any], most: int, wait_ms: int) -> None:
-        raise delayd.errors.SlowDown("the disk is full", retry_after_ms=60_000)
-
-    with delayd_broker.consumer("a", "g") as consumer:
-        monkeypatch.setattr(ConsumerCore, "_ask", refuse)
-        thread = threading.Thread(target=lambda: list(consumer))
-        thread.start()
-        wait_until(lambda: "consumer_waits" in caplog.text, "it is refused")
-        delayd_broker.clock.advance(DAY)
-        assert "clock_goes_on" not in caplog.text
-    thread.join()

@@ -1,1 +1,0 @@
-"""Tests of what delayd gives to the tests of others."""
