@@ -5,7 +5,7 @@ The order matters: epoch, dispatch logs, message log, then the hours. Nothing is
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -500,11 +500,8 @@ def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, Acc
     found: dict[int, int] = {}
     for _, path in list_dispatch_logs(disk, folder):
         try:
-            segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)
-            try:
+            with closing(open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)) as segment:
                 note_ends(found, read_outcomes(segment), accepted)
-            finally:
-                segment.close()
         except (DamagedData, UnfinishedFile, FileNotFoundError) as error:
             log.warning("ends_not_known path=%s reason=%r", path, str(error))
     return found

@@ -6,6 +6,7 @@ Two slots are written in turn, so from the second publication on one durable slo
 
 import logging
 import struct
+from contextlib import closing
 from typing import NamedTuple, cast
 
 import msgpack
@@ -102,11 +103,8 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
 
 def read_checkpoint_file(disk: Disk, path: str, log_id: int | None = None) -> Payload | None:
     """As `read_checkpoint`, for a file that is known to exist, under any name."""
-    file = open_named(disk, path)
-    try:
+    with closing(open_named(disk, path)) as file:
         found = _newest(path, file, log_id)
-    finally:
-        file.close()
     return found.payload if found else None
 
 

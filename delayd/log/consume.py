@@ -7,6 +7,7 @@ a page is damaged or belongs elsewhere; then the log is rebuilt (rule L9).
 
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,11 +181,8 @@ def check_tail(disk: Disk, place: ConsumePlace, tail: ConsumeTail) -> None:
 
 def read_unchecked(disk: Disk, place: ConsumePlace, base: int) -> Entries:
     """All whole entries of a segment, unchecked, for a reader that has another way to check them."""
-    segment = _open(disk, place, base, write=False)
-    try:
+    with closing(_open(disk, place, base, write=False)) as segment:
         return entries_in(segment)
-    finally:
-        segment.close()
 
 
 def entries_in(segment: Segment) -> Entries:

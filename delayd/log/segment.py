@@ -227,10 +227,7 @@ class Segment:
             self.disk.remove(copy)
         file = open_named(self.disk, copy, create=True)
         try:
-            end = self.position(self.durable)
-            for position in range(0, end, READ_BYTES):
-                file.pwritev([self.file.pread(min(READ_BYTES, end - position), position)], position)
-            file.sync()
+            copy_bytes(self.file, file, self.position(self.durable))
         except OSError as error:
             raise read_error(copy, 0, error) from error
         finally:
@@ -491,6 +488,13 @@ class GroupScan(Iterator[CommitGroup]):
         data = self._segment.file.pread(max(self._read_bytes, needed), self._segment.position(self.offset))
         self._data = memoryview(data)
         return len(data) >= needed
+
+
+def copy_bytes(source: File, target: File, size: int) -> None:
+    """Copy the first bytes of a file; they are durable on return, the folder's entry may not be."""
+    for position in range(0, size, READ_BYTES):
+        target.pwritev([source.pread(min(READ_BYTES, size - position), position)], position)
+    target.sync()
 
 
 def create_segment(disk: Disk, path: str, header: FileHeader) -> Segment:

@@ -6,6 +6,7 @@ it with the segment's own checksums, and reads the segment itself where the inde
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -150,12 +151,9 @@ def write_index(disk: Disk, folder: str, header: FileHeader, maker: IndexMaker, 
     disk.make_folder(path.rpartition("/")[0])
     if disk.exists(path):
         disk.remove(path)
-    file = create_segment(disk, path, header)
-    try:
+    with closing(create_segment(disk, path, header)) as file:
         file.append(maker.groups(epoch, header.created_at_ms))
         file.flush()
-    finally:
-        file.close()
 
 
 def index_segment(disk: Disk, folder: str, segment: Segment, end: int, epoch: int, now_ms: int) -> None:

@@ -17,8 +17,9 @@ it, so that no offset names two different groups.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, zip_longest
 from typing import NamedTuple, cast
@@ -36,12 +37,12 @@ from delayd.log.log import NAME_DIGITS, LogPlace, list_segments, open_log, segme
 from delayd.log.pull import PullOp, decode_entries
 from delayd.log.segment import (
     COPY_SUFFIX,
-    READ_BYTES,
     Confirmed,
     FileHeader,
     FileKind,
     Segment,
     UnfinishedFile,
+    copy_bytes,
     open_segment,
 )
 from delayd.machine.disk import Disk, list_named, open_named
@@ -167,12 +168,8 @@ def _hour_logs(disk: Disk, folder: str, log_id: int, kind: FileKind) -> Iterator
     paths += [f"{folder}/{QUARANTINE}/{name}" for name in disk.list_folder(f"{folder}/{QUARANTINE}")]
     for path in paths:
         if path.endswith(".log"):
-            with _past_damage():
-                segment = open_segment(disk, path, kind, log_id, write=False)
-                try:
-                    yield segment
-                finally:
-                    segment.close()
+            with _past_damage(), closing(open_segment(disk, path, kind, log_id, write=False)) as segment:
+                yield segment
 
 
 def _highest_sequence(segment: Segment, begin: int, crc32c: int) -> int:
@@ -321,14 +318,9 @@ def find_damage(
     except DamagedData as damage:
         error = damage
     good_until, next_sequence, appended_at_ms, lost = start, 0, 0, 0
-    for path, base in _files(disk, place):
-        following = [other for _, other in _files(disk, place) if other > base]
-        if following and following[0] <= start:
-            continue
-        file = open_named(disk, path)
-        try:
-            size = file.size()
-            segment = Segment(disk, path, file, FileHeader(place.kind, place.log_id, base))
+    for path, base in _needed(disk, place, start):
+        with closing(_by_name(disk, place, path, base)) as segment:
+            size = segment.file.size()
             scan = segment.scan(good_until, crc32c if good_until == start else None)
             if base <= good_until:
                 try:
@@ -339,8 +331,6 @@ def find_damage(
                     pass  # The good groups end where the file can't be read.
                 good_until = scan.offset
             lost += max(0, size - segment.position(max(base, good_until)))
-        finally:
-            file.close()
     return Damage(error, start, crc32c, good_until, next_sequence, appended_at_ms, lost)
 
 
@@ -355,32 +345,31 @@ def give_up(
     new = f"{place.folder}/{segment_name(damage.start)}"
     _write_good(disk, place, damage, f"{new}{COPY_SUFFIX}", now_ms, groups)
     put_aside: list[str] = []
-    to_cut: list[tuple[str, FileHeader]] = []
-    to_remove: list[str] = []
-    for path, base in _files(disk, place):
-        following = [other for _, other in _files(disk, place) if other > base]
-        if following and following[0] <= damage.start:
-            continue
-        header = FileHeader(place.kind, place.log_id, base)
+    damaged: list[tuple[str, int]] = []
+    for path, base in _needed(disk, place, damage.start):
         target = _free_name(disk, f"{aside}/{place.folder.rpartition('/')[2]}-{path.rpartition('/')[2]}")
-        if base < damage.start and not _reaches(disk, path, header, damage.start):
-            continue
-        # The file is copied, because its good groups must stay where a start finds them until the new file has them.
-        _copy(disk, path, target)
+        with closing(_by_name(disk, place, path, base)) as segment:
+            if base < damage.start and segment.file.size() <= segment.position(damage.start):
+                continue
+            # The file is copied, because its good groups must stay where a start finds them until the new file has
+            # them.
+            with closing(open_named(disk, target, create=True)) as copy:
+                copy_bytes(segment.file, copy, segment.file.size())
         put_aside.append(target)
-        if base > damage.start:
-            to_remove.append(path)
-        elif base < damage.start:
-            to_cut.append((path, header))
+        damaged.append((path, base))
     disk.sync_folder(aside)
     # The new file, with the good groups and the operator's decision, replaces the damaged file in one step. A crash
     # before or after it leaves a log that can be given up once more, and loses no good group.
     disk.rename(f"{new}{COPY_SUFFIX}", new)
     disk.sync_folder(place.folder)
-    for path, header in to_cut:
-        _cut(disk, path, header, damage.start)
-    for path in to_remove:
-        disk.remove(path)
+    for path, base in damaged:
+        if base > damage.start:
+            disk.remove(path)
+        elif base < damage.start:
+            # The new file begins within this one.
+            with closing(_by_name(disk, place, path, base, write=True)) as segment:
+                segment.file.truncate(segment.position(damage.start))
+                segment.file.sync()
     disk.sync_folder(place.folder)
     open_log(disk, place, now_ms, damage.start, damage.crc32c, leave_out=True).close()
     return put_aside
@@ -393,35 +382,40 @@ def _files(disk: Disk, place: LogPlace) -> list[tuple[str, int]]:
     ]
 
 
+def _needed(disk: Disk, place: LogPlace, start: int) -> list[tuple[str, int]]:
+    """Those files that may have groups at the offset ``start`` or behind it."""
+    files = _files(disk, place)
+    return files[max(0, bisect_right(files, start, key=lambda file: file[1]) - 1) :]
+
+
+def _by_name(disk: Disk, place: LogPlace, path: str, base: int, *, write: bool = False) -> Segment:
+    """Open a file whose own header may be damaged."""
+    return Segment(disk, path, open_named(disk, path, write=write), FileHeader(place.kind, place.log_id, base))
+
+
 def _write_good(
     disk: Disk, place: LogPlace, damage: Damage, path: str, now_ms: int, groups: Sequence[NewGroup]
 ) -> None:
     """Write a file that begins at the checkpoint and holds the good groups behind it, then ``groups``; durable."""
     if disk.exists(path):
         disk.remove(path)
-    file = open_named(disk, path, create=True)
-    try:
+    with closing(open_named(disk, path, create=True)) as file:
         header = FileHeader(place.kind, place.log_id, damage.start, 0, now_ms, damage.crc32c)
         file.pwritev([header.encode()], 0)
         made = Segment(disk, path, file, header)
         for source, base in _files(disk, place):
             if not base <= made.end < damage.good_until:
                 continue
-            read = open_named(disk, source)
-            try:
-                scan = Segment(disk, source, read, FileHeader(place.kind, place.log_id, base)).scan(made.end, None)
+            with closing(_by_name(disk, place, source, base)) as read:
+                scan = read.scan(made.end, None)
                 while scan.offset < damage.good_until and (group := next(scan, None)):
                     file.pwritev([group.buffer], made.position(group.header.offset))
                     made.end, made.crc32c = group.end, group.header.header_crc32c
-            finally:
-                read.close()
         file.sync()
         made.durable = made.end
         if groups:
             made.append(groups)
             made.flush()
-    finally:
-        file.close()
 
 
 def _free_name(disk: Disk, path: str) -> str:
@@ -432,35 +426,3 @@ def _free_name(disk: Disk, path: str) -> str:
             break
         name = f"{path}.{number}{ASIDE_SUFFIX}"
     return name
-
-
-def _reaches(disk: Disk, path: str, header: FileHeader, offset: int) -> bool:
-    """Whether a file has bytes behind an offset."""
-    file = open_named(disk, path)
-    try:
-        return file.size() > Segment(disk, path, file, header).position(offset)
-    finally:
-        file.close()
-
-
-def _copy(disk: Disk, path: str, target: str) -> None:
-    """Copy a file; its data is durable on return, the folder's entry is not."""
-    file, copy = open_named(disk, path), open_named(disk, target, create=True)
-    try:
-        size = file.size()
-        for position in range(0, size, READ_BYTES):
-            copy.pwritev([file.pread(min(READ_BYTES, size - position), position)], position)
-        copy.sync()
-    finally:
-        copy.close()
-        file.close()
-
-
-def _cut(disk: Disk, path: str, header: FileHeader, offset: int) -> None:
-    """Cut a file where the new one begins; durable on return."""
-    file = open_named(disk, path, write=True)
-    try:
-        file.truncate(Segment(disk, path, file, header).position(offset))
-        file.sync()
-    finally:
-        file.close()

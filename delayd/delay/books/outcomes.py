@@ -167,10 +167,6 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         taken, self._handed_over = self._handed_over, []
         return taken
 
-    def segment_of(self, hour: int) -> Segment | None:
-        """The open file of an hour."""
-        return self._segments.get(hour)
-
     def unwritten_hours(self) -> set[int]:
         """Hours with recorded outcomes that are not durable yet."""
         return {recorded.hour for recorded in self._unwritten()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -194,11 +195,8 @@ def _without_key(site: Site, hour: FiledHour) -> Sequences:
     path = dispatch_path(site.folder, hour.hour)
     if hour.outcomes_end == 0 or (hour.outcomes_end is None and not site.disk.exists(path)):
         return np.empty(0, np.uint64)
-    segment = open_segment(site.disk, path, FileKind.DISPATCH, site.log_id, write=False)
-    try:
+    with closing(open_segment(site.disk, path, FileKind.DISPATCH, site.log_id, write=False)) as segment:
         outcomes = read_outcomes(segment, hour.outcomes_end, site.worker.give_way)
-    finally:
-        segment.close()
     parts = outcomes.parts
     without = (parts["outcome"] == Outcome.CANCELLED) & np.isin(parts["reason"], TOOK_NO_KEY)
     without |= parts["outcome"] == Outcome.IN_DOUBT

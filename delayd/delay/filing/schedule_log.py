@@ -8,6 +8,7 @@ verified once, and stay in a cache for as long as it has room.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import BYTES_MAX, HEADER, BatchKind, padded
@@ -46,8 +47,7 @@ def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -
     Raises:
         DamagedData: a group does not check, or the file is not the one that the checkpoint counts.
     """
-    segment = open_schedule_log(disk, path, log_id, hour)
-    try:
+    with closing(open_schedule_log(disk, path, log_id, hour)) as segment:
         scan = segment.scan(0, 0)
         while scan.offset < file.length:
             group = next(scan, None)
@@ -56,8 +56,6 @@ def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -
                 raise DamagedData(segment.path, scan.offset + FILE_HEADER_BYTES, reason)
             yield group
         _check_end(segment, file, scan.offset, scan.crc32c)
-    finally:
-        segment.close()
 
 
 def scan_fronts(disk: Disk, folder: str, log_id: int, part: HourPart) -> Iterator[Stored]:
