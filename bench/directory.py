@@ -19,9 +19,21 @@ from delayd.delay.books.seals import compare
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.group import GroupKind, NewGroup, content_position
-from delayd.log.hour import END_ROW, HOUR_ROW, SEALED, NewPart, Outcome, dispatch_path, encode_outcomes, schedule_path
+from delayd.log.hour import (
+    END_ROW,
+    HOUR_ROW,
+    NO_SEAL,
+    SEALED,
+    NewPart,
+    Outcome,
+    Seal,
+    dispatch_path,
+    encode_outcomes,
+    encode_seal,
+    schedule_path,
+    seal_place,
+)
 from delayd.log.log import Log, LogPlace, open_log, segment_name
-from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.log.segment_index import index_segment
 from delayd.machine.disk import Disk, RealDisk

@@ -34,10 +34,10 @@ from delayd.log.hour import (
     decode_ended,
     decode_hours,
     decode_outcomes,
+    decode_seals,
     reason_name,
 )
 from delayd.log.pull import decode_entries
-from delayd.log.seal import decode_seals
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
 from delayd.log.segment_index import index_records
 from delayd.log.tally import TALLY, decode_tallies

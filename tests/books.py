@@ -24,17 +24,20 @@ from delayd.log.group import GroupKind, NewGroup, content_position
 from delayd.log.hour import (
     ENDED,
     HOUR_ROW,
+    NO_SEAL,
     REMOVED,
     SEALED,
     NewPart,
     Outcome,
+    Seal,
     dispatch_path,
     encode_outcomes,
+    encode_seal,
     schedule_path,
+    seal_place,
 )
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.pull import PullEntry, encode_entries
-from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.log.tally import TALLY, encode_tallies
 from delayd.machine.disk import Disk, RealDisk

@@ -10,8 +10,7 @@ A map, from the bytes up. Nothing here knows the network or the loop; disk and t
     key_run             a file of the index of keys, and the list of those that count
     checkpoint          the file that a server publishes for readers in other processes
 The delay server's logs
-    hour                the logs of an hour: where they are, the outcome of each message, rows that decisions ended
-    seal                the seal log: one record for each sealed hour
+    hour                the logs of an hour: paths, the outcome of each message, rows that decisions ended, seals
 The realtime server's logs
     consume             the consume log of a subject: from a message's number to its place
     pull                the pull log: which consumer was given which messages, their outcomes, and their retries

@@ -1,11 +1,16 @@
-"""The logs of an hour: where they are, and what the dispatch log holds (docs/formats/schedule.md, dispatch.md).
+"""The logs of an hour: where they are, what the dispatch log holds, and the seal (docs/formats/schedule.md,
+dispatch.md, seal.md).
 
 A *schedule log* has the messages of the hour, a *dispatch log* their outcomes, one for each. The table of a checkpoint
 says how much of each schedule log is valid. Values that the rows of one handed-over batch have in common are stored
 once, as a *part* in the heap of an OUTCOME batch. Rows that a decision has *ended* stand in control records of the
 message log before their outcomes do.
+
+The seal log has one record for each sealed hour, chained by SHA-256 (rule S4). Counts and digests are over rows, so
+they stay true however an hour's rows lie in batches.
 """
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -15,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch, encode
-from delayd.batch.columns import BatchKind, ColumnId, Int64s, OutcomePart
+from delayd.batch.columns import DTYPES, BatchKind, ColumnId, Int64s, OutcomePart
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, hour_name
+from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk
 
@@ -241,6 +247,31 @@ def join_columns(parts: Sequence[NewPart]) -> tuple[NDArray[np.uint64], NDArray[
     )
 
 
+def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
+    """The rows of ``outcomes`` that are not among the known ones, as they were recorded."""
+    missing = ~np.isin(outcomes.sequences, known.sequences)
+    parts: list[NewPart] = []
+    for number in np.unique(outcomes.part_of[missing]).tolist():
+        rows = outcomes.part_of == number
+        part = outcomes.parts[number]
+        whole = NewPart(
+            outcomes.sequences[rows],
+            outcomes.deliver_at_ms[rows],
+            Outcome(int(part["outcome"])),
+            claimed_at_ms=int(part["claimed_at_ms"]),
+            target_log_id=int(part["target_log_id"]),
+            epoch=int(part["epoch"]),
+            batch_id=int(part["batch_id"]),
+            target_appended_at_ms=int(part["target_appended_at_ms"]),
+            target_offset=int(part["target_offset"]),
+            attempt=int(part["attempt"]),
+            hashes=outcomes.content_hash[rows],
+            reason=int(part["reason"]),
+        )
+        parts += whole.only(missing[rows])
+    return parts
+
+
 def decode_outcomes(batches: Sequence[Batch]) -> OutcomeRows:
     """Gather the rows of OUTCOME batches, in order.
 
@@ -372,26 +403,99 @@ def tried_rows(ended: EndedRows, tried: TriedRows) -> Iterator[tuple[int, int, i
             yield asker, number, low_water, ended[place].tobytes()
 
 
-def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
-    """The rows of ``outcomes`` that are not among the known ones, as they were recorded."""
-    missing = ~np.isin(outcomes.sequences, known.sequences)
-    parts: list[NewPart] = []
-    for number in np.unique(outcomes.part_of[missing]).tolist():
-        rows = outcomes.part_of == number
-        part = outcomes.parts[number]
-        whole = NewPart(
-            outcomes.sequences[rows],
-            outcomes.deliver_at_ms[rows],
-            Outcome(int(part["outcome"])),
-            claimed_at_ms=int(part["claimed_at_ms"]),
-            target_log_id=int(part["target_log_id"]),
-            epoch=int(part["epoch"]),
-            batch_id=int(part["batch_id"]),
-            target_appended_at_ms=int(part["target_appended_at_ms"]),
-            target_offset=int(part["target_offset"]),
-            attempt=int(part["attempt"]),
-            hashes=outcomes.content_hash[rows],
-            reason=int(part["reason"]),
-        )
-        parts += whole.only(missing[rows])
-    return parts
+SEAL = struct.Struct("<QIIQQQQQQQqqQQ32s32s32s")
+SHA256_BYTES = 32
+NO_SEAL = bytes(SHA256_BYTES)  # Stands in place of the predecessor's digest in the first seal.
+SCHEDULE_ROW = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("subject", "<u4"),
+        ("body_bytes", "<u4"),
+        ("content_hash", "<u8"),
+    ]
+)
+OUTCOME_ROW = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("claimed_at_ms", "<i8"),
+        ("target_log_id", "<u8"),
+        ("epoch", "<u8"),
+        ("batch_id", "<u8"),
+        ("target_appended_at_ms", "<i8"),
+        ("target_offset", "<u8"),
+        ("outcome", "u1"),
+        ("reason", "u1"),
+        ("attempt", "<u2"),
+        ("reserved", "<u4"),
+        ("content_hash", "<u8"),
+    ]
+)
+
+
+class SealFacts(NamedTuple):
+    """The facts of an hour's rows; equal whenever the rows are equal."""
+
+    hour: int
+    rows: int
+    body_bytes: int
+    dispatched: int
+    cancelled: int
+    dead: int
+    expired: int
+    in_doubt: int
+    due_min_ms: int
+    due_max_ms: int
+    tally_first: int  # The tally of the rows that were handed over (docs/formats/content.md).
+    tally_second: int
+    schedule_sha256: bytes
+    outcomes_sha256: bytes
+
+
+class Seal(NamedTuple):
+    """A record of the log: the facts of an hour, and the record's place in the chain."""
+
+    log_id: int
+    number: int
+    facts: SealFacts
+    previous_sha256: bytes
+
+    def encode(self) -> bytes:
+        """Make the 200 bytes."""
+        hour, *facts = self.facts
+        return SEAL.pack(self.log_id, hour, self.number, *facts, self.previous_sha256)
+
+    @property
+    def sha256(self) -> bytes:
+        """The digest that the next seal names as its predecessor."""
+        return hashlib.sha256(self.encode()).digest()
+
+
+def seal_place(folder: str, log_id: int) -> LogPlace:
+    """Where the seal log of a delay server's directory is."""
+    return LogPlace(f"{folder}/seal", FileKind.SEAL, log_id)
+
+
+def encode_seal(seal: Seal) -> bytes:
+    """Make the SEAL batch of one seal."""
+    column = np.frombuffer(seal.encode(), DTYPES[ColumnId.SEAL])
+    return encode(BatchKind.SEAL, None, 1, [(ColumnId.SEAL, column)], [b""])
+
+
+def decode_seals(batch: Batch) -> list[Seal]:
+    """Read the seals of a verified SEAL batch."""
+    start = batch.offsets[ColumnId.SEAL]
+    rows = SEAL.iter_unpack(batch.buffer[start : start + SEAL.size * batch.count])
+    return [Seal(log_id, number, SealFacts(hour, *facts), previous) for log_id, hour, number, *facts, previous in rows]
+
+
+class SealMark(NamedTuple):
+    """A place in the chain: offset and checksum of the log there, how many seals are before it, and the digest of the
+    last one.
+    """
+
+    offset: int = 0
+    crc32c: int = 0
+    seals: int = 0
+    sha256: bytes = NO_SEAL

@@ -11,8 +11,7 @@ import numpy as np
 
 from delayd.batch.content import Tally
 from delayd.hours import hour_name, hour_start_ms
-from delayd.log.hour import RESTORED_STEP, OutcomeRows, dispatch_path
-from delayd.log.seal import Seal
+from delayd.log.hour import RESTORED_STEP, OutcomeRows, Seal, dispatch_path
 from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond

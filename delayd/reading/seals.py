@@ -23,9 +23,20 @@ from delayd.batch.columns import BatchKind
 from delayd.batch.content import Tally, tally
 from delayd.errors import BadArgument, CallerError, DamagedData
 from delayd.hours import hour_from_name, hour_name
-from delayd.log.hour import PART, Outcome, OutcomeRows, schedule_path
+from delayd.log.hour import (
+    NO_SEAL,
+    OUTCOME_ROW,
+    PART,
+    SCHEDULE_ROW,
+    Outcome,
+    OutcomeRows,
+    Seal,
+    SealFacts,
+    decode_seals,
+    schedule_path,
+    seal_place,
+)
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.seal import NO_SEAL, OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, decode_seals, seal_place
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.tally import NO_TALLIES, Tallier, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
 from delayd.machine.disk import Disk, RealDisk

@@ -10,8 +10,7 @@ from delayd.delay.books.seals import SealLog, compare
 from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import dispatch_path, schedule_path
-from delayd.log.seal import Seal, SealFacts, SealMark, encode_seal
+from delayd.log.hour import Seal, SealFacts, SealMark, dispatch_path, encode_seal, schedule_path
 from tests.worlds.bugs import SEAL_WITHOUT_A_SYNC
 from tests.worlds.patches import Bugs, Patch
 

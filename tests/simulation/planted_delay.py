@@ -36,8 +36,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.timers.loading import Loading
 from delayd.errors import DamagedData, DelaydError, SyncFailed
 from delayd.hours import HOUR_MS
-from delayd.log.hour import OutcomeRows
-from delayd.log.seal import SealFacts
+from delayd.log.hour import OutcomeRows, SealFacts
 from delayd.log.segment import Segment
 from delayd.net import trust
 from delayd.testing.executor import StepExecutor

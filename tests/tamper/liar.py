@@ -18,14 +18,17 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import (
     END_ROW,
     HOUR_ROW,
+    NO_SEAL,
     NewPart,
+    Seal,
     decode_outcomes,
+    decode_seals,
     dispatch_path,
     encode_outcomes,
+    encode_seal,
     missing_parts,
     schedule_path,
 )
-from delayd.log.seal import NO_SEAL, Seal, decode_seals, encode_seal
 from delayd.log.segment import FileHeader, Segment, create_segment
 from delayd.reading.files.directory import open_any
 from delayd.testing.disk import MemoryDisk

@@ -27,9 +27,19 @@ from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.hour import DEAD, NO_OUTCOMES, REMOVED, SEALED, OutcomeRows, decode_hours, dispatch_path, schedule_path
+from delayd.log.hour import (
+    DEAD,
+    NO_OUTCOMES,
+    REMOVED,
+    SEALED,
+    OutcomeRows,
+    SealFacts,
+    SealMark,
+    decode_hours,
+    dispatch_path,
+    schedule_path,
+)
 from delayd.log.log import Log
-from delayd.log.seal import SealFacts, SealMark
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.clock import Clock
 from delayd.machine.executor import Done, Executor, Priority

@@ -21,9 +21,19 @@ from delayd.batch.content import NOT_STATED, tally
 from delayd.delay.filing.hour_table import HourTable
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import Outcome, OutcomeRows
+from delayd.log.hour import (
+    OUTCOME_ROW,
+    SCHEDULE_ROW,
+    Outcome,
+    OutcomeRows,
+    Seal,
+    SealFacts,
+    SealMark,
+    decode_seals,
+    encode_seal,
+    seal_place,
+)
 from delayd.log.log import Log, open_log, write_again
-from delayd.log.seal import OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, SealMark, decode_seals, encode_seal, seal_place
 from delayd.machine.identity import Site
 
 KEY = b"seal"

@@ -38,10 +38,9 @@ from delayd.delay.producers import Producers
 from delayd.delay.state_values import ENDED_KEY, TARGET_PREFIX
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.log.checkpoint import CheckpointFile, Value
-from delayd.log.hour import END_ROW, HourRows, Skipped
+from delayd.log.hour import END_ROW, HourRows, SealMark, Skipped
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.log import Log
-from delayd.log.seal import SealMark
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, FULL_AGAIN_MS
 from delayd.machine.clock import ClockEvidence
 from delayd.machine.executor import Done

@@ -13,8 +13,16 @@ import numpy as np
 from delayd.batch.batch import parse
 from delayd.batch.columns import ColumnId
 from delayd.delay.books.seals import ContentDiffers, compare
-from delayd.log.hour import SEALED, NewPart, Outcome, decode_outcomes, dispatch_path, encode_outcomes, schedule_path
-from delayd.log.seal import Seal
+from delayd.log.hour import (
+    SEALED,
+    NewPart,
+    Outcome,
+    Seal,
+    decode_outcomes,
+    dispatch_path,
+    encode_outcomes,
+    schedule_path,
+)
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import Told, hour_that_is

@@ -9,8 +9,7 @@ import pytest
 from delayd.batch.batch import Batch, parse
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import NewPart, decode_outcomes, encode_outcomes, missing_parts
-from delayd.log.seal import Seal
+from delayd.log.hour import NewPart, Seal, decode_outcomes, encode_outcomes, missing_parts
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.books import audit_directory
 from delayd.reading.files.directory import find_directories

@@ -10,9 +10,11 @@ import pytest
 from delayd.delay.books.outcomes import quarantine_path
 from delayd.delay.damage import mending
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.hour import dispatch_path, schedule_beside_path, schedule_path
+from delayd.log.hour import Outcome, dispatch_path, schedule_beside_path, schedule_path
 from delayd.log.log import segment_name
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
+from delayd.reading.files.directory import find_directories
+from delayd.reading.files.origins import read_outcomes
 from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
@@ -255,3 +257,18 @@ def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
     again = world.after_crash(None)
     assert not ids(again) and again.disk.exists(DISPATCH)
     delivered(again)
+
+
+def test_bodies_that_can_not_be_read_are_given_up_with_the_outcome_dead() -> None:
+    world = World(tail_bytes=0, source_cache_bytes=1 << 20)
+    filed(world, 3, "rotten")
+    whole = content(world.disk, PATH)
+    world.disk.open(PATH, write=True).pwritev([b"ROTTEN-1"], whole.index(b"rotten-1"))
+    world.clock.advance(FAR_MS - 10_000)
+    world.pass_ms(15_000)
+    id_ = f"rows/{hour_name(FAR)}"
+    assert ids(world) == [id_] and not decided(world, id_)[0]
+    assert decided(world, id_, drop=True)[0] and not ids(world)
+    (directory,) = find_directories(world.disk, FOLDER)
+    rows = read_outcomes(world.disk, directory, FAR)
+    assert rows.parts["outcome"].take(rows.part_of).tolist() == [Outcome.DEAD] * 3
