@@ -117,7 +117,7 @@ class Consumers:
             wait_ms = min(wait_ms, window_ms // 2)
             if isinstance(group, Subscription):
                 raise BadRequest("a subscription has no lead; pull from one subject", field="exclusive_ms")
-        self._pulls.check_room()
+        self._pulls.waiting.check_room()
         if group is None:
             # The group is created only here: a PULL that is refused leaves no group behind.
             assert names is not None

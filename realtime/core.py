@@ -393,7 +393,7 @@ class Core:
                 **self._pulls.counters,
                 **self.retries.counters,
                 **self.retries.undone(),
-                "waiting_pulls": self._pulls.waiting_pulls,
+                "waiting_pulls": self._pulls.waiting.count,
                 "leads": len(self._led),
                 "checkpoints": self._checkpoints.published,
                 "free_bytes": self._reserve.free_bytes,

@@ -29,11 +29,12 @@ from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import End, Position
 from realtime.acks import SECRET_BITS
 from realtime.commit import PullCommit
-from realtime.groups import RETRY_MS, Changes, Group, LostGroup
+from realtime.groups import Changes, Group, LostGroup
 from realtime.handoff import Peer
 from realtime.index import Index, StoredBatches
 from realtime.kept import group_keys
 from realtime.parts import passed_over
+from realtime.polls import RETRY_MS
 from realtime.pulls import Pulls
 from realtime.quarantine import Bad
 from realtime.recovery import PullReplay

@@ -21,7 +21,7 @@ from delayd.machine.alarms import NEVER_MS
 from delayd.wire.heads import U32_MAX
 from realtime.index import Subject
 from realtime.order import Order
-from realtime.polls import Polls
+from realtime.polls import RETRY_MS, Polls
 from realtime.terms import OPEN, Filter
 from realtime.window import GroupWindow, GroupWord, Stage
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 GROUPS_MAX = 10_000  # Each group is some kilobytes of memory, and a row of every checkpoint before which it changed.
 GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for the groups of others.
 LOOKED_AT_MAX = 1_000  # At most this many groups are looked at to find one that can be forgotten.
-RETRY_MS = 1_000  # The hint to a client that was refused because a bound was reached.
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +166,13 @@ class Group:
     def oldest(self) -> int:
         """The lowest consume sequence that is not acknowledged, or not delivered yet."""
         return self.window.oldest
+
+    def unqueue(self, waiting: Waiting) -> None:
+        """Let a PULL wait no longer, or stand by no longer."""
+        if waiting in self.standby:
+            del self.standby[waiting]
+        else:
+            self.waiting.remove(waiting)
 
     def copy(self) -> GroupCopy:
         """Copy everything that a checkpoint stores of the group."""

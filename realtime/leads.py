@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 from delayd.errors import ExclusiveConflict, RetryLater
 from delayd.machine.clock import Clock
 from realtime.acks import SECRET_BITS
-from realtime.groups import RETRY_MS
 from realtime.handoff import Peer
-from realtime.polls import Claim
+from realtime.polls import RETRY_MS, Claim
 
 if TYPE_CHECKING:
     from realtime.groups import Group

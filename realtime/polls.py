@@ -2,23 +2,37 @@
 
 Consumers with *empty hands*, which hold no message that they could work on, come first, in order of arrival; then come
 those that fetch ahead.
+
+Invariant: a PULL is answered once, with messages, without any, or with an error, or its connection has ended; then it
+is in no queue.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from delayd.errors import DelaydError, Rebuilding, SlowDown
+from delayd.machine.clock import Clock
+from delayd.machine.operating import LogLimit
+from delayd.wire.frame import Head
+from realtime.alarms import DueHeap
 from realtime.handoff import Peer
 
 if TYPE_CHECKING:
     from realtime.groups import Group
     from realtime.subscriptions import Subscription
 
+WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
+RETRY_MS = 1_000  # The hint to a client that was refused because a bound was reached.
+RECALL_MS = 10  # While others wait with empty hands, a PULL of a consumer that fetches ahead waits this long.
 RECALLS_MAX = 256  # This many consumers are told at once that another one waits with empty hands.
+
+limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
 
 
 class Claim(NamedTuple):
@@ -111,3 +125,112 @@ class Polls:
         else:
             del self._empty_handed[waiting]
             self.wanted -= waiting.max_messages
+
+
+class WaitingPulls:
+    """The PULLs of all connections that wait; belongs to the loop."""
+
+    def __init__(self, log_id: int, clock: Clock) -> None:
+        self.count = 0
+        self.deadlines = DueHeap(_waits)
+        self._log_id = log_id
+        self._clock = clock
+        self._of_peer: dict[Peer, set[Waiting]] = {}
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The connections of these PULLs."""
+        return list(self._of_peer)
+
+    def check_room(self) -> None:
+        """Refuse a PULL when too many wait, with SlowDown."""
+        if self.count >= WAITING_MAX:
+            raise SlowDown(f"{WAITING_MAX} PULLs wait already; ask again later", retry_after_ms=RETRY_MS)
+
+    def add(self, waiting: Waiting) -> None:
+        """Let a PULL wait, which its group has queued, or lets stand by."""
+        self.count += 1
+        self._of_peer.setdefault(waiting.peer, set()).add(waiting)
+
+    def of(self, peer: Peer, group: Group | Subscription) -> list[Waiting]:
+        """The PULLs of a connection for messages of a group or subscription."""
+        return [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]
+
+    def set_deadline(self, waiting: Waiting, *, has_turn: bool) -> None:
+        """Let a PULL that got no message wait until its deadline; answer it if that has passed. A group that still
+        ``has_turn`` may have messages for it.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if waiting.ahead and waiting.group.wanted:
+            # Consumers with empty hands wait already, and this one must hear of it. It is not answered at once: a
+            # consumer that gives nothing back would ask again and again.
+            waiting.deadline_ms = min(waiting.deadline_ms, now_ms + RECALL_MS)
+        if waiting.deadline_ms <= now_ms and not has_turn:
+            self.answer_empty(waiting)
+        else:
+            self.deadlines.add(waiting.deadline_ms, waiting)
+
+    def recall(self, group: Group | Subscription) -> None:
+        """A consumer with empty hands has begun to wait: recall messages that others have fetched ahead (rule Q4).
+
+        The PULLs of these others wait too. They are answered now, without messages, so that their consumers read in the
+        answer how many messages are wanted, and give some back. `Polls.to_recall` says who is told.
+        """
+        for waiting, wanted in group.waiting.to_recall(group.wanted):
+            self.answer_empty(waiting, wanted)
+
+    def answer_empty(self, waiting: Waiting, wanted: int | None = None, *, unfinished: bool = False) -> None:
+        """Answer a PULL without messages; ``unfinished``: not all of them were looked at."""
+        damage = waiting.group.damage
+        if damage is not None:
+            # "No messages" would be wrong: there may be messages that nobody can find now.
+            error = Rebuilding(f"the consume log of {waiting.group.names[0]} is being rebuilt: {damage.message}")
+            self.end(waiting).answer_error(waiting.request_id, error)
+            return
+        head = self.head(waiting, [], self._clock.now_ms(), wanted)
+        if unfinished:
+            head["unfinished"] = True
+        self.end(waiting).answer(waiting.request_id, head)
+
+    def head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
+        """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""
+        return {
+            "log_id": self._log_id,
+            "incarnation": waiting.incarnation,
+            "parts": parts,
+            "now_ms": now_ms,
+            "wanted": waiting.group.wanted if wanted is None else wanted,
+        }
+
+    def refuse(self, waiting: Waiting, error: DelaydError) -> None:
+        """Answer a PULL with an error."""
+        limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *waiting.group.names, error.message)
+        self.end(waiting).answer_error(waiting.request_id, error)
+
+    def refuse_all(self, error: DelaydError) -> None:
+        """Answer every PULL with an error, because the server stops."""
+        for waiting in [waiting for of_peer in self._of_peer.values() for waiting in of_peer]:
+            self.end(waiting).answer_error(waiting.request_id, error)
+
+    def end(self, waiting: Waiting) -> Peer:
+        """Let a PULL wait no longer; return the connection, which the caller answers."""
+        waiting.answered = True
+        self.count -= 1
+        waiting.group.unqueue(waiting)
+        of_peer = self._of_peer.get(waiting.peer)
+        if of_peer is not None:
+            of_peer.discard(waiting)
+            if not of_peer:
+                del self._of_peer[waiting.peer]
+        return waiting.peer
+
+    def disconnected(self, peer: Peer) -> None:
+        """Drop the PULLs of a connection that has ended."""
+        for waiting in self._of_peer.pop(peer, ()):
+            waiting.answered = True
+            self.count -= 1
+            waiting.group.unqueue(waiting)
+
+
+def _waits(deadline_ms: int, waiting: Waiting) -> bool:
+    return not waiting.answered

@@ -35,16 +35,15 @@ from delayd.log.pull import Decision, PullEntry, PullOp
 from delayd.machine.alarms import NEVER_MS, Alarms, DueHeap
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
-from delayd.wire.frame import Head
 from realtime.acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
 from realtime.commit import PullCommit
-from realtime.groups import RETRY_MS, Group, Roster
+from realtime.groups import Group, Roster
 from realtime.handoff import Peer
 from realtime.index import Index, StoredBatches, Subject
 from realtime.kept import Life
 from realtime.leads import Leads
 from realtime.parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
-from realtime.polls import Waiting
+from realtime.polls import RETRY_MS, Waiting, WaitingPulls
 from realtime.quarantine import Quarantine
 from realtime.recovery import PullReplay
 from realtime.subscriptions import Subscription, Subscriptions
@@ -54,14 +53,12 @@ T = TypeVar("T")
 
 HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 29 bytes each, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 53 bytes each, 7 MiB.
-WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 53 bytes each, 25 MiB.
 GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.
 TURN_ANSWERS = 64  # Answers in one turn of the loop, some 100 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
 PARTS_AS_ANSWER = 16  # So many parts of one answer to a subscription count as an answer more.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
-RECALL_MS = 10  # While others wait with empty hands, a PULL of a consumer that fetches ahead waits this long.
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that consumers can provoke.
@@ -102,16 +99,15 @@ class Pulls:
         self.index = index
         self._log = pull_log
         self._parts = Parts(index, stored, self.quarantine, clock, self._pass_over)
-        self._of_peer: dict[Peer, set[Waiting]] = {}
+        self.waiting = WaitingPulls(log_id, clock)
         self._incarnations: dict[Peer, int] = {}
-        # Of all groups together: PULLs that wait, pulled runs that nobody has acknowledged, and runs of pull sequences
-        # that were given back.
-        self._waiting = self._held = self._given_back = 0
+        # Of all groups together: pulled runs that nobody has acknowledged, and runs of pull sequences that were given
+        # back.
+        self._held = self._given_back = 0
         # Those to serve in the next turns of the loop.
         self._to_serve: OrderedDict[Group | Subscription, None] = OrderedDict()
         self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
         self._ends = DueHeap(_is_armed)  # Groups of which a lease or a pause ends.
-        self._deadlines = DueHeap(_waits)
 
     def begin(self, replay: PullReplay) -> None:
         """Serve the groups that a replay of the pull log has rebuilt; nothing is asked of this object before."""
@@ -139,28 +135,22 @@ class Pulls:
             found = self._incarnations[peer] = self.given_out.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
         return found
 
-    def check_room(self) -> None:
-        """Refuse a PULL when too many wait, with SlowDown."""
-        if self._waiting >= WAITING_MAX:
-            raise SlowDown(f"{WAITING_MAX} PULLs wait already; ask again later", retry_after_ms=RETRY_MS)
-
     def pull(self, waiting: Waiting) -> None:
         """Answer a PULL now, or when there are messages or its time is up."""
         group = waiting.group
         if isinstance(group, Group) and (waiting.window_ms or group.lead is not None) and not self._admits(waiting):
             return
         group.waiting.add(waiting)
-        self._waiting += 1
-        self._of_peer.setdefault(waiting.peer, set()).add(waiting)
+        self.waiting.add(waiting)
         if group.has_messages:
             # Each connection's share of a turn already bounds how much it asks for, so one answer may always leave.
             self._bytes_left = max(self._bytes_left, 1)
             self._serve([group])
         # The first pull of a new group waits until the group's record is durable, even beyond its time.
         if group.ready and not waiting.answered:
-            self._set_deadline(waiting)
+            self.waiting.set_deadline(waiting, has_turn=group in self._to_serve)
             if group.waiting.ahead and not waiting.ahead and not waiting.answered:
-                self._recall(group)
+                self.waiting.recall(group)
 
     def _admits(self, waiting: Waiting) -> bool:
         """Whether a PULL of an exclusive group is served; if not, it stands by."""
@@ -168,9 +158,8 @@ class Pulls:
         assert isinstance(group, Group), "a subscription has no lead"
         if self.leads.admits(waiting, group):
             return True
-        self._waiting += 1
-        self._of_peer.setdefault(waiting.peer, set()).add(waiting)
-        self._deadlines.add(waiting.deadline_ms, waiting)
+        self.waiting.add(waiting)
+        self.waiting.deadlines.add(waiting.deadline_ms, waiting)
         return False
 
     def acknowledge(
@@ -270,14 +259,14 @@ class Pulls:
         group.ready = True
         self._serve([group])
         for waiting in list(group.waiting):
-            self._set_deadline(waiting)
+            self.waiting.set_deadline(waiting, has_turn=group in self._to_serve)
 
     def forget(self, group: Group) -> None:
         """Forget a group that was deleted. The PULLs that wait for its messages are answered without any, so their
         consumers ask again, and the first of them makes the group anew.
         """
         for waiting in [*group.waiting, *group.standby]:
-            self._answer_empty(waiting)
+            self.waiting.answer_empty(waiting)
         self.leads.forget(group)
         self.roster.strike(group)
         self.subscriptions.strike(group)
@@ -320,32 +309,23 @@ class Pulls:
             # They are served in the next turn, because this one may be in the middle of serving.
             self._serve_soon(group)
 
-    @property
-    def waiting_pulls(self) -> int:
-        """PULLs that are not answered yet."""
-        return self._waiting
-
     def disconnected(self, peer: Peer) -> None:
         """Drop the waiting PULLs of a connection that has ended."""
         self._incarnations.pop(peer, None)
         self.subscriptions.disconnected(peer)
-        for waiting in self._of_peer.pop(peer, ()):
-            waiting.answered = True
-            self._waiting -= 1
-            self._unqueue(waiting)
+        self.waiting.disconnected(peer)
         if peer in self.leads.of_peer:
             self.leads.disconnected(peer)
 
     def end_waiting(self, peer: Peer, group: Group | Subscription) -> None:
         """Answer the PULLs of a connection that wait for these messages, without messages."""
-        for waiting in [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]:
-            self._answer_empty(waiting, unfinished=group in self._to_serve)
+        for waiting in self.waiting.of(peer, group):
+            self.waiting.answer_empty(waiting, unfinished=group in self._to_serve)
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
         self._to_serve.clear()
-        for waiting in [waiting for of_peer in self._of_peer.values() for waiting in of_peer]:
-            self._end(waiting).answer_error(waiting.request_id, error)
+        self.waiting.refuse_all(error)
 
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int | None:
         """When `wake` is next needed, monotonic; an answer of ``before_ms`` or later says only that it is not needed
@@ -354,7 +334,7 @@ class Pulls:
         if self._to_serve:
             return self.clock.monotonic_ms()
         wake_ms = self.leads.due_ms
-        for time_ms in (self._ends_ms(before_ms), self._deadlines.next_ms(before_ms)):
+        for time_ms in (self._ends_ms(before_ms), self.waiting.deadlines.next_ms(before_ms)):
             if wake_ms is None or (time_ms is not None and time_ms < wake_ms):
                 wake_ms = time_ms
         return wake_ms
@@ -397,12 +377,12 @@ class Pulls:
         self._end_some(now_ms)
         if self._to_serve:
             self._serve(())
-        for waiting in islice(self._deadlines.due(now_ms), TURN_ANSWERS):
+        for waiting in islice(self.waiting.deadlines.due(now_ms), TURN_ANSWERS):
             if waiting.group in self._to_serve:
                 # There may be messages for it: only the turn was too short to serve it.
-                self._deadlines.add(now_ms + 1, waiting)
+                self.waiting.deadlines.add(now_ms + 1, waiting)
             else:
-                self._answer_empty(waiting)
+                self.waiting.answer_empty(waiting)
 
     def _end_some(self, now_ms: int) -> None:
         """End leases and pauses, as many as one turn may."""
@@ -488,19 +468,19 @@ class Pulls:
         """As `_planned`, with messages of several groups."""
         while subscription.has_messages and (waiting := subscription.waiting.first) is not None:
             if not waiting.peer.is_open:
-                self._end(waiting)
+                self.waiting.end(waiting)
                 continue
             try:
                 picked = subscription.pick(waiting, self._parts_of)
             except ServerStopped:
                 raise
             except DelaydError as error:
-                self._refuse(waiting, error)
+                self.waiting.refuse(waiting, error)
                 continue
             if picked:
                 return Planned(waiting, picked)
             if subscription.has_messages:
-                self._answer_empty(waiting, unfinished=True)
+                self.waiting.answer_empty(waiting, unfinished=True)
         return None
 
     def _parts_of(self, group: Group, messages: int, size_bytes: int, parts_max: int = PARTS_MAX) -> list[Part]:
@@ -530,7 +510,7 @@ class Pulls:
             if not waiting.peer.is_open:
                 # The end of this connection is about to be told. Nobody would work on messages that it got, for a whole
                 # lease.
-                self._end(waiting)
+                self.waiting.end(waiting)
                 continue
             source = group.source
             try:
@@ -543,14 +523,14 @@ class Pulls:
                     return None
                 continue
             except DelaydError as error:
-                self._refuse(waiting, error)
+                self.waiting.refuse(waiting, error)
                 continue
             if parts:
                 return Planned(waiting, [(source, parts)])
             if source.offers_any:
                 # Many batches could not be read, have expired or are not wanted, so other groups get their turn first;
                 # this consumer asks again.
-                self._answer_empty(waiting, unfinished=True)
+                self.waiting.answer_empty(waiting, unfinished=True)
         return None
 
     def _answer(self, planned: Sequence[Planned]) -> None:
@@ -562,7 +542,7 @@ class Pulls:
         except RetryLater as error:
             # The disk is full; the consumers ask again.
             for plan in planned:
-                self._refuse(plan.waiting, error)
+                self.waiting.refuse(plan.waiting, error)
             return
         answered_first = self.next_pull
         begun_ms = self.clock.monotonic_ms()
@@ -585,8 +565,8 @@ class Pulls:
                 self.counters[part.passed or "pulled"] += part.rows
                 answered_first += part.rows
             waiting = plan.waiting
-            peer = self._end(waiting)
-            head = self._head(waiting, rows, now_ms)
+            peer = self.waiting.end(waiting)
+            head = self.waiting.head(waiting, rows, now_ms)
             if isinstance(waiting.group, Subscription):
                 head["subjects"] = [
                     [group.front.subject.name, len([part for part in of_group if not part.passed])]
@@ -604,11 +584,6 @@ class Pulls:
         if held >= HELD_MAX - self._held:
             what = f"{held} pulls of this group and {self._held} of all groups are not acknowledged yet"
             raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
-
-    def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
-        """Answer a waiting PULL with an error."""
-        limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *waiting.group.names, error.message)
-        self._end(waiting).answer_error(waiting.request_id, error)
 
     def _apply(self, group: Group, entry: PullEntry, now_ms: int | None = None) -> int:
         """Apply an entry; only one that begins a lease needs the time."""
@@ -656,25 +631,9 @@ class Pulls:
         self._serve([group])
         return 0
 
-    def _recall(self, group: Group | Subscription) -> None:
-        """A consumer with empty hands has begun to wait: recall messages that others have fetched ahead (rule Q4).
-
-        The PULLs of these others wait too. They are answered now, without messages, so that their consumers read in the
-        answer how many messages are wanted, and give some back. `Polls.to_recall` says who is told.
-        """
-        for waiting, wanted in group.waiting.to_recall(group.wanted):
-            self._answer_empty(waiting, wanted)
-
-    def _unqueue(self, waiting: Waiting) -> None:
-        group = waiting.group
-        if isinstance(group, Group) and waiting in group.standby:
-            del group.standby[waiting]
-        else:
-            group.waiting.remove(waiting)
-
     def _begin(self, waiting: Waiting) -> None:
         """Serve a PULL that stood by."""
-        self._waiting -= 1
+        self.waiting.count -= 1
         self.pull(waiting)
 
     def _lapse_others(self, group: Group, own: frozenset[int]) -> None:
@@ -690,60 +649,6 @@ class Pulls:
                 self._log.append(entries)
                 self.counters["lapsed"] += self._give_back_all(source, entries)
 
-    def _set_deadline(self, waiting: Waiting) -> None:
-        """Let a PULL that got no message wait until its deadline; answer it if that has passed."""
-        if waiting.ahead and waiting.group.wanted:
-            # Consumers with empty hands wait already, and this one must hear of it. It is not answered at once: a
-            # consumer that gives nothing back would ask again and again.
-            waiting.deadline_ms = min(waiting.deadline_ms, self.clock.monotonic_ms() + RECALL_MS)
-        # A group that still has its turn to come may have messages for it.
-        if waiting.deadline_ms <= self.clock.monotonic_ms() and waiting.group not in self._to_serve:
-            self._answer_empty(waiting)
-        else:
-            self._deadlines.add(waiting.deadline_ms, waiting)
-
-    def _answer_empty(self, waiting: Waiting, wanted: int | None = None, *, unfinished: bool = False) -> None:
-        """Answer a PULL without messages; ``unfinished``: not all of them were looked at."""
-        damage = waiting.group.damage
-        if damage is not None:
-            # "No messages" would be wrong: there may be messages that nobody can find now.
-            error = Rebuilding(f"the consume log of {waiting.group.names[0]} is being rebuilt: {damage.message}")
-            self._end(waiting).answer_error(waiting.request_id, error)
-            return
-        head = self._head(waiting, [], self.clock.now_ms(), wanted)
-        if unfinished:
-            head["unfinished"] = True
-        self._end(waiting).answer(waiting.request_id, head)
-
-    def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
-        """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""
-        return {
-            "log_id": self.log_id,
-            "incarnation": waiting.incarnation,
-            "parts": parts,
-            "now_ms": now_ms,
-            "wanted": waiting.group.wanted if wanted is None else wanted,
-        }
-
-    def _end(self, waiting: Waiting) -> Peer:
-        """Let a PULL wait no longer; return the connection, which the caller answers."""
-        waiting.answered = True
-        self._waiting -= 1
-        if waiting.window_ms:
-            self._unqueue(waiting)
-        else:
-            waiting.group.waiting.remove(waiting)
-        of_peer = self._of_peer.get(waiting.peer)
-        if of_peer is not None:
-            of_peer.discard(waiting)
-            if not of_peer:
-                del self._of_peer[waiting.peer]
-        return waiting.peer
-
 
 def _is_armed(ends_ms: int, group: Group) -> bool:
     return group.armed_ms == ends_ms
-
-
-def _waits(deadline_ms: int, waiting: Waiting) -> bool:
-    return not waiting.answered

@@ -63,8 +63,9 @@ from delayd.wire.meta import Cordons
 from realtime.acks import Said, by_source, found
 from realtime.commit import PullCommit
 from realtime.group_records import GroupRecords
-from realtime.groups import RETRY_MS, Group
+from realtime.groups import Group
 from realtime.index import Index, StoredBatches
+from realtime.polls import RETRY_MS
 from realtime.pulls import HANDLES_MAX, Pulls, PutOff
 from realtime.window import HELD, StateRun
 

@@ -16,10 +16,10 @@ from itertools import count, islice
 from delayd.batch.names import Pattern
 from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
 from delayd.wire.heads import U32_MAX
-from realtime.groups import RETRY_MS, Group
+from realtime.groups import Group
 from realtime.handoff import Peer
 from realtime.parts import PARTS_MAX, Part
-from realtime.polls import Polls, Waiting
+from realtime.polls import RETRY_MS, Polls, Waiting
 from realtime.terms import FROM_EARLIEST, OPEN, Beginning
 
 OF_PEER_MAX = 16  # Subscriptions of one connection.
@@ -79,6 +79,10 @@ class Subscription:
             raise OtherFilter(f"{what}; name the same ones, or another group")
         found = own.filter if wanted is OPEN else wanted
         self.beginning = own._replace(filter=found, ordered=own.ordered or beginning.ordered)
+
+    def unqueue(self, waiting: Waiting) -> None:
+        """Let a PULL wait no longer."""
+        self.waiting.remove(waiting)
 
     @property
     def has_messages(self) -> bool:

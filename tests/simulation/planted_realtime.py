@@ -130,8 +130,8 @@ def _acknowledge_before_the_sync(self: PullCommit, callback: Callable[[], None])
 
 def _lapse_never(self: Pulls) -> None:
     list(self._ends.due(self.clock.monotonic_ms()))
-    for waiting in self._deadlines.due(self.clock.monotonic_ms()):
-        self._answer_empty(waiting)
+    for waiting in self.waiting.deadlines.due(self.clock.monotonic_ms()):
+        self.waiting.answer_empty(waiting)
 
 
 # Strangers.

@@ -120,7 +120,7 @@ class RealtimeAdapter:
 
     def remembered(self) -> list[Peer]:
         """The connections for which something waits."""
-        return list(self.core._pulls._of_peer)
+        return self.core._pulls.waiting.peers
 
     @property
     def knows_its_consumers(self) -> bool:

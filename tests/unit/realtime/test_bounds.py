@@ -12,6 +12,7 @@ from realtime import groups as realtime_groups
 from realtime import handoff as handoff_module
 from realtime import index as index_module
 from realtime import parts as parts_module
+from realtime import polls as polls_module
 from realtime import pulls as pulls_module
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
@@ -53,7 +54,7 @@ def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypat
 
 def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world, peer = served(*(b"%d" % number for number in range(9)))
-    monkeypatch.setattr(pulls_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(polls_module, "WAITING_MAX", 3)
     monkeypatch.setattr(realtime_groups, "GROUPS_MAX", 4)
     monkeypatch.setattr(realtime_groups, "GROUPS_OF_SUBJECT_MAX", 2)
     monkeypatch.setattr(pulls_module, "HELD_MAX", 6)

@@ -10,7 +10,7 @@ from delayd.wire.consuming import read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
-from realtime.groups import RETRY_MS
+from realtime.polls import RETRY_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 

@@ -10,7 +10,7 @@ from delayd.delay import producers, subjects
 from delayd.delay.ending import message_requests
 from delayd.wire import scheduling, status
 from delayd.wire.requests import RequestType
-from realtime import consumers, delay_servers, groups, parts, pulls, subscriptions
+from realtime import consumers, delay_servers, groups, parts, polls, pulls, subscriptions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -44,7 +44,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ),
         ("| groups in subscriptions, each counted once for each |", [subscriptions.MEMBERS_MAX]),
         ("- The groups of a list are made", [consumers.TURN_WORK // consumers.MAKE_WORK]),
-        ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
+        ("| PULLs that wait, of all connections |", [polls.WAITING_MAX]),
         ("| runs of pulled messages that nobody has acknowledged |", [pulls.HELD_MAX]),
         ("GROUPS answers at most", [consumers.LIST_MAX, consumers.SUBJECTS_MAX]),
         ("| 2 STATUS |", [status.WAITS_MAX]),
