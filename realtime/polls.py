@@ -17,10 +17,10 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.errors import DelaydError, Rebuilding, SlowDown
+from delayd.machine.alarms import DueHeap
 from delayd.machine.clock import Clock
 from delayd.machine.operating import LogLimit
 from delayd.wire.frame import Head
-from realtime.alarms import DueHeap
 from realtime.handoff import Peer
 
 if TYPE_CHECKING:
