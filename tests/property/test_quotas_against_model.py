@@ -36,9 +36,9 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make parts of counted rows so small that these lives have several."""
-    monkeypatch.setattr(counting, "PART_ROWS", 16)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make blocks of counted rows so small that these lives have several."""
+    monkeypatch.setattr(counting, "BLOCK_ROWS", 16)
 
 
 class Life:

@@ -82,7 +82,8 @@ class KeyHouse:
 
     def find(self, names: Sequence[Name]) -> list[tuple[int, int, int]]:
         """See `facts`."""
-        return facts(self.index.find(names_of(names)))
+        view = self.index.view()
+        return facts(view.find(view.asked(names_of(names)), lambda: None))
 
     def checkpoint(self) -> None:
         """Write, name and count what is in memory."""

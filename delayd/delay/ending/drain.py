@@ -24,11 +24,12 @@ from delayd.batch.sequences import Locations, pack_locations
 from delayd.delay.ending.copies import Copied, Leave, ToMove, copy_rows
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.message_requests import MessageRequests
-from delayd.delay.ending.requested import Leaver
+from delayd.delay.ending.requested import Leaver, Whole, Wish
 from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.filing.schedule_log import Sources, scan_fronts
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.owed import Leaving
+from delayd.delay.reply import Reply
 from delayd.errors import BadArgument, BadRequest, DamagedData, DataError, DelaydError, NotReady, SlowDown
 from delayd.hours import INSTANT_MS_MAX
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
@@ -120,7 +121,8 @@ class Drain:
         leaver = Leaver(order.to, order.slots, self.draw, self._goes)
         asked = piece._replace(rows=piece.rows.compress(far)).asked()
         try:
-            self._requests.leave(asked, leaver, partial(self._left, told, answer))
+            reply: Reply[AnswerRows] = Reply(partial(self._left, told, answer))
+            self._requests.take(Whole(Wish.MOVE, asked, reply, asked.deliver_at_ms, leaver=leaver))
         except DelaydError as error:
             answer(error)
 

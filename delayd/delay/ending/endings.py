@@ -20,7 +20,7 @@ from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import Answer, MessageRequests
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import Whole, Wish
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.index import KeyIndex, Named, TakenNames, View, Watch
@@ -75,12 +75,12 @@ class Endings:
         Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
         """
         self._fence.check()
-        self.requests.ask(Wish.CANCEL, asked, answer, subject)
+        self.requests.take(Whole(Wish.CANCEL, asked, Reply(answer), subject=subject))
 
     def get(self, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
         """Call back with what became of messages; raises as `cancel`."""
         self._fence.check()
-        self.requests.ask(Wish.GET, asked, answer, subject)
+        self.requests.take(Whole(Wish.GET, asked, Reply(answer), subject=subject))
 
     def reschedule(
         self,
@@ -96,7 +96,7 @@ class Endings:
         Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
         """
         self._fence.check()
-        self.requests.move(asked, wanted_at_ms, answer, subject, moved_by)
+        self.requests.take(Whole(Wish.MOVE, asked, Reply(answer), wanted_at_ms, subject=subject, tries=moved_by))
 
     def find(self, window: Window, answer: OnFound) -> None:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
@@ -240,7 +240,7 @@ class KeyedRequests:
         an error. ``wanted_at_ms`` are the instants to which rows are to be moved.
 
         Raises:
-            SlowDown, Stopping, and as `MessageRequests.move`: nothing of it is done.
+            SlowDown, Stopping, and as `MessageRequests.take`: nothing of it is done.
         """
         reply: Reply[AnswerRows] = Reply(answer)
         with reply.begins():
@@ -329,7 +329,7 @@ class PendingKeys:
         # A row is filed in the hour of its due instant, or of its acceptance when that is later.
         accepted_at_ms = piece["hour"].astype(np.int64) * HOUR_MS
         asked = Asked(piece["sequence"].copy(), piece["deliver_at_ms"].copy(), accepted_at_ms)
-        self._requests.ask(Wish.GET, asked, partial(self._answered, count))
+        self._requests.take(Whole(Wish.GET, asked, Reply(partial(self._answered, count))))
 
     def _answered(self, count: _Count, answers: AnswerRows | DelaydError) -> None:
         with count.reply.goes_on():

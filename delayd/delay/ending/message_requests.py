@@ -26,7 +26,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId, Int64s
 from delayd.batch.sequences import Indices, Pile
 from delayd.delay.ending.copies import COPY_ROWS, Copied, copy_rows
-from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, WAITS_MAX, Leads, Leaver, Requested, Whole, Wish
+from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, WAITS_MAX, Leads, Requested, Whole, Wish
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
 from delayd.delay.keys.index import Named
@@ -88,47 +88,28 @@ class MessageRequests:
 
     # A request comes.
 
-    def ask(self, wish: Wish, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
-        """Take a request; ``answer`` is called with one answer a row, in its order, or with an error: BadArgument when
-        a message has another ``subject`` than this, and then nothing is done.
-
-        Raises:
-            SlowDown, Stopping, BadRequest: nothing of it is done.
-        """
-        self._take(Whole(wish, asked, Reply(answer), subject=subject))
-
-    def move(
-        self,
-        asked: Asked,
-        wanted_at_ms: Int64s,
-        answer: Answer,
-        subject: bytes = b"",
-        moved_by: MoveTry | None = None,
-    ) -> None:
-        """Take a request that moves rows to other instants; each row is answered by itself. ``subject`` as in `ask`.
-        Rows that an earlier try with the number of ``moved_by`` has moved are answered as that one was.
+    def take(self, whole: Whole) -> None:
+        """Take a request; its reply is one answer a row, in its order, or an error: BadArgument when a message has
+        another subject than the request names, and then nothing is done. Rows that leave have the state DRAINED in the
+        answer; rows that an earlier try with the same number has moved are answered as that one was.
 
         Raises:
             PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve: an instant is refused, as that of a send is.
             SlowDown, Stopping, BadRequest: nothing of it is done.
         """
-        _check_agree(asked, wanted_at_ms)
-        self._check(wanted_at_ms, moved_by)
-        self._take(Whole(Wish.MOVE, asked, Reply(answer), wanted_at_ms, subject=subject, tries=moved_by))
-
-    def leave(self, asked: Asked, leaver: Leaver, answer: Answer) -> None:
-        """Take a request whose rows go to another delay server, as many as may; those have the state DRAINED in the
-        answer.
-
-        Raises:
-            SlowDown, Stopping, BadRequest: nothing of it is done.
-        """
-        self._take(Whole(Wish.MOVE, asked, Reply(answer), asked.deliver_at_ms, leaver=leaver))
+        if whole.leaver is None:
+            if whole.wanted_at_ms is not None:
+                _check_agree(whole.asked, whole.wanted_at_ms)
+            self._check(whole.wanted_at_ms, whole.tries)
+        with whole.reply.begins():
+            wanted_of(whole.asked)  # A request that can't be read takes no room.
+            self._take_room(whole.reply, len(whole.asked.sequences))
+            self._begin(whole)
 
     def begin(
         self, reply: Reply[AnswerRows], rows: int, wanted_at_ms: Int64s | None, tries: Tries | None = None
     ) -> None:
-        """Take room for a request by key, whose names are looked up first; raises as `move` and `ask`."""
+        """Take room for a request by key, whose names are looked up first; raises as `take`."""
         self._check(wanted_at_ms, tries)
         self._take_room(reply, rows)
 
@@ -151,12 +132,6 @@ class MessageRequests:
             self._producers.check_room()
         if wanted_at_ms is not None:
             self._intake.check_move(wanted_at_ms)
-
-    def _take(self, whole: Whole) -> None:
-        with whole.reply.begins():
-            wanted_of(whole.asked)  # A request that can't be read takes no room.
-            self._take_room(whole.reply, len(whole.asked.sequences))
-            self._begin(whole)
 
     def _take_room(self, reply: Reply[AnswerRows], rows: int) -> None:
         if self._intake.closed:

@@ -55,18 +55,17 @@ WAITS_MAX = 8  # So many commits does a request by key wait for rows that take i
 LEADS_MAX = 65_536  # Some 300 bytes each.
 LEADS_ROWS_MAX = 1_024  # Requests with more rows are looked up as they are: following each row would hold the loop.
 
-_ANSWERS = np.full(max(MessageState) + 1, CancelAnswer.ALREADY_DISPATCHED, np.uint8)
-_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = CancelAnswer.UNKNOWN
-_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = CancelAnswer.IN_FLIGHT
-_ANSWERS[MessageState.DRAINED] = CancelAnswer.IN_FLIGHT
-_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = CancelAnswer.CANCELLED
 
-_MOVE_ANSWERS = np.full(max(MessageState) + 1, RescheduleAnswer.ALREADY_DISPATCHED, np.uint8)
-_MOVE_ANSWERS[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = RescheduleAnswer.UNKNOWN
-_MOVE_ANSWERS[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED]] = RescheduleAnswer.IN_FLIGHT
-_MOVE_ANSWERS[MessageState.DRAINED] = RescheduleAnswer.IN_FLIGHT
-_MOVE_ANSWERS[[MessageState.CANCELLED, MessageState.REPLACED]] = RescheduleAnswer.CANCELLED
+def _answers_by_state(kind: type[CancelAnswer] | type[RescheduleAnswer]) -> NDArray[np.uint8]:
+    """What a caller is told of a row in each state."""
+    table = np.full(max(MessageState) + 1, kind.ALREADY_DISPATCHED, np.uint8)
+    table[[MessageState.UNKNOWN, MessageState.REJECTED, MessageState.KEPT]] = kind.UNKNOWN
+    table[[MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.MOVED, MessageState.DRAINED]] = kind.IN_FLIGHT
+    table[[MessageState.CANCELLED, MessageState.REPLACED]] = kind.CANCELLED
+    return table
 
+
+_ANSWERS, _MOVE_ANSWERS = _answers_by_state(CancelAnswer), _answers_by_state(RescheduleAnswer)
 _COLUMN_OF = {"sequences": "sequence", "deliver_at_ms": "deliver_at_ms", "accepted_at_ms": "accepted_at_ms"}
 
 Bools = NDArray[np.bool_]

@@ -152,16 +152,6 @@ class KeyIndex:
         """Whether each key that a row ever took is found."""
         return self.damage is None
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that the index takes."""
-        parts = sum(part.nbytes for part in (*self._frozen, *self._parts))
-        return parts + sum(run.nbytes for run in self._runs)
-
-    def __len__(self) -> int:
-        """How many entries there are, with those that have a newer one."""
-        return sum(map(len, (*self._frozen, *self._parts))) + sum(map(len, self._runs))
-
     def add(self, rows: KeyedRows) -> None:
         """Take rows that have taken their keys, durably."""
         self.add_entries(self.entries(rows))
@@ -186,11 +176,6 @@ class KeyIndex:
     def view(self) -> View:
         """The index as it is now."""
         return View(self._hasher, (*self._frozen, *self._parts), tuple(self._runs))
-
-    def find(self, names: Names) -> Newest:
-        """See `View.find`; a name that is new costs no reading."""
-        view = self.view()
-        return view.find(view.asked(names), _nothing)
 
     def freeze(self) -> Frozen:
         """Take what a checkpoint is to write: everything that was added so far."""
@@ -422,10 +407,6 @@ def _remove(site: Site, runs: list[Run]) -> None:
 
 def _rows_of_slots(entries: Entries, slots: SlotSet) -> Rows:
     return entries.rows.compress(slots.take(slots_of_names(entries.names.packed())))
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(slots=True, eq=False)

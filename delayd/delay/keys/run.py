@@ -87,11 +87,6 @@ class Entries:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that they take."""
-        return self.hashes.nbytes + self.rows.nbytes + sum(part.nbytes for part in self.names)
-
     def take(self, places: Int64s | Index) -> Entries:
         """Some of the entries, in the same order; the words of their names are shared."""
         return Entries(self.hashes.take(places), self.rows.take(places), self.names.take(places))
@@ -240,7 +235,6 @@ ENTRY = np.dtype(
 )
 ENTRY_HALVES = ENTRY.itemsize // 4
 LENGTHS_HALF = 3  # The half of an entry that holds the two lengths, in its upper bytes.
-DUE_BITS = 48
 ASKED_PIECE = 4_096  # Names looked up in one go: their candidates stay in the cache.
 BLOCKS_PIECE = 512  # Blocks read in one go, about 2 MiB.
 PIECE_ENTRIES = 64 << 10  # Entries written or merged in one go, about 4 MiB: 10 to 20 ms of work.
@@ -260,11 +254,6 @@ class Run:
 
     def __len__(self) -> int:
         return self._header.entries
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that it takes."""
-        return self._tables.nbytes
 
     @property
     def blocks(self) -> int:

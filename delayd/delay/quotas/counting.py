@@ -7,13 +7,13 @@ A counting reads the logs on the worker thread and in pieces. What it reads was 
 2. The dispatch logs of the hours in which rows were found have their outcomes; decisions may be ahead of them.
 3. The other rows are pending.
 
-From then on the loop holds them, 20 bytes each, in parts that rise (see `delayd.batch.sequences`). A part has at most
-PART_ROWS rows, because the loop waits while two are merged; 150 parts are 20 million rows. Invariant: a row that was
-taken off is found no more. An example, with parts of at most 8 rows:
+From then on the loop holds them, 20 bytes each, in blocks that rise (see `delayd.batch.sequences`). A block has at most
+BLOCK_ROWS rows, because the loop waits while two are merged; 150 blocks are 20 million rows. Invariant: a row that was
+taken off is found no more. An example, with blocks of at most 8 rows:
 
 1. The sequences 1 3 5 7 8 9 10 11 are here. 12 and 13 come: 1 3 5 7 8 9 10 11 | 12 13.
 2. A counting has found 2 and 6, which are older: 1 3 5 7 8 9 10 11 | 2 6 12 13.
-3. 1, 3, 8, 9 and 10 end. Less than half of the first part is left, so its rows come once more: 2 5 6 7 11 12 13.
+3. 1, 3, 8, 9 and 10 end. Less than half of the first block is left, so its rows come once more: 2 5 6 7 11 12 13.
 """
 
 import logging
@@ -49,8 +49,8 @@ SECOND_MS = 1_000
 UNREAD = (DamagedData, NewerFormat, FileNotFoundError, UnfinishedFile)
 
 
-PART_ROWS = 131_072  # Two parts of half of this are merged in some milliseconds.
-COMPACTED_MAX = 4  # Thin parts of which one call copies what is left; a later call goes on.
+BLOCK_ROWS = 131_072  # Two blocks of half of this are merged in some milliseconds.
+COMPACTED_MAX = 4  # Thin blocks of which one call copies what is left; a later call goes on.
 ROW_BYTES = 20
 GONE = 0xFFFF_FFFF  # The subject of a row that was taken off.
 
@@ -74,8 +74,8 @@ class CountedRows(NamedTuple):
         return CountedRows(sequences.take(rows), subjects.take(rows), seconds.take(rows), sizes.take(rows))
 
     def cut(self) -> "list[CountedRows]":
-        """Copy the rows into pieces that are as long as a part may be."""
-        return [self.take(np.arange(low, min(self.n, low + PART_ROWS))) for low in range(0, self.n, PART_ROWS)]
+        """Copy the rows into pieces that are as long as a block may be."""
+        return [self.take(np.arange(low, min(self.n, low + BLOCK_ROWS))) for low in range(0, self.n, BLOCK_ROWS)]
 
 
 def make_rows(sequences: Sequences, subject: int, seconds: Int64s, sizes: Int64s) -> CountedRows:
@@ -93,7 +93,7 @@ def join(parts: Sequence[CountedRows]) -> CountedRows:
 NO_ROWS = CountedRows(np.empty(0, np.uint64), *(np.empty(0, np.uint32) for _ in range(3)))
 
 
-class _Part:
+class _Block:
     """Rows of which ``left`` are not gone."""
 
     __slots__ = ("first", "last", "left", "rows")
@@ -125,23 +125,23 @@ class Counted:
     """The rows of all counted subjects."""
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._blocks: list[_Block] = []
         self._new: list[CountedRows] = []  # Rows that came last: mostly one each, so they are joined when many came.
         self._new_rows = 0
 
     @property
     def held_bytes(self) -> int:
         """Memory of the rows."""
-        return ROW_BYTES * (sum(part.rows.n for part in self._parts) + self._new_rows)
+        return ROW_BYTES * (sum(block.rows.n for block in self._blocks) + self._new_rows)
 
     def add(self, rows: CountedRows) -> None:
         """Take rows, by rising sequence."""
-        if rows.n == PART_ROWS:
-            self._parts.append(_Part(rows))  # No other part is joined with it.
+        if rows.n == BLOCK_ROWS:
+            self._blocks.append(_Block(rows))  # No other block is joined with it.
         elif rows.n:
             self._new.append(rows)
             self._new_rows += rows.n
-            if self._new_rows >= PART_ROWS:
+            if self._new_rows >= BLOCK_ROWS:
                 self._settle()
 
     def remove(self, sequences: Sequences) -> CountedRows:
@@ -150,32 +150,32 @@ class Counted:
         if not len(sequences):
             return NO_ROWS
         low, high = int(sequences[0]), int(sequences[-1])
-        met = [part for part in self._parts if part.first <= high and low <= part.last]
-        found = [part.take_off(np.unique(find(part.rows.sequences, sequences)[1])) for part in met]
+        met = [block for block in self._blocks if block.first <= high and low <= block.last]
+        found = [block.take_off(np.unique(find(block.rows.sequences, sequences)[1])) for block in met]
         self._compact()
         return join(found)
 
     def forget(self, *numbers: int) -> None:
         """Forget the rows of subjects that are not counted any more."""
         self._settle()
-        for part in self._parts:
-            part.take_off(np.flatnonzero(np.isin(part.rows.subjects, np.array(numbers, np.uint32))))
+        for block in self._blocks:
+            block.take_off(np.flatnonzero(np.isin(block.rows.subjects, np.array(numbers, np.uint32))))
         self._compact()
 
     def _settle(self) -> None:
-        """Put the rows that came last into parts."""
+        """Put the rows that came last into blocks."""
         if self._new:
             new, self._new, self._new_rows = self._new, [], 0
             for rows in join(new).cut():
-                add_part(self._parts, _Part(rows), _merged, PART_ROWS)
+                add_part(self._blocks, _Block(rows), _merged, BLOCK_ROWS)
 
     def _compact(self) -> None:
-        """Give back the memory of rows that are gone: what is left of thin parts comes once more."""
-        thin = [part for part in self._parts if part.is_thin][:COMPACTED_MAX]
+        """Give back the memory of rows that are gone: what is left of thin blocks comes once more."""
+        thin = [block for block in self._blocks if block.is_thin][:COMPACTED_MAX]
         if thin:
-            self._parts = [part for part in self._parts if part not in thin]
-            for part in thin:
-                self.add(part.rows_left())
+            self._blocks = [block for block in self._blocks if block not in thin]
+            for block in thin:
+                self.add(block.rows_left())
 
 
 class Pending:
@@ -210,8 +210,8 @@ class Pending:
         self.profile = other.profile
 
 
-def _merged(parts: Sequence[_Part]) -> _Part:
-    return _Part(join([part.rows_left() for part in parts]))
+def _merged(blocks: Sequence[_Block]) -> _Block:
+    return _Block(join([block.rows_left() for block in blocks]))
 
 
 class Snapshot(NamedTuple):

@@ -42,7 +42,8 @@ def send(world: World, keys: list[bytes], number: int, due_ms: int = FAR_MS) -> 
 def found(world: World, keys: list[bytes]) -> list[int]:
     """The sequence of the newest row of each key."""
     names = Names.of_lists([SUBJECT] * len(keys), keys)
-    sequences: list[int] = world.core.logs.keys.find(names).rows["sequence"].tolist()
+    view = world.core.logs.keys.view()
+    sequences: list[int] = view.find(view.asked(names), lambda: None).rows["sequence"].tolist()
     return sequences
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from delayd.batch.batch import parse
 from delayd.delay.quotas import counting as counted_module
-from delayd.delay.quotas.counting import PART_ROWS, ROW_BYTES, Counted, CountedRows, make_rows, rows_of_subjects
+from delayd.delay.quotas.counting import BLOCK_ROWS, ROW_BYTES, Counted, CountedRows, make_rows, rows_of_subjects
 from delayd.delay.quotas.seconds import DENSE_BYTES, HOUR_S, SPARSE_MAX, Profile
 from tests.batches import messages
 from tests.counts import lines
@@ -67,7 +67,7 @@ def test_a_profile_is_a_count_by_second(seed: int) -> None:
 def test_counted_rows_are_taken_off_once_and_their_memory_is_given_back(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counted_module, "PART_ROWS", 64)
+    monkeypatch.setattr(counted_module, "BLOCK_ROWS", 64)
     random, held = Random(seed), Counted()
     model: dict[int, tuple[int, int]] = {}
     begin = {"old": 1, "add": 100_000}  # Rows that a counting has found are older than those that came meanwhile.
@@ -115,10 +115,10 @@ def test_rule_B2_taking_rows_off_costs_the_same_however_many_there_are_and_came_
     for _ in range(3_000):
         one_comes()
     assert lines(one_comes) <= first + 100
-    rows = np.arange(sequence, sequence + 40 * PART_ROWS)
+    rows = np.arange(sequence, sequence + 40 * BLOCK_ROWS)
     for part in make_rows(rows.astype(np.uint64), 1, rows, rows).cut():
         held.add(part)
-    sequence += 40 * PART_ROWS
+    sequence += 40 * BLOCK_ROWS
     one_comes()
     assert lines(one_comes) <= first + 200, "a few looks at each part"
 
