@@ -1,7 +1,6 @@
 """The small parts between a log and the network: pending rows, waiting rows, outcomes, batches by location."""
 
 import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,23 +8,13 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import BYTES_MAX, HEADER
 from delayd.batch.sequences import pack_locations
-from delayd.delay.books.outcomes import OutcomeLog, list_dispatch_logs
-from delayd.delay.filing.hour_table import HourFile, HourTable
-from delayd.delay.filing.pending import PendingRows, full_hours
+from delayd.delay.filing.pending import PendingRows
 from delayd.delay.filing.schedule_log import read_batch
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
-from delayd.log.hour import NewPart, Outcome
-from delayd.machine.alarms import Alarms
-from delayd.machine.identity import Identity, Site
-from delayd.testing.clock import START_MS, SimClock
-from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
-from delayd.testing.executor import StepExecutor
-from delayd.testing.state import MemoryState
-from tests.counts import lines
-from tests.worlds.delay import FOLDER, World, wanted
+from delayd.testing.clock import START_MS
 
 HOUR = hour_of_ms(START_MS)
 
@@ -89,16 +78,6 @@ def test_pending_rows_of_loaded_hours_are_counted_and_take_no_memory() -> None:
     assert len(pending) == 500_010 and pending.count_by_hour() == {HOUR: 500_002, HOUR + 1: 8}
 
 
-def test_counting_millions_of_pending_rows_by_hour_takes_the_loop_no_line_a_row_or_hour() -> None:
-    pending, hours = PendingRows(), HourTable()
-    hours.set(HOUR, HourFile(rows=7))
-    rows = rows_of(range(600_000))
-    rows["hour"] = HOUR + np.arange(len(rows)) % 17_520
-    pending.keep(rows)
-    assert full_hours(hours, pending, len(pending) + 7) == set() and full_hours(hours, pending, 42) == {HOUR}
-    assert lines(lambda: pending.count_by_hour()) < 100, "a second of the loop, once, in a flood over two years"
-
-
 def test_waiting_rows_are_taken_from_the_front_within_both_limits_and_at_least_one() -> None:
     waiting = WaitingRows()
     waiting.add(rows_of(range(5)))
@@ -122,78 +101,6 @@ def test_rows_that_are_given_back_are_the_first_again_and_decided_ones_are_dropp
     assert waiting.lowest_message_log_offset() is None
 
 
-class Outcomes:
-    """An outcome log by itself."""
-
-    def __init__(self) -> None:
-        self.disk = MemoryDisk()
-        self.disk.make_folder(FOLDER)
-        self.clock = SimClock()
-        self.thread = StepExecutor()
-        self.alarms = Alarms(self.clock)
-        self.log = OutcomeLog(
-            Site(self.disk, MemoryState(), FOLDER, Identity(7, 1), self.alarms, self.thread), 20, {}, {}
-        )
-        self.heard: list[str] = []
-
-    def record(self, sequence: int, hour: int = HOUR) -> None:
-        part = NewPart(np.array([sequence], np.uint64), np.array([0], np.int64), Outcome.DISPATCHED)
-        self.log.record(hour, part, self.hear(f"row {sequence}"))
-
-    def hear(self, what: str) -> Callable[[], None]:
-        return lambda: self.heard.append(what)
-
-
-def test_outcomes_are_flushed_together_after_a_while_and_heard_of_in_their_order() -> None:
-    outcomes = Outcomes()
-    outcomes.record(1)
-    outcomes.record(2, HOUR + 1)
-    outcomes.log.when_durable(outcomes.hear("both"))
-    outcomes.alarms.ring()
-    assert not outcomes.heard
-    outcomes.clock.advance(20)
-    outcomes.alarms.ring()
-    outcomes.record(3)
-    outcomes.thread.run_all()
-    assert outcomes.heard == ["row 1", "row 2", "both"]
-    outcomes.log.commit()
-    outcomes.thread.run_all()
-    assert outcomes.heard[-1] == "row 3" and outcomes.log.idle
-    outcomes.log.when_durable(outcomes.hear("at once"))
-    assert outcomes.heard[-1] == "at once"
-    assert [hour for hour, _ in list_dispatch_logs(outcomes.disk, FOLDER)] == [HOUR, HOUR + 1]
-
-
-def test_what_is_recorded_during_a_flush_waits_for_the_next_and_so_does_who_asks_for_it() -> None:
-    outcomes = Outcomes()
-    outcomes.record(1)
-    outcomes.log.commit()
-    outcomes.log.when_durable(outcomes.hear("first"))
-    outcomes.record(2)
-    outcomes.log.when_durable(outcomes.hear("second"))
-    outcomes.thread.run_all()
-    assert outcomes.heard == ["row 1", "first"]
-
-
-def test_rule_L8_an_hour_that_does_not_fit_blocks_and_is_written_when_there_is_space() -> None:
-    outcomes = Outcomes()
-    outcomes.record(1)
-    outcomes.log.commit()
-    outcomes.thread.run_all()
-    outcomes.disk.capacity_bytes = outcomes.disk.used_bytes + 10
-    outcomes.record(2)
-    outcomes.record(3, HOUR + 1)
-    outcomes.log.when_durable(outcomes.hear("all"))
-    outcomes.log.commit()
-    outcomes.thread.run_all()
-    assert outcomes.heard == ["row 1"] and outcomes.log.blocked
-    outcomes.disk.capacity_bytes = CAPACITY_BYTES
-    outcomes.clock.advance(1_000)
-    outcomes.alarms.ring()
-    outcomes.thread.run_all()
-    assert outcomes.heard == ["row 1", "row 2", "row 3", "all"] and not outcomes.log.blocked
-
-
 def test_bytes_that_claim_to_be_a_huge_batch_are_damage_and_size_no_read() -> None:
     sizes: list[int] = []
 
@@ -204,23 +111,3 @@ def test_bytes_that_claim_to_be_a_huge_batch_are_damage_and_size_no_read() -> No
     with pytest.raises(DamagedData, match="the batch at offset 64"):
         read_batch(lambda at: ("log", at), read, 64)
     assert max(sizes) < BYTES_MAX
-
-
-def test_rule_P6_segments_roll_and_go_in_turn_and_nothing_is_lost() -> None:
-    world = World(None, segment_bytes=4_096)
-    for number in range(60):
-        world.send(wanted(4, 0, f"m{number}"))
-        world.settle()
-    world.pass_ms(1_000)
-    world.checkpoint()
-    world.pass_ms(310_000)
-    # A commit that rolls is on its way to the disk when the sweep decides what can go: the same thread does both.
-    for number in range(40):
-        world.send(wanted(4, 10**9, f"later{number}"))
-        commit = world.executors()[0]
-        if number % 2:
-            world.core.sweep()
-        commit.run_all()
-    world.settle()
-    again = world.after_crash()
-    assert again.core.logs.intake.next_sequence == world.core.logs.intake.next_sequence == 401

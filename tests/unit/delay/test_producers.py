@@ -20,7 +20,7 @@ from delayd.delay.producers import (
     Allowance,
     Producers,
 )
-from delayd.errors import BatchNumberReused, DelaydError, SlowDown
+from delayd.errors import DelaydError, SlowDown
 
 Answer = tuple[AcceptedBatch | DelaydError, bool]
 
@@ -158,32 +158,6 @@ def test_rule_B1_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     producers.accept(one, 1, 1)
     assert [duplicate for ((_, duplicate),) in waiting] == [False, True, True, True, True]
     assert not begin(producers, batch(2, 1))
-
-
-def test_rule_I6_an_answer_waits_while_the_batch_is_under_way() -> None:
-    producers, one, other = Producers(), batch(1, 1), batch(1, 2)
-    begin(producers, one), begin(producers, other)
-    heard: list[tuple[int, AcceptedBatch | None]] = []
-    for number in (1, 1, 2):
-        producers.ask(1, number, lambda found, number=number: heard.append((number, found)))  # type: ignore[misc]
-    assert not heard
-    producers.accept(one, 5, 6)
-    assert heard == [(1, producers.find(1, 1))] * 2 and heard[0][1] is not None
-    producers.refuse(other, SlowDown("x"))
-    assert heard[2:] == [(2, None)]
-    assert isinstance(send(producers, 1, 2)[0], BatchNumberReused)
-
-
-def test_rule_I6_not_kept_binds_a_batch_that_comes_later_is_refused() -> None:
-    clock = Clock()
-    producers = Producers(clock)
-    heard: list[AcceptedBatch | None] = []
-    producers.ask(1, 7, heard.append)
-    assert heard == [None]
-    clock.now_ms += IDLE_MS - 1
-    error, _ = send(producers, 1, 7)
-    assert isinstance(error, BatchNumberReused) and "not kept" in error.message
-    assert isinstance(send(producers, 1, 8)[0], AcceptedBatch) and isinstance(send(producers, 2, 7)[0], AcceptedBatch)
 
 
 def test_rule_I6_no_more_answers_that_bind_are_given_than_can_be_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from delayd.batch.batch import parse
-from delayd.batch.columns import BatchKind, ProducerPart
+from delayd.batch.columns import ProducerPart
 from delayd.delay import subjects as module
 from delayd.delay.producers import AcceptedBatch
 from delayd.delay.rows import ROW, new_rows
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.delay.subjects import TABLES_BYTES_MAX, Subjects
 from delayd.errors import DelaydError, SlowDown
-from delayd.log.control import decode_records
 from delayd.testing.clock import START_MS
-from delayd.testing.tree import PowerLoss
 from tests.batches import messages
 from tests.worlds.delay import World
 
@@ -138,27 +136,6 @@ def test_rule_B1_names_go_with_the_rows_that_a_checkpoint_files_and_come_back_wi
     assert all(body.split(b" to ")[1] == subject for body, subject in found.items())
 
 
-def test_rule_H5_a_target_is_kept_while_anything_of_its_subject_is_in_doubt(swept: None) -> None:
-    world = World()
-    send(world, 1, [b"a", b"b"], START_MS + 1_000)
-    world.clock.advance(1_000)
-    world.core.wake()
-    while world.core.standing.counters()["undecided_batches"] == 0:
-        move = world.next_move()
-        assert move is not None
-        move()
-    for log_id in world.outside.targets:
-        world.cut(log_id)
-    world.meta_up = False
-    world.core.checkpoint(lambda offset: None)
-    for executor in world.executors():
-        while executor.waiting or executor.ran:
-            (executor.run_one if executor.waiting else executor.complete_one)()
-    assert set(world.core.handoff.dispatcher.targets) == {b"a", b"b"}
-    after = world.after_crash(PowerLoss.ALL_LOST)
-    assert set(after.core.handoff.dispatcher.targets) == {b"a", b"b"}
-
-
 def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_taken(
     swept: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,21 +148,3 @@ def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_t
     assert any("subjects" in wait.what for wait in world.core.standing.refuses())
     world.checkpoint()
     assert isinstance(send(world, 3, [b"other"], START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
-
-
-def test_rule_H5_the_targets_of_one_answer_of_meta_are_noted_in_one_batch_and_found_again() -> None:
-    world = World()
-    names = [b"many.%04d" % index for index in range(1_000)]
-    send(world, 1, names, START_MS + 60_000)
-    noted = [
-        [record["subject"] for record in decode_records(batch)]
-        for group in world.core._log.scan(0, world.core.logs.intake.durable.offset)
-        for _, batch in group.batches()
-        if batch.kind is BatchKind.CONTROL
-    ]
-    assert [sorted(subjects) for subjects in noted] == [names]
-    after = world.after_crash(PowerLoss.ALL_LOST)
-    assert (
-        after.core.handoff.dispatcher.targets == world.core.handoff.dispatcher.targets
-        and len(after.core.handoff.dispatcher.targets) == 1_000
-    )

@@ -10,7 +10,7 @@ from delayd.delay.handoff.watched_wire import STOOD_STILL_MS
 from delayd.testing.clock import START_MS
 from delayd.wire.requests import RequestType
 from tests.unit.delay.handoff import TARGET, cable_of, link_of, put_on_cable, ready_world, target_of
-from tests.worlds.delay import TARGET_IDS, World, new_world, wanted
+from tests.worlds.delay import World, wanted
 
 LIMIT_MS = DelayConfig().target_silence_ms_max
 
@@ -41,35 +41,6 @@ def test_a_target_that_hangs_is_given_up_after_the_limit_and_what_it_has_is_aske
     assert sorted(body for kept in target.log for body in kept.bodies) == [b"a-0", b"a-1", b"a-2", b"first-0"]
 
 
-def test_frames_that_a_hung_target_reads_later_are_delivered_once() -> None:
-    world = ready_world(frame_rows_max=1)
-    target = target_of(world)
-    target.hangs = True
-    put_on_cable(world, 3)
-    old = cable_of(world)
-    assert len(old.up) == 3
-    world.pass_ms(LIMIT_MS + 1_000)
-    assert old.ended and len(old.up) == 4  # With the PING.
-    # It reads the connection that was given up before it reads the new one's hello.
-    target.hangs = False
-    for _ in range(3):
-        old.carry_up()
-    world.drain()
-    world.check_books()
-    assert [kept.bodies for kept in target.log] == [(b"first-0",), (b"a-0",), (b"a-1",), (b"a-2",)]
-
-
-def test_a_target_that_is_stopped_for_seconds_keeps_its_session() -> None:
-    world = ready_world()
-    send_due(world, 2, "a")
-    target_of(world).hangs = True
-    world.pass_ms(LIMIT_MS - 1_000)
-    target_of(world).hangs = False
-    world.pass_ms(1_000)
-    assert session_of(world) == 1
-    world.check_books()
-
-
 def test_a_target_whose_disk_is_slow_answers_pings_and_keeps_its_session() -> None:
     world = ready_world()
     target_of(world).slow_disk = True
@@ -78,26 +49,6 @@ def test_a_target_whose_disk_is_slow_answers_pings_and_keeps_its_session() -> No
     assert session_of(world) == 1 and link_of(world).phase is Phase.READY
     target_of(world).slow_disk = False
     world.pass_ms(1_000)
-    world.check_books()
-
-
-def test_rows_for_another_target_are_delivered_in_time_while_one_hangs() -> None:
-    world = World(new_world(targets=TARGET_IDS))
-    subjects = {world.target_of(subject): subject for subject in (b"orders.eu", b"mail", b"a", b"b")}
-    for subject in subjects.values():
-        world.send(wanted(1, 0, f"first-{subject.decode()}", subject))
-    world.pass_ms(500)
-    hung, other = (world.outside.targets[log_id] for log_id in TARGET_IDS)
-    hung.hangs = True
-    for second in range(30):
-        for subject in subjects.values():
-            send_due(world, 1, f"{second}-{subject.decode()}", subject)
-        world.pass_ms(1_000)
-        assert len(other.log) == second + 2 and len(hung.log) == 1
-        (kept,) = other.log[-1:]
-        assert kept.appended_at_ms == kept.deliver_at_ms[0]
-    hung.hangs = False
-    world.drain()
     world.check_books()
 
 

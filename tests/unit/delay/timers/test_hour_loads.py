@@ -2,11 +2,9 @@
 
 import tracemalloc
 
-import numpy as np
 import pytest
 
 from delayd.delay.filing.hour_table import HourPart
-from delayd.delay.timers import loader
 from delayd.delay.timers.loader import LoadedHour, load_hour
 from delayd.hours import hour_of_ms
 from delayd.log.hour import schedule_path
@@ -60,14 +58,6 @@ def test_a_load_reads_the_columns_and_not_the_bodies_in_one_read_a_batch(monkeyp
     assert most < 12_000 * 160 + 1_000_000, "less than the bodies alone"
 
 
-def test_a_load_in_pieces_is_the_same_as_a_load_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = filled(40, "m", checkpoints=5)
-    whole = load(world).prepared.rows
-    monkeypatch.setattr(loader, "PIECE_ROWS", 50)
-    assert bool((load(world).prepared.rows == whole).all()) and len(whole) == 200
-    assert np.array_equal(np.sort(whole["sequence"]), np.arange(1, 201))
-
-
 def test_a_subject_table_longer_than_what_is_read_ahead_is_read_whole() -> None:
     world = World()
     names = [f"{index:03d}-{'s' * 200}".encode() for index in range(60)]
@@ -95,43 +85,3 @@ def test_each_byte_of_columns_headers_and_subjects_is_checked_and_none_of_a_body
     bodies, pads = 6 * 32, 2 * 4  # Nobody notices flips in bodies and in the padding of a group's table here.
     assert load(world).damage is None
     assert unnoticed == bodies + pads, "names of subjects are checked too: a flipped bit makes another name of one"
-
-
-def test_rule_L5_a_rotten_body_is_found_before_it_is_handed_over_and_nothing_else_is_held_up() -> None:
-    world = filled(3, "a", checkpoints=1)
-    world.send(wanted(2, FAR_MS + 5_000, "b"))
-    world.settle()
-    world.checkpoint()
-    file = world.disk.open(PATH)
-    whole = file.pread(file.size(), 0)
-    flip(world, whole.index(b"a-1"))
-    world.drain(FAR_MS + 60_000)
-    assert world.core.standing.counters()["quarantined_rows"] == 3
-    arrived = [body for target in world.outside.targets.values() for kept in target.log for body in kept.bodies]
-    assert sorted(arrived) == [b"b-0", b"b-1"]
-
-
-def test_a_start_reads_what_is_above_the_checkpoint_once_and_a_checkpoint_reads_it_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(segment_bytes=256 << 10)
-    for _ in range(40):
-        world.send(wanted(100, FAR_MS, "m" * 200))
-        world.settle()
-    log_bytes = world.core.logs.intake.durable.offset
-    reads: list[int] = []
-    pread = MemoryFile.pread
-
-    def counting(file: MemoryFile, size: int, position: int) -> bytes:
-        data = pread(file, size, position)
-        reads.append(len(data))
-        return data
-
-    world = world.after_crash(None)
-    monkeypatch.setattr(MemoryFile, "pread", counting)
-    again = world.after_crash(None)
-    assert again.core.standing.counters()["pending_rows"] == 4_000
-    assert log_bytes <= sum(reads) <= 1.1 * log_bytes
-    reads.clear()
-    again.checkpoint()
-    assert 2 * log_bytes <= sum(reads) <= 2.1 * log_bytes, "for the columns of all rows, then for their bodies"

@@ -36,29 +36,6 @@ def taken_due(wheel: Wheel, now_ms: int, rows_max: int = 1_000_000) -> list[int]
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_a_row_leaves_at_its_millisecond_and_not_one_before(live: bool) -> None:
-    wheel = wheel_with(1_234, 1_235, live=live)
-    assert taken_due(wheel, START_MS + 1_233) == []
-    assert taken_due(wheel, START_MS + 1_234) == [1_234]
-    assert taken_due(wheel, START_MS + 1_235) == [1_235]
-    assert len(wheel) == 0
-
-
-@pytest.mark.parametrize("live", [False, True])
-def test_rows_leave_in_due_order_whatever_order_they_came_in(live: bool) -> None:
-    due = np.random.default_rng(1).integers(0, HOUR_MS, 5_000)
-    assert taken_due(wheel_with(*due.tolist(), live=live), LAST_MS) == sorted(due.tolist())
-
-
-def test_past_due_rows_leave_at_once() -> None:
-    wheel = wheel_with(live=True)
-    wheel.take_due(START_MS + 60_000, 10)
-    wheel.insert(rows_due(0, 0, 59_999))
-    assert wheel.next_due_ms(START_MS + 60_000) == START_MS + 60_000
-    assert taken_due(wheel, START_MS + 60_000) == [0, 0, 59_999]
-
-
-@pytest.mark.parametrize("live", [False, True])
 def test_a_row_due_before_its_hour_leaves_then_and_not_when_the_hour_begins(live: bool) -> None:
     wheel = wheel_with(-30 * HOUR_MS, 600, -1_234, 0, live=live)
     assert wheel.next_due_ms(START_MS - 40 * HOUR_MS) == START_MS - 30 * HOUR_MS
@@ -69,86 +46,6 @@ def test_a_row_due_before_its_hour_leaves_then_and_not_when_the_hour_begins(live
     assert taken_due(wheel, START_MS - 1_234) == [-1_234]
     assert taken_due(wheel, START_MS - 1) == []
     assert taken_due(wheel, START_MS + 600) == [0, 600]
-
-
-def test_a_row_due_before_its_hour_is_not_held_up_by_an_earlier_hour() -> None:
-    wheel = wheel_with(HOUR_MS - 1)
-    wheel.add_hour(HOUR + 1)
-    wheel.insert(rows_due(-HOUR_MS + 5, hour=HOUR + 1))
-    assert wheel.next_due_ms(START_MS) == START_MS + 5
-    assert taken_due(wheel, START_MS + 5) == [5]
-
-
-def test_rows_for_a_slot_that_is_open_merge_into_it() -> None:
-    wheel = wheel_with(100, 300)
-    assert taken_due(wheel, START_MS + 100) == [100]
-    wheel.insert(rows_due(200))
-    wheel.insert(rows_due(350, 250, 700))
-    assert wheel.next_due_ms(START_MS + 100) == START_MS + 200
-    assert taken_due(wheel, START_MS + 499) == [200, 250, 300, 350]
-    assert taken_due(wheel, START_MS + 700) == [700]
-
-
-def test_many_late_rows_before_any_take_leave_once_each_and_in_order() -> None:
-    wheel = wheel_with(*range(0, 500, 5))
-    wheel.open_ahead(START_MS)
-    due = np.random.default_rng(2).integers(0, 500, 1_000).tolist()
-    for each in due:
-        wheel.insert(rows_due(each))
-    assert taken_due(wheel, START_MS + 499, 300) == sorted([*due, *range(0, 500, 5)])[:300]
-    assert taken_due(wheel, START_MS + 499) == sorted([*due, *range(0, 500, 5)])[300:]
-
-
-def test_a_clock_that_runs_backwards_makes_rows_wait_and_loses_none() -> None:
-    wheel = wheel_with(1_000, 2_000, 3_000)
-    assert taken_due(wheel, START_MS + 2_500) == [1_000, 2_000]
-    wheel.insert(rows_due(1_500, 2_750))
-    assert taken_due(wheel, START_MS + 1_400) == []
-    assert taken_due(wheel, START_MS - HOUR_MS) == []
-    assert wheel.next_due_ms(START_MS + 1_400) == START_MS + 1_500
-    assert taken_due(wheel, START_MS + 3_000) == [1_500, 2_750, 3_000]
-
-
-def test_a_clock_that_leaps_ahead_gives_everything_in_order() -> None:
-    wheel = wheel_with(5, 700_000, HOUR_MS - 1)
-    wheel.add_hour(HOUR + 2, prepare(rows_due(3, hour=HOUR + 2)))
-    assert taken_due(wheel, START_MS + 10 * HOUR_MS) == [5, 700_000, HOUR_MS - 1, 2 * HOUR_MS + 3]
-
-
-def test_hours_are_emptied_in_order_though_added_in_any() -> None:
-    wheel = Wheel()
-    for hour in (HOUR + 2, HOUR, HOUR + 1):
-        wheel.add_hour(hour, prepare(rows_due(10, hour=hour)))
-    assert wheel.hours() == (HOUR, HOUR + 1, HOUR + 2)
-    assert taken_due(wheel, START_MS + HOUR_MS + 10) == [10, HOUR_MS + 10]
-    assert wheel.len_of(HOUR + 2) == len(wheel) == 1
-
-
-def test_no_more_rows_are_taken_than_asked_for() -> None:
-    wheel = wheel_with(*[7] * 10, 1_000)
-    assert taken_due(wheel, LAST_MS, 0) == []
-    assert taken_due(wheel, LAST_MS, 4) == [7] * 4
-    assert taken_due(wheel, LAST_MS, 4) == [7] * 4
-    assert taken_due(wheel, LAST_MS, 4) == [7, 7, 1_000]
-
-
-def test_each_row_keeps_its_columns() -> None:
-    rows = rows_due(900, 100, 100)
-    rows["length"], rows["subject"], rows["location"] = [1, 2, 3], [4, 5, 6], [7, 8, 9]
-    wheel = Wheel(tail_rows=2)
-    wheel.add_hour(HOUR)
-    wheel.insert(rows)
-    assert wheel.take_due(LAST_MS, 10).tolist() == rows.take([1, 2, 0]).tolist()
-
-
-def test_an_inserted_array_stays_the_callers() -> None:
-    wheel = wheel_with(100)
-    wheel.open_ahead(START_MS)
-    late, live = rows_due(50), rows_due(700_000)
-    wheel.insert(late)
-    wheel.insert(live)
-    late["due_ms"], live["due_ms"] = 1, 1
-    assert taken_due(wheel, LAST_MS) == [50, 100, 700_000]
 
 
 def test_the_next_instant_is_the_opening_of_a_slot_and_then_its_first_row() -> None:
@@ -190,17 +87,6 @@ def test_opening_ahead_leaves_slots_closed_while_due_rows_wait() -> None:
         hour_wheel.open_ahead(now_ms)
     assert len(hour_wheel.take_due(START_MS, SLOTS)) == 1
     assert len(hour_wheel.take_due(LAST_MS, SLOTS)) == SLOTS - 1
-
-
-def test_rows_loaded_into_an_hour_in_use_join_it_on_both_sides_of_the_open_slot() -> None:
-    wheel = wheel_with(live=True)
-    wheel.insert(rows_due(100, 60_100, 120_000))
-    assert taken_due(wheel, START_MS + 60_000) == [100]
-    wheel.open_ahead(START_MS + 60_000)
-    wheel.add_hour(HOUR, prepare(rows_due(50, 60_050, 120_001, 119_999)))
-    assert wheel.len_of(HOUR) == 6
-    assert taken_due(wheel, START_MS + 60_100) == [50, 60_050, 60_100]
-    assert taken_due(wheel, LAST_MS) == [119_999, 120_000, 120_001]
 
 
 def test_short_delays_leave_few_runs_behind() -> None:
@@ -283,12 +169,6 @@ def test_a_million_rows_at_one_instant_leave_in_slices_that_view_one_array() -> 
     assert len({id(part.base) for part in slices}) == 1
     assert np.array_equal(np.concatenate([part["sequence"] for part in slices]), rows["sequence"])
     assert len(wheel) == 0
-
-
-def test_a_big_slot_of_live_rows_leaves_in_due_order() -> None:
-    due = np.random.default_rng(5).integers(1_000, 1_500, 10_000).tolist()
-    wheel = wheel_with(*due, live=True)
-    assert [each for _ in range(10) for each in taken_due(wheel, START_MS + 1_499, 1_000)] == sorted(due)
 
 
 def test_a_big_slot_is_sorted_while_it_is_prepared_so_that_opening_it_copies_nothing() -> None:
