@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
+from delayd.client.asking.ask import Known, Listed, at_each
 from delayd.client.asking.messages import GET, AskedOne, Asker, Joined, Kind, Numbers, Row
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.pulling.acks import Backoff
@@ -27,8 +29,10 @@ from delayd.errors import (
     BadArgument,
     LogId,
     PastHorizon,
+    ServerUnavailable,
 )
 from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys, MessageState
+from delayd.wire.requests import RequestType
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC
 
@@ -417,3 +421,30 @@ def test_a_question_follows_its_message_to_the_newest_row_and_server() -> None:
         assert (servers.tolist(), answers["sequence"].tolist()) == ([2], [9])
 
     asyncio.run(story())
+
+
+# The last page says that there are more and lists none: that is an end, too.
+PAGES: dict[str, tuple[list[str], bool]] = {"": (["a", "b"], True), "b": (["c"], True), "c": ([], True)}
+NAMES = Listed[str](
+    "names", "delay", RequestType.QUOTAS, lambda head: PAGES[str(head["after"])], lambda name: name, first=""
+)
+
+
+def test_a_list_is_read_page_by_page_to_its_end() -> None:
+    async def request(_: RequestType, head: Any, *, timeout_ms: float) -> Any:
+        return SimpleNamespace(head=head)
+
+    connection = cast("Any", SimpleNamespace(request=request, peer="h:1"))
+    assert asyncio.run(NAMES.at(connection, {"prefix": ""})) == ["a", "b", "c"]
+
+
+def test_a_listing_names_each_server_that_could_not_be_asked() -> None:
+    servers = [Known("delay", log_id, "h", log_id, 1, 1, alive=True, seen_ms_ago=0) for log_id in (1, 2, 3)]
+
+    async def act(server: Known) -> list[int]:
+        if server.log_id == 2:
+            raise ServerUnavailable("it is away")
+        return [server.log_id]
+
+    listing = asyncio.run(at_each(servers, act, lambda server: f"names of {server.address} are missing"))
+    assert [*listing] == [1, 3] and listing.missing == ("names of h:2 are missing: it is away",)
