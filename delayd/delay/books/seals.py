@@ -37,6 +37,16 @@ from delayd.log.log import Log, open_log, write_again
 from delayd.machine.identity import Site
 
 KEY = b"seal"
+PIECE_ROWS = 8_192  # 640 KiB of outcome rows: one piece takes some 2 ms.
+PIECE_BYTES = 4 << 20  # This much of the schedule side's columns is hashed at a time: some 3 ms.
+SEQUENCES_NAMED = 10
+U32 = struct.Struct("<I")
+OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
+Packed = NDArray[np.void]  # Its dtype is SCHEDULE_ROW.
+COPIED = (  # Columns that a row takes over from its part.
+    *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
+    *("target_appended_at_ms", "target_offset", "outcome", "reason", "attempt"),
+)
 
 log = logging.getLogger(__name__)
 
@@ -144,18 +154,6 @@ def open_seal_log(site: Site, hours: HourTable, *, whole: bool) -> SealLog:
     return SealLog(seal_log, site.epoch, end, uncounted)
 
 
-PIECE_ROWS = 8_192  # 640 KiB of outcome rows: one piece takes some 2 ms.
-PIECE_BYTES = 4 << 20  # This much of the schedule side's columns is hashed at a time: some 3 ms.
-SEQUENCES_NAMED = 10
-U32 = struct.Struct("<I")
-OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
-Packed = NDArray[np.void]  # Its dtype is SCHEDULE_ROW.
-COPIED = (  # Columns that a row takes over from its part.
-    *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
-    *("target_appended_at_ms", "target_offset", "outcome", "reason", "attempt"),
-)
-
-
 class ContentDiffers(Exception):
     """The hashes in the schedule log and in the dispatch log of an hour are not the same."""
 
@@ -172,14 +170,9 @@ def compare(
     3. All agrees: filed are 1, 2 and 3; 3 and 1 were dispatched, 2 was given up. The seal says 3 rows, 2 dispatched,
        1 dead, and has a digest of each side, over the rows in the order 1, 2, 3.
 
-    Args:
-        hour: hours since the epoch.
-        batches: SCHEDULE batches, their rows in any order; each is let go when the next one is asked for.
-        outcomes: every outcome of the hour, in any order.
-        give_way: called between pieces, so that more urgent jobs can run.
-
-    Returns:
-        What a seal says, or None when not each scheduled sequence has exactly one outcome.
+    ``batches`` are SCHEDULE batches, their rows in any order; each is let go when the next one is asked for.
+    ``outcomes`` are all of the hour, in any order. ``give_way`` is called between pieces, so that more urgent jobs can
+    run. None is returned where not each scheduled sequence has exactly one outcome.
 
     Raises:
         ContentDiffers: a row was handed over with other content than it was filed with (rule S6).

@@ -29,7 +29,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -45,6 +45,7 @@ from delayd.delay.books.outcomes import (
     read_outcomes,
     reopen_dispatch_log,
 )
+from delayd.delay.books.retention import Retention
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     GIVEN_UP_PREFIX,
@@ -89,16 +90,6 @@ class Try(NamedTuple):
     done: Decided
 
 
-class Sealing(Protocol):
-    """What seals hours, with a seal log or without one."""
-
-    def set_seals_aside(self) -> None:
-        """Seal nothing more in this life."""
-
-    def try_seals(self) -> None:
-        """Open the seal log again, and close it; on the worker thread. Raises what it meets."""
-
-
 @dataclass(frozen=True, slots=True)
 class SetAside:
     """What the start has set aside, and what becomes so."""
@@ -132,7 +123,7 @@ class Mending:
         self._known_ends = aside.known_ends
         self._below = aside.below
         self._intake = intake
-        self.sealing: Sealing | None = None  # Who seals hours.
+        self.sealing: Retention | None = None  # Who seals hours.
         self._begin_anew = begin_anew
         site.alarms.every(DAMAGED_AGAIN_MS, self._look_at_aside)
         self._waiting: list[Try] = []

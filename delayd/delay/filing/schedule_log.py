@@ -227,12 +227,10 @@ class Sources:
 
 
 def read_batch(place: Callable[[int], tuple[str, int]], read: Callable[[int, int], bytes], offset: int) -> Batch:
-    """Read and verify the batch at ``offset``.
+    """Read and verify the batch at ``offset`` of its log.
 
-    Args:
-        place: says of an offset the file and the byte in it.
-        read: ``read(offset, size)`` may return fewer bytes at the end of a file.
-        offset: of the batch, in its log.
+    ``place`` says of an offset the file and the byte in it; ``read(offset, size)`` may return fewer bytes at the end of
+    a file.
 
     Raises:
         DamagedData: the bytes do not check or can't be read.
