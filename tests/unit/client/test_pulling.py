@@ -212,6 +212,23 @@ def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
     on_steady_loop(scenario)
 
 
+def test_what_was_pulled_and_not_handed_out_is_given_back_at_the_close() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(10):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world, max_messages=4) as consumer:
+            async for message in consumer:
+                await message.ack()
+                if message.sequence == 2:
+                    break
+            await until(lambda: len(world.realtime.held) >= 6)
+        assert world.realtime.acked == [0, 1]
+        assert sorted(world.realtime.offered) == [(row, 1) for row in range(2, 10)]
+        assert len(world.realtime.returned) >= 6 and world.realtime.held == {}
+
+    on_steady_loop(scenario)
+
+
 def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
     async def close_in_a_pull(world: World) -> None:
         consumer = default_consumer(world, timedelta(seconds=60))
