@@ -172,9 +172,9 @@ class Journal:
         self._folder = folder
         self._path = f"{folder}/{UNFINISHED}"
         self.lines: dict[str, Entry] = {}
-        self.begun = disk.exists(self._path)  # Whether an earlier call began it.
-        self._file = disk.open(self._path, write=True, create=not self.begun)
-        if self.begun:
+        begun = disk.exists(self._path)  # By an earlier call.
+        self._file = disk.open(self._path, write=True, create=not begun)
+        if begun:
             data = self._file.pread(self._file.size(), 0)
             self.lines = {line.path: line for line in map(_decode, data.splitlines()) if line is not None}
         else:
@@ -223,7 +223,6 @@ class Copier:
     """Copies files of one disk into one folder of another; `flush` at the end."""
 
     def __init__(self, source: Disk, target: Disk, folder: str, journal: Journal, progress: Progress) -> None:
-        self.copied_bytes = 0
         self._source = source
         self._target = target
         self._folder = folder
@@ -277,7 +276,6 @@ class Copier:
                     to.pwritev([piece], position)
                     checksum = crc32c(piece, checksum)
                     position += len(piece)
-                    self.copied_bytes += len(piece)
                     self._progress(len(piece))
                 if not self._target.reports_sync_errors:
                     to.sync()
@@ -615,7 +613,6 @@ class _Home:
 
     def __init__(self, disk: Disk, data: str, role: str, head: Entry) -> None:
         self._disk = disk
-        self._data = data
         self._role = role
         self._path = f"{data}/{role}"
         disk.make_folder(self._path)

@@ -178,7 +178,13 @@ def _moved(lives: Sequence[_GroupLife], sound: Mask) -> list[_GroupLife]:
 
 
 class _PullBooks:
-    """The entries of one pull log, in order."""
+    """The entries of one pull log, in order.
+
+    The pull sequences that entries name fall into stretches, each of which an entry covers as a whole or not at all.
+    Example: entry 0 pulls 0 to 9, entry 1 pulls 10 to 14, entry 2 acknowledges 0 to 3, and the lease of 0 to 9 lapses
+    by entry 3. The bounds are 0, 4, 10 and 15: the stretch 0 to 3 was pulled by entry 0 and ended by entry 2, 4 to 9 by
+    0 and 3, and 10 to 14 by 1 and by nothing, so it is outstanding.
+    """
 
     def __init__(
         self, log_id: int, entries: NDArray[np.void], epochs: Int64s, lives: Sequence[_GroupLife], *, whole: bool

@@ -159,14 +159,10 @@ class Schedule:
         return Counted(self._snapshot.counted(hour) + tail.messages, stored + tail.stored_bytes)
 
     def count(self, hour: int, damage: list[DamagedData]) -> HourCount:
-        """Count the messages of an hour and what became of them.
+        """Count the messages of an hour and what became of them; ``damage`` receives what does not check.
 
         An hour that is sealed, or that has no outcome yet, is counted by its seal and the checkpoint, and its files are
         not read.
-
-        Args:
-            hour: hours since the epoch.
-            damage: receives the damage, if a file that is read does not check.
         """
         messages, stored_bytes = self.counted(hour)
         sealed = self._sealed_facts(damage).get(hour) if hour in self._sealed else None
@@ -189,11 +185,7 @@ class Schedule:
         return hour in self._sealed or self._sizes.get(hour, 0) > 0 or hour in self._tail.decisions.hours()
 
     def read(self, hour: int) -> Hour:
-        """Read an hour.
-
-        Raises:
-            DamagedData: a file does not check, or the files never stand still.
-        """
+        """Read an hour; DamagedData when a file does not check, or the files never stand still."""
         return until_still(self.directory.path, lambda: self._read(hour), self._look_again)
 
     def body(self, hour: Hour, row: int) -> bytes:
@@ -267,11 +259,7 @@ class Schedule:
 
 
 def schedules(disk: Disk, data: str, damage: list[DamagedData]) -> list[Schedule]:
-    """The delay servers' files in a data directory; ``damage`` receives what is wrong with those that are left out.
-
-    Raises:
-        BadArgument: there are none.
-    """
+    """The delay servers' files in a directory; ``damage`` receives what is left out. BadArgument without any."""
     found: list[Schedule] = []
     delays = [each for each in find_undamaged(disk, data, damage) if each.role == Role.DELAY]
     for directory in delays:

@@ -120,9 +120,7 @@ class SealBook:
         return hour in self._of_hour and self._snapshot.is_closed(hour) and not self._is_deleted(hour)
 
     def check(self, hour: int) -> "SealCheck":
-        """What compares the rows of a standing hour, which may come in parts, with its seal; for `note`, here or
-        elsewhere.
-        """
+        """What compares the rows of a standing hour, maybe in parts, with its seal; its result is for `note`."""
         return SealCheck(self._seals[self._of_hour[hour]].facts)
 
     def note(self, hour: int, differs: Sequence[str]) -> None:

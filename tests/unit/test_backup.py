@@ -1,6 +1,7 @@
 """A backup and a restore that lose power at any disk operation go on, and are never taken for whole before they are."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -325,3 +326,17 @@ def test_a_manifest_that_does_not_check_or_is_newer_is_refused() -> None:
     text = newer.rpartition(b"\ncrc32c ")[0]
     with pytest.raises(NewerFormat):
         decode(NAME, text + f"\ncrc32c {crc32c(text):08x}\n".encode())
+
+
+def test_the_state_is_copied_as_it_was_when_the_copy_began(tmp_path: Path) -> None:
+    kept = LmdbState(str(tmp_path / "one"))
+    kept.commit([(b"a", b"before")])
+    copy = kept.begin_copy()
+    kept.commit([(b"a", b"after"), (b"b", b"new")])
+    (tmp_path / "two").mkdir()
+    copy.write(str(tmp_path / "two" / LMDB_FILE))
+    copy.close()
+    other = LmdbState(str(tmp_path / "two"))
+    assert (other.get(b"a"), other.get(b"b"), kept.get(b"a")) == (b"before", None, b"after")
+    other.close()
+    kept.close()

@@ -451,6 +451,9 @@ class Join:
     """Rows of another log by the schedule row that they belong to.
 
     ``same``: each scheduled row is there once, in the same order, so columns can be compared directly.
+
+    Example: rows 3, 5 and 9 are scheduled, and the other log has 9, 5, 7, 5. Then ``known`` is true, true, false, true;
+    its ``rows`` 0, 1 and 3 belong to the ``scheduled`` rows 2, 1 and 1; ``times`` are 0, 2, 1; ``first`` is -1, 1, 0.
     """
 
     def __init__(self, scheduled: UInt64s, sequence: UInt64s) -> None:
