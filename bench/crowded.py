@@ -103,7 +103,7 @@ async def _until(running: Servers, holds: Callable[[dict[str, int]], bool]) -> N
 
 
 async def _counters(running: Servers) -> dict[str, int]:
-    connection = await connect(*parse_address(running.addresses["delay"]))
+    connection = await connect(parse_address(running.addresses["delay"]))
     try:
         answer = await connection.request(RequestType.STATUS, {})
         counters = need_map(answer.head, "counters")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
+from delayd.address import Endpoint
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection, connect
 from delayd.net.server import Server
@@ -97,7 +98,7 @@ def echo(name: str, body: bytes, depth: int, seconds: float) -> Coroutine[object
 
     async def measure() -> None:
         server = Server(Echo())
-        client = await connect(HOST, await server.listen(HOST, 0))
+        client = await connect(Endpoint(HOST, await server.listen(HOST, 0)))
         rates: list[float] = []
         delays_ms: list[float] = []
         for _ in range(REPEATS):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from delayd.address import Endpoint
 from delayd.batch.batch import Batch
 from delayd.batch.columns import Buffer
 from delayd.config import DelayConfig, RealtimeConfig
@@ -98,13 +99,11 @@ class Pair:
 
     def _route(self, subjects: list[bytes]) -> None:
         log_id = self.realtime.log_id
-        self.delay.handoff.dispatcher.place(log_id, "realtime", 1)
+        self.delay.handoff.dispatcher.place(log_id, Endpoint("realtime", 1))
         routes = dict.fromkeys(subjects, log_id)
         self._moves.append(partial(self.delay.handoff.dispatcher.routed, routes, []))
 
-    def _dial(
-        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
-    ) -> None:
+    def _dial(self, endpoint: Endpoint, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]) -> None:
         self._moves.append(partial(connected, _Line(self.realtime, self._moves)))
 
 

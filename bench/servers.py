@@ -69,7 +69,7 @@ class Servers:
 
     async def checkpoint(self, role: str) -> None:
         """Ask for a checkpoint that covers all that is durable now, and wait until it is published."""
-        connection = await connect(*parse_address(self.addresses[role]))
+        connection = await connect(parse_address(self.addresses[role]))
         try:
             await prove(connection, read_secret(str(self.data / SECRET_FILE)), 0, CHECKPOINT_MS_MAX)
             await connection.request(RequestType.CHECKPOINT, {}, timeout_ms=CHECKPOINT_MS_MAX)

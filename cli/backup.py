@@ -222,8 +222,7 @@ async def _cut(data: str, roles: Sequence[str], operator: Operator, joins: bool,
             )
         for role in roles:
             if role == "meta":
-                host, port = parse_address(meta)
-                connection = await stack.enter_async_context(ask.connected(host, port, "meta server"))
+                connection = await stack.enter_async_context(ask.connected(parse_address(meta), "meta server"))
             else:
                 connection = await stack.enter_async_context(ask.reached(_server_of(data, role, known, meta)))
             await ask.prove(connection, secret)
@@ -431,8 +430,7 @@ def cut(command: Sequence[str], data: str, meta: str, secret_file: str | None) -
 async def _cut_all(command: Sequence[str], meta: str, secret: Secret) -> int:
     async with AsyncExitStack() as stack:
         servers: list[Running] = []
-        host, port = parse_address(meta)
-        asked = await stack.enter_async_context(ask.connected(host, port, "meta server"))
+        asked = await stack.enter_async_context(ask.connected(parse_address(meta), "meta server"))
         for known in await ask.known_servers(asked):
             name = f"{known.role} server {known.log_id:016x}"
             if not known.alive:

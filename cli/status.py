@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import click
 
+from delayd.address import Endpoint
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, groups_at, groups_head
 from delayd.config import parse_address
@@ -148,8 +149,7 @@ async def _look(address: str) -> tuple[list[Seen], list[tuple[str, Wait]]]:
 
 
 async def _ask_one(address: str) -> Seen:
-    host, port = parse_address(address, "server")
-    async with ask.connected(host, port) as connection:
+    async with ask.connected(parse_address(address, "server")) as connection:
         seen = await _read("", connection)
     seen = seen._replace(role=need_str(seen.status, "role"))
     return seen._replace(groups=await _groups_of(seen))
@@ -161,7 +161,7 @@ async def _groups_of(seen: Seen) -> list[GroupInfo]:
         return []
     host, _, port = seen.address.rpartition(":")
     try:
-        async with ask.connected(host, int(port)) as connection:
+        async with ask.connected(Endpoint(host, int(port))) as connection:
             return await GROUPS.at(connection, groups_head(None, ages=True))
     except DelaydError:
         return []

@@ -23,11 +23,18 @@ INSIDE_SUFFIX = ".inside.invalid"  # Such a name is found nowhere else, on no ne
 _TEXT_SHOWN = 300  # This much of a text that is not an address is shown: enough to see where it came from.
 
 
-class Address(NamedTuple):
-    """Where a server listens; an IPv6 host is without its brackets."""
+class Endpoint(NamedTuple):
+    """Where a server listens, and how it is reached: all that `delayd.net.connection.connect` needs to know of it.
+
+    It is handed on as one value, so whatever else a connection will need stands here and is read there alone. An IPv6
+    host is without its brackets.
+    """
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 def is_inside(host: str) -> bool:
@@ -40,7 +47,7 @@ def meta_address(given: str | None) -> str:
     return given if given is not None else os.environ.get(META_VARIABLE) or META_LOCAL
 
 
-def read_address(text: str) -> Address | str:
+def read_address(text: str) -> Endpoint | str:
     """The address in ``host:port`` or ``[IPv6]:port``; otherwise the sentence that says what is wrong with the text."""
     shown = repr(text[:_TEXT_SHOWN])
     scheme, mark, rest = text.partition("://")
@@ -58,7 +65,7 @@ def read_address(text: str) -> Address | str:
         return f"{shown} names no host, for {fault}; write host:port, such as {META_LOCAL}"
     if not (port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and 0 < int(port) <= PORT_MAX):
         return f"the port of {shown} must lie within 1 and {PORT_MAX}; write host:port, such as {META_LOCAL}"
-    return Address(bare, int(port))
+    return Endpoint(bare, int(port))
 
 
 HOST_BYTES_MAX = 253  # The longest name in DNS.

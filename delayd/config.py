@@ -16,7 +16,7 @@ from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import ClassVar
 
-from delayd.address import META_LOCAL, META_PORT, PORT_MAX, Address, host_fault, read_address
+from delayd.address import META_LOCAL, META_PORT, PORT_MAX, Endpoint, host_fault, read_address
 from delayd.batch.columns import BYTES_MAX as BATCH_BYTES_MAX
 from delayd.batch.columns import ROWS_MAX as BATCH_ROWS_MAX
 from delayd.batch.names import LEASE_MS_MAX
@@ -283,7 +283,7 @@ def describe(config: ServerConfig) -> str:
     return " ".join([f"role={config.role}", *pairs])
 
 
-def parse_address(text: str, setting: str = "meta") -> Address:
+def parse_address(text: str, setting: str = "meta") -> Endpoint:
     """Host and port of ``host:port``; an IPv6 host stands in brackets. BadSetting names `setting`."""
     address = read_address(text)
     if isinstance(address, str):

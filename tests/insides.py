@@ -89,7 +89,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "cli.main",
         "cli.options",
         "cli.status",
-        "delayd.address",
         "delayd.backup",
         "delayd.batch.batch",
         "delayd.batch.columns",
@@ -222,13 +221,11 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "packaging": (
         "cli.main",
         "cli.serve",
-        "delayd.address",
         "delayd.config",
         "delayd.net.budget",
         "delayd.net.program",
     ),
     "property": (
-        "delayd.address",
         "delayd.batch.batch",
         "delayd.batch.columns",
         "delayd.batch.content",

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from delayd.address import Endpoint
 from delayd.machine.operating import Fence
 from delayd.net.connection import Connection, Handler, connect
 from delayd.net.trust import Membership, prove
@@ -39,6 +40,6 @@ def membership() -> Membership:
 
 async def connect_trusted(host: str, port: int, handler: Handler | None = None) -> Connection:
     """A connection of a server or an operator."""
-    connection = await connect(host, port, handler)
+    connection = await connect(Endpoint(host, port), handler)
     await prove(connection, SECRET, 0, PROOF_MS_MAX)
     return connection

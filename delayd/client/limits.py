@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgpack
 import numpy as np
 
-from delayd.address import META_LOCAL, META_VARIABLE, Address, meta_address, read_address
+from delayd.address import META_LOCAL, META_VARIABLE, Endpoint, meta_address, read_address
 from delayd.batch.columns import Int64s
 from delayd.batch.labels import LIFE_PREFIX, TRACE_HEADER, traceparent
 from delayd.batch.names import (
@@ -185,7 +185,7 @@ def need_listed(name: str, values: Iterable[Item], what: str) -> list[Item]:
     return list(values)
 
 
-def need_address(address: str, *, hint: str = "") -> Address:
+def need_address(address: str, *, hint: str = "") -> Endpoint:
     """Host and port of ``host:port``, or of ``[host]:port`` for IPv6; BadArgument when a text is neither.
 
     ``hint`` is added to the error for a text without a port, which may have been meant as something else.

@@ -49,6 +49,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.address import Endpoint
 from delayd.batch.content import Names, slots_of_names
 from delayd.client.instants import clock_of, monotonic_us
 from delayd.client.limits import need_address
@@ -123,16 +124,16 @@ log = logging.getLogger(__name__)
 class ServerLink:
     """One server; belongs to a loop, and any number of tasks may ask for its connection at once."""
 
-    def __init__(self, host: str, port: int, log_id: int | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, log_id: int | None = None) -> None:
         self.log_id = log_id
         self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
-        self.clock = clock_of(host).server_clock(f"{host}:{port}")
+        self.clock = clock_of(endpoint.host).server_clock(str(endpoint))
         self.failing = False  # The last try to connect failed.
         self.failure: ServerUnavailable | None = None  # Why it did.
         self.left_ms = 0  # The server's clock when it was heard last on the connection before.
         self._heard_ms = 0  # The same on this one.
         self.heard_at = 0.0  # When the server last answered anything, on the loop's clock.
-        self._address = (host, port)
+        self._endpoint = endpoint
         self._connection: Connection | None = None
         self._attempt: asyncio.Task[Connection] | None = None
         self._alive: asyncio.Task[None] | None = None
@@ -143,7 +144,7 @@ class ServerLink:
     @property
     def address(self) -> str:
         """The address as users write it."""
-        return f"{self._address[0]}:{self._address[1]}"
+        return str(self._endpoint)
 
     @property
     def standing(self) -> Connection | None:
@@ -156,10 +157,10 @@ class ServerLink:
         """Whether a try to connect is under way."""
         return self._attempt is not None
 
-    def move(self, host: str, port: int) -> None:
+    def move(self, endpoint: Endpoint) -> None:
         """Use a new address of the server; requests under way stay on their connection."""
-        if (host, port) != self._address:
-            self._address = (host, port)
+        if endpoint != self._endpoint:
+            self._endpoint = endpoint
             self._backoff.reset()
             self._not_before = 0.0
             if self._connection is not None:
@@ -212,7 +213,7 @@ class ServerLink:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         try:
-            connection = await connect(*self._address)
+            connection = await connect(self._endpoint)
             self.left_ms = self._heard_ms
             try:
                 await self._greet(connection)
@@ -302,8 +303,7 @@ class ServerAddress(NamedTuple):
     """One server as meta knows it."""
 
     log_id: int
-    host: str
-    port: int
+    endpoint: Endpoint
     alive: bool
     cordoned: bool = False
 
@@ -312,9 +312,9 @@ class MetaView:
     """Asks meta for servers and routes; keeps the last answer."""
 
     def __init__(self, address: str) -> None:
-        host, port = need_address(address)
-        self.link = ServerLink(host, port)
-        self.clock = clock_of(host)
+        endpoint = need_address(address)
+        self.link = ServerLink(endpoint)
+        self.clock = clock_of(endpoint.host)
         self.delay_servers: dict[int, ServerAddress] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_now = asyncio.Event()
@@ -429,7 +429,7 @@ class MetaView:
 
 def _address(info: ServerInfo) -> ServerAddress:
     server = info.server
-    return ServerAddress(server.log_id, server.host, server.port, info.alive, info.cordoned)
+    return ServerAddress(server.log_id, server.endpoint, info.alive, info.cordoned)
 
 
 DOUBT_S = 1.0  # Meta hears of a server that is back within a heartbeat; asking more often finds nothing new.
@@ -443,7 +443,7 @@ class DelayGroup:
 
     def __init__(self, server: ServerAddress) -> None:
         self.log_id = server.log_id
-        self.link = ServerLink(server.host, server.port, server.log_id)
+        self.link = ServerLink(server.endpoint, server.log_id)
         self.alive = server.alive
         self.cordoned = server.cordoned  # It takes no new messages; keys that it owns are still its own.
         self.in_flight = 0
@@ -663,7 +663,7 @@ class Groups:
                 self._groups[server.log_id] = DelayGroup(server)
             else:
                 group.alive, group.cordoned = server.alive, server.cordoned
-                group.link.move(server.host, server.port)
+                group.link.move(server.endpoint)
 
 
 LogIds = NDArray[np.uint64]

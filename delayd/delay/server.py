@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from delayd.address import Endpoint
 from delayd.batch.columns import Buffer
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Surroundings, Threads
@@ -278,17 +279,15 @@ class DelayServer:
 
     # Calls of the core that need the network.
 
-    def _dial(
-        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
-    ) -> None:
+    def _dial(self, endpoint: Endpoint, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]) -> None:
         async def dial() -> None:
             try:
-                connection = await self._connect(host, port)
+                connection = await self._connect(endpoint)
             except DelaydError as error:
                 lost(error)
                 self._rearm_soon()
                 return
-            ended = ConnectionLost(f"the connection to {host}:{port} ended", sent=True)
+            ended = ConnectionLost(f"the connection to {endpoint} ended", sent=True)
             connection.closed.add_done_callback(lambda closed: self._after(lost, ended))
             connected(_Wire(connection, self._rearm_soon, self._hold))
             self._rearm_soon()
@@ -298,10 +297,10 @@ class DelayServer:
         task.add_done_callback(self._dials.discard)
         task.add_done_callback(_surface)
 
-    async def _connect(self, host: str, port: int) -> Connection:
+    async def _connect(self, endpoint: Endpoint) -> Connection:
         """Connect to a server of this cluster, and prove that this server belongs to it too (rule H8)."""
         assert self._membership is not None
-        connection = await connect(host, port, timeout_ms=CONNECT_MS)
+        connection = await connect(endpoint, timeout_ms=CONNECT_MS)
         try:
             await self._membership.prove(connection, CONNECT_MS)
         except BaseException:
@@ -326,7 +325,7 @@ class DelayServer:
         else:
             for info in answer.servers:
                 if info.heard:
-                    core.handoff.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
+                    core.handoff.dispatcher.place(info.server.log_id, info.server.endpoint)
             # Only the subjects that were asked for count: meta may name anything.
             found = [(subject, answer.routes.get(subject.decode("ascii"))) for subject in subjects]
             routes = {subject: target for subject, target in found if target is not None}
@@ -353,7 +352,7 @@ class DelayServer:
                     for info in await registration.servers("realtime"):
                         # An address that meta only remembers may belong to another server by now (rule H8).
                         if info.alive and info.heard:
-                            core.handoff.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
+                            core.handoff.dispatcher.place(info.server.log_id, info.server.endpoint)
                     self._rearm_soon()
                 except DelaydError as error:
                     log.debug("places_unknown reason=%r", str(error))
@@ -373,7 +372,7 @@ class DelayServer:
                 why = NotReady("this delay server is new, and asks the others for the quotas of subjects")
                 core.fence.put_up(QUOTAS, why, WaitKind.QUOTAS_NOT_KNOWN)
                 for info in others:
-                    if await self._learn_from(info.server.host, info.server.port, core):
+                    if await self._learn_from(info.server.endpoint, core):
                         break
                 else:
                     await asyncio.sleep(LEARN_MS / 1000)
@@ -385,11 +384,11 @@ class DelayServer:
         core.fence.take_down(QUOTAS)
         self._rearm_soon()
 
-    async def _learn_from(self, host: str, port: int, core: DelayCore) -> bool:
+    async def _learn_from(self, endpoint: Endpoint, core: DelayCore) -> bool:
         """Set the quotas that another delay server has; whether all of them are set."""
         loop, after, more = asyncio.get_running_loop(), "", True
         try:
-            connection = await self._connect(host, port)
+            connection = await self._connect(endpoint)
         except DelaydError as error:
             log.debug("quotas_unknown reason=%r", str(error))
             return False
@@ -407,7 +406,7 @@ class DelayServer:
                 more = more and bool(page)
                 after = page[-1].subject if page else after
         except DelaydError as error:
-            log.warning("quotas_not_learned from=%s:%d reason=%r", host, port, str(error))
+            log.warning("quotas_not_learned from=%s reason=%r", endpoint, str(error))
             return False
         finally:
             connection.close()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
-from delayd.address import is_inside
+from delayd.address import Endpoint, is_inside
 from delayd.batch.columns import Buffer
 from delayd.errors import (
     BadRequest,
@@ -598,22 +598,21 @@ def _set_up(line: socket.socket) -> None:
 
 
 async def connect(
-    host: str,
-    port: int,
+    endpoint: Endpoint,
     handler: Handler | None = None,
     timeout_ms: float = CONNECT_MS_DEFAULT,
 ) -> Connection:
     """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
     loop = asyncio.get_running_loop()
-    if is_inside(host):
+    if is_inside(endpoint.host):
         connection = Connection(handler)
-        inside.connect(host, port, connection)
+        inside.connect(endpoint, connection)
         return connection
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            _, connection = await loop.create_connection(lambda: Connection(handler), host, port)
+            _, connection = await loop.create_connection(lambda: Connection(handler), *endpoint)
     except (OSError, TimeoutError, UnicodeError) as error:
         # The resolver encodes a name before it looks it up, and a label may be too long for that.
         why = str(error) or f"no answer within {timeout_ms:.0f} ms"
-        raise ServerUnavailable(f"no connection to {host}:{port} ({why}); is the server running?") from error
+        raise ServerUnavailable(f"no connection to {endpoint} ({why}); is the server running?") from error
     return connection

@@ -172,7 +172,7 @@ class Courier(Generic[L]):
         found = [info.server for info in await self._meta.servers("delay") if info.server.log_id == origin]
         if not found:
             raise ServerUnavailable(f"meta knows no delay server {origin:016x}")
-        connection = await connect(found[0].host, found[0].port, timeout_ms=CONNECT_MS)
+        connection = await connect(found[0].endpoint, timeout_ms=CONNECT_MS)
         try:
             proved = await self._membership.prove(connection, CONNECT_MS)
             if proved.log_id != origin:

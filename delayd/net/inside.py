@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
-from delayd.address import INSIDE_SUFFIX
+from delayd.address import INSIDE_SUFFIX, Endpoint
 from delayd.batch.columns import Buffer
 from delayd.errors import AlreadyClosed, ServerUnavailable
 
@@ -47,21 +47,21 @@ def listen(host: str, accept: Callable[[], asyncio.BufferedProtocol]) -> Listene
     return Listener(host, accept)
 
 
-def connect(host: str, port: int, protocol: asyncio.BufferedProtocol) -> None:
+def connect(endpoint: Endpoint, protocol: asyncio.BufferedProtocol) -> None:
     """Connect a protocol of the running loop to a server.
 
     Raises:
         AlreadyClosed: the host's owner was closed in this process.
         ServerUnavailable: nobody listens there.
     """
-    own = host.startswith(f"p{os.getpid()}-")
-    if own and host not in _hosts:
+    own = endpoint.host.startswith(f"p{os.getpid()}-")
+    if own and endpoint.host not in _hosts:
         raise AlreadyClosed("the servers in this program that this client belongs to were closed")
-    listener = _listeners.get((host, port))
+    listener = _listeners.get(endpoint)
     if listener is None or listener.pid != os.getpid():
         where = "in this process any more" if own else "in this process"
-        raise ServerUnavailable(f"no server listens at {host}:{port} {where}; open its directory here")
-    end = End(asyncio.get_running_loop(), (host, port))
+        raise ServerUnavailable(f"no server listens at {endpoint} {where}; open its directory here")
+    end = End(asyncio.get_running_loop(), endpoint)
     listener.connected(end)
     end.begin(protocol)
 
@@ -84,12 +84,12 @@ class Listener:
         self._accept = accept
         self._ends: WeakSet[End] = WeakSet()
         with _lock:
-            _listeners[host, self.port] = self
+            _listeners[Endpoint(host, self.port)] = self
 
     def close(self) -> None:
         """Accept no further connection."""
         with _lock:
-            _listeners.pop((self.host, self.port), None)
+            _listeners.pop(Endpoint(self.host, self.port), None)
 
     def abort(self) -> None:
         """End every connection, when the server has failed; on its loop."""

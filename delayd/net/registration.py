@@ -124,7 +124,7 @@ class Registration:
     ) -> None:
         self.state = RegistrationState.AWAY
         self._meta = meta
-        self._host, self._port = parse_address(meta)
+        self._endpoint = parse_address(meta)
         self._describe = describe
         self._membership = membership
         self._on_now_ms = on_now_ms
@@ -233,7 +233,7 @@ class Registration:
     async def _connect(self) -> Connection:
         if self._connection is None or not self._connection.is_open:
             self._connection = None
-            connection = await connect(self._host, self._port, timeout_ms=REQUEST_MS_MAX)
+            connection = await connect(self._endpoint, timeout_ms=REQUEST_MS_MAX)
             try:
                 await self._membership.prove(connection, REQUEST_MS_MAX)
             except BaseException:

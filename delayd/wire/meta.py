@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.address import HOST_BYTES_MAX, PORT_MAX, host_fault
+from delayd.address import HOST_BYTES_MAX, PORT_MAX, Endpoint, host_fault
 from delayd.batch.names import check_subject
 from delayd.errors import BadRequest
 from delayd.machine.operating import LogLimit
@@ -56,6 +56,11 @@ class Registered:
     epoch: int
     pid: int
     place: int = 0  # Where its folder is, see delayd.machine.identity; 0: not known.
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it listens."""
+        return Endpoint(self.host, self.port)
 
     def to_head(self) -> Head:
         """As the head of REGISTER."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.config import RealtimeConfig
 from delayd.errors import ConnectionLost, StaleSession
 from delayd.net.connection import connect
@@ -42,7 +43,7 @@ def tell(tmp_path: Path, story: Story) -> None:
 
 def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
-        delay, consumer = await connect_trusted(host, port), await connect(host, port)
+        delay, consumer = await connect_trusted(host, port), await connect(Endpoint(host, port))
         window = await greet(delay, 1)
         assert window.head["batches"] == []
         waiting = asyncio.ensure_future(ask(consumer, RequestType.PULL, pull_head(wait_ms=10_000)))

@@ -237,7 +237,7 @@ async def _need_refused(address: str) -> None:
 
 async def send_directly(address: str, body: str = "x") -> None:
     """Give a delay server a message without asking meta for it."""
-    connection = await connect(*parse_address(address))
+    connection = await connect(parse_address(address))
     try:
         data = encode_wanted([(time.time_ns() // 1_000_000, b"s", body.encode())], ProducerPart(77, 1, 1))
         answer = await connection.request(RequestType.SEND, {}, [data], 10_000)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 
+from delayd.address import Endpoint
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
@@ -96,8 +97,11 @@ class Honest:
 
     async def run(self, ports: dict[str, int]) -> None:
         """Work until stdin closes, then until all has come."""
-        lines = {role: await connect(HOST, port) for role, port in ports.items()}
-        consumer, producer = await connect(HOST, ports["realtime"]), await connect(HOST, ports["delay"])
+        lines = {role: await connect(Endpoint(HOST, port)) for role, port in ports.items()}
+        consumer, producer = (
+            await connect(Endpoint(HOST, ports["realtime"])),
+            await connect(Endpoint(HOST, ports["delay"])),
+        )
         tasks = [asyncio.create_task(self.probe(role, line)) for role, line in lines.items()]
         tasks.append(asyncio.create_task(self.produce(producer)))
         tasks.append(asyncio.create_task(self.consume(consumer)))

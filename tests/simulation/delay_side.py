@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from delayd.address import Endpoint
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import Buffer, ColumnId
 from delayd.errors import DamagedData, DelaydError, DiskFull, ServerStopped, ServerUnavailable
@@ -197,13 +198,11 @@ class DelayLife(World):
         for log_id, place in self.router.told.items():
             self.server.hears_place(log_id, place)
 
-    def dial(
-        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
-    ) -> None:
+    def dial(self, endpoint: Endpoint, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]) -> None:
         def opened(line: Line) -> None:
             connected(_Watched(line, self, self._cluster.wall))
 
-        self.network.dial(host, opened, lost, self)
+        self.network.dial(endpoint.host, opened, lost, self)
 
 
 class _Watched:

@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 
+from delayd.address import Endpoint
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
@@ -470,10 +471,8 @@ class World:
     def _forget_ended(self) -> None:
         self.cables = [cable for cable in self.cables if not cable.ended or cable.up or cable.down]
 
-    def dial(
-        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
-    ) -> None:
-        meant = int(host.removeprefix("target-"))
+    def dial(self, endpoint: Endpoint, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]) -> None:
+        meant = int(endpoint.host.removeprefix("target-"))
         target = self.outside.targets[self.outside.moved.get(meant, meant)]
         cable = Cable(target, lost)
         self.cables.append(cable)

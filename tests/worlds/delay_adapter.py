@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from delayd.address import Endpoint
 from delayd.batch.batch import Batch
 from delayd.batch.columns import Int64s
 from delayd.batch.content import Names, slots_of_names
@@ -86,9 +87,7 @@ class Around(Protocol):
     def begin_anew(self, why: str) -> None:
         """Stop the server soon, and start it on what it leaves."""
 
-    def dial(
-        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
-    ) -> None:
+    def dial(self, endpoint: Endpoint, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]) -> None:
         """Begin to connect to a target."""
 
 
@@ -243,7 +242,7 @@ class DelayAdapter:
 
     def hears_place(self, target: int, host: str) -> None:
         """Meta says where a target listens."""
-        self.core.handoff.dispatcher.place(target, host, 1)
+        self.core.handoff.dispatcher.place(target, Endpoint(host, 1))
 
     @property
     def targets(self) -> dict[bytes, int]:

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Generic, NamedTuple, TypeVar
 
+from delayd.address import Endpoint
 from delayd.batch.names import retry_subject
 from delayd.config import parse_address
 from delayd.errors import (
@@ -67,9 +68,14 @@ class Known(NamedTuple):
     cordoned: bool = False
 
     @property
+    def endpoint(self) -> Endpoint:
+        """Where it listens."""
+        return Endpoint(self.host, self.port)
+
+    @property
     def address(self) -> str:
         """As ``host:port``."""
-        return f"{self.host}:{self.port}"
+        return str(self.endpoint)
 
 
 @contextmanager
@@ -83,7 +89,7 @@ def in_time(limit_s: float) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def connected(host: str, port: int, what: str = "server") -> AsyncIterator[Connection]:
+async def connected(endpoint: Endpoint, what: str = "server") -> AsyncIterator[Connection]:
     """Connect for the length of the block.
 
     Raises:
@@ -91,22 +97,22 @@ async def connected(host: str, port: int, what: str = "server") -> AsyncIterator
         RequestTimedOut: the time of `in_time` is over.
     """
     try:
-        async with asyncio.timeout_at(_UNTIL.get()), _connected(host, port, what) as connection:
+        async with asyncio.timeout_at(_UNTIL.get()), _connected(endpoint, what) as connection:
             yield connection
     except TimeoutError:
-        late = f"the {what} at {host}:{port} gave no answer in time; look at its log, and try again"
+        late = f"the {what} at {endpoint} gave no answer in time; look at its log, and try again"
         raise RequestTimedOut(late, sent=True) from None
 
 
 @asynccontextmanager
-async def _connected(host: str, port: int, what: str) -> AsyncIterator[Connection]:
+async def _connected(endpoint: Endpoint, what: str) -> AsyncIterator[Connection]:
     try:
-        connection = await connect(host, port, timeout_ms=CONNECT_MS)
+        connection = await connect(endpoint, timeout_ms=CONNECT_MS)
     except ServerUnavailable as error:
         raise ServerUnavailable(
-            f"no {what} answers at {host}:{port}; start it with `delayd up`, or give its address with --meta"
+            f"no {what} answers at {endpoint}; start it with `delayd up`, or give its address with --meta"
             if what == "meta server"
-            else f"the {what} at {host}:{port} can't be reached; see `delayd servers`",
+            else f"the {what} at {endpoint} can't be reached; see `delayd servers`",
             retry_after_ms=error.retry_after_ms,
         ) from error
     try:
@@ -119,7 +125,7 @@ async def _connected(host: str, port: int, what: str) -> AsyncIterator[Connectio
 @asynccontextmanager
 async def reached(server: Known) -> AsyncIterator[Connection]:
     """Connect to a server that meta knows. Raises ServerUnavailable when it is away, or another one has its address."""
-    async with connected(server.host, server.port, f"{server.role} server") as connection:
+    async with connected(server.endpoint, f"{server.role} server") as connection:
         status = await ask(connection, RequestType.STATUS, {})
         log_id = need_u64(status, "log_id")
         # A server that can't read its files may not know its own log_id.
@@ -163,12 +169,11 @@ async def decide(server: Known, request: RequestType, head: Mapping[str, HeadVal
 @asynccontextmanager
 async def meta(address: str) -> AsyncIterator[Connection]:
     """Connect to the meta server at ``host:port``."""
-    host, port = parse_address(address)
-    async with connected(host, port, "meta server") as connection:
+    async with connected(parse_address(address), "meta server") as connection:
         try:
             yield connection
         except UnknownRequest as error:
-            raise UnknownRequest(f"{host}:{port} is no meta server; give the address of one with --meta") from error
+            raise UnknownRequest(f"{address} is no meta server; give the address of one with --meta") from error
 
 
 async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:

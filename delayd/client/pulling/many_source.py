@@ -178,7 +178,7 @@ class ManySource(Source["_Server"]):
                 known = self._servers[log_id] = _Server(self._settings, address, self._callbacks, self._answered)
                 if subjects.pattern is not None:
                     known.since_ms = since_ms
-            known.link.move(address.host, address.port)
+            known.link.move(address.endpoint)
             if known.add(names[log_id], since_ms):
                 await known.renew()
         gone = [server for log_id, server in self._servers.items() if log_id not in found and server.away]
@@ -254,7 +254,7 @@ class _Server(Reached):
         answered: Answered,
     ) -> None:
         self.log_id = address.log_id
-        self.link = ServerLink(address.host, address.port, address.log_id)
+        self.link = ServerLink(address.endpoint, address.log_id)
         self.is_unfinished = False  # It had not looked at all messages when it answered the last PULL.
         self.away = False  # The last PULL found it away, until one is answered.
         self._subjects = settings.subjects

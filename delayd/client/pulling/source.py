@@ -366,7 +366,7 @@ class _OneServer(Reached):
     """A realtime server that has the subject, or had it."""
 
     def __init__(self, address: ServerAddress) -> None:
-        self.link = ServerLink(address.host, address.port, address.log_id)
+        self.link = ServerLink(address.endpoint, address.log_id)
 
 
 class OneSource(Source[_OneServer]):
@@ -563,7 +563,7 @@ class OneSource(Source[_OneServer]):
             namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
             way = Way(partial(self._standing, server), partial(self._connect, server))
             server.lanes = Lanes(namings, way, self._settings.timeout_ms, self._callbacks)
-        server.link.move(address.host, address.port)
+        server.link.move(address.endpoint)
         return server
 
     def _standing_to_pull(self) -> Connection | None:

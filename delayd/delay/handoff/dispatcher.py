@@ -15,6 +15,7 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.address import Endpoint
 from delayd.batch.columns import FEW_ROWS
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
@@ -90,7 +91,7 @@ class Dispatcher:
         self._index_of: dict[int, int] = {}  # By target.
         self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
         self._asked: set[bytes] = set()
-        self._places: dict[int, tuple[str, int]] = {}
+        self._places: dict[int, Endpoint] = {}
         self._ask_again = alarms.alarm(self._ask_unrouted)
         self._lost = words.lost  # Targets that are sent nothing any more (rule H5).
         self._is_freed = words.is_freed  # Tells whether all rows that wait for a lost target are in doubt.
@@ -229,12 +230,12 @@ class Dispatcher:
         for rows in self._unrouted.pop(number, []):
             link.offer(self._ledger.may_leave(rows))
 
-    def place(self, target: int, host: str, port: int) -> None:
+    def place(self, target: int, endpoint: Endpoint) -> None:
         """Tell where a target listens."""
-        self._places[target] = (host, port)
+        self._places[target] = endpoint
         link = self.links.get(target)
-        if link is not None and link.address != (host, port):
-            link.move((host, port))
+        if link is not None and link.endpoint != endpoint:
+            link.move(endpoint)
 
     def drop(self, ended: NDArray[np.uint64]) -> None:
         """Drop rows that targets have named, wherever they wait; ``ended`` are all of them, sorted."""
@@ -391,7 +392,7 @@ class Dispatcher:
         link = self.links.get(target)
         if link is None:
             link = self.links[target] = self._new_link(target)
-            link.address = self._places.get(target)
+            link.endpoint = self._places.get(target)
             if target in self._lost:
                 link.lose()
             self._index_of[target] = len(self._order)

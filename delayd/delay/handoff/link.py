@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.address import Endpoint
 from delayd.batch.sequences import Sequences
 from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import Sender, SenderTerms
@@ -70,7 +71,7 @@ class Dial(Protocol):
     """Opens a connection: calls ``connected`` once, or ``lost``; and ``lost`` when an open one ends."""
 
     def __call__(
-        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
+        self, endpoint: Endpoint, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None: ...
 
 
@@ -103,7 +104,7 @@ class Link:
         self.target = target
         self.sender = Sender(target, shared, shared.alarms.alarm(self.pump))
         self.phase = Phase.CLOSED
-        self.address: tuple[str, int] | None = None
+        self.endpoint: Endpoint | None = None
         self.alarm = ""
         self.is_elsewhere = False  # Another server answers at the target's address.
         self.is_lost = False  # An operator has given the target up: it is never spoken to again.
@@ -162,9 +163,9 @@ class Link:
         """Take due rows of this target's subjects; `pump` sends them."""
         self.sender.waiting.add(rows)
 
-    def move(self, address: tuple[str, int]) -> None:
+    def move(self, endpoint: Endpoint) -> None:
         """Take the target's new address: findings at its last address don't apply to the new one."""
-        self.address = address
+        self.endpoint = endpoint
         self._dial_again.off()
         self.pump()
 
@@ -180,11 +181,11 @@ class Link:
             return
         if self.phase is Phase.READY and self._wire is not None:
             self.sender.pump(self._wire, self._session, self._is_current)
-        elif self.phase is Phase.CLOSED and self.address and self._dial_again.at_ms is None:
+        elif self.phase is Phase.CLOSED and self.endpoint and self._dial_again.at_ms is None:
             self.phase = Phase.CONNECTING
             self._session += 1
             session = self._session
-            self._dial(*self.address, partial(self._connected, session), partial(self._lost, session))
+            self._dial(self.endpoint, partial(self._connected, session), partial(self._lost, session))
 
     def _silent(self, session: int) -> None:
         silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"

@@ -223,7 +223,7 @@ class Targets:
 def _info(log_id: int, link: Link | None, subjects: int) -> TargetInfo:
     if link is None or link.is_lost:
         return TargetInfo(log_id, "", "lost", subjects, 0, 0, "")
-    address = f"{link.address[0]}:{link.address[1]}" if link.address else ""
+    address = str(link.endpoint or "")
     state = "refused" if link.alarm else link.phase.value
     waiting, undecided = len(link.sender.waiting), len(link.sender.window)
     return TargetInfo(log_id, address, state, subjects, waiting, undecided, link.alarm)

@@ -24,6 +24,7 @@ from freezegun import freeze_time
 
 import delayd
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
+from delayd.address import Endpoint
 from delayd.client import routing
 from delayd.client.engine import EXIT_S, LoopThread, OwnEngine, Work
 from delayd.client.routing import ServerLink
@@ -418,7 +419,7 @@ def test_requests_end_when_a_server_answers_nothing_any_more_and_the_next_use_co
     async def scenario(loopback: Loopback) -> None:
         handler = Echo(answer_status)
         _, port = await loopback.serve(handler)
-        link = ServerLink(HOST, port, 1)
+        link = ServerLink(Endpoint(HOST, port), 1)
         connection = await link.connection()
         error = await error_of(connection.request(RequestType.SEND, {}))
         # The request has no time limit here, so the silence ended it; nobody knows whether the server did it.

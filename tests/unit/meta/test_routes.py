@@ -11,7 +11,20 @@ from delayd.testing.state import MemoryState
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, encode_frame
 from delayd.wire.meta import SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, servers_head
 
-from .servers import FullState, SteppedMeta, realtime_server
+from .servers import LEASE_MS, FullState, SteppedMeta, delay_server, realtime_server
+
+
+def test_subjects_go_to_the_live_realtime_server_with_the_fewest_the_lowest_log_id_first() -> None:
+    world = SteppedMeta()
+    world.register(realtime_server(30), realtime_server(10), realtime_server(20), delay_server(1))
+    answer = world.routes("a", "b", "c", "d")
+    assert answer.routes == {"a": 10, "b": 20, "c": 30, "d": 10}
+    assert [info.server.log_id for info in answer.servers] == [10, 20, 30]
+    world.clock.advance(LEASE_MS)
+    world.register(realtime_server(30))
+    assert world.routes("e", "f", "g").routes == {"e": 30, "f": 30, "g": 30}
+    world.register(realtime_server(10), realtime_server(20))
+    assert world.routes("h", "i", "j").routes == {"h": 20, "i": 10, "j": 20}
 
 
 def test_a_route_is_given_out_when_it_is_durable_and_not_before() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 import uvloop
 
+from delayd.address import Endpoint
 from delayd.errors import DelaydError
 from delayd.net.budget import Bounds
 from delayd.net.connection import Connection, Handler, connect
@@ -121,7 +122,7 @@ class Loopback:
 
     async def connect(self, port: int, handler: Handler | None = None) -> Connection:
         """A connection to that port."""
-        connection = await connect(HOST, port, handler)
+        connection = await connect(Endpoint(HOST, port), handler)
         self._connections.append(connection)
         return connection
 

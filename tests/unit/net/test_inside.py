@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.client.engine import LoopThread
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.net import inside
@@ -73,7 +74,7 @@ def test_a_peer_that_takes_nothing_holds_up_its_own_answers_only() -> None:
     aside = _Aside()
 
     async def main() -> None:
-        slow, quick = await connect(aside.host, aside.port), await connect(aside.host, aside.port)
+        slow, quick = await connect(Endpoint(aside.host, aside.port)), await connect(Endpoint(aside.host, aside.port))
         slow._stop_reading()
         waiting = [slow.request(20, {"bytes": REPLY_BYTES}) for _ in range(40)]
         for _ in range(20):
@@ -94,6 +95,6 @@ def test_a_peer_that_takes_nothing_holds_up_its_own_answers_only() -> None:
 def test_the_host_of_another_process_is_refused_by_name() -> None:
     async def main() -> None:
         with pytest.raises(ServerUnavailable, match="in this process"):
-            await connect("p1-1.inside.invalid", 1)
+            await connect(Endpoint("p1-1.inside.invalid", 1))
 
     _run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.errors import BadSetting, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection, connect
 
@@ -16,7 +17,7 @@ def test_accepting_stops_while_connections_go_on() -> None:
         client = await loopback.connect(port)
         await client.request(1, {})
         server.stop_accepting()
-        assert isinstance(await error_of(connect(HOST, port, timeout_ms=1_000)), ServerUnavailable)
+        assert isinstance(await error_of(connect(Endpoint(HOST, port), timeout_ms=1_000)), ServerUnavailable)
         assert (await client.request(1, {"a": 1})).head == {"a": 1}
 
     on_loop(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.errors import BadArgument, DelaydError, NotReady, UnknownServer
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move
@@ -59,7 +60,7 @@ def test_a_target_is_not_given_up_before_the_clock_is_confirmed() -> None:
 
 def other_target(world: World) -> FakeTarget:
     world.outside.targets[OTHER] = FakeTarget(OTHER, world.clock.now_ms)
-    world.core.handoff.dispatcher.place(OTHER, f"target-{OTHER}", 1)
+    world.core.handoff.dispatcher.place(OTHER, Endpoint(f"target-{OTHER}", 1))
     return world.outside.targets[OTHER]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.delay.handoff.link import Phase
 from delayd.wire.frame import ANSWER, Frame, Head
 from tests.unit.delay.handoff import TARGET, cable_of, link_of, put_on_cable, ready_world, target_of
@@ -17,7 +18,7 @@ def test_a_target_that_listens_elsewhere_is_tried_at_once_though_its_last_addres
     world.pass_ms(1_000)
     assert link_of(world).alarm
     target.log_id = TARGET
-    world.core.handoff.dispatcher.place(TARGET, f"target-{TARGET}", 2)
+    world.core.handoff.dispatcher.place(TARGET, Endpoint(f"target-{TARGET}", 2))
     world.settle()
     assert link_of(world).phase is Phase.READY and not link_of(world).alarm
 
@@ -85,7 +86,7 @@ def test_rows_that_wait_for_a_target_that_is_away_are_told_also_those_that_it_wa
 def test_a_connection_that_is_lost_before_it_stood_counts_as_away() -> None:
     world = World()
     lost: list[str] = []
-    world.core.handoff.dispatcher.place(TARGET, f"target-{TARGET}", 1)
+    world.core.handoff.dispatcher.place(TARGET, Endpoint(f"target-{TARGET}", 1))
     world.send(wanted(1, 0, "a"))
     target_of(world).up = False
     world.pass_ms(1_000)
