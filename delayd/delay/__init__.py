@@ -7,15 +7,13 @@ S (seals), in docs/rules.md.
 Around the core
     program, server     the process: files, sockets, threads and one timer
     requests            turns frames into calls of the core, and outcomes into answers
-    core                in which order the parts below work; it does no I/O of its own and is called on the loop only
+    core                in which order the parts below work and stop; it does no I/O, and is called on the loop only
     parts               how they are put together: seven rooms, each made from those before it
 A message comes in (I1, P1)
     producers           which batch numbers were accepted, so that a retried send is accepted once
     intake              makes batches durable in the message log, in group commits
     subjects            gives each subject a small number
-    table               reads many batches as a few long columns and makes pending rows of them
-    stored              a verified batch, and where it stands in its log
-    rows                a pending row: 32 bytes in memory
+    rows                verified batches as a few long columns, and pending rows: 32 bytes each in memory
     keys                the index of keys: which row was the newest to take a key (C3)
 It passes through the folders
     filing              it is filed under its hour, in that hour's schedule log (P2 to P4)
@@ -26,7 +24,6 @@ It passes through the folders
     ledger              whether it has ended, and whether a target may have it: the others ask here (C1, P7)
     ending              it ends before, because a caller cancels it; callers ask what became of it (C1, C2)
     reply               the one way out of a request: what it holds is given back, then it is answered
-    stopping            the last steps of a stop
     standing            what the server says of itself: figures, what it waits for and refuses, whether it may leave
 A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory

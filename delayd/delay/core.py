@@ -2,7 +2,10 @@
 random numbers and network are arguments.
 
 The core runs on one loop; the executors run pure functions only. An error that the core raises ends the server: after
-it nobody can trust what is in memory, and the next start recovers from the disk.
+it nobody can trust what is in memory, and the next start recovers from the disk. A stop ends with a checkpoint:
+
+sends refused, links closed ──▶ all is durable ──▶ a checkpoint covers all of it ──▶ done
+                                (or flush)         (or it is begun)
 """
 
 import logging
@@ -21,16 +24,16 @@ from delayd.delay.ledger.owed import joined_bytes
 from delayd.delay.parts import Asked, Handoff, Logs, Memory, Repair, Surroundings, Threads, Upkeep, recover_ground
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quotas.quotas import OnPlaces, OnSet
+from delayd.delay.rows import message_rows
 from delayd.delay.standing import Standing
 from delayd.delay.state_values import encode_dropped
-from delayd.delay.stopping import Stopping
-from delayd.delay.table import message_rows
-from delayd.delay.timers.loader import LoadedHour
+from delayd.delay.timers.loading import LoadedHour
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.log.control import Limits
 from delayd.log.log import write_again
 from delayd.machine.clock import JUMP_MS
 from delayd.machine.disk import Disk
+from delayd.machine.executor import Done
 from delayd.machine.state import State
 
 __all__ = ["DelayCore", "Surroundings", "Threads"]  # The core, and what it is made with.
@@ -349,3 +352,66 @@ class DelayCore:
 
 def _nobody_waits() -> None:
     """Requests are refused until meta has taken this directory; the next commit is behind the jump in any case."""
+
+
+class Stopping:
+    """A stop, from the request to stop to its end; for the loop alone. Before `begin` it does nothing."""
+
+    def __init__(
+        self,
+        logs: Logs,
+        upkeep: Upkeep,
+        threads: Threads,
+        begin_checkpoint: Callable[[], None],
+    ) -> None:
+        self._intake = logs.intake
+        self._outcomes = logs.outcomes
+        self._upkeep = upkeep
+        self._checkpointer = upkeep.checkpointer
+        self._threads = threads
+        self._begin_checkpoint = begin_checkpoint
+        self._stopped: Callable[[], None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a stop is under way."""
+        return self._stopped is not None
+
+    def begin(self, stopped: Callable[[], None]) -> None:
+        """Make everything durable, write a last checkpoint, and call back."""
+        self._intake.close()
+        self._outcomes.commit()
+        self._stopped = stopped
+        self.step()
+
+    def step(self) -> None:
+        """Go on with a stop: once everything is durable, write a last checkpoint; once that covers everything, end."""
+        if self._stopped is None or self._upkeep.loading.running or self._checkpointer.running:
+            return
+        if not (self._intake.idle and self._outcomes.idle):
+            self._outcomes.commit()
+            self._outcomes.when_durable(self._step_soon)
+            return
+        if self._checkpointer.replay.offset < self._intake.durable.offset:
+            self._upkeep.when_filed(self.step)
+            self._begin_checkpoint()
+            return
+        self.end()
+
+    def end(self) -> None:
+        """End the stop: the last checkpoint is written, or can't be."""
+        if self._stopped is not None:
+            stopped, self._stopped = self._stopped, None
+            stopped()
+
+    def _step_soon(self) -> None:
+        # The intake has no callback for this; a job on the thread reports back after all that came before it.
+        thread = self._threads.worker if self._intake.looks_up else self._threads.commit
+        thread.submit(_do_nothing, self._step_after)
+
+    def _step_after(self, done: Done[None]) -> None:
+        self.step()
+
+
+def _do_nothing() -> None:
+    """A job that only marks a place in the order of its thread."""

@@ -17,7 +17,7 @@ from delayd.batch.labels import check_again, check_drained, check_own
 from delayd.batch.validate import check_batch, check_expiry, check_headers, rows_detail
 from delayd.config import COMMIT_BYTES_MAX, DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
-from delayd.delay.stored import Stored
+from delayd.delay.rows import Stored
 from delayd.errors import (
     BadInstant,
     ClockInDoubt,

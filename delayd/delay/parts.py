@@ -28,13 +28,10 @@ from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpoint import CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.schedule_log import Sources
-from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, Routing
+from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, RouteMoves, Routing
 from delayd.delay.handoff.link import Dial, Link, LinkTerms
-from delayd.delay.handoff.moves import RouteMoves
-from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import SenderTerms, ServerLife
-from delayd.delay.handoff.target_ends import KeepingEnds, TargetEnds
-from delayd.delay.handoff.target_words import TargetWords, accepted_targets
+from delayd.delay.handoff.target_words import KeepingEnds, Refusers, TargetEnds, TargetWords, accepted_targets
 from delayd.delay.handoff.targets import TargetBooks, Targets
 from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
 from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
@@ -45,8 +42,7 @@ from delayd.delay.quarantine import Decided, Decisions, Entry, Kind, Quarantine
 from delayd.delay.quotas.quotas import Books as QuotaBooks
 from delayd.delay.quotas.quotas import Quotas
 from delayd.delay.recovery import Recovered, ends_of_all, recover
-from delayd.delay.timers.hours import Hours
-from delayd.delay.timers.loading import Attached, Loading
+from delayd.delay.timers.loading import Attached, Hours, Loading
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.log.key_run import KnownRuns
 from delayd.log.log import LogWatch, OnFiles

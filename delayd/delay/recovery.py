@@ -33,12 +33,10 @@ from delayd.delay.intake import Mark
 from delayd.delay.kept import KeptState, heal_hours, read_kept
 from delayd.delay.keys.run import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
-from delayd.delay.rows import Rows
-from delayd.delay.stored import Stored, stored_batches
+from delayd.delay.rows import Rows, Stored, replayed_rows, stored_batches
 from delayd.delay.subjects import Subjects
-from delayd.delay.table import replayed_rows
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
-from delayd.delay.timers.loader import load_hour, order_hour
+from delayd.delay.timers.loading import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms

@@ -9,7 +9,7 @@ from delayd.batch.columns import BatchKind, ColumnId, DispatchPart, OutcomePart,
 from delayd.batch.content import Hasher
 from delayd.batch.validate import check_batch
 from delayd.delay.keys.run import open_run
-from delayd.delay.stored import stored_batches
+from delayd.delay.rows import stored_batches
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import Ended, decode_known, decode_records
 from delayd.log.group import CommitGroup, GroupKind, parse_header, verify_group

@@ -19,14 +19,11 @@ from delayd.batch.validate import check_batch, refused_rows
 from delayd.client.pulling import message
 from delayd.client.pulling.message import FEW_ITEMS, PulledPart, items_of
 from delayd.delay import rows as rows_module
-from delayd.delay import table
-from delayd.delay.handoff import frames, waiting
+from delayd.delay.handoff import frames, window
 from delayd.delay.handoff.frames import collect, collect_singles, encode_dispatch, split_by_subject_and_hour
-from delayd.delay.handoff.waiting import size_of
-from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms, new_rows
-from delayd.delay.stored import Stored
+from delayd.delay.handoff.window import size_of
+from delayd.delay.rows import COARSE_FROM_MS, ROW, Stored, hour_span, latest_due_ms, message_rows, new_rows
 from delayd.delay.subjects import Subjects
-from delayd.delay.table import message_rows
 from delayd.errors import BatchMalformed, MessageTooLarge
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from tests.batches import messages, with_true_checksums
@@ -63,7 +60,7 @@ def test_few_rows_are_the_rows_that_arrays_make(
         sequence += len(rows)
     few = message_rows(stored, Subjects(), APPENDED_AT_MS)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(table, "FEW_ROWS", 0)
+        patched.setattr(rows_module, "FEW_ROWS", 0)
         many = message_rows(stored, Subjects(), APPENDED_AT_MS)
     assert few.dtype == many.dtype and few.tolist() == many.tolist()
 
@@ -88,7 +85,7 @@ def test_few_pending_rows_are_looked_at_as_many_are(drawn: list[tuple[int, ...]]
 
     few = looked()
     with pytest.MonkeyPatch.context() as patched:
-        for module in (rows_module, frames, waiting):
+        for module in (rows_module, frames, window):
             patched.setattr(module, "FEW_ROWS", 0)
         assert looked() == few
 

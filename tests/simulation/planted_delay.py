@@ -26,7 +26,7 @@ from delayd.delay.handoff import link as delay_link
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import InDoubt, Link
 from delayd.delay.handoff.sender import Sender
-from delayd.delay.handoff.target_ends import TargetEnds
+from delayd.delay.handoff.target_words import TargetEnds
 from delayd.delay.handoff.window import Window
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger

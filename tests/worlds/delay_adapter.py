@@ -37,7 +37,7 @@ from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind
 from delayd.delay.requests import Requests
-from delayd.delay.stored import Stored
+from delayd.delay.rows import Stored
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DelaydError
 from delayd.log import checkpoint

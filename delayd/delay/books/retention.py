@@ -23,7 +23,7 @@ from delayd.delay.filing.hour_table import (
 )
 from delayd.delay.filing.schedule_log import Sources, scan_schedule_log
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.timers.hours import Hours
+from delayd.delay.timers.loading import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint

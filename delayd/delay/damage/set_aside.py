@@ -28,7 +28,7 @@ from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import HourFile, HourTable, OutcomeEnd
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.dispatcher import Dispatcher
-from delayd.delay.handoff.waiting import lowest_offset, split_off
+from delayd.delay.handoff.window import lowest_offset, split_off
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.rows import Rows, due_at_ms

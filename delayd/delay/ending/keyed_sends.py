@@ -46,8 +46,7 @@ from delayd.delay.keys.owned_slots import OwnedSlots, Slots
 from delayd.delay.keys.run import ROW, AskedNames, Entries, Newest, Rows
 from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look, RowPlace, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
-from delayd.delay.rows import filing_hours
-from delayd.delay.stored import Stored
+from delayd.delay.rows import Stored, filing_hours
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.log.hour import ENDED, NO_ENDED, EndedRows, Reason, note_hours_of_others
 from delayd.machine.executor import Done, Priority

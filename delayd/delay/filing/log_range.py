@@ -18,10 +18,8 @@ from delayd.batch.columns import DTYPES, KIND_COLUMNS, BatchKind, ColumnArray, C
 from delayd.batch.content import HASHED_REGIONS, NOT_STATED, Region
 from delayd.batch.gather import ROW_COLUMNS_BYTES, GatheredItems
 from delayd.batch.sequences import among
-from delayd.delay.rows import filing_hours
-from delayd.delay.stored import Stored, stored_batches
+from delayd.delay.rows import Stored, filing_hours, stored_batches, subjects_of, tabulate
 from delayd.delay.subjects import Subjects
-from delayd.delay.table import subjects_of, tabulate
 from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS
 from delayd.log.group import CommitGroup, GroupKind

@@ -16,8 +16,7 @@ from delayd.batch.content import differing_row
 from delayd.batch.sequences import OFFSET_MAX, ROW_BITS, SCHEDULE_BIT
 from delayd.batch.validate import check_subjects
 from delayd.delay.filing.hour_table import HourFile, HourPart
-from delayd.delay.rows import BESIDE
-from delayd.delay.stored import Stored
+from delayd.delay.rows import BESIDE, Stored
 from delayd.errors import BadSubject, BatchMalformed, DamagedData
 from delayd.log.group import CommitGroup, content_position
 from delayd.log.hour import open_schedule_log, schedule_beside_path, schedule_path

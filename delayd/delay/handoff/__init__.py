@@ -2,18 +2,16 @@
 
 A map, in the order in which a row passes.
 
-    dispatcher          gives due rows to the *link* (the connection) of their subject's target
-    waiting             rows of one target that are due and not handed over
+    dispatcher          gives due rows to the *link* (the connection) of their subject's target, also when that moves
     sender, frames      make frames of rows and follow each frame until its outcome is durable
-    window              which batches of a target are not decided, and W
+    window              rows of one target that wait, which of its batches are not decided, and W
     link                the sessions with one target
     lateness            how late messages reached a target in the last seconds, for STATUS
-    wire, watched_wire  the connection to it, and how its silence is noticed
+    wire                the connection to it, and how its silence is noticed
 What operators, meta and dispatch logs say about targets
-    moves               subjects that an operator gives to another target
     targets             what an operator sees of targets, and says of one that is lost or lost data
-    target_words, target_ends   the stored decisions (*words*) of operators; up to where each target acknowledged
-    refusers            targets that take this server for a restored one, which each start asks first
+    target_words        what the state says of them: operators' decisions (*words*), how far each has acknowledged,
+                        and which take this server for a restored one
 
 Words. A *hello* is the first request of a session: it names this server, its epoch and its session; the target has
 then *heard* this server. The *window* holds the batches of a target that are not decided, and W, the watermark, ends

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,13 +20,17 @@ from delayd.address import Endpoint
 from delayd.batch.columns import FEW_ROWS
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
-from delayd.delay.handoff.waiting import lowest_offset, split_off
+from delayd.delay.handoff.window import lowest_offset, split_off
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.wheel import Wheel
+from delayd.errors import DamagedValue, DiskFull, key_text
 from delayd.log.control import TargetNote, encode_known
 from delayd.machine.alarms import Alarms
+from delayd.machine.executor import Done, Executor
+from delayd.machine.state import State
+from delayd.wire.meta import Move
 
 log = logging.getLogger(__name__)
 
@@ -411,3 +416,46 @@ def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:
 def encode_notes(notes: Sequence[tuple[bytes, int]]) -> bytes:
     """The control batch of notes (docs/formats/batch.md, Control records)."""
     return encode_known([TargetNote(subject, target) for subject, target in notes])
+
+
+SEEN_KEY = b"moves_seen"
+
+
+class RouteMoves:
+    """Carries out the moves that meta reports; `worker` writes the number of the last move that is done."""
+
+    def __init__(self, state: State, dispatcher: Dispatcher, worker: Executor) -> None:
+        try:
+            value = state.get(SEEN_KEY)
+        except DamagedValue as error:
+            # Meta reports all moves again; a move that is done already is not done twice.
+            log.warning("value_rebuilt key=%s source=meta", key_text(error.key))
+            value = None
+        self.seen = 0 if value is None else int(msgpack.unpackb(value))
+        self._state = state
+        self._dispatcher = dispatcher
+        self._worker = worker
+        self._storing = False
+
+    def take(self, moves: Sequence[Move]) -> None:
+        """See delayd.net.registration.Moves."""
+        done = self.seen
+        for move in sorted(moves):
+            subject = move.subject.encode()
+            self._dispatcher.move(subject, move.log_id)
+            if self._dispatcher.is_moving(subject):
+                break
+            done = move.number
+        if done != self.seen and not self._storing:
+            self._storing = True
+            pairs = [(SEEN_KEY, msgpack.packb(done))]
+            self._worker.submit(partial(self._state.commit, pairs), partial(self._stored, done))
+
+    def _stored(self, number: int, ended: Done[None]) -> None:
+        self._storing = False
+        try:
+            ended.result()
+        except DiskFull as error:
+            log.warning("moves_not_stored reason=%r", str(error))
+        else:
+            self.seen = number

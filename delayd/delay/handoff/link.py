@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from delayd.address import Endpoint
 from delayd.batch.sequences import Sequences
-from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.sender import Sender, SenderTerms
-from delayd.delay.handoff.watched_wire import WatchedWire
-from delayd.delay.handoff.wire import Wire
+from delayd.delay.handoff.target_words import Refusers
+from delayd.delay.handoff.wire import WatchedWire, Wire
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows

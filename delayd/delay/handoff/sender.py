@@ -28,12 +28,11 @@ from delayd.delay.handoff.frames import (
     split_by_subject_and_hour,
 )
 from delayd.delay.handoff.lateness import Lateness
-from delayd.delay.handoff.target_ends import TargetEnds
-from delayd.delay.handoff.waiting import WaitingRows, lowest_offset, split_off
-from delayd.delay.handoff.window import SentBatch, Window
+from delayd.delay.handoff.target_words import TargetEnds
+from delayd.delay.handoff.window import SentBatch, WaitingRows, Window, lowest_offset, split_off
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
-from delayd.delay.timers.hours import Hours
+from delayd.delay.timers.loading import Hours
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.log.hour import NewPart, Outcome
 from delayd.machine.alarms import FULL_AGAIN_MS, Alarm, Alarms

@@ -1,25 +1,31 @@
-"""Target words: the decisions of operators about targets, kept in the state (rules H5, H7, H8, S2). A *word* is such a
-decision.
+"""What the state says of targets: operators' words, how far each target's log was acknowledged, and who refuses this
+server (docs/handoff.md).
 
-A target that is *lost* is sent nothing any more, for good: rows that it may hold become IN_DOUBT, and once that is
-durable another target may get its subjects. A target that is *accepted* goes on although it lost data.
-
-    said ──lost/ durable──▶ LOST, nothing is sent ──IN_DOUBT durable──▶ FREED, its subjects are asked for anew
+Invariant: a target's word, end or refusal counts when it is durable. An end is written with each commit of the worker
+(`KeepingEnds`), so that no commit passes an acknowledgement and forgets the end that it names (rule H7).
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.delay.handoff.target_ends import KEY as END_KEY
-from delayd.delay.handoff.target_ends import PREFIX as END_PREFIX
+from delayd.errors import DamagedValue, DiskFull, DiskReserve, key_text
+from delayd.machine.executor import Done, Executor
+from delayd.machine.operating import Wait
 from delayd.machine.state import OperatorLog, Pairs, State
+
+log = logging.getLogger(__name__)
 
 LOST_PREFIX = b"lost/"
 ACCEPTED_PREFIX = b"accepted/"
+END_PREFIX = b"end/"
+REFUSER_PREFIX = b"refuser/"
 
 Parts = NDArray[np.void]
 
@@ -87,7 +93,7 @@ class TargetWords:
         """Go on with a target that lost data: where its log should end is counted anew."""
         puts, removes = self._operators.entry(now_ms, f"target {log_id:016x} is accepted as it is")
         puts += [(_key(ACCEPTED_PREFIX, log_id), msgpack.packb(accepted))]
-        return Pairs(puts, [*removes, END_KEY.pack(END_PREFIX, log_id)])
+        return Pairs(puts, [*removes, _key(END_PREFIX, log_id)])
 
 
 def accepted_targets(state: State) -> dict[int, AcceptedTarget]:
@@ -112,3 +118,197 @@ def _key(prefix: bytes, log_id: int) -> bytes:
 
 def _log_id(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
+
+
+class Counted(NamedTuple):
+    """How a target was counted: the highest offset, 0 for none, and whether its counting had been begun anew before."""
+
+    offset: int
+    anew: bool
+
+
+class TargetEnds:
+    """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life.
+
+    ``everywhere`` reads all dispatch logs; it is used when a value of the state does not check (rule L9). ``accepted``
+    are the targets whose counting an operator has begun anew. ``damaged_hours`` are the hours whose dispatch logs are
+    damaged, and ``given_up`` those whose dispatch logs operators gave up. While there are any such hours, an end says
+    only that a target has acknowledged at least that much.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        found: Mapping[int, int],
+        everywhere: Callable[[], Mapping[int, int]] = dict,
+        accepted: Iterable[int] = (),
+        damaged_hours: Collection[int] = (),
+        given_up: Collection[int] = (),
+    ) -> None:
+        self._damaged, self._given_up = damaged_hours, given_up
+        self._accepted = set(accepted)
+        damaged: list[DamagedValue] = []
+        self._ends = {_log_id(key): int(msgpack.unpackb(value)) for key, value in state.scan(END_PREFIX, damaged)}
+        if damaged:
+            # Nobody knows any more which offsets the deleted dispatch logs named; a target that lost only that much is
+            # not noticed.
+            for error in damaged:
+                log.warning("value_rebuilt key=%s source=%s", key_text(error.key), "the dispatch logs that are kept")
+            for target, offset in everywhere().items():
+                self.name(target, offset)
+        for target, offset in found.items():
+            self.name(target, offset)
+
+    @property
+    def unread(self) -> set[int]:
+        """Hours whose outcomes are not all known: a target may have acknowledged more than the ends say."""
+        return {*self._damaged, *self._given_up}
+
+    def of(self, target: int) -> int:
+        """The highest offset that is known; 0 when there is none."""
+        return self._ends.get(target, 0)
+
+    def said(self, target: int) -> int | None:
+        """The end that a hello names: None when an operator accepted the target, and nothing was recorded of it since.
+
+        An end of 0 would say that nothing was ever recorded: a target that kept a part of its log would then take this
+        server for one that was restored from a copy (rule H8).
+        """
+        offset = self.of(target)
+        return None if not offset and target in self._accepted else offset
+
+    def name(self, target: int, offset: int) -> None:
+        """Take an offset that is about to be recorded in a dispatch log."""
+        self._ends[target] = max(self.of(target), offset)
+
+    def reset(self, target: int) -> Counted:
+        """Count a target anew because an operator accepts it as it is (rule H7). Returns the count before, for
+        `take_back`.
+        """
+        before = Counted(self._ends.pop(target, 0), target in self._accepted)
+        self._accepted.add(target)
+        return before
+
+    def take_back(self, target: int, before: Counted) -> None:
+        """An operator's decision could not be stored: the count before it is valid again."""
+        if not before.anew:
+            self._accepted.discard(target)
+        if before.offset:
+            self.name(target, before.offset)
+
+    def rows(self) -> dict[bytes, bytes]:
+        """The ends as they stand in the state; may be called on another thread than the loop's."""
+        # An offset is named here before it is recorded, so this copy has every offset that a file shows.
+        return {_key(END_PREFIX, target): msgpack.packb(offset) for target, offset in dict(self._ends).items()}
+
+
+class KeepingEnds:
+    """A `State` whose every commit holds the ends too; it commits on one thread only."""
+
+    def __init__(self, state: State, ends: TargetEnds) -> None:
+        self._state = state
+        self._ends = ends
+        self._kept: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        """See State."""
+        return self._state.get(key)
+
+    def scan(self, prefix: bytes, damaged: list[DamagedValue] | None = None) -> list[tuple[bytes, bytes]]:
+        """See State."""
+        return self._state.scan(prefix, damaged)
+
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        """See State."""
+        rows = self._ends.rows()
+        risen = [pair for pair in rows.items() if self._kept.get(pair[0]) != pair[1]]
+        self._state.commit(chain(puts, risen), removes)
+        self._kept = rows
+
+    def waits(self) -> list[Wait]:
+        """See State."""
+        return self._state.waits()
+
+    def close(self) -> None:
+        """See State."""
+        self._state.close()
+
+
+Stored = Callable[[DiskReserve | None], None]
+"""Called when the change is durable, with None, or with the reason why nothing was stored."""
+
+
+class Refusers:
+    """Refusing targets by log_id; for the loop alone. `worker` writes to the state, in the order of the calls here."""
+
+    def __init__(self, state: State, worker: Executor) -> None:
+        self._state = state
+        self._worker = worker
+        damaged: list[DamagedValue] = []
+        # Whether an operator has accepted that the target forgets what it has heard of this server.
+        self._accepted = {
+            _log_id(key): bool(msgpack.unpackb(value)) for key, value in state.scan(REFUSER_PREFIX, damaged)
+        }
+        for error in damaged:
+            # The key names the target that is to be asked first; an operator must repeat a decision about it.
+            log.warning("value_rebuilt key=%s source=%s", key_text(error.key), "its key")
+            self._accepted[_log_id(error.key)] = False
+
+    def __contains__(self, target: object) -> bool:
+        return target in self._accepted
+
+    def is_accepted(self, target: int) -> bool:
+        """Whether an operator has decided that the target shall forget what it has heard."""
+        return self._accepted.get(target, False)
+
+    def note(self, target: int) -> None:
+        """Note that the target refuses this server; on a full disk the next refusal tries again."""
+        if target not in self._accepted:
+            self._accepted[target] = False
+
+            def stored(refused: DiskReserve | None) -> None:
+                if refused is not None:
+                    self._accepted.pop(target, None)
+
+            self._commit([(_key(REFUSER_PREFIX, target), msgpack.packb(False))], [], stored)
+
+    def accepting(self, target: int) -> tuple[bytes, bytes]:
+        """The pair that the transaction of an operator's decision stores; call `accept` when it is durable."""
+        return _key(REFUSER_PREFIX, target), msgpack.packb(True)
+
+    def accept(self, target: int) -> None:
+        """An operator's decision is durable."""
+        self._accepted[target] = True
+
+    def losing(self, target: int) -> bytes:
+        """The key that the transaction removes which gives the target up; call `lose` when it is durable."""
+        return _key(REFUSER_PREFIX, target)
+
+    def lose(self, target: int) -> None:
+        """Forget a target that was given up."""
+        self._accepted.pop(target, None)
+
+    def settle(self, target: int, settled: Stored) -> None:
+        """Forget a target that accepts this server again; ``settled`` is called when that is durable."""
+        if target not in self._accepted:
+            settled(None)
+            return
+        accepted = self._accepted.pop(target)
+
+        def stored(refused: DiskReserve | None) -> None:
+            if refused is not None:
+                self._accepted.setdefault(target, accepted)
+            settled(refused)
+
+        self._commit([], [_key(REFUSER_PREFIX, target)], stored)
+
+    def _commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes], stored: Stored) -> None:
+        def written(ended: Done[None]) -> None:
+            try:
+                ended.result()
+            except DiskFull as error:
+                stored(DiskReserve(f"nothing was stored: {error.message}"))
+            else:
+                stored(None)
+
+        self._worker.submit(partial(self._state.commit, puts, removes), written)

@@ -15,9 +15,7 @@ from functools import partial
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import ORIGIN_REFUSALS, Link
-from delayd.delay.handoff.refusers import Refusers
-from delayd.delay.handoff.target_ends import Counted, TargetEnds
-from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords
+from delayd.delay.handoff.target_words import AcceptedTarget, Counted, Refusers, TargetEnds, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer

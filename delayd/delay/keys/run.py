@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s, padded
 from delayd.batch.content import Bools, Hasher, Names, UInt64s, word_counts
-from delayd.delay.rows import filing_hours
-from delayd.delay.stored import Stored
+from delayd.delay.rows import Stored, filing_hours
 from delayd.errors import DamagedData, DataError
 from delayd.log.key_run import (
     BLOCK_ENTRIES,

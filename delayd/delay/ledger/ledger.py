@@ -44,7 +44,7 @@ from delayd.delay.ledger.owed import Owed
 from delayd.delay.ledger.wanted import Outside, Run, Wanted, sort_rows
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.delay.rows import Rows, hour_span, join_rows, new_rows, without
-from delayd.delay.timers.hours import Hours
+from delayd.delay.timers.loading import Hours
 from delayd.errors import DelaydError
 from delayd.log.hour import EndedRows, Reason
 from delayd.machine.executor import Done, Executor, Priority

@@ -31,8 +31,7 @@ from delayd.delay.filing.hour_table import FiledHours, HourPart, HourTable
 from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.intake import Mark
 from delayd.delay.quotas.seconds import Profile
-from delayd.delay.rows import filing_hours
-from delayd.delay.stored import stored_batches
+from delayd.delay.rows import filing_hours, stored_batches
 from delayd.errors import DamagedData, NewerFormat, SlowDown
 from delayd.hours import hour_name
 from delayd.log.group import GroupKind

@@ -38,7 +38,7 @@ from delayd.delay.quotas.counting import (
     rows_of_subjects,
 )
 from delayd.delay.quotas.seconds import SECOND_MS, Chosen, Given, SpreadWindow, choose
-from delayd.delay.stored import Stored
+from delayd.delay.rows import Stored
 from delayd.errors import (
     BadArgument,
     DamagedValue,

@@ -2,9 +2,8 @@
 
 A map, from the disk to the instant at which a row is due.
 
-    hours               where the rows of an hour may stand
-    loader, loading     read the schedule logs of the coming hours, some minutes ahead, and those of hours that have
-                        passed, many at a time
+    loading             reads the schedule logs of the coming hours, some minutes ahead, and those of hours that have
+                        passed, many at a time; where the rows of an hour may stand
     wheel               the timers of all loaded hours
-    hour_wheel, ready   one hour of it, and the rows whose slots are open
+    hour_wheel          one hour of it, and the rows whose slots are open
 """

@@ -1,6 +1,8 @@
 """Loading: the coming hours enter the wheel, one after the other, before anything of them is due (rules P5, P7, B2).
 
-After a long silence many hours have passed that are not loaded. They are loaded in runs, many hours at a time.
+A load reads the rows that the checkpoint counts, without those that have an outcome. After a long silence many hours
+have passed that are not loaded. They are loaded in runs, many hours at a time, because most have few rows or none; no
+new row is filed in such an hour.
 
 Invariant: one replay offset divides the rows of an hour that is attached: below it they come from the schedule log, as
 far as the last checkpoint counted it, above it from the pending rows. A load may run while a checkpoint writes. If that
@@ -12,25 +14,267 @@ happens once at most.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from delayd.batch.sequences import NO_SEQUENCES, Sequences
+from delayd.batch.columns import ColumnId
+from delayd.batch.sequences import NO_SEQUENCES, Sequences, SequenceSet, among
 from delayd.delay.filing.checkpoint import Checkpointer
-from delayd.delay.rows import Rows, hour_span, without
-from delayd.delay.timers.hour_wheel import PreparedRows
-from delayd.delay.timers.hours import Hours
-from delayd.delay.timers.loader import FilesOfHour, LoadedHour, LoadedRun, load_run, order_hour, order_run
-from delayd.errors import Shortage
+from delayd.delay.filing.hour_table import FiledHours, HourPart, HourTable
+from delayd.delay.filing.pending import PendingRows, counts_of_hours, rows_of_hour, rows_of_hours
+from delayd.delay.filing.schedule_log import scan_fronts
+from delayd.delay.rows import (
+    ROW,
+    Rows,
+    Stored,
+    copy_rows,
+    hour_span,
+    join_rows,
+    rows_of,
+    subjects_of,
+    tabulate,
+    without,
+)
+from delayd.delay.subjects import Subjects
+from delayd.delay.timers.hour_wheel import PreparedRows, prepare
+from delayd.delay.timers.wheel import Wheel
+from delayd.errors import DamagedData, Shortage
 from delayd.hours import hour_name, hour_of_ms
+from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 
 RUN_HOURS = 4_096  # Looked at together, when they have passed.
 
 log = logging.getLogger(__name__)
+
+
+PIECE_ROWS = 32_768  # Made into pending rows at a time: their columns stay in the processor's cache meanwhile.
+# A run of hours that have passed has so many rows at most, and so many hours with rows: the loop takes some 10 ms to
+# attach it, and for each hour that is filed a file is read.
+RUN_ROWS = 16_384
+RUN_FILLED = 256
+
+
+class LoadedHour(NamedTuple):
+    """An hour as its schedule log has it; ``prepared`` names each subject by its place in ``names``."""
+
+    hour: int
+    prepared: PreparedRows
+    names: list[bytes]
+    damage: DamagedData | None
+
+    @property
+    def sequences(self) -> NDArray[np.uint64]:
+        """The sequences of its rows, sorted: a copy."""
+        return np.sort(self.prepared.rows["sequence"])
+
+
+def load_hour(
+    disk: Disk,
+    folder: str,
+    log_id: int,
+    hour: int,
+    parts: Sequence[HourPart],
+    decided: NDArray[np.uint64] = NO_SEQUENCES,
+) -> LoadedHour:
+    """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
+
+    Bodies are not read here: a row's whole batch is verified before the row is handed over. Bytes that do not check are
+    quarantined together with all that follows them in the file: ``damage`` says where first.
+    """
+    subjects, has_outcome = Subjects(), SequenceSet(decided, sum([part.counted.rows for part in parts]))
+    rows, damage = list[Rows](), None
+    for part in parts:
+        of_part, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects)
+        rows, damage = rows + of_part, damage or found
+    return LoadedHour(hour, prepare(_joined(rows)), subjects.names, damage)
+
+
+class FilesOfHour(NamedTuple):
+    """What is filed of an hour, and which of its rows have an outcome: sequences that rise."""
+
+    parts: tuple[HourPart, ...]
+    decided: NDArray[np.uint64]
+
+    @property
+    def rows(self) -> int:
+        """How many rows its files have."""
+        return sum([part.counted.rows for part in self.parts])
+
+
+NO_FILES = FilesOfHour((), NO_SEQUENCES)
+
+
+class LoadedRun(NamedTuple):
+    """Neighbouring hours that were loaded together; ``loaded`` are those of them that are filed, and a single one."""
+
+    hours: range
+    loaded: list[LoadedHour]
+
+
+def load_run(site: Site, hours: range, files: Mapping[int, FilesOfHour], kept: Sequence[Rows]) -> LoadedRun:
+    """Read a single hour, or of hours that have passed the first ones, as many as a run may have.
+
+    ``files`` has the hours that are filed, rising, and ``kept`` the rows that no checkpoint counts. Runs on the worker
+    thread.
+    """
+    if len(hours) > 1:
+        hours = _run_of(hours, files, kept)
+    filed = hours if len(hours) == 1 else [hour for hour in files if hour in hours]
+    load = partial(load_hour, site.disk, site.folder, site.log_id)
+    return LoadedRun(hours, [load(hour, *files.get(hour, NO_FILES)) for hour in filed])
+
+
+def _run_of(hours: range, files: Mapping[int, FilesOfHour], kept: Sequence[Rows]) -> range:
+    counts = counts_of_hours(kept, hours)
+    for hour, of_hour in files.items():
+        counts[hour - hours.start] += of_hour.rows
+    whole = (np.cumsum(counts) <= RUN_ROWS) & (np.cumsum(counts > 0) <= RUN_FILLED)
+    return hours[: max(1, int(np.count_nonzero(whole)))]
+
+
+def order_run(
+    run: LoadedRun,
+    numbers: Sequence[NDArray[np.uint32]],
+    kept: Sequence[Rows],
+    decided: Mapping[int, NDArray[np.uint64]],
+) -> Rows:
+    """Put all rows of a run of hours that have passed into the order of their hours.
+
+    ``numbers`` are the server's numbers of the subjects of each loaded hour. Kept rows whose sequences are ``decided``
+    are left out. Runs on the worker thread, and takes the loaded rows over.
+    """
+    parts: list[Rows] = []
+    for loaded, of_loaded in zip(run.loaded, numbers, strict=True):
+        rows = loaded.prepared.rows
+        rows["subject"] = of_loaded.take(rows["subject"])
+        parts.append(rows)
+    rows = rows_of_hours(kept, run.hours)
+    for hour, sequences in decided.items():
+        ended = np.flatnonzero(rows["hour"] == np.uint32(hour))
+        ended = ended.compress(among(rows["sequence"].take(ended), sequences))
+        rows = np.delete(rows, ended)
+    joined = join_rows([*parts, rows])
+    return joined.take(np.argsort(joined["hour"], kind="stable"))
+
+
+def _load(
+    fronts: Iterator[Stored], hour: int, has_outcome: SequenceSet, subjects: Subjects
+) -> tuple[list[Rows], DamagedData | None]:
+    """Read the rows of a file as far as it checks, with the damage that stopped the reading early."""
+    parts, damage, stored, count = [np.empty(0, ROW)], None, list[Stored](), 0
+    while True:
+        try:
+            entry = next(fronts, None)
+        except DamagedData as error:
+            entry, damage = None, error
+            # Damage to the file's header makes all of the file unusable.
+            if error.position <= FILE_HEADER_BYTES:
+                return [np.empty(0, ROW)], damage
+        if stored and (entry is None or count >= PIECE_ROWS):
+            parts.append(has_outcome.without(_rows_of(stored, hour, subjects)))
+            stored, count = [], 0
+        if entry is None:
+            return parts, damage
+        stored.append(entry)
+        count += entry.batch.count
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    """Join parts and empty the list: each is given back as soon as it is copied, so a large hour is there once."""
+    joined = np.empty(sum(map(len, parts)), ROW)
+    end = len(joined)
+    while parts:
+        part = parts.pop()
+        end -= len(part)
+        copy_rows(joined, end, part)
+    return joined
+
+
+def order_hour(
+    loaded: LoadedHour, numbers: NDArray[np.uint32], kept: Sequence[Rows], decided: NDArray[np.uint64]
+) -> list[PreparedRows]:
+    """Order all rows of an hour for the wheel: those that were loaded, and the hour's rows among the ``kept`` ones.
+
+    ``numbers`` are the server's numbers of the loaded subjects. Kept rows whose sequences are ``decided`` are left out.
+    Runs on the worker thread, and takes the loaded rows over.
+    """
+    rows = loaded.prepared.rows
+    # A server's first subjects mostly have the same numbers here and there, and a large hour is written for nothing.
+    if len(rows) and not np.array_equal(numbers, np.arange(len(numbers))):
+        rows["subject"] = numbers.take(rows["subject"])
+    return [loaded.prepared, prepare(without(rows_of_hour(kept, loaded.hour), decided))]
+
+
+def _rows_of(stored: list[Stored], hour: int, subjects: Subjects) -> Rows:
+    table = tabulate(stored)
+    hours = np.full(len(table.sequences), hour, np.uint32)
+    rows = rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
+    return _with_bodies(rows, stored)
+
+
+def _with_bodies(rows: Rows, stored: Sequence[Stored]) -> Rows:
+    """Rows whose bodies are in the file: the others were handed over before they were filed, and are never sent
+    again.
+    """
+    if not any(ColumnId.BODY_LEFT_OUT in entry.batch for entry in stored):
+        return rows
+    left_out = [
+        entry.batch.uint32s(ColumnId.BODY_LEFT_OUT)
+        if ColumnId.BODY_LEFT_OUT in entry.batch
+        else np.zeros(entry.batch.count, np.uint32)
+        for entry in stored
+    ]
+    return rows.take(np.flatnonzero(np.concatenate(left_out) == 0))
+
+
+@dataclass(slots=True)
+class Hours:
+    """All that is known of hours; for the loop alone."""
+
+    filed: HourTable
+    beside: HourTable  # The files beside damaged schedule logs: how much of them a checkpoint counts.
+    pending: PendingRows
+    wheel: Wheel
+    subjects: Subjects
+    withheld: set[int]  # Hours of which nothing is loaded, because any of their rows may have been handed over.
+    loaded: range  # Hours that were loaded in this life; those before it were over at the start.
+    loading: range = range(0)  # What is being loaded, or is to be loaded, though that may wait for something.
+
+    @property
+    def files(self) -> FiledHours:
+        """The files that have rows of the hours."""
+        return FiledHours(self.filed, self.beside)
+
+    @property
+    def loaded_until(self) -> int:
+        """The last loaded hour."""
+        return self.loaded.stop - 1
+
+    def is_loaded(self, hour: int) -> bool:
+        """Whether the rows of an hour are in the wheel, or have left it."""
+        return hour < self.loaded.stop and hour not in self.withheld
+
+    def are_far(self, hours: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of these are hours that are not loaded."""
+        found: NDArray[np.bool_] = hours >= np.uint32(max(0, self.loaded.stop))
+        if self.withheld:
+            found |= np.isin(hours, np.array(sorted(self.withheld), np.uint32))
+        return found
+
+    def put_back(self, rows: Rows) -> None:
+        """Put rows into the wheel whose hours may have left it."""
+        for hour in np.unique(rows["hour"]).tolist():
+            if not self.wheel.has_hour(hour):
+                self.wheel.add_hour(hour)
+        self.wheel.insert(rows)
 
 
 Attached = Callable[[Sequence[LoadedHour]], None]

@@ -10,7 +10,7 @@ from delayd.batch.columns import BYTES_MAX, HEADER
 from delayd.batch.sequences import pack_locations
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.filing.schedule_log import read_batch
-from delayd.delay.handoff.waiting import WaitingRows
+from delayd.delay.handoff.window import WaitingRows
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms

@@ -14,7 +14,7 @@ from delayd.delay.ledger.owed import Owed
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows, due_within, new_rows
 from delayd.delay.subjects import Subjects
-from delayd.delay.timers.hours import Hours
+from delayd.delay.timers.loading import Hours
 from delayd.delay.timers.wheel import Wheel
 
 HOUR = 500_000

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from delayd.delay.filing.hour_table import HourPart
-from delayd.delay.timers.loader import LoadedHour, load_hour
+from delayd.delay.timers.loading import LoadedHour, load_hour
 from delayd.hours import hour_of_ms
 from delayd.log.hour import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES

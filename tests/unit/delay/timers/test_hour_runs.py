@@ -7,8 +7,8 @@ from errno import ENOMEM
 
 import pytest
 
-from delayd.delay.timers import loader, loading
-from delayd.delay.timers.loader import LoadedRun
+from delayd.delay.timers import loading
+from delayd.delay.timers.loading import LoadedRun
 from delayd.errors import Shortage
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.hour import schedule_path
@@ -33,7 +33,7 @@ def filled(*, filed: bool, rows: int = 2, seed: int = 0) -> World:
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[LoadedRun]:
     """The runs that are read from now on."""
     runs: list[LoadedRun] = []
-    load_run = loader.load_run
+    load_run = loading.load_run
 
     def load(*args: object) -> LoadedRun:
         runs.append(load_run(*args))  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_damage_of_one_file_concerns_its_hour_alone() -> None:
 def test_a_run_that_lacks_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = filled(filed=True)
     failures = iter([True, True, True, False, True])
-    load_run: Callable[..., LoadedRun] = loader.load_run
+    load_run: Callable[..., LoadedRun] = loading.load_run
 
     def load(*args: object) -> LoadedRun:
         if next(failures, False):
