@@ -65,6 +65,17 @@ def _pull(world: World, most: int = 100, group: str = GROUP, **wanted: Any) -> l
 MIXED: list[Tagged] = [(b"0", RED), (b"1", NONE), (b"2", BLUE), (b"3", BOTH), (b"4", NONE), (b"5", RED), (b"6", BLUE)]
 
 
+def test_a_filter_survives_a_checkpoint_and_a_restart() -> None:
+    for checkpoint in (False, True):
+        world = _world(MIXED)
+        assert _pull(world, 1, tags_any=["blue"]) == [b"2"]
+        if checkpoint:
+            world.core.checkpoint()
+        world = world.restarted()
+        # Who names no filter takes that of the group.
+        assert _pull(world) == [b"3", b"6"]
+
+
 def test_what_comes_again_is_compared_once_only() -> None:
     world = _world(MIXED)
     peer = SimPeer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import BadArgument
+from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
@@ -47,6 +48,24 @@ def test_a_delay_of_more_than_a_day_is_refused_by_name() -> None:
     retry: list[HeadValue] = [*_handle(_pull(world, peer), 0), 24 * HOUR_MS + 1, ""]
     with pytest.raises(BadArgument, match="24 hours at most"):
         world.ask(peer, RequestType.RETRY, {**NAMES, "retries": [retry]})
+
+
+@pytest.mark.parametrize("word", [RequestType.ACK, RequestType.REJECT])
+def test_the_next_of_a_key_leaves_when_what_was_said_of_the_one_before_is_durable(word: RequestType) -> None:
+    world, peer, other, sync = _world(([b"a1", b"a2"], [1, 1])), SimPeer(), SimPeer(), StepExecutor()
+    pulled = _pull(world, peer)
+    world.core.stop(lambda: None)
+    world.core.close()
+    world.lock.release()
+    world = World(world.disk, world.state, world.clock.restarted(), pulls=sync, settings=world.settings)
+    rejects: list[HeadValue] = [[*_handle(pulled, 0), "broken", ""]]
+    said: Head = {"handles": [_handle(pulled, 0)]} if word == RequestType.ACK else {"rejects": rejects}
+    waiting = world.send(other, RequestType.PULL, {**pull_head(wait_ms=10_000), "ordered": True})
+    world.send(peer, word, {**NAMES, **said})
+    assert waiting not in other.answers
+    sync.run_all()
+    ((_, body),) = other.answers[waiting]
+    assert bodies_of(body) == [b"a2"]
 
 
 def test_how_many_messages_it_looks_ahead_is_bounded() -> None:

@@ -48,6 +48,10 @@ def _lives(batch: Batch) -> list[Headers]:
     return [headers_of(batch, row) for row in range(batch.count)]
 
 
+def _crashed(world: World) -> World:
+    return World(world.disk.after_crash(), world.state.after_crash(), world.clock.restarted())
+
+
 def test_a_retry_becomes_a_batch_for_its_delay_server() -> None:
     world, peer = ready_world([b"a", b"b", b"c"])
     pulled = world.pull(peer)
@@ -70,6 +74,33 @@ def test_a_retry_becomes_a_batch_for_its_delay_server() -> None:
         "delayd.error": "no route",
     }
     assert history == [[1, now_ms, "no route"]]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_restart_makes_the_same_batch_again(checkpoint: bool) -> None:
+    world, peer = ready_world([b"a", b"b"], [b"c"])
+    handles = world.pull(peer).handles
+    _retry(world, peer, [[*handle, 60_000, "later"] for handle in handles])
+    ((undone, batch),) = _undone(world)
+    world = world.restarted() if checkpoint else _crashed(world)
+    ((again, same),) = _undone(world)
+    assert (again, bytes(same.buffer)) == (undone, bytes(batch.buffer))
+    world.core.retries.accepted(again)
+    world = world.restarted() if checkpoint else _crashed(world)
+    assert _undone(world) == []
+
+
+def test_numbers_below_the_low_water_are_never_sent_again() -> None:
+    world, peer = ready_world([b"a", b"b", b"c"])
+    ((incarnation, first, _),) = world.pull(peer).handles
+    for at in range(3):
+        _retry(world, peer, [[incarnation, first + at, 1, 0, ""]])
+    assert [batch.producer.low_water for _, batch in _undone(world)] == [1, 1, 1]
+    (_, _), (second, _), _ = _undone(world)
+    world.core.retries.accepted(second)
+    assert [(undone.number, batch.producer.low_water) for undone, batch in _undone(world)] == [(1, 1), (3, 1)]
+    world.core.retries.accepted(_undone(world)[0][0])
+    assert [(undone.number, batch.producer.low_water) for undone, batch in _undone(world)] == [(3, 3)]
 
 
 def test_a_decision_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
