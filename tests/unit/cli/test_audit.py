@@ -4,14 +4,12 @@ import csv
 import io
 import json
 from collections.abc import Container, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from freezegun import freeze_time
 
-from cli.audit import show_report
 from delayd.reading.books import AuditReport, audit_directory
 from tests.books import HOUR, START_MS, Books
 
@@ -92,13 +90,6 @@ def test_csv_holds_the_hours(books: Books) -> None:
     assert row["late_max_ms"] == "4"
 
 
-def test_findings_beyond_the_limit_are_counted(books: Books) -> None:
-    books.send([START_MS + 1000] * 5)
-    ran = _audit(books, "--findings", "2")
-    assert ran.out.count("LOST") == 2
-    assert "3 more findings; --findings N names more of them" in ran.out
-
-
 def test_a_from_behind_its_to_is_refused(books: Books) -> None:
     for command in (["audit"], ["seals"], ["schedule", "hours"], ["dispatch", "show"], ["export", "--out", "none"]):
         ran = run(*command, "--data", books.root, "--from", "2026-11-20T17:00Z", "--to", "2026-11-20T16:00Z")
@@ -148,15 +139,3 @@ def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books:
     assert asked == [(books.root, True, False, 2000, 60_000, 7)]
     assert ran.code == 3
     assert ran.out == _audit(books).out
-
-
-def test_the_verdict_tells_what_a_tally_proves_from_what_nothing_proves(
-    books: Books, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = audit_directory(books.root, now_ms=START_MS + 1_800_000)
-    assert show_report(replace(report, total=replace(report.total, unproven=3, tallied=2)), "table") == 0
-    told = capsys.readouterr().out
-    assert "2 are kept by their target no longer, and proved by the tally that it made of them\n" in told
-    assert "1 are dispatched by the dispatch log's word alone" in told
-    show_report(replace(report, total=replace(report.total, unproven=3, tallied=3)), "table")
-    assert "word alone" not in capsys.readouterr().out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
-from delayd.log.control import Ended, encode_known, encode_records
+from delayd.log.control import Ended, encode_known
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import ENDED, Reason
 from delayd.log.segment import FILE_HEADER_BYTES
@@ -74,22 +74,6 @@ def test_a_flipped_bit_is_damage_with_path_and_position(books: Books, log: str) 
     assert "1 damaged" in ran.out
 
 
-def test_a_batch_that_was_damaged_before_it_was_written_is_found_by_its_own_checksum(books: Books) -> None:
-    batch = bytearray(encode_records([{"type": "note"}]))
-    batch[-1] ^= 1
-    books.target.append([NewGroup(GroupKind.CONTROL, [bytes(batch)], 1, START_MS)], START_MS)
-    books.target.flush()
-    ran = _verify(books)
-    assert ran.code == 3
-    assert "the checksum of its heap differs" in ran.out
-
-
-def test_a_file_that_ends_before_its_checkpoint_says_is_damage(books: Books) -> None:
-    path = books.path_of("schedule")
-    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
-    assert _verify(books).code == 3
-
-
 def test_an_unfinished_end_of_the_last_segment_is_no_damage(books: Books) -> None:
     with _message_files(books)[-1].open("ab") as file:
         file.write(b"\0" * 40)
@@ -97,30 +81,6 @@ def test_an_unfinished_end_of_the_last_segment_is_no_damage(books: Books) -> Non
     assert ran.code == 0
     assert "ends with 40 bytes that are no whole group" in ran.out
     assert ran.out.endswith(": none is damaged, 1 with an unfinished end\n")
-
-
-def test_an_unfinished_end_of_an_earlier_segment_is_damage(books: Books) -> None:
-    with _message_files(books)[0].open("ab") as file:
-        file.write(b"\0" * 40)
-    assert _verify(books).code == 3
-
-
-def test_a_strange_file_is_damage_and_the_others_are_checked(books: Books) -> None:
-    strange = Path(books.delay) / "message" / "99999999999999999999.log"
-    strange.write_bytes(b"x" * 100)
-    ran = _verify(books)
-    assert ran.code == 3
-    assert f"{strange} is damaged at byte 0: this is not a file of delayd" in ran.out
-    assert ran.out.splitlines()[-1].startswith("10 files")
-
-
-def test_a_segment_that_is_missing_between_two_is_damage_of_the_directory_and_not_of_single_files(books: Books) -> None:
-    first, second, third = _message_files(books)
-    second.unlink()
-    ran = _verify(books)
-    assert ran.code == 3
-    assert f"{third} is damaged at byte 0: it does not follow the file before it" in ran.out
-    assert run("log", "verify", str(first), str(third)).code == 0
 
 
 def test_groups_are_dumped_with_what_the_log_stamped(books: Books) -> None:
