@@ -276,7 +276,7 @@ def test_a_count_that_misses_something_shows(bug: str, monkeypatch: pytest.Monke
     elif bug == "own":
         monkeypatch.setattr(quotas.Quotas, "took", lambda self, stored, appended_at_ms: None)
     else:
-        monkeypatch.setattr(counting.Counting, "_filed", lambda self, hour, filed, beside: [])
+        monkeypatch.setattr(counting.Counting, "_filed", lambda self, part: [])
     with pytest.raises(AssertionError):
         for seed in range(SEEDS):
             Life(seed).run()
