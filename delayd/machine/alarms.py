@@ -124,14 +124,19 @@ class Alarms(DueHeap[Alarm]):
         return Alarm(self, call)
 
     def every(self, ms: int, call: Callable[[], object]) -> Alarm:
-        """An alarm that rings for the first time ``ms`` from now, and so long after each ring."""
+        """An alarm that rings at each multiple of ``ms``: those of one period ring in one turn, so that an
+        idle server wakes up once for them.
+        """
+
+        def next_ms() -> int:
+            return (self.clock.monotonic_ms() // ms + 1) * ms
 
         def again() -> None:
-            alarm.after(ms)
+            alarm.at(next_ms())
             call()
 
         alarm = Alarm(self, again)
-        alarm.after(ms)
+        alarm.at(next_ms())
         return alarm
 
     def look(self, call: Callable[[], object]) -> Alarm:

@@ -70,15 +70,16 @@ class Rebuild:
         self._site = site
         self._index = index
         self._logs = logs
-        self._again = site.alarms.alarm(self._begin)
-        self._again.soon()
+        self._running = False
+        self._rest = site.alarms.alarm(self._begin)  # While it is on, an hour can't be read.
+        site.alarms.every(LOOK_AT_INDEX_MS, self._begin)
         self._first: int | None = None  # The hour that could not be read: it is tried before all others.
         self._told = ""
 
     def _begin(self) -> None:
-        if self._index.whole:
-            self._again.after(LOOK_AT_INDEX_MS)
+        if self._index.whole or self._running or self._rest.at_ms is not None:
             return
+        self._running = True
         hours = sorted(self._hours(), key=lambda hour: hour.hour != self._first)
         rows = sum(part.counted.rows for each in hours for part in each.parts)
         numbers = self._index.rebuild_numbers(rows // MEMORY_ENTRIES + 1)
@@ -98,18 +99,18 @@ class Rebuild:
         return found
 
     def _made(self, done: Done[list[Run]]) -> None:
+        self._running = False
         try:
             runs = done.result()
         except (HourUnread, OSError, DataError) as error:
             self._first = error.hour if isinstance(error, HourUnread) else None
-            self._again.after(DAMAGED_AGAIN_MS)
+            self._rest.after(DAMAGED_AGAIN_MS)
             if self._told != str(error):
                 self._told = str(error)
                 log.warning("keys_not_rebuilt reason=%r", self._told)
             return
         self._first, self._told = None, ""
         self._index.rebuilt(runs)
-        self._again.after(LOOK_AT_INDEX_MS)
         log.info("keys_rebuilt entries=%d", sum(map(len, runs)))
 
 
