@@ -341,6 +341,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "realtime.handoff",
         "realtime.index",
         "realtime.kept",
+        "realtime.polls",
         "realtime.pulls",
         "realtime.quarantine",
         "realtime.rebuild",

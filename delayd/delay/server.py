@@ -170,7 +170,7 @@ class DelayServer:
 
     def _begin_anew(self, why: str) -> None:
         """End this life, and begin the next one at the same address: only a start reads files into memory."""
-        if self._restart is None:
+        if self._restart is None and not self._ending.is_set():
             log.warning("begins_anew reason=%r", why)
             self._restart = asyncio.get_running_loop().create_task(self._live_again())
             self._restart.add_done_callback(_surface)

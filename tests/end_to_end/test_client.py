@@ -23,7 +23,7 @@ DEADLINE_S = 60.0
 
 
 def test_the_examples_of_the_pages_run(tmp_path: Path) -> None:
-    assert len(EXAMPLES) >= 12  # The pages still have their examples where this test looks for them.
+    assert len(EXAMPLES) >= 11  # The pages still have their examples where this test looks for them.
     with up(tmp_path, "--port", "0") as running:
         meta = running.meta
         for example in EXAMPLES:

@@ -21,6 +21,7 @@ from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins, Peer
 from realtime.index import Index, Subject
 from realtime.kept import Marks
+from realtime.polls import WaitingPulls
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
@@ -141,7 +142,7 @@ def _take_any_row(value: HeadValue, name: str, width: int | None) -> list[int]:
     return _row(value, name, None)
 
 
-def _recall_nobody(self: Pulls, group: Group) -> None:
+def _recall_nobody(self: WaitingPulls, group: object) -> None:
     """Whoever has messages ahead keeps them."""
 
 
@@ -207,7 +208,7 @@ IN_REALTIME: Bugs = {
     "Q4: what no handler was given counts as an attempt": [
         Patch(GroupWindow, "_move", changed(GroupWindow._move, "run.attempt if word is GroupWord.RETURNED else ", ""))
     ],
-    "Q4: nobody hears that others have empty hands": [Patch(Pulls, "_recall", _recall_nobody)],
+    "Q4: nobody hears that others have empty hands": [Patch(WaitingPulls, "recall", _recall_nobody)],
     "Q4: the end of a pull leaves it waiting": [Patch(Pulls, "end_waiting", _end_no_pull)],
     "Q5: an entry holds messages of both sides of next": ENTRIES_ON_BOTH_SIDES_OF_NEXT,
     "E1: rows of any width are taken": [Patch(wire_heads, "_row", _take_any_row)],
