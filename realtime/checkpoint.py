@@ -35,11 +35,12 @@ from delayd.machine.clock import JudgedClock
 from delayd.machine.disk import Disk, File, unsynced_files_max
 from delayd.machine.executor import Abandoned, Done
 from delayd.machine.identity import Site
-from realtime.closed import ClosedSegments
-from realtime.group_records import GroupRecords
-from realtime.groups import Changes, Group, GroupCopy
-from realtime.index import Index, Subject
-from realtime.kept import (
+
+from .closed import ClosedSegments
+from .group_records import GroupRecords
+from .groups import Changes, Group, GroupCopy
+from .index import Index, Subject
+from .kept import (
     Marks,
     Pair,
     copied,
@@ -50,8 +51,8 @@ from realtime.kept import (
     encode_origin,
     encode_subject,
 )
-from realtime.recovery import Recovered
-from realtime.retention import keep_from
+from .recovery import Recovered
+from .retention import keep_from
 
 OFFSET_MAX = 1 << 63  # Above every offset.
 PAIRS_A_PIECE = 1_000  # Encoded between two calls of `give_way`, in some 2 ms.

@@ -25,7 +25,8 @@ from delayd.log.pull import PullEntry, encode_entries
 from delayd.machine.alarms import FULL_AGAIN_MS, Alarms
 from delayd.machine.clock import Clock
 from delayd.machine.executor import Executor
-from realtime.handoff import Hello, Origin, Peer
+
+from .handoff import Hello, Origin, Peer
 
 COMMIT_BYTES = 32 << 20  # Above this a commit takes no further frame, so that the first one does not wait too long.
 GROUP_BYTES = 64 << 20  # Bytes of the batches in one group; its header and table fit the rest of the limit.

@@ -48,17 +48,18 @@ from delayd.wire.heads import (
     need_u64,
     optional_str,
 )
-from realtime.acks import stale_all
-from realtime.group_records import GroupRecords
-from realtime.groups import Group
-from realtime.handoff import Peer
-from realtime.index import Index, StoredBatches, Subject
-from realtime.polls import Claim, Waiting
-from realtime.pulls import HANDLES_MAX, Pulls
-from realtime.retries import Retries, Wanted
-from realtime.subscriptions import Subscription
-from realtime.terms import FIELDS, FROM_EARLIEST, OPEN, Beginning, beginning_of, check_beginning
-from realtime.window import Stage
+
+from .acks import stale_all
+from .group_records import GroupRecords
+from .groups import Group
+from .handoff import Peer
+from .index import Index, StoredBatches, Subject
+from .polls import Claim, Waiting
+from .pulls import HANDLES_MAX, Pulls
+from .retries import Retries, Wanted
+from .subscriptions import Subscription
+from .terms import FIELDS, FROM_EARLIEST, OPEN, Beginning, beginning_of, check_beginning
+from .window import Stage
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
 LEASE_MS_MIN = 100

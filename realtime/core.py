@@ -28,22 +28,23 @@ from delayd.machine.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
-from realtime.checkpoint import Checkpointer, Snapshot, Snapshots
-from realtime.closed import ClosedSegments, SegmentIndexes
-from realtime.commit import Commit, GroupCommit, PullCommit
-from realtime.consumers import Consumers, Joins
-from realtime.delay_servers import DelayServers, Reserve
-from realtime.group_records import GroupRecords
-from realtime.handoff import Peer
-from realtime.index import Subject
-from realtime.kept import Marks
-from realtime.operators import Operators
-from realtime.pulls import Pulls
-from realtime.rebuild import Rebuilder
-from realtime.recovery import Recovered
-from realtime.retention import Trimming, Unseen, remove_old
-from realtime.retries import Retries
-from realtime.unread import LogFiles, OnCheckpoint, Unread
+
+from .checkpoint import Checkpointer, Snapshot, Snapshots
+from .closed import ClosedSegments, SegmentIndexes
+from .commit import Commit, GroupCommit, PullCommit
+from .consumers import Consumers, Joins
+from .delay_servers import DelayServers, Reserve
+from .group_records import GroupRecords
+from .handoff import Peer
+from .index import Subject
+from .kept import Marks
+from .operators import Operators
+from .pulls import Pulls
+from .rebuild import Rebuilder
+from .recovery import Recovered
+from .retention import Trimming, Unseen, remove_old
+from .retries import Retries
+from .unread import LogFiles, OnCheckpoint, Unread
 
 log = logging.getLogger(__name__)
 

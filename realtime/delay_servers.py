@@ -55,10 +55,11 @@ from delayd.wire.heads import (
     need_ints,
     need_u64,
 )
-from realtime.commit import DispatchFrame, Greeting, GroupCommit, Note
-from realtime.handoff import Hello, InDoubt, Origin, Peer, W
-from realtime.recovery import Recovered
-from realtime.unread import Unread
+
+from .commit import DispatchFrame, Greeting, GroupCommit, Note
+from .handoff import Hello, InDoubt, Origin, Peer, W
+from .recovery import Recovered
+from .unread import Unread
 
 WINDOW_BODY_BYTES = 8 << 20  # One frame of a window's answer has no more; a batch of 65,536 rows needs 1.5 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers for each: a third of the room in a head.

@@ -27,19 +27,20 @@ from delayd.log.control import (
 from delayd.machine.alarms import Alarms
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import End, Position
-from realtime.acks import SECRET_BITS
-from realtime.commit import PullCommit
-from realtime.groups import Changes, Group, LostGroup
-from realtime.handoff import Peer
-from realtime.index import Index, StoredBatches
-from realtime.kept import group_keys
-from realtime.parts import passed_over
-from realtime.polls import RETRY_MS
-from realtime.pulls import Pulls
-from realtime.quarantine import Bad
-from realtime.recovery import PullReplay
-from realtime.terms import FROM_EARLIEST, OPEN, Beginning, begins_at_ms, encode_filter, find
-from realtime.window import GroupWord
+
+from .acks import SECRET_BITS
+from .commit import PullCommit
+from .groups import Changes, Group, LostGroup
+from .handoff import Peer
+from .index import Index, StoredBatches
+from .kept import group_keys
+from .parts import passed_over
+from .polls import RETRY_MS
+from .pulls import Pulls
+from .quarantine import Bad
+from .recovery import PullReplay
+from .terms import FROM_EARLIEST, OPEN, Beginning, begins_at_ms, encode_filter, find
+from .window import GroupWord
 
 # Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
 ROOM_EVERY_MS = 10

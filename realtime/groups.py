@@ -19,17 +19,19 @@ from delayd.errors import SlowDown
 from delayd.log.pull import PullEntry
 from delayd.machine.alarms import NEVER_MS
 from delayd.wire.heads import U32_MAX
-from realtime.index import Subject
-from realtime.order import Order
-from realtime.polls import RETRY_MS, Polls
-from realtime.terms import OPEN, Filter
-from realtime.window import GroupWindow, GroupWord, Stage
+
+from .index import Subject
+from .order import Order
+from .polls import RETRY_MS, Polls
+from .terms import OPEN, Filter
+from .window import GroupWindow, GroupWord, Stage
 
 if TYPE_CHECKING:
     from delayd.errors import DamagedData
-    from realtime.leads import Lead
-    from realtime.polls import Waiting
-    from realtime.subscriptions import Subscription
+
+    from .leads import Lead
+    from .polls import Waiting
+    from .subscriptions import Subscription
 
 GROUPS_MAX = 10_000  # Each group is some kilobytes of memory, and a row of every checkpoint before which it changed.
 GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for the groups of others.

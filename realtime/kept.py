@@ -17,11 +17,12 @@ from delayd.log.consume import ConsumeTail
 from delayd.log.pull import Decision, decode_rows, encode_rows
 from delayd.log.tail import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
 from delayd.machine.state import State
-from realtime.groups import Group, GroupCopy, LostGroup
-from realtime.handoff import Origin, Origins
-from realtime.index import Index, Subject
-from realtime.terms import OPEN, decode_filter, encode_filter
-from realtime.window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
+
+from .groups import Group, GroupCopy, LostGroup
+from .handoff import Origin, Origins
+from .index import Index, Subject
+from .terms import OPEN, decode_filter, encode_filter
+from .window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
 
 ORIGIN_PREFIX = b"origin/"
 NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.

@@ -18,12 +18,13 @@ from delayd.wire.heads import (
     need_str,
 )
 from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, decided_head, list_head, read_decision
-from realtime.group_records import GroupRecords
-from realtime.groups import Group, LostGroup
-from realtime.handoff import Peer
-from realtime.quarantine import Bad, Quarantine
-from realtime.rebuild import Rebuilder
-from realtime.unread import PULL, WINDOW, LogFiles, Unread
+
+from .group_records import GroupRecords
+from .groups import Group, LostGroup
+from .handoff import Peer
+from .quarantine import Bad, Quarantine
+from .rebuild import Rebuilder
+from .unread import PULL, WINDOW, LogFiles, Unread
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,14 @@ from delayd.batch.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_by
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.clock import Clock
-from realtime.groups import Group
-from realtime.index import SHORTAGE_RETRY_MS, Index, StoredBatches
-from realtime.order import LOOKED_AT, LOOKED_AT_A_BATCH, Order
-from realtime.polls import Waiting
-from realtime.quarantine import BATCHES_A_PULL, Quarantine, Rotten
-from realtime.terms import OPEN
-from realtime.window import Offer
+
+from .groups import Group
+from .index import SHORTAGE_RETRY_MS, Index, StoredBatches
+from .order import LOOKED_AT, LOOKED_AT_A_BATCH, Order
+from .polls import Waiting
+from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
+from .terms import OPEN
+from .window import Offer
 
 # An answer has at most this many parts: each costs the loop some 20 us, and nobody else is served meanwhile.
 PARTS_MAX = 512

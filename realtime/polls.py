@@ -21,11 +21,12 @@ from delayd.machine.alarms import DueHeap
 from delayd.machine.clock import Clock
 from delayd.machine.operating import LogLimit
 from delayd.wire.frame import Head
-from realtime.handoff import Peer
+
+from .handoff import Peer
 
 if TYPE_CHECKING:
-    from realtime.groups import Group
-    from realtime.subscriptions import Subscription
+    from .groups import Group
+    from .subscriptions import Subscription
 
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 RETRY_MS = 1_000  # The hint to a client that was refused because a bound was reached.

@@ -35,19 +35,20 @@ from delayd.log.pull import Decision, PullEntry, PullOp
 from delayd.machine.alarms import NEVER_MS, Alarms, DueHeap
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
-from realtime.acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
-from realtime.commit import PullCommit
-from realtime.groups import Group, Roster
-from realtime.handoff import Peer
-from realtime.index import Index, StoredBatches, Subject
-from realtime.kept import Life
-from realtime.leads import Leads
-from realtime.parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
-from realtime.polls import RETRY_MS, Waiting, WaitingPulls
-from realtime.quarantine import Quarantine
-from realtime.recovery import PullReplay
-from realtime.subscriptions import Subscription, Subscriptions
-from realtime.window import HELD, GroupWindow, GroupWord, Offer, StateRun
+
+from .acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
+from .commit import PullCommit
+from .groups import Group, Roster
+from .handoff import Peer
+from .index import Index, StoredBatches, Subject
+from .kept import Life
+from .leads import Leads
+from .parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
+from .polls import RETRY_MS, Waiting, WaitingPulls
+from .quarantine import Quarantine
+from .recovery import PullReplay
+from .subscriptions import Subscription, Subscriptions
+from .window import HELD, GroupWindow, GroupWord, Offer, StateRun
 
 T = TypeVar("T")
 

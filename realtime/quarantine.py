@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from delayd.errors import DamagedData, DataError
 from delayd.machine.alarms import Alarms
 from delayd.wire.status import Decision, Quarantined
-from realtime.groups import Group
-from realtime.index import Run, StoredBatches, Subject
-from realtime.window import GroupWord, Offer
+
+from .groups import Group
+from .index import Run, StoredBatches, Subject
+from .window import GroupWord, Offer
 
 # Unreadable batches per pull: each costs a read and a checksum, and nobody else is served meanwhile.
 BATCHES_A_PULL = 64

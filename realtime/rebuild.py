@@ -37,7 +37,8 @@ from delayd.log.log import Log
 from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk, File
 from delayd.machine.executor import Done, Executor
-from realtime.index import Index, Subject
+
+from .index import Index, Subject
 
 PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.
 ROUND_SUBJECTS = 1_000  # Subjects that are rebuilt in one pass over the log.

@@ -57,14 +57,15 @@ from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Identity, open_identity
 from delayd.machine.state import State
-from realtime.closed import TallyLog
-from realtime.commit import hello_of_record
-from realtime.groups import Group, LostGroup
-from realtime.handoff import Origins
-from realtime.index import Index, StoredBatches
-from realtime.kept import Kept, Life, Marks, copied, encode_marks, group_keys, subject_of_key
-from realtime.rebuild import rows_of
-from realtime.terms import decode_filter
+
+from .closed import TallyLog
+from .commit import hello_of_record
+from .groups import Group, LostGroup
+from .handoff import Origins
+from .index import Index, StoredBatches
+from .kept import Kept, Life, Marks, copied, encode_marks, group_keys, subject_of_key
+from .rebuild import rows_of
+from .terms import decode_filter
 
 READS = 2  # A read is tried this often: it may fail once.
 ANCHOR_BATCHES = 100_000  # The newest batches of a subject; an entry of its consume log should name one of them.

@@ -28,13 +28,14 @@ from delayd.log.log import Log
 from delayd.log.segment import Segment
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Executor
-from realtime.groups import Group, GroupCopy
-from realtime.index import Index, Subject
-from realtime.kept import Marks
-from realtime.recovery import Recovered
+
+from .groups import Group, GroupCopy
+from .index import Index, Subject
+from .kept import Marks
+from .recovery import Recovered
 
 if TYPE_CHECKING:
-    from realtime.checkpoint import Snapshot
+    from .checkpoint import Snapshot
 
 LOOKED_A_TURN = 10_000  # Subjects looked at in one turn, some 30 ns each; most have one segment, which stays.
 READS_A_TURN = 100  # Each reads an entry of a consume log, in some 20 us.

@@ -22,7 +22,7 @@ import msgpack
 import numpy as np
 
 from delayd.batch.batch import Batch
-from delayd.batch.columns import BatchKind, Buffer, ColumnArray, ColumnId, ProducerPart
+from delayd.batch.columns import DTYPES, SPARSE, BatchKind, Buffer, ColumnArray, ColumnId, ProducerPart
 from delayd.batch.gather import Gathered, GatheredItems, compose_new, item_of, row_bytes
 from delayd.batch.labels import (
     ATTEMPT,
@@ -60,14 +60,15 @@ from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
-from realtime.acks import Said, by_source, found
-from realtime.commit import PullCommit
-from realtime.group_records import GroupRecords
-from realtime.groups import Group
-from realtime.index import Index, StoredBatches
-from realtime.polls import RETRY_MS
-from realtime.pulls import HANDLES_MAX, Pulls, PutOff
-from realtime.window import HELD, StateRun
+
+from .acks import Said, by_source, found
+from .commit import PullCommit
+from .group_records import GroupRecords
+from .groups import Group
+from .index import Index, StoredBatches
+from .polls import RETRY_MS
+from .pulls import HANDLES_MAX, Pulls, PutOff
+from .window import HELD, StateRun
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
@@ -377,12 +378,13 @@ def retry_batch(part: ProducerPart, subject: str, sources: Sequence[Source], at_
     if any(tags):
         regions = {ColumnId.TAGS_END: _items(tags), **regions}
         others[ColumnId.TAG_BLOOM] = np.array([bloom_of_item(item) for item in tags], np.uint64)
-    expires = [_expiry(batch, row) if not how.reason else 0 for batch, row, how in rows]
-    if any(expires):
-        others[ColumnId.EXPIRES_AT_MS] = np.array(expires, np.int64)
-    keys = [ordering_key_of(batch, row) for batch, row, _ in rows]
-    if any(keys):
-        others[ColumnId.ORDERING_KEY_HASH] = np.array(keys, np.uint64)
+    for column in SPARSE:
+        values = [_value(batch, column, row) for batch, row, _ in rows]
+        if column == ColumnId.EXPIRES_AT_MS:
+            # A dead letter waits for an operator, however long that takes.
+            values = [0 if how.reason else value for value, (_, _, how) in zip(values, rows, strict=True)]
+        if any(values):
+            others[column] = np.array(values, DTYPES[column])
     lengths = np.array([length for length, _ in bodies], np.int64)
     regions[ColumnId.BODY_END] = GatheredItems(lengths, [item for _, item in bodies])
     gathered = Gathered(others[ColumnId.DELIVER_AT_MS].astype(np.int64, copy=False), regions)
@@ -400,15 +402,9 @@ def _items(items: Sequence[bytes]) -> GatheredItems:
     return GatheredItems(np.array([len(item) for item in items], np.int64), pieces)
 
 
-def _expiry(batch: Batch, row: int) -> int:
-    """When a message expires; 0 for never."""
-    return int(batch.int64s(ColumnId.EXPIRES_AT_MS)[row]) if ColumnId.EXPIRES_AT_MS in batch.offsets else 0
-
-
-def ordering_key_of(batch: Batch, row: int) -> int:
-    """The hash of a message's ordering key; 0 without one."""
-    column = ColumnId.ORDERING_KEY_HASH
-    return int(batch.uint64s(column)[row]) if column in batch.offsets else 0
+def _value(batch: Batch, column: ColumnId, row: int) -> int:
+    """What a message has in a sparse column; 0 where it states nothing."""
+    return int(batch.column(column)[row]) if column in batch.offsets else 0
 
 
 def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int) -> tuple[bytes, int]:

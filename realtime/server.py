@@ -34,10 +34,11 @@ from delayd.net.trust import Guard, Membership
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered
 from delayd.wire.requests import REALTIME_LIMITS, RequestType
-from realtime.core import Core, Executors, Surroundings
-from realtime.groups import Group
-from realtime.recovery import recover
-from realtime.retries import Undone
+
+from .core import Core, Executors, Surroundings
+from .groups import Group
+from .recovery import recover
+from .retries import Undone
 
 RETAIN_EVERY_S = 600
 # A copy of a directory must not take messages, or give them to consumers.

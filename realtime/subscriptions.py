@@ -16,11 +16,12 @@ from itertools import count, islice
 from delayd.batch.names import Pattern
 from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
 from delayd.wire.heads import U32_MAX
-from realtime.groups import Group
-from realtime.handoff import Peer
-from realtime.parts import PARTS_MAX, Part
-from realtime.polls import RETRY_MS, Polls, Waiting
-from realtime.terms import FROM_EARLIEST, OPEN, Beginning
+
+from .groups import Group
+from .handoff import Peer
+from .parts import PARTS_MAX, Part
+from .polls import RETRY_MS, Polls, Waiting
+from .terms import FROM_EARLIEST, OPEN, Beginning
 
 OF_PEER_MAX = 16  # Subscriptions of one connection.
 SUBSCRIPTIONS_MAX = 1_024  # Of all connections: each new subject is compared with every pattern, some 0.5 us each.

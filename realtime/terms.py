@@ -21,10 +21,11 @@ from delayd.errors import BadArgument, BadRequest, BadTags, NotOrdered, OtherFil
 from delayd.wire.consuming import AtInstant, AtSequence, End, Position, read_position
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_bool, need_strs
-from realtime.index import Index, StoredBatches, Subject
+
+from .index import Index, StoredBatches, Subject
 
 if TYPE_CHECKING:
-    from realtime.groups import Group
+    from .groups import Group
 
 FIELDS = frozenset(
     {"start", "ephemeral", "tags_any", "tags_all", "ordered"}

@@ -33,7 +33,8 @@ from delayd.machine.executor import Done, Executor, run
 from delayd.machine.identity import Site
 from delayd.machine.state import OperatorLog
 from delayd.wire.status import Decision, Quarantined
-from realtime.recovery import Recovered
+
+from .recovery import Recovered
 
 PULL = "pull"  # The ids of the entries for operators.
 WINDOW = "window"

@@ -37,7 +37,7 @@ from delayd.log.pull import ATTEMPT_MAX, Decision, PullEntry, PullOp
 from delayd.machine.alarms import NEVER_MS
 
 if TYPE_CHECKING:
-    from realtime.order import Order
+    from .order import Order
 
 PIECE_RUNS = 512  # A piece is searched by bisection and moved in memory as a whole; both take less than a microsecond.
 # Beyond this the oldest runs are forgotten: nobody knows what became of these pulls, so their handles are stale.

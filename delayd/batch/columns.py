@@ -155,6 +155,11 @@ KIND_COLUMNS: dict[BatchKind, KindColumns] = {
     BatchKind.INDEX: _exactly(),
     BatchKind.ASKED: KindColumns(_RECEIPT, _RECEIPT | {ColumnId.WANTED_AT_MS}),
 }
+# Two facts on which readers rest. A column that breaks one needs another way to be read there first.
+assert all(DTYPES[column].itemsize == 8 for column in SPARSE)  # `delayd.delay.rows` counts and reads them as words.
+assert (
+    max(KIND_COLUMNS[BatchKind.DISPATCH].allowed) == ColumnId.CONTENT_HASH
+)  # The audit looks for it in the last place.
 # An ASKED batch that names its rows by their keys, and not by their receipts.
 ASKED_BY_KEY = KindColumns(
     frozenset({ColumnId.KEY_END}),

@@ -49,7 +49,7 @@ BESIDE_BARE = (*BESIDE_BODY, *CARRIED_COLUMNS)  # What a batch that `delayd.batc
 # What the columns of a row take in a DISPATCH batch, and what they take besides where the row has tags.
 ROW_COLUMNS_BYTES = sum(DTYPES[column].itemsize for column in (_DUE, _SEQUENCE, ColumnId.HEADERS_END, _BODY, _HASH))
 TAGS_COLUMNS_BYTES = DTYPES[ColumnId.TAGS_END].itemsize + DTYPES[ColumnId.TAG_BLOOM].itemsize
-SPARSE_COLUMN_BYTES = 8  # And what it takes where it has a value in a column of `delayd.batch.SPARSE`.
+SPARSE_COLUMN_BYTES = 8  # And what it takes where it has a value in a column of `delayd.batch.columns.SPARSE`.
 NO_COLUMNS: Mapping[ColumnId, ColumnArray] = {}
 
 
@@ -74,7 +74,7 @@ class Gathered(NamedTuple):
     item may be absent.
 
     ``hashes`` are the content hashes that the sources state, 0 where they state none; None when none of them does.
-    ``kept`` are the columns of `delayd.batch.KEPT` that a source has.
+    ``kept`` are the columns of `delayd.batch.columns.KEPT` that a source has.
     """
 
     deliver_at_ms: Int64s

@@ -74,6 +74,17 @@ def test_an_old_name_of_a_world_is_the_same_module_and_nothing_here_imports_it()
     assert not users, "import the worlds by their names in tests/worlds"
 
 
+def test_packages_that_a_wheel_puts_below_delayd_import_themselves_by_their_place() -> None:
+    absolute = [
+        f"{path}: {line}"
+        for package in ("realtime", "meta", "cli", "spark")
+        for path in (_REPOSITORY / package).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from|import) (realtime|meta|cli|spark)\b", line)
+    ]
+    assert not absolute, "an installed server has no such package: write `from .x import`"
+
+
 def _imported(path: Path, text: str) -> set[str]:
     """The full names of all modules that a file may import, and of what it imports from them."""
     package = path.relative_to(_REPOSITORY).parent.parts
