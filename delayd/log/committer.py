@@ -56,8 +56,9 @@ def write_groups(to: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
 class Committer(ABC, Generic[G, W]):
     """The one writer of a log, and its own loop's: a subclass says what a group is, how it is written, and who is told.
 
-    A stop waits for no disk that is full: what waits for space was told to nobody. After a close of its executor
-    nothing is told any more.
+    What waits for space was told to nobody, so a stop may leave it. The logs of sends and of handovers hold up no stop
+    then; outcomes do, since a stop writes them all, until `delayd.net.home.CORE_STOP_MS` ends it. After a close of its
+    executor nothing is told any more.
     """
 
     def __init__(self, name: str, executor: Executor, clock: Clock) -> None:
