@@ -95,6 +95,8 @@ class Standing:
         elif reserve.far_from_ms is not None:
             later = hour_name(hour_of_ms(reserve.far_from_ms))
             yield WaitKind.DISK_NEARLY_FULL.wait("free disk space nears its reserve", hour=later)
+        if blocked := self._logs.outcomes.blocked:
+            yield WaitKind.OUTCOMES_WAIT.wait(f"outcomes can't be written: {blocked}")
         if not self._site.clock.confirmed:
             held = "deliveries after a restart of the machine, and sealing"
             yield WaitKind.CLOCK.wait(CLOCK_UNCONFIRMED, held=held, role="delay")

@@ -97,6 +97,10 @@ class WaitKind(Enum):
     GROUP_WITHOUT_NAME = "{what}", _GIVE_UP
 
     # A delay server, and where its messages go.
+    OUTCOMES_WAIT = (
+        "due messages for all realtime servers",
+        f"{_FREE_SPACE}; if it lacks memory or open files, give it more",
+    )
     NO_TARGET = "{rows} due messages", "start a realtime server: delayd realtime --data DIR --meta ADDRESS"
     TARGET_GIVEN_UP = (
         "{rows} due messages",

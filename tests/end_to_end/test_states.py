@@ -10,6 +10,7 @@ import delayd
 from delayd.config import Value
 from delayd.machine.operating import WaitKind
 from tests.end_to_end import (
+    full_disk,
     test_copies,
     test_empty_meta,
     test_states_of_files,
@@ -25,7 +26,14 @@ SLACK: dict[str, Value] = {"free_bytes_all": 0}
 
 
 def test_each_state_is_led_out_of_by_a_test() -> None:
-    elsewhere = (test_copies, test_empty_meta, test_states_of_files, test_states_of_keys, test_states_of_places)
+    elsewhere = (
+        full_disk,
+        test_copies,
+        test_empty_meta,
+        test_states_of_files,
+        test_states_of_keys,
+        test_states_of_places,
+    )
     assert all(elsewhere), "their tests have said what they try"
     untried = [kind.name for kind in WaitKind if kind not in TRIED_BY]
     assert not untried, f"no test does what `delayd status` says in {untried}"

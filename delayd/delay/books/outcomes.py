@@ -70,12 +70,12 @@ class _Flush:
 
 
 class Flushed(NamedTuple):
-    """The result of a flush, by hour: durable ends of the files that it wrote, hours that found no space, and new
-    damage.
+    """The result of a flush, by hour: durable ends of the files that it wrote, why outcomes could not be written, and
+    new damage.
     """
 
     ends: dict[int, int]
-    full: set[int]
+    full: dict[int, str]
     # By hour: why its own file can't be appended to; its outcomes are in a file beside it.
     damaged: dict[int, DamagedData]
 
@@ -96,7 +96,7 @@ class OutcomeLog(Committer[_Flush, Flushed]):
     ) -> None:
         super().__init__("dispatch logs", site.worker, site.clock)
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
-        self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
+        self.blocked = ""  # Why some outcomes can't be written: nothing more is sent until they can (rule L8).
         # Called with the rows of each flush whose outcomes are durable, in several arrays.
         self.on_ended: Callable[[list[NDArray[np.uint64]]], None] = lambda sequences: None
         # Called with the rows of each outcome that is recorded, while somebody waits for one.
@@ -203,11 +203,11 @@ class OutcomeLog(Committer[_Flush, Flushed]):
 
         self._executor.submit(alone, done)
 
-    def _set_blocked(self, full_hours: int) -> None:
-        if self.blocked != bool(full_hours):
-            self.blocked = bool(full_hours)
+    def _set_blocked(self, full: dict[int, str]) -> None:
+        was_blocked, self.blocked = bool(self.blocked), next(iter(full.values()), "")
+        if was_blocked != bool(full):
             # Without durable outcomes nothing more may leave: here deliveries stop and go on again.
-            log.log(logging.WARNING if full_hours else logging.INFO, "dispatch_logs_full hours=%d", full_hours)
+            log.log(logging.WARNING if full else logging.INFO, "dispatch_logs_full hours=%d", len(full))
 
     def look(self) -> None:
         """Check whether the open files are still in place: write a removed one again, and set others aside."""
@@ -244,18 +244,18 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         for recorded in group.recorded:
             by_hour[recorded.hour].append(recorded.part)
         now_ms = group.now_ms
-        flushed = Flushed({}, set(), {})
+        flushed = Flushed({}, {}, {})
         for hour, parts in by_hour.items():
             try:
                 segment = self._append(hour, _groups(hour, parts, self._epoch, now_ms), now_ms, flushed.damaged)
-            except (DiskFull, Shortage):
-                flushed.full.add(hour)
+            except (DiskFull, Shortage) as error:
+                flushed.full[hour] = str(error)
                 continue
             except DamagedData as error:
                 # Even a new file beside the damaged ones can't be written: these outcomes wait, and so does everything
                 # behind them.
                 flushed.damaged[hour] = error
-                flushed.full.add(hour)
+                flushed.full[hour] = str(error)
                 continue
             segment.flush()
             flushed.ends[hour] = segment.durable
@@ -267,7 +267,7 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         ends, full, damaged = written
         for hour, error in damaged.items():
             self.on_damaged(hour, error)
-        self._set_blocked(len(full))
+        self._set_blocked(full)
         if full:
             self._waiting = [recorded for recorded in group.recorded if recorded.hour in full] + self._waiting
             group.recorded = [recorded for recorded in group.recorded if recorded.hour not in full]

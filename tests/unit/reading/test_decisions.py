@@ -102,7 +102,11 @@ def test_the_message_log_keeps_a_decision_until_its_outcome_is_written(monkeypat
         return len(world.disk.list_folder(f"{DATA}/delay/message"))
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(OutcomeLog, "_write", lambda log, group: Flushed({}, {row.hour for row in group.recorded}, {}))
+        stopped.setattr(
+            OutcomeLog,
+            "_write",
+            lambda log, group: Flushed({}, dict.fromkeys((row.hour for row in group.recorded), "full"), {}),
+        )
         world.cancel(world.receipts("row"))
         world.settle()
         kept = live()
