@@ -46,8 +46,8 @@ from delayd.reading.seals import (
 )
 from delayd.secret import Secret
 
-from .hours import EVERY_HOUR, HourRange, Hours, all_damage_named, hour_of_name, hours_options
-from .listing import Cell, Column, Kind, columns, progress, show
+from .hours import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
+from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, Programs
 from .options import (
     Command,
@@ -73,11 +73,11 @@ _FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch", "conservation")
 _SELDOM = (*CLASSES[1:], *_FAULTS, "late")
 HOUR_COLUMNS = (
     *columns("hour"),
-    *(Column(name, Kind.NUMBER) for name in ("scheduled", *CLASSES)),
-    *(Column(name, Kind.NUMBER) for name in _FAULTS),
+    *(Column(name, ColumnKind.NUMBER) for name in ("scheduled", *CLASSES)),
+    *(Column(name, ColumnKind.NUMBER) for name in _FAULTS),
     *columns("late:number"),
-    *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "tallied", "past_due")),
-    *(Column(name, Kind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
+    *(Column(name, ColumnKind.NUMBER, detail=True) for name in ("unproven", "tallied", "past_due")),
+    *(Column(name, ColumnKind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
     *columns("delay_log_id:detail"),
 )
 FINDING_COLUMNS = columns("hour finding sequence:name subject deliver_at_ms:instant,spare detail delay_log_id:detail")
@@ -114,13 +114,13 @@ _TERMS = (
 )
 GROUP_COLUMNS = (
     *columns("subject group"),
-    *(Column(name, Kind.NUMBER) for name in ("pulled", "redelivered", "acknowledged", "given_back", "sent_back")),
-    *(Column(name, Kind.NUMBER) for name in ("lapsed", "outstanding", "gaps")),
+    *(Column(name, ColumnKind.NUMBER) for name in ("pulled", "redelivered", "acknowledged", "given_back", "sent_back")),
+    *(Column(name, ColumnKind.NUMBER) for name in ("lapsed", "outstanding", "gaps")),
     *columns("group_id:name,detail realtime_log_id:detail"),
 )
 
 
-class Told(NamedTuple):
+class AcceptanceWorth(NamedTuple):
     """What the acceptances of a report are worth; ``why`` they can't be verified, if they can't."""
 
     found: Sequence[JudgedAcceptance]
@@ -150,7 +150,7 @@ class Told(NamedTuple):
         return [_acceptance_as_json(each) for each in self.found]
 
 
-NOTHING_TOLD = Told((), "")
+NOTHING_TOLD = AcceptanceWorth((), "")
 
 
 def _terms(command: Callable[P, R]) -> Callable[P, R]:
@@ -220,7 +220,7 @@ def audit(
             late_ms_limit=late_limit // _MS,
             lost_grace_ms=grace // _MS,
             findings_limit=findings_limit,
-            progress=Hours(advance),
+            progress=HourSteps(advance),
             # Whoever asks for some hours waits for no more than these.
             consumption=groups or hours == EVERY_HOUR,
         )
@@ -270,7 +270,7 @@ def spark_audit(
     return show_report(report, form, judged(report, secret_file, data), groups=groups)
 
 
-def show_report(report: AuditReport, form: str, told: Told = NOTHING_TOLD, *, groups: bool = False) -> int:
+def show_report(report: AuditReport, form: str, told: AcceptanceWorth = NOTHING_TOLD, *, groups: bool = False) -> int:
     """Write a report to stdout, and what operators have accepted of it; returns the exit code."""
     if form == "json":
         click.echo(json.dumps({**_as_json(report), "acceptances": told.as_json}, indent=2))
@@ -337,7 +337,7 @@ def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:
         )
 
 
-def _verdict(report: AuditReport, told: Told) -> Iterator[str]:
+def _verdict(report: AuditReport, told: AcceptanceWorth) -> Iterator[str]:
     total = report.total
     if report.hours or report.findings:
         yield ""
@@ -469,14 +469,14 @@ def accept(data: str, report: AuditReport, words: Words, yes: bool) -> Iterator[
         yield "nobody can accept a broken seal, or totals that do not add up: audits go on to exit with 3"
 
 
-def judged(report: AuditReport, secret_file: str | None, data: str) -> Told:
+def judged(report: AuditReport, secret_file: str | None, data: str) -> AcceptanceWorth:
     """What the acceptances of a report are worth, by the cluster's secret."""
     if not report.acceptances:
         return NOTHING_TOLD
     try:
-        return Told(report.judged(secret_of(secret_file, data)), "")
+        return AcceptanceWorth(report.judged(secret_of(secret_file, data)), "")
     except BadSetting as error:
-        return Told(report.judged(None), error.message)
+        return AcceptanceWorth(report.judged(None), error.message)
 
 
 def _acceptance_as_json(each: JudgedAcceptance) -> dict[str, object]:
@@ -542,7 +542,7 @@ def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...
     if tallies or against:
         return _sides(data, hours, against, shown)
     with all_damage_named(data), progress("hours", None) as advance:
-        report = verify_seals(data, hours=hours, progress=Hours(advance))
+        report = verify_seals(data, hours=hours, progress=HourSteps(advance))
     listed = [each for each in report.seals if each.hour in hours or each.state is SealState.BROKEN]
     if listed or shown.form != "table":
         shown.show(SEAL_COLUMNS, (_seal_row(each) for each in listed))
@@ -554,7 +554,7 @@ def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...
 
 def _sides(data: str, hours: HourRange, against: Sequence[TextIO], shown: Shown) -> int:
     with all_damage_named(data), progress("hours", None) as advance:
-        sides = read_sides(RealDisk(), data, hours, Hours(advance))
+        sides = read_sides(RealDisk(), data, hours, HourSteps(advance))
     if not against:
         for line in sides.lines(hours):
             click.echo(line)

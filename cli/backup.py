@@ -18,7 +18,19 @@ from typing import NamedTuple
 import click
 
 import delayd
-from delayd.backup import ROLES, STATE, Cut, Held, Manifest, Source, Stage, Terms, read_journal, read_manifest, take
+from delayd.backup import (
+    ROLES,
+    STATE,
+    BackupTerms,
+    Held,
+    Manifest,
+    ServersCut,
+    ServerSource,
+    Stage,
+    read_journal,
+    read_manifest,
+    take,
+)
 from delayd.backup import restore as put_back
 from delayd.client.asking import ask
 from delayd.config import parse_address
@@ -185,8 +197,8 @@ def _take(
                 stack.callback(lock.release)
         secret = secret_of(secret_file, data) if running else None
 
-        def cut(stage: Stage) -> Cut:
-            found, sources = Cut((), True), [_stopped(data, role) for role in wanted if role not in running]
+        def cut(stage: Stage) -> ServersCut:
+            found, sources = ServersCut((), True), [_stopped(data, role) for role in wanted if role not in running]
             for each in sources:
                 stage(each)
             if running and secret is not None:
@@ -194,18 +206,18 @@ def _take(
             sources += found.sources
             return found._replace(sources=sorted(sources, key=lambda each: ROLES.index(each.role)))
 
-        terms = Terms(cut, _check, advance, _now_ms(), delayd.__version__)
+        terms = BackupTerms(cut, _check, advance, _now_ms(), delayd.__version__)
         manifest = take(disk, disk, folder, wanted, terms)
         _copy_secret(data, folder)
         return manifest
 
 
-def _stopped(data: str, role: str) -> Source:
+def _stopped(data: str, role: str) -> ServerSource:
     home = f"{data}/{role}"
-    return Source(role, home, _now_ms(), f"{home}/{STATE}", f"{home}/{CHECKPOINT}", None)
+    return ServerSource(role, home, _now_ms(), f"{home}/{STATE}", f"{home}/{CHECKPOINT}", None)
 
 
-async def _cut(data: str, roles: Sequence[str], operator: Operator, joins: bool, stage: Stage) -> Cut:
+async def _cut(data: str, roles: Sequence[str], operator: Operator, joins: bool, stage: Stage) -> ServersCut:
     """Cut the servers that run, and copy what they hold for this; the rest of their files is copied later."""
     meta, secret = operator.meta, operator.secret
     async with AsyncExitStack() as stack:
@@ -245,7 +257,7 @@ async def _cut(data: str, roles: Sequence[str], operator: Operator, joins: bool,
             stage(each)
         if joins and await _moment(servers) != moment_ms:
             raise NotReady("the cut of the cluster ended while its files were copied; begin anew", retry_after_ms=0)
-        return Cut(sources, held, moment_ms)
+        return ServersCut(sources, held, moment_ms)
 
 
 async def _moment(servers: Sequence[Running]) -> int:
@@ -257,7 +269,7 @@ async def _moment(servers: Sequence[Running]) -> int:
     return moments.pop()
 
 
-def _running(data: str, role: str, at_ms: int) -> Source:
+def _running(data: str, role: str, at_ms: int) -> ServerSource:
     home = f"{data}/{role}"
     path = f"{home}/{FOLDER}/{SIZES}"
     try:
@@ -267,7 +279,7 @@ def _running(data: str, role: str, at_ms: int) -> Source:
         raise ServerUnavailable(
             f"the {role} server that was cut is not the one of {home}; give the address of its meta server with --meta"
         ) from None
-    return Source(role, home, at_ms, f"{home}/{FOLDER}/{LMDB_FILE}", f"{home}/{FOLDER}/{CHECKPOINT}", sizes)
+    return ServerSource(role, home, at_ms, f"{home}/{FOLDER}/{LMDB_FILE}", f"{home}/{FOLDER}/{CHECKPOINT}", sizes)
 
 
 def _server_of(data: str, role: str, known: Sequence[ask.Known], meta: str) -> ask.Known:

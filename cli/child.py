@@ -56,7 +56,7 @@ class OnChild:
     down: Callable[[Child, int], None]
 
 
-class Kept:
+class KeptProcess:
     """A process that is started by exec in a group of its own, and told to stop or killed whenever it may run."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
@@ -125,7 +125,7 @@ class Kept:
             return True  # The pause is over, and nobody has told it to stop.
 
 
-class Child(Kept):
+class Child(KeptProcess):
     """Keeps one server running. Each start calls ``command`` again, with the port that the server had before."""
 
     def __init__(

@@ -22,14 +22,23 @@ from delayd.errors import BadArgument
 from delayd.machine.disk import RealDisk
 from delayd.reading.export import FORMATS, export_directory
 from delayd.reading.files.groups import Memory
-from delayd.reading.find import FilePiece, Finder, Found, FoundRow, Pattern, Search, Wanted, find_pieces
+from delayd.reading.find import (
+    BytesPattern,
+    FileFinder,
+    FilePiece,
+    FoundRow,
+    FoundRows,
+    Search,
+    WantedMessages,
+    find_pieces,
+)
 from delayd.reading.trace import trace as follow
 
-from .hours import HourRange, Hours, LeftOut, hours_options
+from .hours import HourRange, HourSteps, LeftOut, hours_options
 from .listing import Cell, Column, JsonText, columns, printable, progress, show
 from .options import (
     Command,
-    LogId,
+    LogIdParam,
     Shown,
     data_option,
     format_option,
@@ -117,18 +126,18 @@ def find(
     if name is not None and subject is not None and name != subject:
         raise BadArgument(f"SUBJECT {name} and --subject {subject} differ; give one of them")
     check_order(from_ms, to_ms)
-    wanted = Wanted(
+    wanted = WantedMessages(
         from_ms,
         to_ms,
         _bytes(name or subject),
         sequence,
         _bytes(key),
         tags,
-        None if grep is None else Pattern(os.fsencode(grep)),
+        None if grep is None else BytesPattern(os.fsencode(grep)),
         tuple(_header(text) for text in headers),
     )
     search = Search(wanted, ended, with_rows=not only_count, with_bodies=not no_body)
-    finder, left_out = Finder(RealDisk(), data, search, in_processes), LeftOut()
+    finder, left_out = FileFinder(RealDisk(), data, search, in_processes), LeftOut()
     if only_count:
         click.echo(sum(found.row_count for found in _found(finder, left_out)))
     else:
@@ -142,7 +151,7 @@ def find(
     return left_out.end()
 
 
-def _found(finder: Finder, left_out: LeftOut) -> Iterator[Found]:
+def _found(finder: FileFinder, left_out: LeftOut) -> Iterator[FoundRows]:
     with progress("MiB", None) as done:
         seen = 0
         for found in finder.found():
@@ -153,7 +162,7 @@ def _found(finder: Finder, left_out: LeftOut) -> Iterator[Found]:
             yield found
 
 
-def in_processes(tasks: Iterator[list[FilePiece]], search: Search) -> Iterator[Found]:
+def in_processes(tasks: Iterator[list[FilePiece]], search: Search) -> Iterator[FoundRows]:
     """Search a little in this process, and the rest in one process for each core; results come in order."""
     disk = RealDisk()
     for task in islice(tasks, ALONE_TASKS):
@@ -164,7 +173,7 @@ def in_processes(tasks: Iterator[list[FilePiece]], search: Search) -> Iterator[F
     processes = len(os.sched_getaffinity(0))
     # A process begins as a copy of this one: to import everything again would take longer than most searches.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _begin)
-    waiting: deque[Future[Found]] = deque()
+    waiting: deque[Future[FoundRows]] = deque()
     try:
         with warnings.catch_warnings():
             # Newer Pythons warn of threads in this process; a thread that draws progress holds nothing that is needed.
@@ -186,7 +195,7 @@ def _begin() -> None:
     os.nice(NICE)
 
 
-def _search(task: list[FilePiece], search: Search) -> Found:
+def _search(task: list[FilePiece], search: Search) -> FoundRows:
     return find_pieces(RealDisk(), task, search, _MEMORY)
 
 
@@ -225,11 +234,11 @@ def _json(body: bytes) -> JsonText | None:
         return None
 
 
-def _header(text: str) -> tuple[str, Pattern]:
+def _header(text: str) -> tuple[str, BytesPattern]:
     name, equals, pattern = text.partition("=")
     if not name or not equals:
         raise BadArgument(f"--header {text} is not NAME=PATTERN; write for example tenant=acme")
-    return name, Pattern(os.fsencode(pattern))
+    return name, BytesPattern(os.fsencode(pattern))
 
 
 def _bytes(text: str | None) -> bytes | None:
@@ -243,7 +252,7 @@ STEP_COLUMNS = columns("step at_ms:instant detail byte:name,spare file:spare log
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("which", metavar="SEQUENCE|KEY")
 @click.option("--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits.")
-@click.option("--server", type=LogId(), metavar="LOG_ID", help="The delay server that gave the sequence.")
+@click.option("--server", type=LogIdParam(), metavar="LOG_ID", help="The delay server that gave the sequence.")
 @data_option
 @format_option
 def trace(subject: str, which: str, is_key: bool, server: int | None, data: str, form: str) -> None:
@@ -311,6 +320,6 @@ def export(data: str, out: str, form: str, hours: HourRange, subject: str | None
             form=form,
             hours=hours,
             subject=subject,
-            progress=Hours(advance),
+            progress=HourSteps(advance),
         )
     show(TABLE_COLUMNS, ((f"{out}/{name}.{form}", count) for name, count in counts.items()), "table")

@@ -36,7 +36,7 @@ from .main import NOT_BALANCED, OK
 from .message import Due, Walk, Wording, in_bulk, told_unread, walk_all
 from .operate import Operator, decision_options, operator_options, run
 from .options import (
-    Group,
+    CommandGroup,
     Shown,
     bundle,
     format_option,
@@ -106,7 +106,7 @@ class _Pending(NamedTuple):
     leaving: int  # So many messages they had not taken yet.
 
 
-@click.group(invoke_without_command=True, cls=Group)
+@click.group(invoke_without_command=True, cls=CommandGroup)
 @meta_option
 @click.option("--subject", metavar="NAME", shell_complete=offer_subjects, help="Groups of this subject only.")
 @format_option
@@ -377,7 +377,7 @@ dead_options = bundle(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def dead() -> None:
     """List dead letters of consumer groups, send them to their group again, or end them.
 

@@ -79,7 +79,7 @@ def hour_of_name(text: str) -> int:
         raise click.BadParameter(error.message) from error
 
 
-class Hours:
+class HourSteps:
     """Turns "so many of so many" into steps."""
 
     def __init__(self, advance: Advance) -> None:
@@ -115,7 +115,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ListedWindow:
     """Which messages a listing wants: due in [from_ms, to_ms), of one subject; None sets no bound.
 
     A message that was accepted after its time counts as due when it was accepted, as it is filed (rule P5).
@@ -179,10 +179,10 @@ class LeftOut:
         return NOT_BALANCED if self._count else OK
 
 
-class Listing:
+class HourListing:
     """Hours read one after the other: one that is damaged is named, and blanks none of the others."""
 
-    def __init__(self, data: str, window: Window) -> None:
+    def __init__(self, data: str, window: ListedWindow) -> None:
         self.window = window
         damage: list[DamagedData] = []
         found = schedules(RealDisk(), data, damage)
@@ -199,7 +199,7 @@ class Listing:
     @classmethod
     def of(cls, data: str, subject: str | None, from_ms: int | None, to_ms: int | None) -> Self:
         """Take the options of a command."""
-        return cls(data, Window(from_ms, to_ms, subject))
+        return cls(data, ListedWindow(from_ms, to_ms, subject))
 
     @classmethod
     def ahead(cls, data: str, subject: str | None, from_ms: int | None, to_ms: int | None) -> Self:
@@ -237,8 +237,8 @@ class Listing:
 
 
 _LISTED = (data_option, subject_option, from_option, to_option)
-listing_options = bundle("listing", Listing.of, *_LISTED)
-ahead_options = bundle("listing", Listing.ahead, *_LISTED)
+listing_options = bundle("listing", HourListing.of, *_LISTED)
+ahead_options = bundle("listing", HourListing.ahead, *_LISTED)
 
 
 def in_chunks(rows: Int64s, size: int = 1_000) -> Iterator[list[int]]:

@@ -33,7 +33,7 @@ class JsonText(str):
     __slots__ = ()
 
 
-class Kind(Enum):
+class ColumnKind(Enum):
     """What a column holds. It decides how a table writes the cells."""
 
     TEXT = "text"
@@ -48,7 +48,7 @@ class Column(NamedTuple):
     """A column: its name in JSON and CSV, and what it holds."""
 
     name: str
-    kind: Kind = Kind.TEXT
+    kind: ColumnKind = ColumnKind.TEXT
     detail: bool = False  # No table shows it.
     spare: bool = False  # A table that is too wide for the terminal leaves this column out, and says so.
 
@@ -56,9 +56,9 @@ class Column(NamedTuple):
     def heading(self) -> str:
         """The heading in a table: without the unit, because the values show it."""
         name = self.name
-        if self.kind in (Kind.INSTANT, Kind.DURATION):
+        if self.kind in (ColumnKind.INSTANT, ColumnKind.DURATION):
             name = name.removesuffix("_ms")
-        if self.kind is Kind.SIZE:
+        if self.kind is ColumnKind.SIZE:
             name = name.removesuffix("_bytes")
         return name.replace("_", " ")
 
@@ -71,7 +71,7 @@ def columns(spec: str) -> tuple[Column, ...]:
     for word in spec.split():
         name, _, text = word.partition(":")
         tags = text.split(",") if text else []
-        kind = next((Kind(tag) for tag in tags if tag not in ("detail", "spare")), Kind.TEXT)
+        kind = next((ColumnKind(tag) for tag in tags if tag not in ("detail", "spare")), ColumnKind.TEXT)
         made.append(Column(name, kind, "detail" in tags, "spare" in tags))
     return tuple(made)
 
@@ -143,7 +143,7 @@ class Table:
                 if _total(widths, gap) <= self._width:
                     return _Layout(places, widths, gap)
             left = self._width - _total(folded[:-1], GAP_NARROW) - GAP_NARROW
-            if self._columns[places[-1]].kind is Kind.TEXT and left >= TEXT_WIDTH_MIN:
+            if self._columns[places[-1]].kind is ColumnKind.TEXT and left >= TEXT_WIDTH_MIN:
                 return _Layout(places, (*folded[:-1], left), GAP_NARROW, folds=True)
         return None
 
@@ -179,7 +179,7 @@ class Table:
         padded = []
         for text, width, place in zip(cells, layout.widths, layout.places, strict=True):
             blanks = " " * (width - _width(text))
-            right = self._columns[place].kind not in (Kind.TEXT, Kind.INSTANT)
+            right = self._columns[place].kind not in (ColumnKind.TEXT, ColumnKind.INSTANT)
             padded.append(blanks + text if right else text + blanks)
         self._out.write((" " * layout.gap).join(padded).rstrip() + "\n")
 
@@ -258,15 +258,15 @@ def _cell_text(column: Column, cell: Cell) -> str:
     if isinstance(cell, str):
         return cell
     match column.kind:
-        case Kind.INSTANT:
+        case ColumnKind.INSTANT:
             return instant_text(int(cell))
-        case Kind.DURATION:
+        case ColumnKind.DURATION:
             return duration_text(cell)
-        case Kind.SIZE:
+        case ColumnKind.SIZE:
             return size_text(cell)
-        case Kind.NUMBER:
+        case ColumnKind.NUMBER:
             return f"{cell:,}"
-        case Kind.TEXT | Kind.NAME:
+        case ColumnKind.TEXT | ColumnKind.NAME:
             return str(cell)
 
 

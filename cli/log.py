@@ -51,7 +51,7 @@ from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_di
 from .hours import in_chunks
 from .listing import Cell, columns, printable, progress, show, size_text
 from .main import NOT_BALANCED, OK
-from .options import DATA_VARIABLE, DataFolder, Group, Shown, format_option, shown_options
+from .options import DATA_VARIABLE, CommandGroup, DataFolder, Shown, format_option, shown_options
 
 GROUP_COLUMNS = columns(
     "offset:name kind batches:number rows:number size_bytes:size base_sequence:name appended_at_ms:instant "
@@ -346,7 +346,7 @@ _LEVELS = {
 }
 
 
-@click.group(no_args_is_help=True, cls=Group)
+@click.group(no_args_is_help=True, cls=CommandGroup)
 def log() -> None:
     """Verify or dump log files.
 

@@ -96,7 +96,7 @@ NICE = 5  # Commands that only look give way to servers on this machine, from th
 LOOKS = frozenset({"top", "schedule", "dispatch", "trace", "log", "audit", "export", "seals", "spark-audit"})
 
 
-class Place(NamedTuple):
+class CommandPlace(NamedTuple):
     """Where a command is defined, and the line that the overview shows."""
 
     module: str
@@ -105,41 +105,47 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "up": Place("serve", "up", "Run all servers on this machine."),
-    "meta": Place("serve", "meta", "Run the meta server: who is alive, who serves what."),
-    "delay": Place("serve", "delay", "Run a delay server: it holds messages until they are due."),
-    "realtime": Place("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
-    "send": Place("send", "send", "Send messages that become due later."),
-    "consume": Place("consume", "consume", "Take due messages and acknowledge them."),
-    "work": Place("work", "work", "Call the handlers of a worker for due messages."),
-    "get": Place("message", "get", "Show what became of messages."),
-    "cancel": Place("message", "cancel", "End messages that are pending."),
-    "reschedule": Place("message", "reschedule", "Move messages that are pending to another instant."),
-    "pending": Place("message", "pending", "List the pending messages of a subject."),
-    "status": Place("status", "status", "Show which servers serve, what waits for whom, and what servers refuse."),
-    "top": Place("status", "top", "Watch rates, pending messages and the lag of groups."),
-    "servers": Place("servers", "servers", "List the servers that meta knows."),
-    "server": Place("servers", "server", "Make meta forget a server."),
-    "target": Place("owners", "target", "List realtime servers, and decide on those that lost data or are gone."),
-    "route": Place("owners", "route", "Give a subject to another realtime server."),
-    "slots": Place("owners", "slots", "Show which delay server judges which keys, and move keys."),
-    "clock": Place("servers", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
-    "subjects": Place("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
-    "groups": Place("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
-    "dead": Place("groups", "dead", "List messages that no handler could work on; send them again, or end them."),
-    "mend": Place("mend", "mend", "List what servers can't read, and decide what to do about it."),
-    "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),
-    "dispatch": Place("schedule", "dispatch", "Look at what became of messages, from files."),
-    "trace": Place("files", "trace", "Follow one message through all logs, from files."),
-    "log": Place("log", "log", "Verify or dump log files."),
-    "audit": Place("audit", "audit", "Check from files that each message left once and on time."),
-    "export": Place("files", "export", "Write the logs as Parquet or CSV, from files."),
-    "seals": Place("audit", "seals", "Verify the seals of hours, from files."),
-    "spark-audit": Place("audit", "spark_audit", "Do the same as audit, with Spark."),
-    "backup": Place("backup", "backup", "Copy the servers of a directory while they run, and check the copy."),
-    "cut": Place("backup", "cut", "Have all servers keep one moment while a command makes backups of them."),
-    "restore": Place("backup", "restore", "Put a backup into the place of servers."),
-    "completion": Place("completion", "completion", "Print the script that has a shell complete command lines."),
+    "up": CommandPlace("serve", "up", "Run all servers on this machine."),
+    "meta": CommandPlace("serve", "meta", "Run the meta server: who is alive, who serves what."),
+    "delay": CommandPlace("serve", "delay", "Run a delay server: it holds messages until they are due."),
+    "realtime": CommandPlace("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
+    "send": CommandPlace("send", "send", "Send messages that become due later."),
+    "consume": CommandPlace("consume", "consume", "Take due messages and acknowledge them."),
+    "work": CommandPlace("work", "work", "Call the handlers of a worker for due messages."),
+    "get": CommandPlace("message", "get", "Show what became of messages."),
+    "cancel": CommandPlace("message", "cancel", "End messages that are pending."),
+    "reschedule": CommandPlace("message", "reschedule", "Move messages that are pending to another instant."),
+    "pending": CommandPlace("message", "pending", "List the pending messages of a subject."),
+    "status": CommandPlace(
+        "status", "status", "Show which servers serve, what waits for whom, and what servers refuse."
+    ),
+    "top": CommandPlace("status", "top", "Watch rates, pending messages and the lag of groups."),
+    "servers": CommandPlace("servers", "servers", "List the servers that meta knows."),
+    "server": CommandPlace("servers", "server", "Make meta forget a server."),
+    "target": CommandPlace(
+        "owners", "target", "List realtime servers, and decide on those that lost data or are gone."
+    ),
+    "route": CommandPlace("owners", "route", "Give a subject to another realtime server."),
+    "slots": CommandPlace("owners", "slots", "Show which delay server judges which keys, and move keys."),
+    "clock": CommandPlace("servers", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
+    "subjects": CommandPlace("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
+    "groups": CommandPlace("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
+    "dead": CommandPlace(
+        "groups", "dead", "List messages that no handler could work on; send them again, or end them."
+    ),
+    "mend": CommandPlace("mend", "mend", "List what servers can't read, and decide what to do about it."),
+    "schedule": CommandPlace("schedule", "schedule", "Look at what is scheduled, from files."),
+    "dispatch": CommandPlace("schedule", "dispatch", "Look at what became of messages, from files."),
+    "trace": CommandPlace("files", "trace", "Follow one message through all logs, from files."),
+    "log": CommandPlace("log", "log", "Verify or dump log files."),
+    "audit": CommandPlace("audit", "audit", "Check from files that each message left once and on time."),
+    "export": CommandPlace("files", "export", "Write the logs as Parquet or CSV, from files."),
+    "seals": CommandPlace("audit", "seals", "Verify the seals of hours, from files."),
+    "spark-audit": CommandPlace("audit", "spark_audit", "Do the same as audit, with Spark."),
+    "backup": CommandPlace("backup", "backup", "Copy the servers of a directory while they run, and check the copy."),
+    "cut": CommandPlace("backup", "cut", "Have all servers keep one moment while a command makes backups of them."),
+    "restore": CommandPlace("backup", "restore", "Put a backup into the place of servers."),
+    "completion": CommandPlace("completion", "completion", "Print the script that has a shell complete command lines."),
 }
 
 

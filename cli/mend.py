@@ -24,7 +24,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import RESTORED_STEP
 from delayd.log.log import LogPlace
 from delayd.log.segment import Confirmed, FileKind
-from delayd.log.tail import Damage, End, decided_behind, end_of, find_damage, give_up, pulled_behind
+from delayd.log.tail import Damage, LogEnd, decided_behind, end_of, find_damage, give_up, pulled_behind
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import Wait
 from delayd.machine.state import LmdbState, OperatorLog
@@ -39,9 +39,9 @@ from .listing import Cell, columns, progress, show
 from .main import NOT_BALANCED, OK
 from .operate import Operator, all_pages, of_each, run
 from .options import (
+    CommandGroup,
     DataFolder,
-    Group,
-    LogId,
+    LogIdParam,
     confirm,
     format_option,
     meta_option,
@@ -59,14 +59,14 @@ WITH_MESSAGES = "it is given up with the message log"
 UNDAMAGED = "nothing in it is damaged by itself"
 
 
-class Found(NamedTuple):
+class ListedEntry(NamedTuple):
     """An entry and the server that lists it; None for one that was found in files."""
 
     server: ask.Known | None
     entry: Quarantined
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def mend() -> None:
     """List what servers can't read and have set aside, and decide on it.
 
@@ -103,7 +103,9 @@ def _add(decision: Decision, id_name: str, help_: str) -> None:
 
     @mend.command(decision.value, help=help_)
     @click.argument("id_", metavar=id_name)
-    @click.option("--server", type=LogId(), metavar="LOG_ID", help="The server that lists it; needed when several do.")
+    @click.option(
+        "--server", type=LogIdParam(), metavar="LOG_ID", help="The server that lists it; needed when several do."
+    )
     @meta_option
     @secret_option
     @secret_data_option
@@ -173,7 +175,7 @@ def _decide(decision: Decision, id_: str, server: int | None, operator: Operator
     return OK if need_bool(answer, "done") else NOT_BALANCED
 
 
-async def _all(address: str) -> tuple[list[Found], list[Wait]]:
+async def _all(address: str) -> tuple[list[ListedEntry], list[Wait]]:
     """What all servers list, and what meta waits for."""
 
     async def read(connection: Connection) -> list[Quarantined]:
@@ -185,14 +187,14 @@ async def _all(address: str) -> tuple[list[Found], list[Wait]]:
         servers = await ask.known_servers(connection)
         waits = read_waits(await ask.ask(connection, RequestType.STATUS, {}), "waits")
     listed = await of_each(servers, "entries", read)
-    return [Found(server, entry) for server, entries in listed for entry in entries], waits
+    return [ListedEntry(server, entry) for server, entries in listed for entry in entries], waits
 
 
-def _in_files(data: str) -> list[Found]:
+def _in_files(data: str) -> list[ListedEntry]:
     """Each damaged file of a directory; the end of a log that may be given up goes by the name of its folder."""
     with progress("files", None) as advance:
         report = verify_directory(data, progress=lambda done, total: advance(1, total))
-    found: list[Found] = []
+    found: list[ListedEntry] = []
     for file in report.damaged:
         folder = os.path.dirname(file.path)
         end = end_of(folder)
@@ -200,11 +202,11 @@ def _in_files(data: str) -> list[Found]:
         entry = Quarantined(
             file.path if end is None else folder, file.path, file.position, file.sentence, 0, 0, costs=costs
         )
-        found.append(Found(None, entry))
+        found.append(ListedEntry(None, entry))
     return found
 
 
-def _rows(found: Found) -> Iterator[tuple[Cell, ...]]:
+def _rows(found: ListedEntry) -> Iterator[tuple[Cell, ...]]:
     """One row for each decision; one for an entry that offers none."""
     server, entry = found
     role = entry.id.split("/")[-2] if server is None and entry.costs else None if server is None else server.role
@@ -217,7 +219,7 @@ def _rows(found: Found) -> Iterator[tuple[Cell, ...]]:
         yield (*what, *where, None, None, None)
 
 
-def _log_id(found: Found) -> int:
+def _log_id(found: ListedEntry) -> int:
     return 0 if found.server is None else found.server.log_id
 
 
@@ -235,11 +237,11 @@ class _Stopped:
         self.log_id = self._number(b"log_id")
         self.marks = self._marks()
 
-    def place(self, folder: str, end: End) -> LogPlace:
+    def place(self, folder: str, end: LogEnd) -> LogPlace:
         """Where a log of this server is."""
         return LogPlace(folder, end.kind, self.log_id)
 
-    def damage(self, folder: str, end: End) -> Damage | None:
+    def damage(self, folder: str, end: LogEnd) -> Damage | None:
         """What keeps a start from a log."""
         confirmed: Confirmed | None = None
         if end.kind is FileKind.MESSAGE:
@@ -249,7 +251,7 @@ class _Stopped:
         counted = self.marks.get(end.offset, 0), self.marks.get(end.crc32c, 0)
         return find_damage(self.disk, self.place(folder, end), *counted, self.now_ms, confirmed)
 
-    def behind_checkpoint(self, folder: str, end: End, why: str) -> Damage:
+    def behind_checkpoint(self, folder: str, end: LogEnd, why: str) -> Damage:
         """All that a log has behind its last checkpoint."""
         found = self.damage(folder, end)
         if found is not None and found.good_until == found.start:

@@ -71,7 +71,7 @@ _WHICH = (
 )
 
 
-class Given(NamedTuple):
+class GivenOptions(NamedTuple):
     """What was given of the options."""
 
     tokens: Sequence[str]
@@ -85,13 +85,13 @@ class Given(NamedTuple):
         return any(each is not None and each != () for each in self)
 
 
-given_options = bundle("given", Given, *_WHICH)
+given_options = bundle("given", GivenOptions, *_WHICH)
 
 
 class Which:
     """The messages of a subject that a command means."""
 
-    def __init__(self, subject: str, given: Given) -> None:
+    def __init__(self, subject: str, given: GivenOptions) -> None:
         """Read what was given; UsageError, BadArgument when it names no messages."""
         self.subject = subject
         tokens = [*given.tokens, *_lines(given.receipt_file)]
@@ -291,7 +291,7 @@ Told = TypeVar("Told", bound=IntEnum)
 @timeout_option
 @meta_option
 @format_option
-def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str, given: Given) -> int:
+def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str, given: GivenOptions) -> int:
     """Show what became of messages.
 
     States: `pending`; `in flight` (it is being handed over); `dispatched` (a realtime server has it), `cancelled`,
@@ -340,7 +340,7 @@ def cancel(
     meta: str,
     form: str,
     yes: bool,
-    given: Given,
+    given: GivenOptions,
 ) -> int:
     """End messages that are pending, so that they are never delivered.
 
@@ -413,7 +413,7 @@ def reschedule(
     meta: str,
     form: str,
     yes: bool,
-    given: Given,
+    given: GivenOptions,
 ) -> int:
     """Move messages that are pending to another instant.
 
@@ -460,7 +460,7 @@ def reschedule(
     return _account(moved.answers, RescheduleAnswer, RescheduleAnswer.MOVED)
 
 
-def _check(data: str | None, where: bool, window: tuple[object, ...], given: Given) -> None:
+def _check(data: str | None, where: bool, window: tuple[object, ...], given: GivenOptions) -> None:
     """Refuse options that do not go together."""
     if data is not None:
         raise click.UsageError(

@@ -168,7 +168,7 @@ text_format_option = click.option(
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-class LogId(click.ParamType[int]):
+class LogIdParam(click.ParamType[int]):
     """A server's log_id as listings show it: up to 16 hexadecimal digits."""
 
     name = "log_id"
@@ -219,7 +219,7 @@ class Command(click.Command):
         super().__init__(name, **_with_examples(given))
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of such commands."""
 
     command_class = Command

@@ -38,11 +38,11 @@ from delayd.wire.scheduling import TargetInfo
 from .listing import Cell, columns, show
 from .main import OK, TRY_LATER
 from .operate import Operator, all_pages, decision_options, patiently, run
-from .options import Group, LogId, format_option, meta_option, offer_subjects
+from .options import CommandGroup, LogIdParam, format_option, meta_option, offer_subjects
 from .servers import slot_owners, states_of, targets_of
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def route() -> None:
     """Decide which realtime server has a subject.
 
@@ -53,8 +53,10 @@ def route() -> None:
 
 @route.command("move")
 @click.argument("subject", required=False, shell_complete=offer_subjects)
-@click.option("--to", "log_id", type=LogId(), metavar="LOG_ID", help="The realtime server that gets it.")
-@click.option("--all-from", "source", type=LogId(), metavar="LOG_ID", help="Move all subjects of this realtime server.")
+@click.option("--to", "log_id", type=LogIdParam(), metavar="LOG_ID", help="The realtime server that gets it.")
+@click.option(
+    "--all-from", "source", type=LogIdParam(), metavar="LOG_ID", help="Move all subjects of this realtime server."
+)
 @click.option("--strand", is_flag=True, help="With --all-from: also move subjects of which messages stay behind.")
 @decision_options
 def move_route(subject: str | None, log_id: int | None, source: int | None, strand: bool, operator: Operator) -> int:
@@ -167,7 +169,7 @@ def _stays(group: GroupAt) -> str:
 SLOT_COLUMNS = columns("delay_log_id address:spare state count:number slots")
 
 
-class Slots(click.ParamType[SlotSet]):
+class SlotsParam(click.ParamType[SlotSet]):
     """A set of slots, as `delayd slots list` shows it."""
 
     name = "slots"
@@ -182,7 +184,7 @@ class Slots(click.ParamType[SlotSet]):
             self.fail(str(error), param, ctx)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def slots() -> None:
     """Show which delay server judges which keys, and give keys to another one.
 
@@ -210,8 +212,10 @@ def list_slots(meta: str, form: str) -> None:
 
 
 @slots.command("move")
-@click.argument("slots", type=Slots(), metavar="SLOTS")
-@click.option("--to", "log_id", type=LogId(), required=True, metavar="LOG_ID", help="The delay server that gets them.")
+@click.argument("slots", type=SlotsParam(), metavar="SLOTS")
+@click.option(
+    "--to", "log_id", type=LogIdParam(), required=True, metavar="LOG_ID", help="The delay server that gets them."
+)
 @click.option("--lost", is_flag=True, help="Their owner is gone for good: do not ask it.")
 @decision_options
 def move_slots(slots: SlotSet, log_id: int, lost: bool, operator: Operator) -> None:
@@ -324,10 +328,10 @@ COSTS = {
     ),
 }
 
-server_option = click.option("--server", type=LogId(), metavar="LOG_ID", help="One delay server only; else all.")
+server_option = click.option("--server", type=LogIdParam(), metavar="LOG_ID", help="One delay server only; else all.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def target() -> None:
     """List realtime servers as delay servers see them, and decide on one that lost data or is gone for good.
 
@@ -352,7 +356,7 @@ def list_targets(meta: str, form: str) -> None:
 
 
 @target.command()
-@click.argument("log_id", type=LogId(), metavar="LOG_ID")
+@click.argument("log_id", type=LogIdParam(), metavar="LOG_ID")
 @server_option
 @decision_options
 def lost(log_id: int, server: int | None, operator: Operator) -> int:
@@ -367,7 +371,7 @@ def lost(log_id: int, server: int | None, operator: Operator) -> int:
 
 
 @target.command()
-@click.argument("log_id", type=LogId(), metavar="LOG_ID")
+@click.argument("log_id", type=LogIdParam(), metavar="LOG_ID")
 @server_option
 @decision_options
 def accept(log_id: int, server: int | None, operator: Operator) -> int:

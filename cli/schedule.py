@@ -22,8 +22,7 @@ from delayd.client.asking.ask import QUOTAS
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_name, hour_start_ms
-from delayd.log.control import NO_LIMITS
-from delayd.log.control import Limits as Quota
+from delayd.log.control import NO_LIMITS, QuotaLimits
 from delayd.log.hour import Outcome, Reason, reason_name
 from delayd.reading.data import NONE, Hour, HourCount, Schedule, damaged
 from delayd.reading.files.directory import Directory, server_runs
@@ -31,10 +30,10 @@ from delayd.reading.files.origins import outcome_word
 from delayd.reading.verify import stored_quota
 
 from .files import find
-from .hours import Listing, Window, ahead_options, in_chunks, listing_options
+from .hours import HourListing, ListedWindow, ahead_options, in_chunks, listing_options
 from .listing import Cell, Column, columns, printable, progress
 from .operate import run
-from .options import Group, Shown, meta_option, shown_options
+from .options import CommandGroup, Shown, meta_option, shown_options
 from .subjects import limits_sentence
 from .times import instant_text
 
@@ -49,7 +48,7 @@ MESSAGE_COLUMNS = columns(
 LIGHT = "░"  # In a bar: messages that are done.
 
 
-@click.group(no_args_is_help=True, cls=Group)
+@click.group(no_args_is_help=True, cls=CommandGroup)
 def schedule() -> None:
     """Look at what is scheduled, from files.
 
@@ -63,7 +62,7 @@ schedule.add_command(find)
 @schedule.command()
 @listing_options
 @shown_options
-def hours(listing: Listing, shown: Shown) -> int:
+def hours(listing: HourListing, shown: Shown) -> int:
     """Count the messages of each hour, in UTC, and how many of them still wait.
 
     A table has a bar for each hour: full for messages that wait, light for the others.
@@ -85,7 +84,7 @@ def hours(listing: Listing, shown: Shown) -> int:
 @click.option("--all", "everything", is_flag=True, help="Messages that are done, too.")
 @click.option("--body", "with_body", is_flag=True, help="Show the beginning of each body.")
 @shown_options
-def show_messages(listing: Listing, everything: bool, with_body: bool, shown: Shown) -> int:
+def show_messages(listing: HourListing, everything: bool, with_body: bool, shown: Shown) -> int:
     """List pending messages, the next due first.
 
     Exit codes: 3 an hour or a body is damaged; stderr names it, and the list leaves it out.
@@ -118,7 +117,7 @@ def show_messages(listing: Listing, everything: bool, with_body: bool, shown: Sh
 @meta_option
 @shown_options
 def forecast(
-    listing: Listing, by: str, quota: int | None, capacity: int | None, png: Path | None, meta: str, shown: Shown
+    listing: HourListing, by: str, quota: int | None, capacity: int | None, png: Path | None, meta: str, shown: Shown
 ) -> int:
     """Foresee how many messages fall due in each period, in UTC, and in which second most of them do.
 
@@ -135,7 +134,7 @@ def forecast(
     if listing.window.subject is not None and quota is None:
         stored, sentence = quota_of(listing.window.subject, listing, meta)
         quota = stored.per_second
-    found, limits = Forecast(listing), Limits(quota, capacity)
+    found, limits = Forecast(listing), RateLimits(quota, capacity)
     found.look()
     is_table = shown.form == "table"
     columns = (*FORECAST_COLUMNS, Column("chart")) if is_table else FORECAST_COLUMNS
@@ -148,7 +147,7 @@ def forecast(
     return listing.end()
 
 
-def _hour_rows(listing: Listing) -> Iterator[tuple[Cell, ...]]:
+def _hour_rows(listing: HourListing) -> Iterator[tuple[Cell, ...]]:
     with progress("hours", len(listing.wanted)) as done:
         for number, each in listing.wanted:
             done(1)
@@ -160,7 +159,7 @@ def _hour_rows(listing: Listing) -> Iterator[tuple[Cell, ...]]:
                 yield (hour_name(number), *count[1:-1], count.state.value, f"{each.directory.log_id:016x}")
 
 
-def _count(listing: Listing, number: int, each: Schedule) -> HourCount:
+def _count(listing: HourListing, number: int, each: Schedule) -> HourCount:
     """Count the wanted messages of an hour; its bytes are shared out by their number."""
     hour = listing.read(number, each)
     if hour is None:
@@ -183,7 +182,7 @@ def _with_bars(rows: Sequence[tuple[Cell, ...]]) -> Iterator[tuple[Cell, ...]]:
         yield (*row, chart)
 
 
-def _message_rows(listing: Listing, everything: bool, with_body: bool) -> Iterator[tuple[Cell, ...]]:
+def _message_rows(listing: HourListing, everything: bool, with_body: bool) -> Iterator[tuple[Cell, ...]]:
     for _, each, hour in listing.hours():
         if hour is None:
             continue
@@ -206,7 +205,7 @@ def _message_rows(listing: Listing, everything: bool, with_body: bool) -> Iterat
                 yield (*line, _body(listing, each, hour, row)) if with_body else line
 
 
-def _body(listing: Listing, each: Schedule, hour: Hour, row: int) -> str:
+def _body(listing: HourListing, each: Schedule, hour: Hour, row: int) -> str:
     try:
         return printable(each.body(hour, row))
     except DamagedData as error:
@@ -228,7 +227,7 @@ OUTCOME_COLUMNS = columns(
 )
 
 
-@click.group(no_args_is_help=True, cls=Group)
+@click.group(no_args_is_help=True, cls=CommandGroup)
 def dispatch() -> None:
     """Look at what became of messages, from files.
 
@@ -242,7 +241,7 @@ def dispatch() -> None:
     "--outcome", type=click.Choice([each.name.lower() for each in Outcome]), help="Messages with this outcome only."
 )
 @shown_options
-def show_outcomes(listing: Listing, outcome: str | None, shown: Shown) -> int:
+def show_outcomes(listing: HourListing, outcome: str | None, shown: Shown) -> int:
     """List outcomes hour by hour, in the order in which the delay server learned them.
 
     `late` is the time from when a message was due (or accepted, if that was later) to when the realtime server
@@ -258,17 +257,17 @@ def show_outcomes(listing: Listing, outcome: str | None, shown: Shown) -> int:
     return listing.end()
 
 
-def _outcome_rows(listing: Listing, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
+def _outcome_rows(listing: HourListing, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
     for _, each, hour in listing.hours():
         if hour is not None:
             yield from _outcomes_of(hour, listing.window, kind, f"{each.directory.log_id:016x}")
 
 
-def _outcomes_of(hour: Hour, window: Window, kind: Outcome | None, log_id: str) -> Iterator[tuple[Cell, ...]]:
+def _outcomes_of(hour: Hour, window: ListedWindow, kind: Outcome | None, log_id: str) -> Iterator[tuple[Cell, ...]]:
     rows, outcomes = hour.rows, hour.outcomes
     row_of = hour.row_of()
     # An outcome without a row can't be told by its subject or its time: only a listing of all shows it.
-    unbounded = window == Window()
+    unbounded = window == ListedWindow()
     held = window.holds(rows)
     chosen = np.full(len(row_of), unbounded)
     if len(held):
@@ -313,14 +312,14 @@ FORECAST_COLUMNS = columns(
 )
 
 
-class Second(NamedTuple):
+class BusySecond(NamedTuple):
     """A second, and how many messages fall due in it."""
 
     messages: int
     begin_ms: int
 
 
-NO_SECOND = Second(0, 0)
+NO_SECOND = BusySecond(0, 0)
 NO_INSTANTS: Int64s = np.empty(0, np.int64)
 
 
@@ -330,12 +329,12 @@ class Ahead:
 
     messages: int = 0
     stored_bytes: int = 0
-    fullest: Second = NO_SECOND
+    fullest: BusySecond = NO_SECOND
     read: bool = False  # Whether ``fullest`` is known.
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RateLimits:
     """Messages a second that somebody allows or can serve; None: not given."""
 
     quota: int | None = None
@@ -350,7 +349,7 @@ class Limits:
 class Forecast:
     """The hours ahead of one data directory."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: HourListing) -> None:
         self.hours: dict[int, Ahead] = {}
         self.unread_messages_max = 0  # No second of an hour that was not read has more messages than this.
         self._listing = listing
@@ -411,7 +410,7 @@ class Forecast:
         self.hours[number] = ahead
 
 
-def fullest_second(due_ms: Int64s) -> Second:
+def fullest_second(due_ms: Int64s) -> BusySecond:
     """The second in which most messages fall due; the first of them."""
     if not len(due_ms):
         return NO_SECOND
@@ -419,10 +418,10 @@ def fullest_second(due_ms: Int64s) -> Second:
     first = int(seconds.min())
     counts = np.bincount(seconds - first)
     most = int(counts.argmax())
-    return Second(int(counts[most]), (first + most) * SECOND_MS)
+    return BusySecond(int(counts[most]), (first + most) * SECOND_MS)
 
 
-def rows_of(forecast: Forecast, by: str, limits: Limits, *, with_chart: bool) -> Iterator[tuple[Cell, ...]]:
+def rows_of(forecast: Forecast, by: str, limits: RateLimits, *, with_chart: bool) -> Iterator[tuple[Cell, ...]]:
     """The periods that have messages, rising."""
     periods: dict[str, list[Ahead]] = defaultdict(list)
     for number in sorted(forecast.hours):
@@ -449,7 +448,7 @@ def bar(share: float) -> str:
     return (EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
 
 
-def told(forecast: Forecast, limits: Limits) -> str:
+def told(forecast: Forecast, limits: RateLimits) -> str:
     """The fullest second in one sentence."""
     fullest = max((ahead.fullest for ahead in forecast.hours.values()), default=NO_SECOND)
     if not fullest.messages:
@@ -472,7 +471,7 @@ def draw(forecast: Forecast, by: str, path: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise BadArgument("--png needs matplotlib: pip install matplotlib") from None
-    rows = list(rows_of(forecast, by, Limits(), with_chart=False))
+    rows = list(rows_of(forecast, by, RateLimits(), with_chart=False))
     figure, axes = pyplot.subplots(figsize=PNG_INCHES)
     axes.bar(range(len(rows)), [int(row[1] or 0) for row in rows], width=1.0)
     ticks = np.unique(np.linspace(0, max(0, len(rows) - 1), 8).astype(int)).tolist() if rows else []
@@ -489,12 +488,12 @@ def draw(forecast: Forecast, by: str, path: Path) -> None:
         pyplot.close(figure)
 
 
-def quota_of(subject: str, listing: Listing, meta: str) -> tuple[Quota, str]:
+def quota_of(subject: str, listing: HourListing, meta: str) -> tuple[QuotaLimits, str]:
     """The limits that all servers of the directory have together, and a sentence that tells them.
 
     They are those of no quota when they are not known. A state that is damaged is left out of the listing by name.
     """
-    found: list[Quota] = []
+    found: list[QuotaLimits] = []
     running: list[int] = []
     try:
         name = check_subject(subject)
@@ -515,29 +514,29 @@ def quota_of(subject: str, listing: Listing, meta: str) -> tuple[Quota, str]:
     return limits, limits_sentence(subject, limits) + servers
 
 
-def _stored(directory: Directory, subject: bytes) -> Quota:
+def _stored(directory: Directory, subject: bytes) -> QuotaLimits:
     try:
         return stored_quota(directory, subject)
     except FileNotFoundError as error:
         raise ServerUnavailable(f"{error.filename} is missing, as in a copy of the logs alone") from error
 
 
-async def _asked(subject: str, log_ids: Sequence[int], meta: str) -> list[Quota]:
+async def _asked(subject: str, log_ids: Sequence[int], meta: str) -> list[QuotaLimits]:
     async with ask.meta(meta) as connection:
         known = {server.log_id: server for server in await ask.known_servers(connection, "delay")}
-    found: list[Quota] = []
+    found: list[QuotaLimits] = []
     for log_id in log_ids:
         if log_id not in known:
             raise ServerUnavailable(f"delay server {log_id:016x} runs, and the meta server at {meta} does not know it")
         limits = NO_LIMITS
         for info in await QUOTAS.of(known[log_id], {"prefix": subject}):
             if info.subject == subject:
-                limits = Quota(info.per_second, info.pending, info.pending_bytes)
+                limits = QuotaLimits(info.per_second, info.pending, info.pending_bytes)
         found.append(limits)
     return found
 
 
-def together(found: Sequence[Quota]) -> Quota:
+def together(found: Sequence[QuotaLimits]) -> QuotaLimits:
     """Each server counts for itself, so a subject may have the sum; where one server has no limit, there is none."""
     sums = [None if None in limits else sum(limit or 0 for limit in limits) for limits in zip(*found, strict=True)]
-    return Quota._make(sums)
+    return QuotaLimits._make(sums)

@@ -31,7 +31,16 @@ from delayd.wire.scheduling import TargetInfo, read_targets
 from .listing import Cell, columns, progress, show
 from .main import OK, TRY_LATER
 from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently, run, silence
-from .options import Command, Group, LogId, format_option, meta_option, secret_data_option, secret_of, secret_option
+from .options import (
+    Command,
+    CommandGroup,
+    LogIdParam,
+    format_option,
+    meta_option,
+    secret_data_option,
+    secret_of,
+    secret_option,
+)
 from .status import CORDONED, FENCED, SERVES, look_at
 
 SERVERS = columns("role log_id address alive state seen_ago_ms:duration epoch:name pid:name")
@@ -84,7 +93,7 @@ def _row(server: ask.Known, state: str) -> tuple[Cell, ...]:
     return (*names, server.alive, state, server.seen_ms_ago, server.epoch, server.pid)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def server() -> None:
     """Decide on a server that meta knows.
 
@@ -96,7 +105,7 @@ def server() -> None:
 
 @server.command()
 @click.argument("role", type=click.Choice(["delay", "realtime"]))
-@click.argument("log_id", type=LogId(), metavar="LOG_ID")
+@click.argument("log_id", type=LogIdParam(), metavar="LOG_ID")
 @click.option("--routes", is_flag=True, help="Give the subjects of a realtime server to other servers.")
 @decision_options
 def forget(role: str, log_id: int, routes: bool, operator: Operator) -> None:

@@ -52,7 +52,7 @@ CORDONED = "cordoned"  # It serves, and gets no new messages.
 TEXT_LENGTH = 500
 
 
-class Seen(NamedTuple):
+class AskedServer(NamedTuple):
     """One server, and what it answered; ``fault`` says why it did not."""
 
     role: str
@@ -127,12 +127,12 @@ def status(meta: str, server: str | None, form: str) -> int:
     return code
 
 
-async def look_at(servers: Sequence[ask.Known]) -> list[Seen]:
+async def look_at(servers: Sequence[ask.Known]) -> list[AskedServer]:
     """Ask servers for their STATUS, all at once."""
     return await asyncio.gather(*map(_ask, servers))
 
 
-async def ask_all(address: str) -> list[Seen]:
+async def ask_all(address: str) -> list[AskedServer]:
     """Ask meta, and all servers that it knows, for their STATUS."""
     async with ask.meta(address) as connection:
         known = await ask.known_servers(connection)
@@ -140,7 +140,7 @@ async def ask_all(address: str) -> list[Seen]:
     return [meta, *await look_at(known)]
 
 
-async def _look(address: str) -> tuple[list[Seen], list[tuple[str, Wait]]]:
+async def _look(address: str) -> tuple[list[AskedServer], list[tuple[str, Wait]]]:
     """All servers, and what waits at realtime servers that nobody asks for it."""
     found = await ask_all(address)
     groups = await asyncio.gather(*map(_groups_of, found))
@@ -148,14 +148,14 @@ async def _look(address: str) -> tuple[list[Seen], list[tuple[str, Wait]]]:
     return found, await _elsewhere(address, found)
 
 
-async def _ask_one(address: str) -> Seen:
+async def _ask_one(address: str) -> AskedServer:
     async with ask.connected(parse_address(address, "server")) as connection:
         seen = await _read("", connection)
     seen = seen._replace(role=need_str(seen.status, "role"))
     return seen._replace(groups=await _groups_of(seen))
 
 
-async def _groups_of(seen: Seen) -> list[GroupInfo]:
+async def _groups_of(seen: AskedServer) -> list[GroupInfo]:
     """The groups of a realtime server; none of one that does not serve now, which is told elsewhere."""
     if seen.role != "realtime" or seen.fault or ask.is_held(seen.status):
         return []
@@ -167,7 +167,7 @@ async def _groups_of(seen: Seen) -> list[GroupInfo]:
         return []
 
 
-async def _elsewhere(address: str, found: list[Seen]) -> list[tuple[str, Wait]]:
+async def _elsewhere(address: str, found: list[AskedServer]) -> list[tuple[str, Wait]]:
     """Groups with messages at a realtime server that does not have their subject any more."""
     behind = [(seen, group) for seen in found for group in seen.groups if _left(group) and not group.paused]
     subjects = sorted({group.subject for _, group in behind})
@@ -191,7 +191,7 @@ def _left(group: GroupInfo) -> int:
     return group.end - group.next + group.outstanding + group.redelivering
 
 
-async def _ask(known: ask.Known) -> Seen:
+async def _ask(known: ask.Known) -> AskedServer:
     fault, state = silence(known), AWAY
     if known.alive:
         try:
@@ -202,14 +202,14 @@ async def _ask(known: ask.Known) -> Seen:
             fault, state = error.message, SILENT
     elif (held := await ask.held_status(known)) is not None:
         return _seen(known.role, known.log_id, known.address, held, None)._replace(state=_state(held, FENCED))
-    return Seen(known.role, known.log_id, known.address, {}, None, [], [], fault, state=state)
+    return AskedServer(known.role, known.log_id, known.address, {}, None, [], [], fault, state=state)
 
 
 def _state(status: Head, otherwise: str) -> str:
     return HELD if ask.is_held(status) else FENCED if ask.is_fenced(status) else otherwise
 
 
-async def _read(role: str, connection: Connection) -> Seen:
+async def _read(role: str, connection: Connection) -> AskedServer:
     before_ns = time.time_ns()
     answer = await ask.ask(connection, RequestType.STATUS, {})
     halfway_ms = (before_ns + time.time_ns()) // 2_000_000
@@ -217,20 +217,20 @@ async def _read(role: str, connection: Connection) -> Seen:
     return _seen(role, need_u64(answer, "log_id"), connection.peer, answer, ahead_ms)
 
 
-def _seen(role: str, log_id: int, address: str, answer: Head, ahead_ms: int | None) -> Seen:
+def _seen(role: str, log_id: int, address: str, answer: Head, ahead_ms: int | None) -> AskedServer:
     need_map(answer, "counters")
     need_int(answer, "now_ms")
     waits, refuses = read_waits(answer, "waits"), read_waits(answer, "refuses")
     need_int(answer, "started_at_ms")
     need_str(answer, "role")
-    return Seen(role, log_id, address, answer, ahead_ms, waits, refuses, "")
+    return AskedServer(role, log_id, address, answer, ahead_ms, waits, refuses, "")
 
 
-def _of_all(found: list[Seen], name: str) -> list[tuple[str, Wait]]:
+def _of_all(found: list[AskedServer], name: str) -> list[tuple[str, Wait]]:
     return [(seen.name, wait) for seen in found for wait in (seen.waits if name == "waits" else seen.refuses)]
 
 
-def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
+def _missing(found: list[AskedServer]) -> list[tuple[str, Wait]]:
     """Servers that do not serve, as something that waits for whoever can start them."""
     missing = [
         (seen.name, MISSING[seen.role].wait(seen.fault, log_id=f"{seen.log_id:016x}")) for seen in found if seen.fault
@@ -241,7 +241,7 @@ def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
     return missing
 
 
-def _write_screen(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]]) -> None:
+def _write_screen(found: list[AskedServer], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]]) -> None:
     show(COLUMNS, map(_row, found), "table")
     for title, entries in (("waits for an operator", waits), ("is refused for now", refuses)):
         if entries:
@@ -254,7 +254,7 @@ def _write_screen(found: list[Seen], waits: list[tuple[str, Wait]], refuses: lis
     click.echo(f"\n{things if waits else 'all is well'}")
 
 
-def _row(seen: Seen) -> tuple[Cell, ...]:
+def _row(seen: AskedServer) -> tuple[Cell, ...]:
     role, log_id, address = seen.role, f"{seen.log_id:016x}", seen.address
     if seen.fault:
         return (role, log_id, address, "no", None, None, None)
@@ -265,12 +265,12 @@ def _row(seen: Seen) -> tuple[Cell, ...]:
     return (role, log_id, address, serves, up_ms, _clock_text(seen), _backlog_text(seen))
 
 
-def _up_ms(seen: Seen) -> int:
+def _up_ms(seen: AskedServer) -> int:
     """How long ago a server that has answered was started."""
     return max(0, need_int(seen.status, "now_ms") - need_int(seen.status, "started_at_ms"))
 
 
-def _clock_text(seen: Seen) -> str:
+def _clock_text(seen: AskedServer) -> str:
     if seen.status.get("clock_confirmed") is False:
         return "not confirmed"
     ahead_ms = seen.clock_ahead_ms or 0
@@ -300,7 +300,7 @@ ALWAYS = frozenset(
 )  # The others if not 0.
 
 
-def _backlog_text(seen: Seen) -> str:
+def _backlog_text(seen: AskedServer) -> str:
     counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
     told = [_counted(count, words) for count, name, words in counts if count or name in ALWAYS]
     # No server counts the dead letters that are kept without reading all that is pending, so the line says since when.
@@ -314,7 +314,7 @@ def _backlog_text(seen: Seen) -> str:
     return ", ".join(told)
 
 
-def _for_whom(seen: Seen) -> str:
+def _for_whom(seen: AskedServer) -> str:
     slowest = seen.slowest
     if slowest is None:
         return ""
@@ -331,7 +331,9 @@ def _kept_for(group: GroupInfo) -> dict[str, str | int | None]:
     return {"subject": group.subject, "group": group.group, "oldest_ms_ago": group.oldest_ms_ago}
 
 
-def _write_json(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]], code: int) -> None:
+def _write_json(
+    found: list[AskedServer], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]], code: int
+) -> None:
     servers = [
         {
             "role": seen.role,
@@ -369,10 +371,10 @@ HOME, CLEAR = "\x1b[H", "\x1b[2J"
 ENDS = frozenset("qQ\x03\x04")
 
 
-class Look(NamedTuple):
+class StatusRound(NamedTuple):
     """What all servers said in one round; each group with its server."""
 
-    seen: list[Seen]
+    seen: list[AskedServer]
     groups: list[tuple[int, GroupInfo]]
 
 
@@ -422,7 +424,7 @@ def top(meta: str, once: bool, every: timedelta, form: str) -> None:
     click.echo()
 
 
-def screen_of(before: Look, now: Look) -> Screen:
+def screen_of(before: StatusRound, now: StatusRound) -> Screen:
     """The rows of two rounds: counts of the second one, and rates between them."""
     old = {(each.role, each.log_id): each for each in before.seen}
     servers = [
@@ -438,20 +440,20 @@ def screen_of(before: Look, now: Look) -> Screen:
     return Screen(servers, groups)
 
 
-def _seen_now(meta: str) -> Look:
+def _seen_now(meta: str) -> StatusRound:
     return run(lambda: _ask_all_now(meta))
 
 
-async def _ask_all_now(meta: str) -> Look:
+async def _ask_all_now(meta: str) -> StatusRound:
     seen = await ask_all(meta)
     async with ask.meta(meta) as connection:
         servers = [server for server in await ask.known_servers(connection, "realtime") if server.alive]
     listed = await groups_at(servers, None)
     tell_missing(listed)
-    return Look(seen, [(place.server.log_id, place.info) for place in listed])
+    return StatusRound(seen, [(place.server.log_id, place.info) for place in listed])
 
 
-def _server_row(before: Seen | None, now: Seen) -> tuple[Cell, ...]:
+def _server_row(before: AskedServer | None, now: AskedServer) -> tuple[Cell, ...]:
     def rate(name: str) -> Cell:
         value = now.status.get(name) if name in now.status else now.counter(name)
         earlier = (before.status.get(name) if name in before.status else before.counter(name)) if before else None
@@ -469,7 +471,7 @@ def _server_row(before: Seen | None, now: Seen) -> tuple[Cell, ...]:
     return (now.role, log_id, rate("messages"), rate("acked"), None, None, None, *NO_LATE)
 
 
-def _passed_s(before: Seen | None, now: Seen) -> float | None:
+def _passed_s(before: AskedServer | None, now: AskedServer) -> float | None:
     """Seconds between two answers of one life of a server; None when there are no two."""
     if before is None or before.status.get("epoch") != now.status.get("epoch"):
         return None

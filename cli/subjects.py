@@ -24,7 +24,7 @@ from delayd.wire.scheduling import LIMITS, QuotaInfo
 from .listing import Cell, columns, show
 from .main import OK, TRY_LATER
 from .operate import Operator, all_pages, of_each, operator_options, run
-from .options import Group, Shown, format_option, meta_option, offer_subjects, shown_options
+from .options import CommandGroup, Shown, format_option, meta_option, offer_subjects, shown_options
 from .servers import states_of
 
 LIMIT = click.IntRange(0, INT_MAX)
@@ -43,7 +43,7 @@ QUOTAS = columns(
 prefix_option = click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
 
 
-@click.group(invoke_without_command=True, cls=Group)
+@click.group(invoke_without_command=True, cls=CommandGroup)
 @meta_option
 @prefix_option
 @shown_options

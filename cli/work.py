@@ -24,7 +24,7 @@ from delayd.errors import BadArgument
 from delayd.net.program import configure_logging
 from delayd.worker.worker import Worker
 
-from .child import SERVED_WELL_S, Kept, LineWriter
+from .child import SERVED_WELL_S, KeptProcess, LineWriter
 from .main import INTERRUPTED, OK, USAGE, Programs
 from .options import Command
 
@@ -95,7 +95,7 @@ _PASSED_OVER = {"__pycache__", "site-packages", "node_modules"}
 _ENVIRONMENT = "pyvenv.cfg"  # A folder with this is an environment, whose thousands of files nobody edits.
 
 
-class Sources:
+class WatchedSources:
     """Python files below a folder."""
 
     def __init__(self, folder: str) -> None:
@@ -145,7 +145,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class WorkerProcesses:
     """Keeps some processes of one worker running. ``sources`` is None unless they start again when a file changes."""
 
-    def __init__(self, command: Sequence[str], count: int, sources: Sources | None, errors: LineWriter) -> None:
+    def __init__(self, command: Sequence[str], count: int, sources: WatchedSources | None, errors: LineWriter) -> None:
         self._sources = sources
         self._errors = errors
         self._stop = asyncio.Event()
@@ -200,7 +200,7 @@ class WorkerProcesses:
             self.stop_all()
 
 
-class _WorkerProcess(Kept):
+class _WorkerProcess(KeptProcess):
     """One process of a worker."""
 
     def __init__(self, number: int, command: Sequence[str], of: WorkerProcesses) -> None:
@@ -284,7 +284,7 @@ def work(programs: Programs, target: str, processes: int, reload: bool, exit_wit
     module, _ = split(target)
     if processes == 1 and not reload:
         return _work_here(target, exit_with_stdin)
-    sources = Sources.of(module) if reload else None
+    sources = WatchedSources.of(module) if reload else None
     command = [*programs.command, "work", target, "--exit-with-stdin"]
     return asyncio.run(_work_in(command, processes, sources))
 
@@ -307,7 +307,7 @@ def _stop_with_stdin(stop: Callable[[], None]) -> None:
     stop()
 
 
-async def _work_in(command: list[str], processes: int, sources: Sources | None) -> int:
+async def _work_in(command: list[str], processes: int, sources: WatchedSources | None) -> int:
     errors = LineWriter(sys.stderr.fileno())
     try:
         return await WorkerProcesses(command, processes, sources, errors).run()

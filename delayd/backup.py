@@ -61,7 +61,7 @@ HEAD = "."  # Stands for the backup itself in the journal of a restore.
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CopiedFile:
     """One copied file: its path below the folder, its bytes, and CRC32C over them.
 
     ``source`` is device and inode of the file that it was copied from: a file that takes its place has others.
@@ -99,7 +99,7 @@ class Manifest:
     at_one_instant: bool  # Whether the servers fit each other, so that nothing is lost or doubled between them.
     servers: tuple[Held, ...]
     damaged: tuple[str, ...]  # Sentences about files that did not check where they were copied from.
-    entries: tuple[Entry, ...]
+    entries: tuple[CopiedFile, ...]
     moment_ms: int = 0  # When all servers of the cluster were cut together; 0 when these were cut alone.
 
     @property
@@ -132,7 +132,7 @@ def decode(path: str, data: bytes) -> Manifest:
     if head.pop("files") != len(lines):
         raise DamagedData(path, 0, "it lists another number of files than it counts")
     servers = tuple(Held(**each) for each in head.pop("servers"))
-    entries = tuple(Entry(**line) for line in lines)
+    entries = tuple(CopiedFile(**line) for line in lines)
     return Manifest(servers=servers, damaged=tuple(head.pop("damaged")), entries=entries, **head)
 
 
@@ -171,7 +171,7 @@ class Journal:
         self._disk = disk
         self._folder = folder
         self._path = f"{folder}/{UNFINISHED}"
-        self.lines: dict[str, Entry] = {}
+        self.lines: dict[str, CopiedFile] = {}
         begun = disk.exists(self._path)  # By an earlier call.
         self._file = disk.open(self._path, write=True, create=not begun)
         if begun:
@@ -181,7 +181,7 @@ class Journal:
             disk.sync_folder(folder)
         self._end = self._file.size()
 
-    def add(self, lines: Iterable[Entry]) -> None:
+    def add(self, lines: Iterable[CopiedFile]) -> None:
         """Note files that are durable; the notes themselves are durable on return."""
         data = b"\n" + b"".join(_encode(line) for line in lines)
         self._file.pwritev([data], self._end)
@@ -207,16 +207,16 @@ def read_journal(disk: Disk, folder: str) -> int | None:
         return sum(_decode(line) is not None for line in file.pread(file.size(), 0).splitlines())
 
 
-def _encode(entry: Entry) -> bytes:
+def _encode(entry: CopiedFile) -> bytes:
     text = json.dumps([entry.path, entry.size_bytes, entry.crc32c, entry.source]).encode()
     return text + f" {crc32c(text):08x}\n".encode()
 
 
-def _decode(data: bytes) -> Entry | None:
+def _decode(data: bytes) -> CopiedFile | None:
     text, _, check = data.rpartition(b" ")
     if not text or check != f"{crc32c(text):08x}".encode():
         return None
-    return Entry(*json.loads(text))
+    return CopiedFile(*json.loads(text))
 
 
 class Copier:
@@ -228,10 +228,10 @@ class Copier:
         self._folder = folder
         self._journal = journal
         self._progress = progress
-        self._unsynced: list[Entry] = []
+        self._unsynced: list[CopiedFile] = []
         self._unsynced_bytes = 0
 
-    def copy(self, path: str, name: str, size: int | None = None) -> tuple[Entry, DataError | None]:
+    def copy(self, path: str, name: str, size: int | None = None) -> tuple[CopiedFile, DataError | None]:
         """Copy the file ``path`` as ``name``, its first ``size`` bytes or all of it.
 
         Returns what was copied, and why that is not all: the file can't be read behind it, or is shorter.
@@ -247,7 +247,7 @@ class Copier:
         try:
             file = open_named(self._source, path)
         except Unreadable as error:
-            return Entry(name, 0, 0, source), error
+            return CopiedFile(name, 0, 0, source), error
         try:
             wanted = file.size() if size is None else size
             known = self._journal.lines.get(name)
@@ -281,7 +281,7 @@ class Copier:
                     to.sync()
         finally:
             file.close()
-        entry = Entry(name, position, checksum, source)
+        entry = CopiedFile(name, position, checksum, source)
         if failed is None:
             self._unsynced.append(entry)
         self._unsynced_bytes += position - begin
@@ -289,7 +289,7 @@ class Copier:
             self.flush()
         return entry, failed
 
-    def fresh(self, path: str, name: str) -> tuple[Entry, DataError | None]:
+    def fresh(self, path: str, name: str) -> tuple[CopiedFile, DataError | None]:
         """Copy a file that does not only grow, whatever an earlier call has copied of it."""
         self._journal.lines.pop(name, None)
         return self.copy(path, name)
@@ -305,7 +305,7 @@ class Copier:
             self._journal.lines |= {entry.path: entry for entry in self._unsynced}
         self._unsynced, self._unsynced_bytes = [], 0
 
-    def _has(self, copy: str, entry: Entry, wanted: int) -> bool:
+    def _has(self, copy: str, entry: CopiedFile, wanted: int) -> bool:
         """Whether an earlier call's copy is a beginning of what is wanted now."""
         if entry.size_bytes > wanted or not self._target.exists(copy):
             return False
@@ -314,7 +314,7 @@ class Copier:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ServerSource:
     """One server's directory, for the time of a backup."""
 
     role: str
@@ -329,7 +329,7 @@ class Source:
         return self.sizes is not None
 
 
-def files_of(disk: Disk, source: Source, copies: Disk, state: str) -> dict[str, int | None]:
+def files_of(disk: Disk, source: ServerSource, copies: Disk, state: str) -> dict[str, int | None]:
     """The files of the logs by path below the server's folder, each with the bytes to copy; None for all of it.
 
     ``state``, on the disk ``copies``, is a file of the state that no server has open.
@@ -379,30 +379,30 @@ def _schedule(disk: Disk, folder: str, copies: Disk, state: str) -> dict[str, in
     return found
 
 
-Stage = Callable[[Source], None]
+Stage = Callable[[ServerSource], None]
 """Copies what a source may not have for long."""
 
 
-class Cut(NamedTuple):
+class ServersCut(NamedTuple):
     """The servers of a backup at one moment, or at several."""
 
-    sources: Sequence[Source]
+    sources: Sequence[ServerSource]
     at_one_instant: bool
     moment_ms: int = 0  # When all servers of the cluster were cut; 0 when only these were.
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class BackupTerms:
     """What a backup asks of its surroundings."""
 
-    cut: Callable[[Stage], Cut]  # Cuts or locks the servers, and calls its argument for each.
+    cut: Callable[[Stage], ServersCut]  # Cuts or locks the servers, and calls its argument for each.
     check: Callable[[str], list[str]]  # Names the damaged files of a folder, each in a sentence.
     progress: Progress
     now_ms: int
     version: str
 
 
-def take(source: Disk, target: Disk, folder: str, roles: Sequence[str], terms: Terms) -> Manifest:
+def take(source: Disk, target: Disk, folder: str, roles: Sequence[str], terms: BackupTerms) -> Manifest:
     """Copy the servers into ``folder``, a new or empty one or one of an earlier call; returns what it holds then.
 
     Raises:
@@ -459,12 +459,12 @@ def _begin_anew(disk: Disk, folder: str, roles: Sequence[str]) -> None:
             disk.sync_folder(state.rpartition("/")[0])
 
 
-def _fill(source: Disk, target: Disk, folder: str, journal: Journal, terms: Terms) -> Manifest:
+def _fill(source: Disk, target: Disk, folder: str, journal: Journal, terms: BackupTerms) -> Manifest:
     for left in reversed(range(CUTS_MAX)):
         copier = Copier(source, target, folder, journal, terms.progress)
-        entries: list[Entry] = []
+        entries: list[CopiedFile] = []
         damaged: list[str] = []
-        staged: list[Entry] = []
+        staged: list[CopiedFile] = []
 
         cut = terms.cut(partial(_stage, source, copier, staged=staged, damaged=damaged))
         _begin_anew(target, folder, [each.role for each in cut.sources])
@@ -501,7 +501,7 @@ def _fill(source: Disk, target: Disk, folder: str, journal: Journal, terms: Term
     return manifest
 
 
-def _stage(source: Disk, copier: Copier, each: Source, staged: list[Entry], damaged: list[str]) -> None:
+def _stage(source: Disk, copier: Copier, each: ServerSource, staged: list[CopiedFile], damaged: list[str]) -> None:
     """Copy the state and the checkpoint under names that no server looks for."""
     for path, name in ((each.state, STATE), (each.checkpoint, CHECKPOINT)):
         if not source.exists(path):
@@ -509,19 +509,19 @@ def _stage(source: Disk, copier: Copier, each: Source, staged: list[Entry], dama
         entry, failed = copier.fresh(path, f"{each.role}/{name}{STAGED}")
         if failed is not None:
             damaged.append(failed.message)
-        staged.append(Entry(f"{each.role}/{name}", entry.size_bytes, entry.crc32c, entry.source))
+        staged.append(CopiedFile(f"{each.role}/{name}", entry.size_bytes, entry.crc32c, entry.source))
 
 
-def _remove_others(disk: Disk, folder: str, sources: Sequence[Source], wanted: set[str]) -> None:
+def _remove_others(disk: Disk, folder: str, sources: Sequence[ServerSource], wanted: set[str]) -> None:
     """Remove copies of files that retention has removed since an earlier call."""
     for each in sources:
-        own = Source(each.role, f"{folder}/{each.role}", 0, "", "", None)
+        own = ServerSource(each.role, f"{folder}/{each.role}", 0, "", "", None)
         for name in files_of(disk, own, disk, ""):
             if f"{each.role}/{name}" not in wanted:
                 disk.remove(f"{folder}/{each.role}/{name}")
 
 
-def _held(disk: Disk, folder: str, source: Source, entries: Sequence[Entry]) -> Held:
+def _held(disk: Disk, folder: str, source: ServerSource, entries: Sequence[CopiedFile]) -> Held:
     home = f"{folder}/{source.role}"
     log_id, epoch = _identity(disk, f"{home}/{STATE}")
     try:
@@ -590,13 +590,13 @@ def restore(
     missing = [role for role in roles if role not in {each.role for each in manifest.servers}]
     if missing:
         raise BadArgument(f"the backup in {folder} holds no {' and no '.join(missing)} server")
-    head = Entry(HEAD, manifest.size_bytes, crc32c(encode(manifest)), 0)
-    homes: list[_Home] = []
+    head = CopiedFile(HEAD, manifest.size_bytes, crc32c(encode(manifest)), 0)
+    homes: list[_HomeFolder] = []
     damaged: list[str] = []
     try:
         # All are locked and looked at before the first is written to.
         for role in roles:
-            homes.append(_Home(target, data, role, head))
+            homes.append(_HomeFolder(target, data, role, head))
         for home in homes:
             damaged += home.fill(source, folder, manifest, progress)
         if not damaged or damaged_too:
@@ -608,10 +608,10 @@ def restore(
     return damaged
 
 
-class _Home:
+class _HomeFolder:
     """One server's folder."""
 
-    def __init__(self, disk: Disk, data: str, role: str, head: Entry) -> None:
+    def __init__(self, disk: Disk, data: str, role: str, head: CopiedFile) -> None:
         self._disk = disk
         self._role = role
         self._path = f"{data}/{role}"

@@ -41,7 +41,7 @@ Key = tuple[str, int]  # Role and log_id.
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownServer:
     server: Registered
     stored: Registered | None  # The registration in the state.
     seen_ms: int
@@ -72,7 +72,8 @@ class Registry:
         # No server could register while meta was away, so each known server has a whole lease from now on.
         now_ms = clock.monotonic_ms()
         self._known = {
-            (each.role, each.log_id): _Known(each, each, now_ms, alive=self._may_be_there(each)) for each in stored
+            (each.role, each.log_id): _KnownServer(each, each, now_ms, alive=self._may_be_there(each))
+            for each in stored
         }
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class Registry:
         heard_epoch = 0 if known is None else known.server.epoch
         check_epoch(server.epoch, heard_epoch, f"{server.role} server {server.log_id:016x}")
         if known is None:
-            known = self._known[key] = _Known(server, None, 0)
+            known = self._known[key] = _KnownServer(server, None, 0)
         elif known.server != server:
             self._check_newer(known, server)
         if known.server != server:
@@ -186,7 +187,7 @@ class Registry:
         """Whether a server is known, even if clients are not told of it."""
         return (role, log_id) in self._known
 
-    def _check_newer(self, known: _Known, server: Registered) -> None:
+    def _check_newer(self, known: _KnownServer, server: Registered) -> None:
         heard = known.server
         if server.epoch < heard.epoch:
             raise StaleEpoch(
@@ -216,7 +217,7 @@ class Registry:
             if known.server != server and (known.server.host, known.server.port) == (server.host, server.port):
                 known.alive = False
 
-    def _is_told(self, known: _Known) -> bool:
+    def _is_told(self, known: _KnownServer) -> bool:
         return known.heard or self._may_be_there(known.server)
 
     def _may_be_there(self, server: Registered) -> bool:
@@ -225,10 +226,10 @@ class Registry:
         """
         return not (self._moved or is_inside(server.host))
 
-    def _is_alive(self, known: _Known) -> bool:
+    def _is_alive(self, known: _KnownServer) -> bool:
         return known.alive and self._clock.monotonic_ms() - known.seen_ms < self._lease_ms
 
-    def _info(self, known: _Known) -> ServerInfo:
+    def _info(self, known: _KnownServer) -> ServerInfo:
         seen_ms_ago = self._clock.monotonic_ms() - known.seen_ms
         return ServerInfo(known.server, self._is_alive(known), seen_ms_ago, known.heard)
 

@@ -27,7 +27,7 @@ from delayd.machine.state import State
 from delayd.net.connection import Connection
 from delayd.net.cut import Cuts, remove_left
 from delayd.net.held_start import HeldServer
-from delayd.net.machine import REAL_MACHINE, KeptState, Machine, check_role
+from delayd.net.machine import REAL_MACHINE, Machine, WatchedState, check_role
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.wire.frame import Frame, Head
@@ -81,7 +81,7 @@ class MetaService:
         self._disk = machine.disk()
         self._server = Server(self, limits=META_LIMITS, unheard=self.look)
         self._lock: Lock | None = None
-        self._state: KeptState | None = None
+        self._state: WatchedState | None = None
         self._stopping = False
         self._idle: asyncio.Event = asyncio.Event()
         self._requests = 0

@@ -27,7 +27,7 @@ Handles = Sequence[Sequence[int]]
 """Each is (incarnation, first pull sequence, count)."""
 
 
-class Said(Enum):
+class ConsumerWord(Enum):
     """What a consumer says of messages, and what became of a pull if it was said of it before."""
 
     ACK = PullOp.ACK, Became.ACKNOWLEDGED
@@ -43,7 +43,11 @@ class Said(Enum):
         self.became = became
 
 
-SAID = {PullOp.ACK: Said.ACK, PullOp.NACK: Said.NACK, PullOp.RETURNED: Said.RETURNED}  # By the entries of words.
+SAID = {
+    PullOp.ACK: ConsumerWord.ACK,
+    PullOp.NACK: ConsumerWord.NACK,
+    PullOp.RETURNED: ConsumerWord.RETURNED,
+}  # By the entries of words.
 _WHY = {
     Became.HELD: Why.ANOTHER_HOLDS,
     Became.GIVEN_BACK: Why.GIVEN_BACK,
@@ -55,7 +59,7 @@ _WHY = {
 }
 
 
-class Found(NamedTuple):
+class NamedPulls(NamedTuple):
     """What the handles of one group name."""
 
     entries: list[PullEntry]  # Of the messages that the consumer holds.
@@ -112,7 +116,9 @@ def by_source(group: Group, handles: Handles) -> list[tuple[Group, Handles]]:
     return [(each, part) for each, part in ((group, own), (child, of_child)) if part]
 
 
-def found(said: Said, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int) -> Found:
+def found(
+    said: ConsumerWord, group: Group, handles: Handles, given_out: GivenOut, next_pull: int, now_ms: int
+) -> NamedPulls:
     """Look up what the handles of a request name."""
     stale: list[StaleRow] = []
     asked_for: list[StaleRow] = []
@@ -142,7 +148,7 @@ def found(said: Said, group: Group, handles: Handles, given_out: GivenOut, next_
         if others and (rows := _stale(said, group, incarnation, others)):
             stale += rows
             asked_for.append([incarnation, start, end - start, rows[0][3]])
-    return Found(entries, stale, asked_for)
+    return NamedPulls(entries, stale, asked_for)
 
 
 def stale_all(handles: Handles) -> list[StaleRow]:
@@ -150,7 +156,7 @@ def stale_all(handles: Handles) -> list[StaleRow]:
     return [[*handle, Why.UNKNOWN] for handle in handles]
 
 
-def _stale(said: Said, group: Group, incarnation: int, others: Sequence[StateRun]) -> list[StaleRow]:
+def _stale(said: ConsumerWord, group: Group, incarnation: int, others: Sequence[StateRun]) -> list[StaleRow]:
     """What a word can't change of pull sequences that its consumer does not hold, and why; neighbours together."""
     rows: list[StaleRow] = []
     fenced = incarnation in group.front.fenced

@@ -56,7 +56,7 @@ from .handoff import Peer
 from .index import Index, StoredBatches, Subject
 from .polls import Claim, Waiting
 from .pulls import HANDLES_MAX, Pulls
-from .retries import Retries, Wanted
+from .retries import AskedPulls, Retries
 from .subscriptions import Subscription
 from .terms import FIELDS, FROM_EARLIEST, OPEN, Beginning, beginning_of, check_beginning
 from .window import Stage
@@ -250,7 +250,7 @@ class Consumers:
             op, [(known, handles)], lambda stale: peer.answer(request_id, stale_head(stale, known.wanted))
         )
 
-    def _decide(self, peer: Peer, frame: Frame, read: Callable[[Head], list[Wanted]]) -> None:
+    def _decide(self, peer: Peer, frame: Frame, read: Callable[[Head], list[AskedPulls]]) -> None:
         if "log_id" in frame.head:
             self._check_log_id(frame.head)
         group = self._known(frame.head)
@@ -358,35 +358,37 @@ def need_group(head: Head) -> str:
     return group
 
 
-def retries_of(head: Head) -> list[Wanted]:
+def retries_of(head: Head) -> list[AskedPulls]:
     """Messages that are to come again."""
     return _wanted(head, "retries", _retry)
 
 
-def rejects_of(head: Head) -> list[Wanted]:
+def rejects_of(head: Head) -> list[AskedPulls]:
     """Messages that are to become dead letters."""
     return _wanted(head, "rejects", _reject)
 
 
-def _retry(handle: tuple[int, int, int], rest: Sequence[HeadValue]) -> Wanted:
+def _retry(handle: tuple[int, int, int], rest: Sequence[HeadValue]) -> AskedPulls:
     delay_ms, error = rest
     if type(delay_ms) is not int or not 0 <= delay_ms <= DELAY_MS_MAX:
         raise BadRequest(f"a message comes again after 0 to {DELAY_MS_MAX} ms", field="retries")
-    return Wanted(*handle, delay_ms, "", _text(error, "retries"))
+    return AskedPulls(*handle, delay_ms, "", _text(error, "retries"))
 
 
-def _reject(handle: tuple[int, int, int], rest: Sequence[HeadValue]) -> Wanted:
+def _reject(handle: tuple[int, int, int], rest: Sequence[HeadValue]) -> AskedPulls:
     reason, error = (_text(value, "rejects") for value in rest)
     if not reason:
         raise BadRequest("a message is rejected for a reason", field="rejects")
-    return Wanted(*handle, 0, reason, error)
+    return AskedPulls(*handle, 0, reason, error)
 
 
-def _wanted(head: Head, name: str, read: Callable[[tuple[int, int, int], Sequence[HeadValue]], Wanted]) -> list[Wanted]:
+def _wanted(
+    head: Head, name: str, read: Callable[[tuple[int, int, int], Sequence[HeadValue]], AskedPulls]
+) -> list[AskedPulls]:
     rows = need_list(head, name)
     if len(rows) > HANDLES_MAX:
         raise BadRequest(f"more than {HANDLES_MAX} handles in one request; send several", field=name)
-    found: list[Wanted] = []
+    found: list[AskedPulls] = []
     for row in rows:
         if type(row) is not list or len(row) != 5:
             raise BadRequest(f"a row of {name} has 5 fields", field=name)
@@ -394,7 +396,7 @@ def _wanted(head: Head, name: str, read: Callable[[tuple[int, int, int], Sequenc
         if not 0 < covered <= INT_MAX - first:
             raise BadRequest(f"a handle covers {covered} messages from {first} on", field=name)
         found.append(read((incarnation, first, first + covered), row[3:]))
-    last: Wanted | None = None
+    last: AskedPulls | None = None
     for each in sorted(found):
         if last is not None and (last.incarnation, last.end) > (each.incarnation, each.first):
             raise BadRequest(f"{name} names the pull sequence {each.first} twice", field=name)

@@ -14,7 +14,7 @@ import msgpack
 
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.consume import ConsumeTail
-from delayd.log.pull import Decision, decode_rows, encode_rows
+from delayd.log.pull import GroupDecision, decode_rows, encode_rows
 from delayd.log.tail import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
 from delayd.machine.state import State
 
@@ -240,7 +240,7 @@ class Kept:
                 for first, end in ranges:
                     window.remember(first, end, became)
             for *names, rows in cast(list[list[Any]], row.get("leaving", [])):
-                decision = Decision._make([*names, decode_rows(rows)])
+                decision = GroupDecision._make([*names, decode_rows(rows)])
                 window.leaving[decision.key] = decision
             group.held_back = row.get("held_back") is True
             group.ephemeral = row.get("ephemeral") is True

@@ -31,12 +31,12 @@ from typing import NamedTuple, TypeVar
 
 from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
-from delayd.log.pull import Decision, PullEntry, PullOp
+from delayd.log.pull import GroupDecision, PullEntry, PullOp
 from delayd.machine.alarms import NEVER_MS, Alarms, DueHeap
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
 
-from .acks import SAID, SECRET_BITS, Found, GivenOut, Handles, Said, by_source, found, stale_all
+from .acks import SAID, SECRET_BITS, ConsumerWord, GivenOut, Handles, NamedPulls, by_source, found, stale_all
 from .commit import PullCommit
 from .groups import Group, Roster
 from .handoff import Peer
@@ -202,10 +202,10 @@ class Pulls:
         """
         now_ms = self.clock.now_ms()
         stale: list[StaleRow] = []
-        every: list[tuple[Group, Found]] = []
+        every: list[tuple[Group, NamedPulls]] = []
         for each in put_off:
             for source, handles in by_source(group, [each.handle]):
-                known = found(Said.NACK, source, handles, self.given_out, self.next_pull, now_ms)
+                known = found(ConsumerWord.NACK, source, handles, self.given_out, self.next_pull, now_ms)
                 entries = [entry._replace(lease_ms=each.delay_ms) for entry in known.entries]
                 every.append((source, known._replace(entries=entries)))
                 stale += known.stale
@@ -213,7 +213,7 @@ class Pulls:
         self._log.when_durable(partial(answer, stale[:HANDLES_MAX]))
         self._serve([group])
 
-    def _say(self, op: PullOp, every: Sequence[tuple[Group, Found]]) -> None:
+    def _say(self, op: PullOp, every: Sequence[tuple[Group, NamedPulls]]) -> None:
         """Log what consumers say of messages that they hold, and change the groups."""
         if entries := [entry for _, each in every for entry in each.entries]:
             self._log.append(entries)
@@ -229,7 +229,7 @@ class Pulls:
         until_ms = self.clock.monotonic_ms() + lease_ms
         stale: list[StaleRow] = []
         for source, of_source in by_source(group, handles):
-            held = found(Said.EXTEND, source, of_source, self.given_out, self.next_pull, 0)
+            held = found(ConsumerWord.EXTEND, source, of_source, self.given_out, self.next_pull, 0)
             runs = source.window.handles.runs
             before = runs[HELD]
             for entry in held.entries:
@@ -246,7 +246,7 @@ class Pulls:
         """Serve the PULLs that wait for a group's messages."""
         self._serve([group])
 
-    def leave(self, group: Group, decision: Decision) -> None:
+    def leave(self, group: Group, decision: GroupDecision) -> None:
         """Let messages go that live on at their delay server, as the pull log says."""
         self._give_back(group, lambda window: window.leave(decision))
 

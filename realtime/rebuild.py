@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _RebuildWanted:
     """One subject of a round; ``rows`` counts its messages in the log below the round's stop."""
 
     subject: Subject
@@ -62,10 +62,10 @@ class _Wanted:
 
 
 @dataclass(slots=True)
-class _Round:
+class _RebuildRound:
     """One pass to count and one to write, over [start, stop) of the message log. Only the job under way uses it."""
 
-    wanted: dict[bytes, _Wanted]
+    wanted: dict[bytes, _RebuildWanted]
     start: int
     stop: int
     at: int
@@ -129,12 +129,12 @@ class Rebuilder:
         stop = self._indexed_offset()
         found = [_wanted(self._index, subject, stop, self._clock.now_ms()) for subject in subjects]
         start = min(self._log.start, stop)
-        self._go_on(_Round({each.name: each for each in found}, start, stop, start))
+        self._go_on(_RebuildRound({each.name: each for each in found}, start, stop, start))
 
-    def _go_on(self, round_: _Round) -> None:
+    def _go_on(self, round_: _RebuildRound) -> None:
         self._executor.submit(partial(_piece, self._disk, self._log, round_), partial(self._done, round_))
 
-    def _done(self, round_: _Round, done: Done[bool]) -> None:
+    def _done(self, round_: _RebuildRound, done: Done[bool]) -> None:
         try:
             finished = done.result()
         except ServerStopped:
@@ -171,12 +171,12 @@ class Rebuilder:
         self._retry.after(RETRY_MS)
 
 
-def _wanted(index: Index, subject: Subject, stop: int, now_ms: int) -> _Wanted:
+def _wanted(index: Index, subject: Subject, stop: int, now_ms: int) -> _RebuildWanted:
     place = index.place(subject)
-    return _Wanted(subject, subject.name.encode(), place, subject.first_in_memory(stop), now_ms=now_ms)
+    return _RebuildWanted(subject, subject.name.encode(), place, subject.first_in_memory(stop), now_ms=now_ms)
 
 
-def _piece(disk: Disk, message_log: Log, round_: _Round) -> bool:
+def _piece(disk: Disk, message_log: Log, round_: _RebuildRound) -> bool:
     """Do one piece of a round; return whether it was the last one."""
     until = min(round_.at + PIECE_BYTES, round_.stop)
     found: dict[bytes, tuple[list[int], list[int]]] = {}
@@ -260,7 +260,7 @@ def _read_batch(message_log: Log, read: Callable[[int, int], Buffer], offset: in
     return name, count
 
 
-def _write(disk: Disk, wanted: dict[bytes, _Wanted], found: dict[bytes, tuple[list[int], list[int]]]) -> None:
+def _write(disk: Disk, wanted: dict[bytes, _RebuildWanted], found: dict[bytes, tuple[list[int], list[int]]]) -> None:
     unsynced: list[File] = []
     try:
         for name, (offsets, counts) in found.items():
@@ -276,7 +276,7 @@ def _write(disk: Disk, wanted: dict[bytes, _Wanted], found: dict[bytes, tuple[li
             unsynced.pop().close()
 
 
-def _replace(disk: Disk, wanted: Iterable[_Wanted]) -> None:
+def _replace(disk: Disk, wanted: Iterable[_RebuildWanted]) -> None:
     """Put the new files in the place of the old ones, durably."""
     for each in wanted:
         new = replace(each.place, suffix=NEW_SUFFIX)

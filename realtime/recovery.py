@@ -49,7 +49,7 @@ from delayd.log.control import (
 )
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
-from delayd.log.pull import Decision, PullOp, decode_entries, decode_rows
+from delayd.log.pull import GroupDecision, PullOp, decode_entries, decode_rows
 from delayd.log.segment import FileKind
 from delayd.log.tail import pulled_behind
 from delayd.log.tally import tally_place
@@ -404,7 +404,7 @@ class PullReplay:
         elif isinstance(record, GroupBounded) and (group := self.groups.get(record.group_id)) is not None:
             group.bound(record.in_flight_max)
         elif isinstance(record, RetryDecided) and (group := self.groups.get(record.group_id)) is not None:
-            group.changing().leave(Decision(*record[:-1], decode_rows(record.rows)))
+            group.changing().leave(GroupDecision(*record[:-1], decode_rows(record.rows)))
         elif isinstance(record, RetryAccepted) and (group := self.groups.get(record.group_id)) is not None:
             group.changing().leaving.pop((record.producer, record.number), None)
 

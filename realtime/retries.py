@@ -54,14 +54,14 @@ from delayd.batch.names import (
 )
 from delayd.errors import BadArgument, BadHeaders, DelaydError, SlowDown
 from delayd.log.control import RetryAccepted, RetryDecided
-from delayd.log.pull import Decision, RetryRow, encode_rows
+from delayd.log.pull import GroupDecision, RetryRow, encode_rows
 from delayd.machine.clock import Clock
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
 
-from .acks import Said, by_source, found
+from .acks import ConsumerWord, by_source, found
 from .commit import PullCommit
 from .group_records import GroupRecords
 from .groups import Group
@@ -77,7 +77,7 @@ UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATC
 limited = LogLimit(logging.getLogger(__name__))
 
 
-class Wanted(NamedTuple):
+class AskedPulls(NamedTuple):
     """What a consumer asks for pulled messages: pull sequences [first, end) of one incarnation."""
 
     incarnation: int
@@ -96,7 +96,7 @@ class Undone(NamedTuple):
     origin_log_id: int
 
 
-class _Piece(NamedTuple):
+class _RetryPiece(NamedTuple):
     """Messages of one stored batch, before they are part of a decision."""
 
     group: Group
@@ -129,7 +129,7 @@ class Retries:
         self._clock: Clock = pulls.clock
         self._next = 1
         # By origin, then by producer and number; in the order in which they were decided.
-        self._undone: dict[int, dict[tuple[int, int], tuple[Group, Decision]]] = {}
+        self._undone: dict[int, dict[tuple[int, int], tuple[Group, GroupDecision]]] = {}
         self._durable: set[tuple[int, int]] = set()
         self._accepted: set[tuple[int, int]] = set()  # Accepted, and that is not durable yet.
         self._refusals: dict[tuple[int, int], str] = {}
@@ -149,7 +149,7 @@ class Retries:
         """Hear from meta which delay servers take messages. What was decided before stays with its server."""
         self.cordons = cordons
 
-    def decide(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
+    def decide(self, group: Group, wanted: Sequence[AskedPulls], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages come again later, or keep them as dead letters; ``answer`` gets the handles that are stale, when
         the decision is durable.
 
@@ -194,10 +194,10 @@ class Retries:
         of_origin = self._undone[undone.origin_log_id]
         group, decision = of_origin[undone.producer, undone.number]
         low_water = min([number for producer, number in of_origin if producer == undone.producer])
-        sources: list[Source] = []
+        sources: list[RetriedRows] = []
         for how in decision.rows:
             run = self._index.locate(group.subject, how.consume_first)
-            sources.append(Source(self._stored.fetch(run.offset), run.row, how))
+            sources.append(RetriedRows(self._stored.fetch(run.offset), run.row, how))
         part = ProducerPart(undone.producer, undone.number, low_water)
         subject = retry_subject(self._log_id, group.front.group_id)
         return retry_batch(part, subject, sources, decision.at_ms)
@@ -240,7 +240,7 @@ class Retries:
                 why = f"delay server {origin:016x} refuses them: {refused[0]}"
                 yield WaitKind.RETRIES_REFUSED.wait(why, batches=len(refused))
 
-    def _put_off(self, group: Group, wanted: Sequence[Wanted], answer: Callable[[list[StaleRow]], None]) -> None:
+    def _put_off(self, group: Group, wanted: Sequence[AskedPulls], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages of an ordered group wait here: each keeps its place before the others of its key (rule Q8)."""
         if any(each.delay_ms > ORDERED_WAIT_MS_MAX for each in wanted):
             what = f"group {group.name} of {group.subject.name} is ordered, so a message waits in its place"
@@ -248,14 +248,16 @@ class Retries:
         rows = [PutOff((each.incarnation, each.first, each.end - each.first), each.delay_ms) for each in wanted]
         self._pulls.put_off(group, rows, answer)
 
-    def _look(self, group: Group, wanted: Sequence[Wanted], now_ms: int) -> tuple[list[StaleRow], list[_Piece]]:
+    def _look(
+        self, group: Group, wanted: Sequence[AskedPulls], now_ms: int
+    ) -> tuple[list[StaleRow], list[_RetryPiece]]:
         """Find the messages that these handles hold, and the handles that are stale."""
         stale: list[StaleRow] = []
-        pieces: list[_Piece] = []
+        pieces: list[_RetryPiece] = []
         for each in wanted:
             handle = [each.incarnation, each.first, each.end - each.first]
             for source, handles in by_source(group, [handle]):
-                said = Said.REJECT if each.reason else Said.RETRY
+                said = ConsumerWord.REJECT if each.reason else ConsumerWord.RETRY
                 known = found(said, source, handles, self._pulls.given_out, self._pulls.next_pull, now_ms)
                 stale += known.stale
                 for incarnation, first, covered in handles:
@@ -264,7 +266,7 @@ class Retries:
                             pieces += self._pieces(source, run, each, now_ms)
         return stale[:HANDLES_MAX], pieces
 
-    def _pieces(self, group: Group, run: StateRun, each: Wanted, now_ms: int) -> Iterator[_Piece]:
+    def _pieces(self, group: Group, run: StateRun, each: AskedPulls, now_ms: int) -> Iterator[_RetryPiece]:
         """Cut a run where one stored batch ends, or one decision would get too large."""
         kept_ms = DEAD_KEPT_MS if each.reason else each.delay_ms
         at = 0
@@ -284,7 +286,7 @@ class Retries:
                 cut_text(each.reason),
                 cut_text(each.error),
             )
-            yield _Piece(group, self._taker(batch.dispatch.origin_log_id), row, int(sizes[rows - 1]))
+            yield _RetryPiece(group, self._taker(batch.dispatch.origin_log_id), row, int(sizes[rows - 1]))
             at += rows
 
     def _taker(self, origin: int) -> int:
@@ -298,10 +300,10 @@ class Retries:
         if group.child is None:
             self._groups.create(retry_subject(self._log_id, group.group_id), group.name)
 
-    def _decide(self, pieces: Sequence[_Piece], now_ms: int) -> Decision:
+    def _decide(self, pieces: Sequence[_RetryPiece], now_ms: int) -> GroupDecision:
         group, origin = pieces[0].group, pieces[0].origin
         rows = tuple([piece.row for piece in pieces])
-        decision = Decision(self._producer, self._next, group.group_id, origin, now_ms, rows)
+        decision = GroupDecision(self._producer, self._next, group.group_id, origin, now_ms, rows)
         self._log.append_record(RetryDecided(*decision[:-1], encode_rows(rows)))
         self._next += 1
         self._pulls.leave(group, decision)
@@ -309,11 +311,11 @@ class Retries:
         self.counters["died" if rows[0].reason else "retried"] += decision.messages
         return decision
 
-    def _keep(self, group: Group, decision: Decision) -> None:
+    def _keep(self, group: Group, decision: GroupDecision) -> None:
         self._undone.setdefault(decision.origin, {})[decision.key] = (group, decision)
         self._count += 1
 
-    def _decided(self, decided: Sequence[Decision], answer: Callable[[], None]) -> None:
+    def _decided(self, decided: Sequence[GroupDecision], answer: Callable[[], None]) -> None:
         self._durable.update(decision.key for decision in decided)
         answer()
         for origin in {decision.origin for decision in decided}:
@@ -339,9 +341,9 @@ class Retries:
             self._drop(decision.origin, key)
 
 
-def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+def _batches(pieces: Sequence[_RetryPiece]) -> Iterator[list[_RetryPiece]]:
     """Divide pieces into those of one decision each: of one group and one delay server, and not too large."""
-    open_ones: dict[tuple[int, int], tuple[list[_Piece], int, int]] = {}
+    open_ones: dict[tuple[int, int], tuple[list[_RetryPiece], int, int]] = {}
     for piece in pieces:
         key = (piece.group.group_id, piece.origin)
         batch, rows, size = open_ones.get(key, ([], 0, 0))
@@ -354,7 +356,7 @@ def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-class Source(NamedTuple):
+class RetriedRows(NamedTuple):
     """Neighbouring rows of a stored batch, and how they live on."""
 
     batch: Batch
@@ -362,7 +364,7 @@ class Source(NamedTuple):
     how: RetryRow
 
 
-def retry_batch(part: ProducerPart, subject: str, sources: Sequence[Source], at_ms: int) -> bytes:
+def retry_batch(part: ProducerPart, subject: str, sources: Sequence[RetriedRows], at_ms: int) -> bytes:
     """The PRODUCER batch of these rows; ``at_ms`` is when they were decided about."""
     rows = list(_rows(sources))
     bodies = [item_of(batch, ColumnId.BODY_END, row) for batch, row, _ in rows]
@@ -391,7 +393,7 @@ def retry_batch(part: ProducerPart, subject: str, sources: Sequence[Source], at_
     return compose_new(BatchKind.PRODUCER, part, gathered, [subject.encode()], others)
 
 
-def _rows(sources: Sequence[Source]) -> Iterator[tuple[Batch, int, RetryRow]]:
+def _rows(sources: Sequence[RetriedRows]) -> Iterator[tuple[Batch, int, RetryRow]]:
     for batch, first, how in sources:
         for row in range(first, first + how.covered):
             yield batch, row, how

@@ -271,7 +271,7 @@ def _give_up_pulls(site: Site, recovered: Recovered, stopped_at: int | None) -> 
 MESSAGE, PULL = "message", "pull"
 
 
-class Entry(NamedTuple):
+class UnreadEntry(NamedTuple):
     """The damage of one file, and since when it is known."""
 
     damage: DamagedData
@@ -287,7 +287,7 @@ class LogFiles:
         self._alarms = alarms
         self._work = site.worker
         self._clock = site.clock
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, UnreadEntry] = {}
         self._watches = {MESSAGE: self._watch(MESSAGE, recovered.message_log, commit.submit, lambda: None)}
         if recovered.pull_log is not None:
             # The loop itself appends to the pull log, so these jobs run on the loop.
@@ -322,7 +322,7 @@ class LogFiles:
 
     def _put(self, id_: str, damage: DamagedData) -> None:
         known = self._entries.get(id_)
-        self._entries[id_] = Entry(damage, self._clock.now_ms() if known is None else known.since_ms)
+        self._entries[id_] = UnreadEntry(damage, self._clock.now_ms() if known is None else known.since_ms)
         if known is None or str(known.damage) != str(damage):
             log.critical("quarantined id=%s rows=%d reason=%r", id_, 0, str(damage))
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from delayd.log.pull import ATTEMPT_MAX, Decision, PullEntry, PullOp
+from delayd.log.pull import ATTEMPT_MAX, GroupDecision, PullEntry, PullOp
 from delayd.machine.alarms import NEVER_MS
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class StateRun(NamedTuple):
         return StateRun(first, end - first, self.state, self.attempt, consume_first, *self[5:])
 
 
-class _Piece:
+class _WindowPiece:
     """Some neighbouring runs; ``oldest`` and ``until_ms`` are the lowest of them, None when nobody has looked."""
 
     __slots__ = ("firsts", "oldest", "rows", "until_ms")
@@ -209,7 +209,7 @@ class Runs:
     def __init__(self) -> None:
         self.messages = [0] * _STATES
         self.runs = [0] * _STATES
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_WindowPiece] = []
         self._starts: list[int] = []  # For each piece: where its first run starts.
 
     def __len__(self) -> int:
@@ -253,7 +253,7 @@ class Runs:
         """The same runs as a table of its own; a nanosecond a run."""
         made = Runs()
         made.messages, made.runs = self.messages.copy(), self.runs.copy()
-        made._pieces = [_Piece(piece.firsts[:], piece.rows[:]) for piece in self._pieces]
+        made._pieces = [_WindowPiece(piece.firsts[:], piece.rows[:]) for piece in self._pieces]
         made._starts = self._starts.copy()
         return made
 
@@ -284,7 +284,7 @@ class Runs:
         self.messages[run[2]] += run[1]
         self.runs[run[2]] += 1
         if not self._pieces or (first > self._pieces[-1].firsts[-1] and len(self._pieces[-1].firsts) >= PIECE_RUNS):
-            self._pieces.append(_Piece(array("Q", [first]), bytearray(_ROW.pack(*run[1:]))))
+            self._pieces.append(_WindowPiece(array("Q", [first]), bytearray(_ROW.pack(*run[1:]))))
             self._starts.append(first)
             return
         at = max(0, bisect.bisect_right(self._starts, first) - 1)
@@ -372,7 +372,7 @@ class Runs:
 
     def _tidy(self, begin: int, end: int) -> None:
         """Remove empty pieces, and cut those that have grown long."""
-        pieces: list[_Piece] = []
+        pieces: list[_WindowPiece] = []
         for piece in self._pieces[begin:end]:
             if len(piece.firsts) <= 2 * PIECE_RUNS:
                 pieces += [piece] if piece.firsts else []
@@ -380,7 +380,7 @@ class Runs:
             for first in range(0, len(piece.firsts), PIECE_RUNS):
                 part = slice(first, first + PIECE_RUNS)
                 rows = piece.rows[part.start * _ROW.size : part.stop * _ROW.size]
-                pieces.append(_Piece(piece.firsts[part], rows))
+                pieces.append(_WindowPiece(piece.firsts[part], rows))
         self._pieces[begin:end] = pieces
         self._starts[begin:end] = [piece.firsts[0] for piece in pieces]
 
@@ -400,13 +400,13 @@ class Runs:
         return (at, index) if index < len(piece.firsts) else (at + 1, 0)
 
     @staticmethod
-    def _oldest(piece: _Piece) -> int:
+    def _oldest(piece: _WindowPiece) -> int:
         if piece.oldest is None:
             piece.oldest = piece.lowest("consume_first")
         return piece.oldest
 
     @staticmethod
-    def _until_ms(piece: _Piece) -> int:
+    def _until_ms(piece: _WindowPiece) -> int:
         if piece.until_ms is None:
             piece.until_ms = piece.lowest("until_ms")
         return piece.until_ms
@@ -422,7 +422,7 @@ class GroupWindow:
         self.known_from = known_from  # Nobody knows what became of pull sequences below this that are in no table.
         self.handles = Runs()
         self.others = Runs()
-        self.leaving: dict[tuple[int, int], Decision] = {}
+        self.leaving: dict[tuple[int, int], GroupDecision] = {}
         self.order: Order | None = None
         self.ends_ms = NEVER_MS  # No lease and no pause ends before this; `next_end_ms` makes it exact.
         # Where each run of OFFERED begins, in the order in which they came back. An order has no use for that.
@@ -504,7 +504,7 @@ class GroupWindow:
                 self._move(run, word)
         return sum([run.messages for run in runs])
 
-    def leave(self, decision: Decision) -> None:
+    def leave(self, decision: GroupDecision) -> None:
         """Let messages go that live on at their delay server."""
         for row in decision.rows:
             word = GroupWord.REJECT if row.reason else GroupWord.RETRY

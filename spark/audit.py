@@ -27,7 +27,7 @@ from delayd.machine.disk import RealDisk
 from delayd.reading.arrow import TIMESTAMP, to_arrow
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.files.groups import LogMoved, until_still
-from delayd.reading.files.targets import PIECE_BYTES, Chunk, Piece, Scan, scan_nothing, scan_piece, split_piece
+from delayd.reading.files.targets import PIECE_BYTES, Chunk, LogPiece, Scan, scan_nothing, scan_piece, split_piece
 from delayd.reading.findings import COUNTS, NO_COUNTS, Finding, FindingKind, Findings, HourSummary
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
 from delayd.reading.tables import SUMS, TABLES, HourTables, table_of
@@ -126,7 +126,7 @@ def scan_in(session: SparkSession, bytes_min: int = PIECE_BYTES) -> Scan:
         bytes_min: a task reads at least this much.
     """
 
-    def scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+    def scan(pieces: Sequence[LogPiece]) -> Iterator[Chunk]:
         disk = RealDisk()
         parts = [part for piece in pieces for part in split_piece(disk, piece, bytes_min)]
         if len(parts) < 2 or sum(part.stop - part.start for part in parts) < bytes_min:

@@ -16,7 +16,7 @@ from itertools import chain
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
 from delayd.config import DelayConfig
-from delayd.delay.filing.checkpoint import Books
+from delayd.delay.filing.checkpoint import AuditWord
 from delayd.delay.filing.pending import full_hours
 from delayd.delay.intake import Committed
 from delayd.delay.keys.run import sent_rows
@@ -29,7 +29,7 @@ from delayd.delay.standing import Standing
 from delayd.delay.state_values import encode_dropped
 from delayd.delay.timers.loading import LoadedHour
 from delayd.hours import hour_of_ms, hour_start_ms
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from delayd.log.log import write_again
 from delayd.machine.clock import JUMP_MS
 from delayd.machine.disk import Disk
@@ -127,7 +127,7 @@ class DelayCore:
         self.fence.check()
         self.logs.producers.ask(producer_id, number, answer)
 
-    def set_quota(self, subject: bytes, limits: Limits, done: OnSet) -> None:
+    def set_quota(self, subject: bytes, limits: QuotaLimits, done: OnSet) -> None:
         """Give a subject a quota; ``done`` is called when it is durable and in force, or with the error.
 
         Raises ServerFenced, BadArgument, SlowDown, Stopping: nothing is done.
@@ -323,9 +323,11 @@ class DelayCore:
             partial(joined_bytes, self.memory.ledger.owed.parts()),
         )
 
-    def _books(self) -> Books:
+    def _books(self) -> AuditWord:
         settled = self.standing.settled()
-        return Books(self.logs.intake.skipped, encode_dropped(self._dropped), self.logs.segments.keep_from, *settled)
+        return AuditWord(
+            self.logs.intake.skipped, encode_dropped(self._dropped), self.logs.segments.keep_from, *settled
+        )
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
         if not published:

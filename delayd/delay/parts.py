@@ -38,9 +38,8 @@ from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
 from delayd.delay.keys.owned_slots import AskSlots
 from delayd.delay.ledger.files import HourReader
 from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.quarantine import Decided, Decisions, Entry, Kind, Quarantine
-from delayd.delay.quotas.quotas import Books as QuotaBooks
-from delayd.delay.quotas.quotas import Quotas
+from delayd.delay.quarantine import Decided, Decisions, Quarantine, SetAsideEntry, SetAsideKind
+from delayd.delay.quotas.quotas import Quotas, QuotaSources
 from delayd.delay.recovery import Recovered, ends_of_all, recover
 from delayd.delay.timers.loading import Attached, Hours, Loading
 from delayd.hours import hour_of_ms, hour_start_ms
@@ -275,7 +274,7 @@ class Asked:
         self.endings.drain.when_filed = upkeep.when_filed
         self.quotas = Quotas(
             site,
-            QuotaBooks(
+            QuotaSources(
                 log=ground.found.log,
                 filed=memory.filed,
                 outcomes=logs.outcomes,
@@ -304,8 +303,8 @@ class Repair:
             worker=threads.worker,
             alarms=site.alarms,
             on_files=OnFiles(
-                put=partial(quarantine.put, Kind.LOG),
-                lift=partial(quarantine.lift, Kind.LOG),
+                put=partial(quarantine.put, SetAsideKind.LOG),
+                lift=partial(quarantine.lift, SetAsideKind.LOG),
                 rolled=partial(upkeep.when_filed, _nobody_waits),
             ),
         )
@@ -317,18 +316,18 @@ class Repair:
             quarantine,
             logs.intake.control,
             {
-                Kind.SCHEDULE: mending.decide,
-                Kind.DISPATCH: mending.decide,
-                Kind.ROWS: self._decide_rows,
-                Kind.SEALED: file_watch.decide,
-                Kind.SEAL: mending.decide,
-                Kind.LOG: lambda entry, drop, done: self._log_watch.look(done),
-                Kind.TARGET: values.release_target,
-                Kind.PRODUCER: values.release_producer,
+                SetAsideKind.SCHEDULE: mending.decide,
+                SetAsideKind.DISPATCH: mending.decide,
+                SetAsideKind.ROWS: self._decide_rows,
+                SetAsideKind.SEALED: file_watch.decide,
+                SetAsideKind.SEAL: mending.decide,
+                SetAsideKind.LOG: lambda entry, drop, done: self._log_watch.look(done),
+                SetAsideKind.TARGET: values.release_target,
+                SetAsideKind.PRODUCER: values.release_producer,
             },
         )
 
-    def _decide_rows(self, entry: Entry, drop: bool, done: Decided) -> None:
+    def _decide_rows(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
         decide = partial(self._held.decide, entry, drop, done)
         if entry.name == MESSAGE_LOG and not drop:
             # A copy may have been put in the place of a file of the message log: the log takes it first.

@@ -65,7 +65,7 @@ Waiter = Callable[[AcceptedBatch | DelaydError, bool], None]
 
 
 @dataclass(slots=True)
-class Producer:
+class ProducerNumbers:
     """One producer's numbers above its low-water mark, packed as they are stored."""
 
     low_water: int = 0
@@ -103,7 +103,7 @@ class Producers:
         self._monotonic_ms = monotonic_ms
         self._bytes_max = bytes_max
         self._now_ms = monotonic_ms()  # When `look` was called.
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, ProducerNumbers] = {}
         self.held_bytes = 0  # About how much memory the producers and their numbers take.
         # Producers whose numbers did not check at the start: batches of them that are not known are refused.
         self.lost: set[int] = set()
@@ -226,7 +226,7 @@ class Producers:
         # The producer is removed and put back, so that the dict is in the order of last use.
         producer = self._producers.pop(producer_id, None)
         if producer is None:
-            producer = Producer()
+            producer = ProducerNumbers()
             self.held_bytes += PRODUCER_BYTES
             self._forgotten.discard(producer_id)
         self._producers[producer_id] = producer
@@ -257,7 +257,7 @@ class Producers:
         """
         producer = self._producers.pop(asker, None)
         if producer is None:
-            producer = Producer()
+            producer = ProducerNumbers()
             self.held_bytes += PRODUCER_BYTES
             self._forgotten.discard(asker)
         self._producers[asker] = producer
@@ -342,10 +342,10 @@ class Producers:
 
     def load(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over the producers that the last checkpoint wrote."""
-        found: list[tuple[int, Producer]] = []
+        found: list[tuple[int, ProducerNumbers]] = []
         for key, value in pairs:
             fields = msgpack.unpackb(value)
-            producer = Producer(cast(int, fields["low_water"]), cast(int, fields["seen_at_ms"]), self._now_ms)
+            producer = ProducerNumbers(cast(int, fields["low_water"]), cast(int, fields["seen_at_ms"]), self._now_ms)
             packed = cast(bytes, fields["batches"])
             at = 0
             while at < len(packed):
@@ -361,7 +361,7 @@ class Producers:
     def _refusal(
         self,
         key: tuple[int, int],
-        producer: Producer | None,
+        producer: ProducerNumbers | None,
         low_water: int,
         new: bool,
         allowance: Allowance | None,
@@ -459,7 +459,7 @@ class Producers:
         self._changed.discard(producer_id)
         self._forgotten.add(producer_id)
 
-    def _forget_below(self, producer: Producer, low_water: int) -> None:
+    def _forget_below(self, producer: ProducerNumbers, low_water: int) -> None:
         producer.low_water = low_water
         # Numbers are accepted roughly in order: one that is not at the front yet is forgotten when it gets there.
         while producer.accepted and (number := next(iter(producer.accepted))) < low_water:
@@ -506,7 +506,7 @@ def _key(producer_id: int) -> bytes:
     return PREFIX + producer_id.to_bytes(8)
 
 
-def _encode(producer: Producer) -> bytes:
+def _encode(producer: ProducerNumbers) -> bytes:
     batches = b"".join(producer.accepted.values())
     fields = {"low_water": producer.low_water, "seen_at_ms": producer.seen_at_ms, "batches": batches}
     return cast(bytes, msgpack.packb(fields))

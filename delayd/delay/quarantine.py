@@ -23,7 +23,7 @@ Decided = Callable[[bool, str], None]
 log = logging.getLogger(__name__)
 
 
-class Kind(StrEnum):
+class SetAsideKind(StrEnum):
     """The kinds of things that may be quarantined; kind and name together are the id of an entry."""
 
     SCHEDULE = "schedule"  # An hour's schedule log: the entry counts its rows that are not in memory.
@@ -37,41 +37,41 @@ class Kind(StrEnum):
 
 
 _READ_AGAIN = "the file is read again now; when it is whole the server pauses for some seconds, and nothing is lost"
-COSTS: dict[Kind, dict[Decision, str]] = {
-    Kind.SCHEDULE: {
+COSTS: dict[SetAsideKind, dict[Decision, str]] = {
+    SetAsideKind.SCHEDULE: {
         Decision.TAKE: _READ_AGAIN,
         Decision.GIVE_UP: "messages of this hour that only the damaged part of its file holds are lost for good",
     },
-    Kind.DISPATCH: {
+    SetAsideKind.DISPATCH: {
         Decision.TAKE: _READ_AGAIN,
         Decision.GIVE_UP: "messages of this hour without a known outcome are never sent; what was not delivered is "
         "lost",
     },
-    Kind.ROWS: {
+    SetAsideKind.ROWS: {
         Decision.TAKE: "they are read again now; nothing is lost by it",
         Decision.GIVE_UP: "these messages are given up: they get the outcome DEAD and are never sent",
     },
-    Kind.SEALED: {Decision.TAKE: "the file is looked for again now; nothing is lost by it"},
-    Kind.SEAL: {Decision.TAKE: _READ_AGAIN},
-    Kind.LOG: {
+    SetAsideKind.SEALED: {Decision.TAKE: "the file is looked for again now; nothing is lost by it"},
+    SetAsideKind.SEAL: {Decision.TAKE: _READ_AGAIN},
+    SetAsideKind.LOG: {
         Decision.TAKE: "the file is looked for again now, and written again if it is gone and the server still has it "
         "open; nothing is lost by it"
     },
-    Kind.TARGET: {
+    SetAsideKind.TARGET: {
         Decision.RELEASE: "the subject goes where meta says; if its route was moved since, messages in doubt may come "
         "twice"
     },
-    Kind.PRODUCER: {
+    SetAsideKind.PRODUCER: {
         Decision.RELEASE: "its batches are taken again; one that it repeats from before this start may be kept twice"
     },
 }
 
 
 @dataclass(slots=True)
-class Entry:
+class SetAsideEntry:
     """One thing that is set aside."""
 
-    kind: Kind
+    kind: SetAsideKind
     name: str
     error: DamagedData
     rows: int
@@ -90,9 +90,9 @@ class Quarantine:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, SetAsideEntry] = {}
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[SetAsideEntry]:
         return iter(list(self._entries.values()))
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Quarantine:
 
     def put(
         self,
-        kind: Kind,
+        kind: SetAsideKind,
         name: str,
         error: DamagedData,
         rows: int = 0,
@@ -109,7 +109,7 @@ class Quarantine:
         subject: str | None = None,
     ) -> None:
         """Set something aside, or update why and how many rows; a new reason is logged."""
-        entry = Entry(kind, name, error, rows, self._clock.now_ms(), hour, subject)
+        entry = SetAsideEntry(kind, name, error, rows, self._clock.now_ms(), hour, subject)
         known = self._entries.get(entry.id)
         if known is not None:
             entry.since_ms = known.since_ms
@@ -117,25 +117,25 @@ class Quarantine:
         if known is None or str(known.error) != str(error):
             log.critical("quarantined id=%s rows=%d reason=%r", entry.id, rows, str(error))
 
-    def lift(self, kind: Kind, name: str) -> bool:
+    def lift(self, kind: SetAsideKind, name: str) -> bool:
         """Take something back; return whether it was set aside."""
         entry = self._entries.pop(f"{kind}/{name}", None)
         if entry is not None:
             log.info("released id=%s rows=%d", entry.id, entry.rows)
         return entry is not None
 
-    def find(self, id_: str) -> Entry | None:
+    def find(self, id_: str) -> SetAsideEntry | None:
         """The entry of an id."""
         return self._entries.get(id_)
 
-    def get(self, kind: Kind, name: str) -> Entry | None:
+    def get(self, kind: SetAsideKind, name: str) -> SetAsideEntry | None:
         """The entry of a kind and a name."""
         return self._entries.get(f"{kind}/{name}")
 
     def has_hour(self, hour: int) -> bool:
         """Whether one of an hour's files is set aside."""
         name = hour_name(hour)
-        return any(f"{kind}/{name}" in self._entries for kind in (Kind.SCHEDULE, Kind.DISPATCH))
+        return any(f"{kind}/{name}" in self._entries for kind in (SetAsideKind.SCHEDULE, SetAsideKind.DISPATCH))
 
     def hours(self) -> int:
         """How many hours have a file that is set aside."""
@@ -159,7 +159,7 @@ class Quarantine:
         ]
 
 
-Act = Callable[[Entry, bool, Decided], None]
+Act = Callable[[SetAsideEntry, bool, Decided], None]
 """Tries a quarantined thing again, or gives it up if the second argument is True; the third is called with the
 result.
 """
@@ -169,7 +169,10 @@ class Decisions:
     """Decisions about entries of the quarantine; ``acts`` has for each kind the function that carries them out."""
 
     def __init__(
-        self, quarantine: Quarantine, log_control: Callable[[bytes, Callable[[], None]], None], acts: Mapping[Kind, Act]
+        self,
+        quarantine: Quarantine,
+        log_control: Callable[[bytes, Callable[[], None]], None],
+        acts: Mapping[SetAsideKind, Act],
     ) -> None:
         self._quarantine = quarantine
         self._log_control = log_control
@@ -183,13 +186,13 @@ class Decisions:
         """Give a thing up; BadArgument when no entry has this id."""
         self._decide("drop", self._entry(id_), done)
 
-    def _entry(self, id_: str) -> Entry:
+    def _entry(self, id_: str) -> SetAsideEntry:
         entry = self._quarantine.find(id_)
         if entry is None:
             raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd mend list`")
         return entry
 
-    def _decide(self, action: str, entry: Entry, done: Decided) -> None:
+    def _decide(self, action: str, entry: SetAsideEntry, done: Decided) -> None:
         log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
         word = OperatorWord(action, entry.id, entry.rows)
         act = partial(self._acts[entry.kind], entry, action == "drop", done)

@@ -12,11 +12,11 @@ from delayd.batch.columns import HEADER, BatchKind, Buffer, Int64s
 from delayd.batch.names import check_subject
 from delayd.batch.validate import refused_rows
 from delayd.delay.core import DelayCore
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import RequestWish
 from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from delayd.log.hour import ENDED_BYTES
 from delayd.machine.clock import JudgedClock
 from delayd.wire.asked import (
@@ -63,7 +63,11 @@ PIECE_BATCHES = 64  # Batches taken in one turn of the loop: some milliseconds a
 LENGTH = struct.Struct("<I")
 LENGTH_AT = 8  # Position of the length in the header of a batch.
 
-_WISHES = {RequestType.CANCEL: Wish.CANCEL, RequestType.GET: Wish.GET, RequestType.RESCHEDULE: Wish.MOVE}
+_WISHES = {
+    RequestType.CANCEL: RequestWish.CANCEL,
+    RequestType.GET: RequestWish.GET,
+    RequestType.RESCHEDULE: RequestWish.MOVE,
+}
 
 Soon = Callable[[Callable[[], None]], object]
 # Takes a piece that begins at a batch's number, and returns the number at which the next piece begins.
@@ -189,7 +193,7 @@ class Requests:
         subject = need_str(frame.head, "subject").encode()
         check_subject(subject)
 
-        limits = Limits(*limits_of(frame.head))
+        limits = QuotaLimits(*limits_of(frame.head))
         self._core.set_quota(subject, limits, _tell(peer, frame, lambda done: (self._head(), ())))
 
     def _choose_places(self, peer: Peer, frame: Frame) -> None:
@@ -340,7 +344,7 @@ class Requests:
         if names is not None:
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
             wish = _WISHES[RequestType(frame.type)]
-            tries = None if wish is Wish.GET else read_tries(frame.head, names)
+            tries = None if wish is RequestWish.GET else read_tries(frame.head, names)
             self._core.asked.endings.ask_by_key(wish, names, answered, wanted_at_ms, tries)
             return
         subject = need_str(frame.head, "subject").encode() if "subject" in frame.head else b""

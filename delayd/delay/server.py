@@ -19,7 +19,7 @@ from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.ledger.owed import Leaving
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from delayd.machine.identity import draw_id
 from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection, connect
@@ -398,7 +398,7 @@ class DelayServer:
                 page, more = read_quotas((await connection.request(RequestType.QUOTAS, head, (), CONNECT_MS)).head)
                 for info in page:
                     done: asyncio.Future[DelaydError | None] = loop.create_future()
-                    limits = Limits(info.per_second, info.pending, info.pending_bytes)
+                    limits = QuotaLimits(info.per_second, info.pending, info.pending_bytes)
                     core.asked.quotas.set(info.subject.encode(), limits, done.set_result)
                     self._rearm_soon()
                     if (refused := await done) is not None:

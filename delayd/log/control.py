@@ -2,8 +2,8 @@
 (docs/formats/batch.md).
 
 Each body of a CONTROL batch is one msgpack map with a ``type``; a reader skips types that it does not know. The classes
-below are the types that are known, with the fields of each. `Limits`, which an operator sets for a subject, stand in
-the state instead (docs/quotas.md).
+below are the types that are known, with the fields of each. `QuotaLimits`, which an operator sets for a subject, stand
+in the state instead (docs/quotas.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -305,7 +305,7 @@ def _is_watermark(value: list[int]) -> bool:
 QUOTA_PREFIX = b"quota/"
 
 
-class Limits(NamedTuple):
+class QuotaLimits(NamedTuple):
     """What may be pending for a subject; None is no limit."""
 
     per_second: int | None = None
@@ -317,15 +317,15 @@ class Limits(NamedTuple):
         """Whether there is a limit at all."""
         return self != NO_LIMITS
 
-    def share(self, place: int, servers: int) -> "Limits":
+    def share(self, place: int, servers: int) -> "QuotaLimits":
         """The part of each limit that one of several delay servers has; the parts of all add up to the limit.
 
         An example: of 100 messages the servers 0, 1 and 2 have 34, 33 and 33.
         """
-        return Limits(*(None if most is None else most // servers + (place < most % servers) for most in self))
+        return QuotaLimits(*(None if most is None else most // servers + (place < most % servers) for most in self))
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = QuotaLimits()
 
 
 def quota_key(subject: bytes) -> bytes:
@@ -333,11 +333,11 @@ def quota_key(subject: bytes) -> bytes:
     return QUOTA_PREFIX + subject
 
 
-def encode_limits(limits: Limits) -> bytes:
+def encode_limits(limits: QuotaLimits) -> bytes:
     """The value of a quota in the state."""
     return cast(bytes, msgpack.packb(list(limits)))
 
 
-def decode_limits(value: bytes) -> Limits:
+def decode_limits(value: bytes) -> QuotaLimits:
     """Read what `encode_limits` has encoded."""
-    return Limits._make(cast("list[int | None]", msgpack.unpackb(value)))
+    return QuotaLimits._make(cast("list[int | None]", msgpack.unpackb(value)))

@@ -50,7 +50,7 @@ class LogPlace:
     segment_bytes: int = SEGMENT_BYTES
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file of a log that was removed, replaced or damaged; ``whole`` is the file under its name now, if that is
     complete and right.
     """
@@ -219,25 +219,25 @@ class Log:
             end = following.base_offset
         return end
 
-    def look(self, give_way: Callable[[], None] = lambda: None, *, write_again: bool = False) -> list[Found]:
+    def look(self, give_way: Callable[[], None] = lambda: None, *, write_again: bool = False) -> list[FoundFile]:
         """List files that somebody removed, replaced or cut, and files that this log has left out.
 
         The file that stands in such a place now is read whole; ``give_way`` is called between its groups. With
         ``write_again`` a removed file is written anew from its open descriptor. Runs on the thread that removes
         segments.
         """
-        found: list[Found] = []
+        found: list[FoundFile] = []
         segments = self._segments
         for segment, following in zip_longest(segments, segments[1:]):
             damage = segment.look()
             if damage is not None:
                 if write_again and following and segment.lost is None and not self.disk.exists(segment.path):
                     segment.write_again()
-                found.append(Found(segment, damage, following and self._whole(segment, following, give_way)))
+                found.append(FoundFile(segment, damage, following and self._whole(segment, following, give_way)))
         # Retention may have removed segments between two groups.
         return [each for each in found if each.segment in self._segments]
 
-    def adopt(self, found: Found) -> bool:
+    def adopt(self, found: FoundFile) -> bool:
         """Read a file from now on that has come back whole, on the thread that appends; False when it is not needed."""
         whole, segments = found.whole, self._segments
         assert whole is not None, "only a whole file is taken back"
@@ -585,7 +585,7 @@ class LogWatch:
         work = partial(self._log.look, self._worker.give_way, write_again=told is not None)
         self._worker.submit(work, partial(self._looked, told), Priority.SPARE)
 
-    def _looked(self, told: Told | None, done: Done[list[Found]]) -> None:
+    def _looked(self, told: Told | None, done: Done[list[FoundFile]]) -> None:
         try:
             found = done.result()
         except DataError as error:
@@ -608,11 +608,13 @@ class LogWatch:
         elif told is not None:
             _tell(told, damaged)
 
-    def _adopt(self, whole: list[Found]) -> None:
+    def _adopt(self, whole: list[FoundFile]) -> None:
         for each in whole:
             self._log.adopt(each)
 
-    def _adopted(self, whole: list[Found], told: Told | None, damaged: dict[str, Found], done: Done[None]) -> None:
+    def _adopted(
+        self, whole: list[FoundFile], told: Told | None, damaged: dict[str, FoundFile], done: Done[None]
+    ) -> None:
         done.result()
         for each in whole:
             self._take_back(_name(each.damage))
@@ -656,7 +658,7 @@ def write_again(segments: Iterable[Segment]) -> bool:
     return done
 
 
-def _tell(told: Told, damaged: dict[str, Found]) -> None:
+def _tell(told: Told, damaged: dict[str, FoundFile]) -> None:
     told(not damaged, "; ".join(str(each.damage) for each in damaged.values()) or "all files of this log are there")
 
 

@@ -97,7 +97,7 @@ class RetryRow(NamedTuple):
     error: str  # What its last handler said.
 
 
-class Decision(NamedTuple):
+class GroupDecision(NamedTuple):
     """What one batch sends again."""
 
     producer: int

@@ -250,7 +250,7 @@ def _text(value: bytes, name: str) -> str:
 ASIDE_SUFFIX = ".given-up"
 
 
-class End(NamedTuple):
+class LogEnd(NamedTuple):
     """The end of a log that a start needs, and what it costs to give that up."""
 
     kind: FileKind
@@ -260,13 +260,13 @@ class End(NamedTuple):
 
 
 _ENDS = {
-    "delay/message": End(
+    "delay/message": LogEnd(
         FileKind.MESSAGE,
         "replay_offset",
         "replay_crc32c",
         "messages that were accepted there and are not delivered are lost for good",
     ),
-    "realtime/message": End(
+    "realtime/message": LogEnd(
         FileKind.REALTIME,
         "indexed_offset",
         "indexed_crc32c",
@@ -274,7 +274,7 @@ _ENDS = {
         "comes again; delay servers that delivered them wait for `delayd target accept`, and for `delayd mend give-up "
         "window` where it is listed",
     ),
-    "realtime/pull": End(
+    "realtime/pull": LogEnd(
         FileKind.PULL,
         "pull_offset",
         "pull_crc32c",
@@ -283,7 +283,7 @@ _ENDS = {
 }
 
 
-def end_of(folder: str) -> End | None:
+def end_of(folder: str) -> LogEnd | None:
     """The end of the log in a folder such as ``data/realtime/pull``; None for a folder of no such log."""
     return _ENDS.get("/".join(folder.rstrip("/").split("/")[-2:]))
 

@@ -71,7 +71,7 @@ Job = Callable[[], Callable[[], None]]
 """Does the work, and returns the function to call on the loop."""
 
 
-class Waiting:
+class JobQueue:
     """The jobs of one executor that have not begun; any thread adds jobs, the executor's own thread takes them."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class ThreadExecutor:
 
     def __init__(self, name: str, post: Post) -> None:
         self._post = post
-        self._waiting = Waiting()
+        self._waiting = JobQueue()
         self._signals: SimpleQueue[None] = SimpleQueue()  # One for each job, and one for the end.
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -65,7 +65,7 @@ class Letters(Protocol[L]):
         """The delay server has refused it by name."""
 
 
-class Meta(Protocol):
+class ServerDirectory(Protocol):
     """Where delay servers are: `delayd.net.registration.Registration`."""
 
     async def servers(self, role: str | None = None) -> list[ServerInfo]:
@@ -86,7 +86,7 @@ class Courier(Generic[L]):
         self,
         letters: Letters[L],
         terms: CourierTerms,
-        meta: Meta,
+        meta: ServerDirectory,
         membership: Membership,
         after: Callable[[], None],
     ) -> None:

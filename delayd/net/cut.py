@@ -34,7 +34,7 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Executor
 from delayd.machine.state import LMDB_FILE, StateCopy
-from delayd.net.machine import KeptState
+from delayd.net.machine import WatchedState
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_instant,
@@ -54,7 +54,7 @@ BUSY_MS = 1_000  # When to ask again while another backup is copied.
 log = logging.getLogger(__name__)
 
 
-class Peer(Protocol):
+class CutPeer(Protocol):
     """The connection that asked."""
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
@@ -67,11 +67,11 @@ class Peer(Protocol):
 @dataclass(slots=True)
 class _Cut:
     number: int
-    peer: Peer
+    peer: CutPeer
     moment_ms: int  # When all servers of the cluster were cut; 0 when not all were.
     ready: bool = False
     failed: DelaydError | None = None
-    waiting: list[tuple[Peer, int]] = field(default_factory=list)  # Requests that wait until the files are written.
+    waiting: list[tuple[CutPeer, int]] = field(default_factory=list)  # Requests that wait until the files are written.
     held: bool = True  # Whether the hold has never ended before it was asked to end.
 
 
@@ -82,7 +82,7 @@ class Cuts:
         self,
         folder: str,
         log_id: int,
-        state: KeptState,
+        state: WatchedState,
         worker: Executor,
         hold: Callable[[int], None] = lambda hold_ms: None,
         release: Callable[[], bool] = lambda: True,
@@ -101,11 +101,11 @@ class Cuts:
         self._writing = False
 
     @property
-    def handlers(self) -> dict[int, Callable[[Peer, Frame], None]]:
+    def handlers(self) -> dict[int, Callable[[CutPeer, Frame], None]]:
         """What serves CUT and CUT_READY; NotReady is raised while another backup is copied."""
         return {RequestType.CUT: self._take, RequestType.CUT_READY: self._tell}
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: CutPeer) -> None:
         """End the cut of a connection that has ended."""
         if self._cut is not None and self._cut.peer is peer:
             self._cut = None
@@ -113,7 +113,7 @@ class Cuts:
             if not self._writing:
                 self._worker.submit(self._remove, _done)
 
-    def _take(self, peer: Peer, frame: Frame) -> None:
+    def _take(self, peer: CutPeer, frame: Frame) -> None:
         hold_ms = need_int(frame.head, "hold_ms", 0, HOLD_MS_MAX)
         moment_ms = need_instant(frame.head, "moment_ms") if "moment_ms" in frame.head else 0
         if self._writing or (self._cut is not None and self._cut.peer is not peer):
@@ -131,7 +131,7 @@ class Cuts:
             {"log_id": self._log_id, "cut": cut.number, "folder": os.path.abspath(self._folder)},
         )
 
-    def _tell(self, peer: Peer, frame: Frame) -> None:
+    def _tell(self, peer: CutPeer, frame: Frame) -> None:
         number, cut = need_u64(frame.head, "cut"), self._cut
         if not number:
             if cut is None or not cut.moment_ms:
@@ -260,7 +260,7 @@ def _done(done: Done[None]) -> None:
     done.result()
 
 
-class Timer(Protocol):
+class PutOffCall(Protocol):
     """A call that was put off."""
 
     def cancel(self) -> None:
@@ -270,10 +270,10 @@ class Timer(Protocol):
 class Hold:
     """One hold at a time; belongs to the loop. ``later`` calls back after some seconds."""
 
-    def __init__(self, later: Callable[[float, Callable[[], None]], Timer]) -> None:
+    def __init__(self, later: Callable[[float, Callable[[], None]], PutOffCall]) -> None:
         self.held = False  # Read for each frame that would leave.
         self._later = later
-        self._timer: Timer | None = None
+        self._timer: PutOffCall | None = None
         self._calls: deque[Callable[[], object]] = deque()
 
     def begin(self, hold_ms: int) -> None:

@@ -36,7 +36,7 @@ CORE_STOP_MS = 1_500
 log = logging.getLogger(__name__)
 
 
-class Core(Protocol):
+class HomeCore(Protocol):
     """The server's core, which is stopped before its home is closed."""
 
     def stop(self, stopped: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ class Home:
     def _look_at_state(self) -> None:
         self.executors[-1].submit(self.state.look, _looked, Priority.SPARE)
 
-    async def stop(self, core: Core) -> None:
+    async def stop(self, core: HomeCore) -> None:
         """End the jobs and the core; what the core has not done after CORE_STOP_MS is given up. All that it has told
         anybody is durable, and the next start replays what its last checkpoint was to hold.
         """
@@ -130,7 +130,7 @@ class Home:
         except TimeoutError:
             log.info("last_checkpoint_given_up limit_ms=%d", CORE_STOP_MS)
 
-    def close(self, core: Core | None) -> None:
+    def close(self, core: HomeCore | None) -> None:
         """End the threads, close the core's files if there is one, and free the directory for another server."""
         # What the threads have done is durable, and the next start reads it: nobody is left to hear of it here.
         self._closed = True

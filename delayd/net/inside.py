@@ -61,7 +61,7 @@ def connect(endpoint: Endpoint, protocol: asyncio.BufferedProtocol) -> None:
     if listener is None or listener.pid != os.getpid():
         where = "in this process any more" if own else "in this process"
         raise ServerUnavailable(f"no server listens at {endpoint} {where}; open its directory here")
-    end = End(asyncio.get_running_loop(), endpoint)
+    end = InsideEnd(asyncio.get_running_loop(), endpoint)
     listener.connected(end)
     end.begin(protocol)
 
@@ -82,7 +82,7 @@ class Listener:
         self.host, self.port = host, next(_numbers)
         self._loop = asyncio.get_running_loop()
         self._accept = accept
-        self._ends: WeakSet[End] = WeakSet()
+        self._ends: WeakSet[InsideEnd] = WeakSet()
         with _lock:
             _listeners[Endpoint(host, self.port)] = self
 
@@ -97,28 +97,28 @@ class Listener:
         for end in list(self._ends):
             end.abort()
 
-    def connected(self, other: End) -> None:
+    def connected(self, other: InsideEnd) -> None:
         """Give an end its other end, and have the server accept that one; from any thread."""
-        mine = End(self._loop, ("a client in this process", next(_numbers)))
+        mine = InsideEnd(self._loop, ("a client in this process", next(_numbers)))
         mine.join(other)
         try:
             self._loop.call_soon_threadsafe(self._begin, mine)
         except RuntimeError as error:
             raise ServerUnavailable(f"the server at {self.host}:{self.port} has ended; open its directory") from error
 
-    def _begin(self, end: End) -> None:
+    def _begin(self, end: InsideEnd) -> None:
         self._ends.add(end)
         end.begin(self._accept())
 
 
-class End(asyncio.Transport):
+class InsideEnd(asyncio.Transport):
     """One end of a connection."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peer_name: tuple[str, int]) -> None:
         super().__init__({"peername": peer_name})
         self._loop = loop
         self._protocol: asyncio.BufferedProtocol | None = None
-        self._other: End | None = None
+        self._other: InsideEnd | None = None
         self._inbox: deque[memoryview] = deque()  # Written by the other end, and not taken yet.
         self._woken = False
         self._reading = True
@@ -129,7 +129,7 @@ class End(asyncio.Transport):
         self._high = HIGH_BYTES
         self._full = False
 
-    def join(self, other: End) -> None:
+    def join(self, other: InsideEnd) -> None:
         """Make two ends one connection."""
         self._other, other._other = other, self
 

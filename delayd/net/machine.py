@@ -43,7 +43,7 @@ class OwnDisk(Disk, Protocol):
         """End the use of it."""
 
 
-class KeptState(State, Protocol):
+class WatchedState(State, Protocol):
     """A state whose file is looked after."""
 
     def look(self) -> None:
@@ -69,7 +69,7 @@ class Machine(Protocol):
     def disk(self) -> OwnDisk:
         """The disk with the server's folder."""
 
-    def state(self, path: str) -> KeptState:
+    def state(self, path: str) -> WatchedState:
         """The state that is kept at a path; raises what `LmdbState` raises."""
 
     def clock(self, previous: ClockEvidence | None = None) -> JudgedClock:
@@ -99,7 +99,7 @@ class RealMachine:
         """See Machine."""
         return RealDisk()
 
-    def state(self, path: str) -> KeptState:
+    def state(self, path: str) -> WatchedState:
         """See Machine."""
         return LmdbState(path)
 

@@ -33,7 +33,7 @@ from delayd.reading.findings import (
     judge,
     sum_up,
 )
-from delayd.reading.plan import AuditPlan, HourBooks, Life, plan_audit, plan_hours
+from delayd.reading.plan import AuditPlan, HourBooks, LastLife, plan_audit, plan_hours
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState, SidesCheck, deleted_hour_differs
 from delayd.secret import Secret
 
@@ -58,7 +58,7 @@ class AuditReport:
     findings_count: int
     torn: tuple[TornTail, ...]
     deleted_rows: int
-    missed: tuple[Life, ...]
+    missed: tuple[LastLife, ...]
     seals: tuple[SealReport, ...]
     faults: tuple[Finding, ...] = ()
     holds_up: tuple[str, ...] = ()  # Why messages wait, by what their delay server says.

@@ -73,14 +73,14 @@ NEXT, NOT_SEEN = "next", "not seen"
 AnyHour = str | int | datetime
 
 
-class Counted(NamedTuple):
+class HourSize(NamedTuple):
     """How many messages an hour has by the checkpoint's table and the message log above it, and the bytes they take."""
 
     messages: int
     stored_bytes: int
 
 
-NOTHING = Counted(0, 0)
+NOTHING = HourSize(0, 0)
 
 
 class HourState(StrEnum):
@@ -143,7 +143,7 @@ class Schedule:
         self._sizes: dict[int, int] = {}
         self._sealed: frozenset[int] = frozenset()  # Hours that were sealed before the sizes were taken.
         self.tail_damage: DamagedData | None = None  # Why messages that are not filed yet are left out.
-        self._unfiled: dict[int, Counted] = {}  # Hours with rows in the tail.
+        self._unfiled: dict[int, HourSize] = {}  # Hours with rows in the tail.
         self._facts: dict[int, SealFacts] | None = None  # What the seals say; None: not read yet.
         self._snapshot, self._tail = self._look()
 
@@ -151,12 +151,12 @@ class Schedule:
         known = self._sizes.keys() | self._snapshot.hours.keys() | self._unfiled.keys()
         return sorted(hour for hour in known if not self._was_removed(hour))
 
-    def counted(self, hour: int) -> Counted:
+    def counted(self, hour: int) -> HourSize:
         """Count the messages of an hour without reading its files, whatever became of them."""
         filed, beside = self._snapshot.hours.get(hour), self._snapshot.word.beside.get(hour)
         tail = self._unfiled.get(hour, NOTHING)
         stored = sum(each.length for each in (filed, beside) if each is not None)
-        return Counted(self._snapshot.counted(hour) + tail.messages, stored + tail.stored_bytes)
+        return HourSize(self._snapshot.counted(hour) + tail.messages, stored + tail.stored_bytes)
 
     def count(self, hour: int, damage: list[DamagedData]) -> HourCount:
         """Count the messages of an hour and what became of them; ``damage`` receives what does not check.
@@ -272,7 +272,7 @@ def schedules(disk: Disk, data: str, damage: list[DamagedData]) -> list[Schedule
     return found
 
 
-def count_hours(rows: HourRows) -> dict[int, Counted]:
+def count_hours(rows: HourRows) -> dict[int, HourSize]:
     """Count the rows of each hour, and the bytes of their bodies."""
     if not len(rows.hours):
         return {}
@@ -280,7 +280,7 @@ def count_hours(rows: HourRows) -> dict[int, Counted]:
     counts = np.diff(firsts, append=len(rows.hours))
     sizes = np.add.reduceat(rows.rows.body_bytes, firsts, dtype=np.int64)
     listed = zip(rows.hours[firsts].tolist(), counts.tolist(), sizes.tolist(), strict=True)
-    return {hour: Counted(count, size) for hour, count, size in listed}
+    return {hour: HourSize(count, size) for hour, count, size in listed}
 
 
 class Data:

@@ -48,7 +48,7 @@ from delayd.reading.files.groups import (
 )
 from delayd.reading.files.origins import (
     NO_DECISIONS,
-    Decisions,
+    LoggedDecisions,
     as_outcomes,
     hour_parts,
     open_hour,
@@ -73,7 +73,7 @@ UNKNOWN, PENDING = "unknown", "pending"
 UInt64s = NDArray[np.uint64]
 
 
-class Pattern:
+class BytesPattern:
     """A regular expression on bytes, and the bytes that each match must have."""
 
     def __init__(self, pattern: bytes) -> None:
@@ -201,7 +201,7 @@ class HeldBatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMessages:
     """Which messages a search wants; None sets no bound.
 
     A message that was accepted after its time counts as due when it was accepted, as it is filed (rule P5). A ``key``
@@ -214,8 +214,8 @@ class Wanted:
     sequence: int | None = None
     key: bytes | None = None
     tags: tuple[str, ...] = ()
-    grep: Pattern | None = None
-    headers: tuple[tuple[str, Pattern], ...] = ()
+    grep: BytesPattern | None = None
+    headers: tuple[tuple[str, BytesPattern], ...] = ()
 
     def rows(self, held: HeldBatch, sequences: NDArray[np.uint64], accepted_at_ms: Int64s | int) -> Int64s:
         """The wanted rows of a verified batch, rising; ``accepted_at_ms`` is 0 where it is not known."""
@@ -233,7 +233,7 @@ class Wanted:
             wanted &= _of_subject(batch, self.subject)
         if self.key is not None and wanted.any():
             # In its later lives a message does not hold its key any more: it is a header of theirs.
-            label = Pattern(rb"\A" + re.escape(self.key) + rb"\Z")
+            label = BytesPattern(rb"\A" + re.escape(self.key) + rb"\Z")
             wanted &= _of_key(batch, self.key) | _with_header(held, KEY, label, wanted)
         if self.tags and wanted.any():
             wanted &= rows_with_tags(batch, self.tags, wanted)
@@ -263,7 +263,7 @@ def _of_key(batch: Batch, key: bytes) -> Mask:
     return same
 
 
-def _with_header(held: HeldBatch, name: str, pattern: Pattern, wanted: Mask) -> Mask:
+def _with_header(held: HeldBatch, name: str, pattern: BytesPattern, wanted: Mask) -> Mask:
     found = np.zeros(held.batch.count, np.bool_)
     if ColumnId.HEADERS_END in held.batch:
         starts, ends = held.items(ColumnId.HEADERS_END)
@@ -278,7 +278,7 @@ def _with_header(held: HeldBatch, name: str, pattern: Pattern, wanted: Mask) -> 
     return found
 
 
-def _grepped(held: HeldBatch, pattern: Pattern, wanted: Mask) -> Mask:
+def _grepped(held: HeldBatch, pattern: BytesPattern, wanted: Mask) -> Mask:
     batch = held.batch
     found = pattern.rows(held.data, *held.items(ColumnId.BODY_END), wanted)
     if ColumnId.BODY_LEFT_OUT in batch:
@@ -320,7 +320,7 @@ class FoundRow(NamedTuple):
     origin_sequence: int  # Of the message that it was at first; 0: it was that itself.
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """What was found in some pieces; ``row_count`` counts rows that are not listed, too."""
 
     row_count: int
@@ -335,15 +335,15 @@ class Found(NamedTuple):
 class Search:
     """What is wanted, and how much of it."""
 
-    wanted: Wanted
+    wanted: WantedMessages
     ended: bool = False  # Messages that have an outcome, too.
     with_rows: bool = True  # False: only counted.
     with_bodies: bool = True
     known: tuple[tuple[int, int], ...] = ()  # Ranges of sequences that were looked at before.
-    decided: Decisions = NO_DECISIONS  # Of the delay server that is searched.
+    decided: LoggedDecisions = NO_DECISIONS  # Of the delay server that is searched.
 
 
-Run = Callable[[Iterator[list[FilePiece]], Search], Iterator[Found]]
+Run = Callable[[Iterator[list[FilePiece]], Search], Iterator[FoundRows]]
 """Does `find_pieces` for each list of pieces, here or in other processes, and yields the results in order."""
 
 
@@ -353,7 +353,7 @@ def in_turn(disk: Disk) -> Run:
     return lambda tasks, search: (find_pieces(disk, task, search, memory) for task in tasks)
 
 
-class Finder:
+class FileFinder:
     """Searches a data directory; ``total_bytes`` grows with each server that is looked at."""
 
     def __init__(self, disk: Disk, data: str, search: Search, run: Run | None = None) -> None:
@@ -370,13 +370,13 @@ class Finder:
                 f"{data} holds no delay server's directory; give the one that `delayd up --data` was given"
             )
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[FoundRows]:
         """What is found: of each server first messages that no checkpoint has filed, then the others hour by hour."""
-        yield Found(0, [], self._damage, 0)
+        yield FoundRows(0, [], self._damage, 0)
         for directory in self._directories:
             yield from self._in_directory(directory)
 
-    def _in_directory(self, directory: Directory) -> Iterator[Found]:
+    def _in_directory(self, directory: Directory) -> Iterator[FoundRows]:
         damage: list[DamagedData] = []
         search, moved = self._search, False
         for _ in range(TRIES_MAX):
@@ -405,9 +405,9 @@ class Finder:
             search = replace(search, known=(*search.known, *read))
         if moved:
             damage.append(DamagedData(directory.path, 0, "its files moved faster than they could be read"))
-        yield Found(0, [], damage, 0)
+        yield FoundRows(0, [], damage, 0)
 
-    def _filed(self, snapshot: ScheduleSnapshot, search: Search) -> Iterator[Found]:
+    def _filed(self, snapshot: ScheduleSnapshot, search: Search) -> Iterator[FoundRows]:
         filed = (*snapshot.hours.values(), *snapshot.word.beside.values())
         self.total_bytes += sum(each.length for each in filed)
         for found in self._run(_tasks(filed_pieces(self._disk, snapshot, search)), search):
@@ -479,7 +479,7 @@ def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iter
             yield from [piece] if part.end - part.begin <= PIECE_BYTES else _split_file(disk, piece)
 
 
-def find_pieces(disk: Disk, pieces: Iterable[FilePiece], search: Search, memory: Memory) -> Found:
+def find_pieces(disk: Disk, pieces: Iterable[FilePiece], search: Search, memory: Memory) -> FoundRows:
     """Search pieces of files, one after the other; this is what one process does at a time, in the same memory."""
     return _PieceFinder(disk, search, memory).find(pieces)
 
@@ -495,7 +495,7 @@ class _PieceFinder:
         self._read: list[int] = []
         self._ended: dict[tuple[str, int], tuple[UInt64s, list[str]] | None] = {}
 
-    def find(self, pieces: Iterable[FilePiece]) -> Found:
+    def find(self, pieces: Iterable[FilePiece]) -> FoundRows:
         moved: list[FilePiece] = []
         size_bytes = 0
         for piece in pieces:
@@ -507,7 +507,7 @@ class _PieceFinder:
             except DamagedData as error:
                 self._damage.append(error)
         read = (min(self._read), max(self._read)) if self._read else None
-        return Found(self._count, self._rows, self._damage, size_bytes, read, tuple(moved))
+        return FoundRows(self._count, self._rows, self._damage, size_bytes, read, tuple(moved))
 
     def _find(self, piece: FilePiece) -> None:
         segment = _open(self._disk, piece)

@@ -31,10 +31,10 @@ from delayd.machine.identity import LOCK
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog, Span, Spans
 from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.files.directory import (
+    CheckpointWord,
     Directory,
     Role,
     ScheduleSnapshot,
-    Word,
     find_directories,
     need_counted,
     server_runs,
@@ -60,7 +60,7 @@ class LifeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class LastLife:
     """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 for none."""
 
     path: str
@@ -75,24 +75,24 @@ class Life:
         return f"{self.path} is {self.state}{last}"
 
 
-def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> Life:
+def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> LastLife:
     """Read the life of a server with logs; ``seen_ms`` is the last instant that its logs name."""
     clock = (read_checkpoint(disk, directory.path, directory.log_id) or {}).get("clock")
     wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
     until_ms = min(now_ms, max(seen_ms, wall_ms if isinstance(wall_ms, int) else 0))
     state = LifeState.UP if server_runs(directory.path) else LifeState.AWAY
-    return Life(directory.path, directory.role, state, until_ms)
+    return LastLife(directory.path, directory.role, state, until_ms)
 
 
-def read_meta_life(data: str) -> Life | None:
+def read_meta_life(data: str) -> LastLife | None:
     """Read the life of meta, which has no logs; None when it is not in this data directory."""
     path = f"{data}/{META}"
     if not os.path.exists(f"{path}/{LOCK}"):
         return None
-    return Life(path, META, LifeState.UP if server_runs(path) else LifeState.AWAY, 0)
+    return LastLife(path, META, LifeState.UP if server_runs(path) else LifeState.AWAY, 0)
 
 
-def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
+def spans_of(word: CheckpointWord, log_id: int, index: TargetIndex) -> Spans:
     """For the rows of one delay server up to when the rows of each subject were settled, as its word says."""
     here = {target.log_id for target in index.targets}
     # If a target's log is not here, nobody can prove which rows it holds.
@@ -109,7 +109,7 @@ def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
     return Spans(common, of_subject)
 
 
-def what_holds_up(word: Word) -> list[str]:
+def what_holds_up(word: CheckpointWord) -> list[str]:
     """Why messages wait, as the delay server itself says."""
     found = [word.waits] if word.waits else []
     found += [f"realtime server {link.log_id:016x}: {link.waits}" for link in word.links if link.waits]
@@ -154,7 +154,7 @@ class AuditPlan:
     index: TargetIndex
     torn: tuple[TornTail, ...] = ()
     deleted_rows: int = 0  # Rows at targets whose hours the delay server's retention has removed.
-    missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
+    missed: tuple[LastLife, ...] = ()  # The servers that keep messages waiting, if any wait.
     holds_up: tuple[str, ...] = ()  # Why they wait, as their delay server says.
     helds: tuple[TargetTallies, ...] = ()  # The contents of the targets' tally logs, in the order of the index.
     # The contents of their pull logs, in the same order; () when the caller did not ask for it.

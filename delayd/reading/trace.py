@@ -50,7 +50,7 @@ from delayd.reading.files.origins import (
     read_tail,
 )
 from delayd.reading.files.rows import NO_INT64S, RowCollector, ScheduleRows
-from delayd.reading.find import Finder, FoundRow, Search, Wanted
+from delayd.reading.find import FileFinder, FoundRow, Search, WantedMessages
 
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
@@ -138,8 +138,8 @@ def trace(disk: Disk, data: str, subject: str, which: int | str, log_id: int | N
 
 
 def _trace_key(disk: Disk, delay: Directory, servers: _Servers, subject: str, key: str) -> Trace | None:
-    wanted = Wanted(subject=subject.encode(), key=key.encode("utf-8", "surrogateescape"))
-    results = list(Finder(disk, delay.path, Search(wanted, ended=True, with_bodies=False)).found())
+    wanted = WantedMessages(subject=subject.encode(), key=key.encode("utf-8", "surrogateescape"))
+    results = list(FileFinder(disk, delay.path, Search(wanted, ended=True, with_bodies=False)).found())
     # A row that was rejected or kept never took the key.
     states = {row.sequence: row.state for result in results for row in result.rows}
     took = [sequence for sequence, state in states.items() if state not in NEVER_TOOK] or list(states)
@@ -195,7 +195,7 @@ def _live_on(
         found.unseen.append(f"its next life: it is at delay server {life.origin_log_id:016x}, not at this one")
         return
     origin, last = before
-    rows = _rows_of(disk, delay, Wanted(from_ms=life.due_ms, subject=life.subject.encode()))
+    rows = _rows_of(disk, delay, WantedMessages(from_ms=life.due_ms, subject=life.subject.encode()))
     own = (
         row for row in rows if row.sequence > last and (row.deliver_at_ms, row.origin_sequence) == (life.due_ms, origin)
     )
@@ -212,13 +212,13 @@ def _live_on(
 def _origin_of(disk: Disk, delay: Directory, subject: str, sequence: int) -> int:
     if parse_retry_subject(subject) is None:
         return sequence
-    rows = _rows_of(disk, delay, Wanted(subject=subject.encode(), sequence=sequence))
+    rows = _rows_of(disk, delay, WantedMessages(subject=subject.encode(), sequence=sequence))
     return next((row.origin_sequence for row in rows if row.origin_sequence), sequence)
 
 
-def _rows_of(disk: Disk, delay: Directory, wanted: Wanted) -> list[FoundRow]:
+def _rows_of(disk: Disk, delay: Directory, wanted: WantedMessages) -> list[FoundRow]:
     search = Search(wanted, ended=True, with_bodies=False)
-    return [row for result in Finder(disk, delay.path, search).found() for row in result.rows]
+    return [row for result in FileFinder(disk, delay.path, search).found() for row in result.rows]
 
 
 def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int) -> _Row:

@@ -25,7 +25,7 @@ from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
-from delayd.log.control import NO_LIMITS, Ended, Limits, LogTime, decode_limits, decode_sound, quota_key
+from delayd.log.control import NO_LIMITS, Ended, LogTime, QuotaLimits, decode_limits, decode_sound, quota_key
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.hour import decode_ended, decode_outcomes, dispatch_path, schedule_path
 from delayd.log.key_run import FOLDER as KEYS_FOLDER
@@ -137,7 +137,7 @@ class FileReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileToVerify:
     """A file to be read, with what its directory says of it; nothing for a file outside of a directory.
 
     With a ``kind`` of None the header's kind is accepted. ``named`` says whether its name must be the one that its
@@ -190,7 +190,9 @@ def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -
     return FileReport(path, kind, size_bytes=size_bytes).damaged(error)
 
 
-def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple[FileReport, LogSoFar | None] | None:
+def verify_file(
+    disk: Disk, place: FileToVerify, link: LogSoFar | None = None
+) -> tuple[FileReport, LogSoFar | None] | None:
     """Read one file; return the report, and the end of its log so far; None when the file is gone."""
     found = _Found(place.path, place.kind.name.lower() if place.kind else "unknown")
     following: LogSoFar | None = None
@@ -221,7 +223,7 @@ def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple
 
 
 @dataclass(slots=True)
-class _Filed:
+class _FilingOrder:
     """The order of rows in a schedule log: docs/formats/schedule.md defines it."""
 
     source: tuple[int, int] = (0, 0)  # The range of the message log from which the rows before were gathered.
@@ -254,7 +256,7 @@ class _Found(FileReport):
 
     appended_at_ms: int = 0
     epoch: int = 0
-    filed: _Filed = field(default_factory=_Filed)
+    filed: _FilingOrder = field(default_factory=_FilingOrder)
     sent: Sent = field(default_factory=Sent)
     tallier: Tallier | None = None  # Counts the rows of a realtime message log.
 
@@ -264,18 +266,18 @@ def _size(disk: Disk, path: str) -> int:
         return file.size()
 
 
-def _open(disk: Disk, place: Place) -> Segment:
+def _open(disk: Disk, place: FileToVerify) -> Segment:
     if place.kind is None:
         return open_any(disk, place.path)
     return open_segment(disk, place.path, place.kind, place.log_id, write=False)
 
 
-def _read_checkpoint(disk: Disk, place: Place, found: _Found) -> None:
+def _read_checkpoint(disk: Disk, place: FileToVerify, found: _Found) -> None:
     if read_checkpoint(disk, os.path.dirname(place.path) or ".", place.log_id) is None:
         found.ends(FileState.EMPTY, "no checkpoint was published yet")
 
 
-def _read_run(place: Place, file: NamedReads, found: _Found) -> None:
+def _read_run(place: FileToVerify, file: NamedReads, found: _Found) -> None:
     run = read_run_file(place.path, file, place.log_id)
     if place.named and place.path.rpartition("/")[2] != (name := segment_name(run.number)):
         raise DamagedData(place.path, 0, f"its header says that it is {name}")
@@ -284,7 +286,7 @@ def _read_run(place: Place, file: NamedReads, found: _Found) -> None:
         found.rows += run.entries_in(number)
 
 
-def _read(place: Place, segment: Segment, link: LogSoFar | None, found: _Found) -> LogSoFar | None:
+def _read(place: FileToVerify, segment: Segment, link: LogSoFar | None, found: _Found) -> LogSoFar | None:
     header = segment.header
     kind = FileKind(header.kind)
     found.kind = kind.name.lower()
@@ -316,7 +318,7 @@ def _is_beside(path: str, hour: int) -> bool:
     return re.search(rf"/quarantine/{hour_name(hour)}\.[0-9]+\.log$", path) is not None
 
 
-def _read_groups(place: Place, segment: Segment, found: _Found) -> LogSoFar | None:
+def _read_groups(place: FileToVerify, segment: Segment, found: _Found) -> LogSoFar | None:
     kind = segment.header.kind
     hourly = kind in HOURLY
     end = begin = 0 if hourly else segment.header.base_offset
@@ -462,7 +464,7 @@ def _check_content(batch: Batch) -> None:
         raise BatchMalformed(f"row {differs[0]} has another content hash than its content gives")
 
 
-def _read_entries(place: Place, segment: Segment, found: _Found) -> LogSoFar:
+def _read_entries(place: FileToVerify, segment: Segment, found: _Found) -> LogSoFar:
     """Check the full pages of a consume log; the checksum of its last page is in its server's state."""
     header = segment.header
     consume = ConsumePlace(os.path.dirname(place.path), header.log_id, header.number)
@@ -495,7 +497,7 @@ class VerifyReport:
         return not self.damaged
 
 
-class _Home(NamedTuple):
+class _ServerFolder(NamedTuple):
     """A server's directory; ``log_id`` is None when no file in it tells.
 
     ``durable`` holds, by path, the offsets up to which the checkpoint file says that a log was fsynced (rule L5).
@@ -517,11 +519,11 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     ``progress`` is called with the files read and all files. Raises BadArgument when there is nothing to verify.
     """
     disk = disk or RealDisk()
-    places: list[Place] = []
+    places: list[FileToVerify] = []
     gone: list[FileReport] = []
     states: list[FileReport] = []
     besides: list[FileReport] = []
-    homes: list[_Home] = []
+    homes: list[_ServerFolder] = []
     for path in _home_paths(disk, data):
         home = _read_home(disk, path)
         homes.append(home)
@@ -544,7 +546,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     return VerifyReport((*gone, *files, *tallied, *besides, *states))
 
 
-def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[FileReport]) -> None:
+def _with_wrong_entries(disk: Disk, homes: Sequence[_ServerFolder], files: Sequence[FileReport]) -> None:
     """Note the entries of consume logs that differ from the message logs that they are derived from."""
     reports = {file.path: file for file in files if file.state is not FileState.DAMAGED}
     for home in homes:
@@ -554,7 +556,7 @@ def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[File
                     reports[error.path].damaged(error)
 
 
-def _with_proofs(disk: Disk, homes: Iterable[_Home], files: Sequence[FileReport]) -> None:
+def _with_proofs(disk: Disk, homes: Iterable[_ServerFolder], files: Sequence[FileReport]) -> None:
     """Note the end of a message log as damage where a later fact names a message behind it (rule L5)."""
     by_folder = {f"{os.path.abspath(home.path)}/message": home for home in homes}
     for file in files:
@@ -563,7 +565,7 @@ def _with_proofs(disk: Disk, homes: Iterable[_Home], files: Sequence[FileReport]
             file.damaged(error).torn = None
 
 
-def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | None:
+def _missing_behind(disk: Disk, home: _ServerFolder, file: FileReport) -> DamagedData | None:
     """The damage at a message log's end, which looks like a torn tail or like all of it; None if nothing proves it."""
     folder, _, name = file.path.rpartition("/")
     if home.log_id is None or file.state not in (FileState.OK, FileState.TORN) or name != log_names(disk, folder)[-1]:
@@ -582,7 +584,7 @@ def _missing_behind(disk: Disk, home: _Home, file: FileReport) -> DamagedData | 
     return None
 
 
-def _why_durable(disk: Disk, home: _Home, log_id: int, end: int) -> str:
+def _why_durable(disk: Disk, home: _ServerFolder, log_id: int, end: int) -> str:
     if home.role is Role.DELAY:
         return decided_behind(disk, home.path, log_id, end)
     stored = _stored(disk, home.path)
@@ -605,14 +607,14 @@ def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk
     for path in paths:
         if os.path.basename(path) != CHECKPOINT:
             need_log_file(disk, path)
-    homes: dict[str, _Home] = {}
+    homes: dict[str, _ServerFolder] = {}
     places = [_place_of(disk, path, homes) for path in paths]
     files = list(_verify(disk, places, progress, chained=False))
     _with_proofs(disk, homes.values(), files)
     return VerifyReport(tuple(files))
 
 
-def stored_quota(directory: Directory, subject: bytes) -> Limits:
+def stored_quota(directory: Directory, subject: bytes) -> QuotaLimits:
     """The quota of a subject, from the state of a server that does not run; all None when it has none.
 
     The state of a running server changes under its reader (rule L6).
@@ -628,7 +630,9 @@ def stored_quota(directory: Directory, subject: bytes) -> Limits:
     return NO_LIMITS
 
 
-def _verify(disk: Disk, places: Sequence[Place], progress: Progress | None, *, chained: bool) -> Iterator[FileReport]:
+def _verify(
+    disk: Disk, places: Sequence[FileToVerify], progress: Progress | None, *, chained: bool
+) -> Iterator[FileReport]:
     before, link = "", None
     for done, place in enumerate(places, 1):
         folder = place.path.rpartition("/")[0]
@@ -651,11 +655,11 @@ def _home_paths(disk: Disk, data: str) -> list[str]:
     return [path for path in paths if any(disk.exists(f"{path}/{name}") for name in kept)]
 
 
-def _read_home(disk: Disk, path: str) -> _Home:
+def _read_home(disk: Disk, path: str) -> _ServerFolder:
     directory = _identify(disk, path)
     if directory is None:
-        return _Home(path, _role_by_folders(disk, path), None, {})
-    return _Home(path, directory.role, directory.log_id, _published_ends(disk, directory))
+        return _ServerFolder(path, _role_by_folders(disk, path), None, {})
+    return _ServerFolder(path, directory.role, directory.log_id, _published_ends(disk, directory))
 
 
 def _identify(disk: Disk, path: str) -> Directory | None:
@@ -681,7 +685,7 @@ def _role_by_folders(disk: Disk, path: str) -> Role:
     return Role.REALTIME if "consume" in names or "pull" in names else Role.DELAY
 
 
-def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
+def _missing(disk: Disk, home: _ServerFolder) -> Iterator[FileReport]:
     if home.log_id is None:
         return
     directory = Directory(home.path, home.role, home.log_id)
@@ -689,7 +693,7 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
         yield damage_report(error.path, error.path[len(home.path) + 1 :].partition("/")[0], error)
 
 
-def _acceptances(disk: Disk, home: _Home) -> Iterator[FileReport]:
+def _acceptances(disk: Disk, home: _ServerFolder) -> Iterator[FileReport]:
     if home.role is not Role.DELAY or home.log_id is None:
         return
     for each in read_acceptances(disk, Directory(home.path, home.role, home.log_id)):
@@ -699,7 +703,7 @@ def _acceptances(disk: Disk, home: _Home) -> Iterator[FileReport]:
             yield FileReport(each.path, ACCEPTANCE_KIND, FileState.OK, each.size_bytes, rows=1)
 
 
-def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[FileReport]:
+def _tallied(disk: Disk, home: _ServerFolder, found: Sequence[FileReport]) -> Iterator[FileReport]:
     """Entries of a tally log that differ from their segment's bytes, and segments without entries."""
     if home.role is not Role.REALTIME or home.log_id is None:
         return
@@ -817,9 +821,9 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     return ends
 
 
-def _places(disk: Disk, home: _Home) -> Iterator[Place]:
+def _places(disk: Disk, home: _ServerFolder) -> Iterator[FileToVerify]:
     if disk.exists(f"{home.path}/{CHECKPOINT}"):
-        yield Place(f"{home.path}/{CHECKPOINT}", FileKind.CHECKPOINT, home.log_id)
+        yield FileToVerify(f"{home.path}/{CHECKPOINT}", FileKind.CHECKPOINT, home.log_id)
     for log, kind in home.logs.items():
         folder = f"{home.path}/{log}"
         folders = [folder] if log in ONE_FOLDER else [f"{folder}/{inner}" for inner in disk.list_folder(folder)]
@@ -829,10 +833,10 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
                 path = f"{inner}/{name}"
                 own = _kind_of(kind, name)
                 last = own in ALONE or name == names[-1]
-                yield Place(path, own, home.log_id, True, last, home.durable.get(path, 0))
+                yield FileToVerify(path, own, home.log_id, True, last, home.durable.get(path, 0))
 
 
-def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
+def _place_of(disk: Disk, path: str, homes: dict[str, _ServerFolder]) -> FileToVerify:
     """A single file with what the directory around it says, if it lies where a server keeps such a file."""
     full = os.path.abspath(path)
     folder, _, name = full.rpartition("/")
@@ -842,16 +846,16 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
     elif log not in ONE_FOLDER:
         above, _, log = above.rpartition("/")
     if log not in (*ONE_FOLDER, *INNER_LOGS, CHECKPOINT):
-        return Place(path)
+        return FileToVerify(path)
     home = homes.get(above) or _read_home(disk, above)
     homes[above] = home
     if log == CHECKPOINT:
-        return Place(path, FileKind.CHECKPOINT, home.log_id)
+        return FileToVerify(path, FileKind.CHECKPOINT, home.log_id)
     if home.log_id is None or log not in home.logs:
-        return Place(path)
+        return FileToVerify(path)
     kind = _kind_of(home.logs[log], name)
     last = kind in ALONE or not any(other > name for other in log_names(disk, folder))
-    return Place(path, kind, home.log_id, True, last, home.durable.get(full, 0))
+    return FileToVerify(path, kind, home.log_id, True, last, home.durable.get(full, 0))
 
 
 def _kind_of(kind: FileKind, name: str) -> FileKind:

@@ -22,7 +22,7 @@ from delayd.machine.clock import ClockEvidence, JudgedClock
 from delayd.machine.executor import Done, Post, Priority
 from delayd.machine.state import StateCopy
 from delayd.net.machine import Config
-from delayd.reading.find import Finder, FoundRow, Search, Wanted
+from delayd.reading.find import FileFinder, FoundRow, Search, WantedMessages
 from delayd.secret import SECRET_BYTES, Secret
 from delayd.testing.broker_clock import BrokerClock, ServersLoop
 from delayd.testing.disk import MemoryDisk
@@ -87,9 +87,11 @@ class InMemoryBroker(Embedded):
         before its hour was filed, because no server keeps it then.
         """
         name = None if subject is None else check_subject(subject)
-        wanted = Wanted(None, None, name, None, None, (), None, ())
+        wanted = WantedMessages(None, None, name, None, None, (), None, ())
         rows = [
-            row for found in Finder(self._in_memory.disk(), PATH, Search(wanted, True)).found() for row in found.rows
+            row
+            for found in FileFinder(self._in_memory.disk(), PATH, Search(wanted, True)).found()
+            for row in found.rows
         ]
         # What servers made of a message, such as its retries, was not sent.
         return [row for row in rows if not row.origin_sequence and not is_reserved(row.subject)]

@@ -37,7 +37,7 @@ from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.machine.clock import ClockSources
 from delayd.wire.frame import Head
-from delayd.worker.job import Threads
+from delayd.worker.job import HandlerThreads
 
 if TYPE_CHECKING:
     from delayd.client.pulling.acks import Handles
@@ -547,7 +547,7 @@ def _who() -> Who:
 def _is_a_workers() -> bool:
     """Whether this is a thread of a worker: the clock waits for its handler."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not Threads._serve.__code__:
+    while frame is not None and frame.f_code is not HandlerThreads._serve.__code__:
         frame = frame.f_back
     return frame is not None
 

@@ -18,7 +18,7 @@ from random import Random
 
 from delayd.errors import DirectoryInUse, DiskFull, SyncFailed
 from delayd.machine.disk import Buffer, SyncLatch
-from delayd.testing.tree import Cut, DataChange, Folder, Inode, PowerLoss, Write
+from delayd.testing.tree import DataChange, Folder, Inode, PendingCut, PowerLoss, Write
 
 CAPACITY_BYTES = 1 << 40
 READ_FAILED = "this read failed"
@@ -291,7 +291,7 @@ class MemoryDisk:
             if self.writes == self.faults.fail_write_at:
                 change = Write(change.position, change.data[: len(change.data) // 2])
                 error = OSError(errno.EIO, os.strerror(errno.EIO), path)
-        if isinstance(change, Cut) or change.data:
+        if isinstance(change, PendingCut) or change.data:
             inode.change(change)
         self.used_bytes += len(inode.cached) - size
         self.count(_describe(path, change))
@@ -386,7 +386,7 @@ class MemoryFile:
     def truncate(self, size: int) -> None:
         """One operation."""
         self._check(writing=True)
-        self._disk.change(self._path, self._inode, Cut(size))
+        self._disk.change(self._path, self._inode, PendingCut(size))
 
     def size(self) -> int:
         """As running programs see it."""
@@ -454,6 +454,6 @@ def _size_of(node: Inode | Folder) -> int:
 
 
 def _describe(path: str, change: DataChange) -> str:
-    if isinstance(change, Cut):
+    if isinstance(change, PendingCut):
         return f"truncate {path} to {change.size}"
     return f"write {path} at {change.position}, {len(change.data)} bytes"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from delayd.machine.executor import Done, Priority, Waiting, run
+from delayd.machine.executor import Done, JobQueue, Priority, run
 
 R = TypeVar("R")
 
@@ -36,7 +36,7 @@ class StepExecutor:
     """Keeps jobs until the test runs them, and results until the test hands them back."""
 
     def __init__(self) -> None:
-        self._waiting = Waiting()
+        self._waiting = JobQueue()
         self._ran: deque[Callable[[], None]] = deque()
 
     def submit(

@@ -38,13 +38,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PendingCut:
     """A truncation not yet durable."""
 
     size: int
 
 
-DataChange = Write | Cut
+DataChange = Write | PendingCut
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class Folder:
 
 
 def _apply(data: bytearray, change: DataChange) -> None:
-    if isinstance(change, Cut):
+    if isinstance(change, PendingCut):
         end = change.size
         del data[end:]
         data.extend(bytes(end - len(data)))
@@ -197,7 +197,7 @@ def _surviving_entries(pending: Sequence[EntryChange], way: PowerLoss, random: R
 
 
 def _torn(change: DataChange, unit: int, random: Random) -> list[DataChange]:
-    if isinstance(change, Cut):
+    if isinstance(change, PendingCut):
         return []
     # Sectors are counted from the start of the file, not of the write.
     first = change.position // unit + 1
@@ -208,7 +208,7 @@ def _torn(change: DataChange, unit: int, random: Random) -> list[DataChange]:
 
 
 def _sectors(change: DataChange) -> list[DataChange]:
-    if isinstance(change, Cut):
+    if isinstance(change, PendingCut):
         return [change]
     pieces: list[DataChange] = []
     start, end = change.position, change.position + len(change.data)
@@ -229,6 +229,6 @@ def _with_gaps(pieces: Sequence[DataChange], random: Random) -> list[DataChange]
 
 
 def _length_only(change: DataChange) -> DataChange:
-    if isinstance(change, Cut):
+    if isinstance(change, PendingCut):
         return change
     return Write(change.position + len(change.data), b"")

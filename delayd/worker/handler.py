@@ -27,9 +27,9 @@ from delayd.client.pulling.message import MessageView
 from delayd.client.pulling.options import (
     BACKOFF,
     LEASE,
+    ConsumedSubjects,
     ConsumerSettings,
     Start,
-    Subjects,
     exclusive_of,
     start_of,
     wanted_tags,
@@ -76,7 +76,7 @@ class HandlerSettings:
     def __post_init__(self) -> None:
         # Checks these as every consumer does.
         ConsumerSettings(
-            Subjects(self.subject),
+            ConsumedSubjects(self.subject),
             self.group,
             self.lease,
             backoff=self.backoff,
@@ -112,7 +112,7 @@ class HandlerSettings:
     @property
     def label(self) -> str:
         """What is consumed, in one text."""
-        return Subjects(self.subject).label
+        return ConsumedSubjects(self.subject).label
 
 
 class Handler:
@@ -140,7 +140,7 @@ class Handler:
         each message would go to one of the two at random.
         """
         mine, others = self.settings, other.settings
-        if mine.group == others.group and Subjects(mine.subject).meets(Subjects(others.subject)):
+        if mine.group == others.group and ConsumedSubjects(mine.subject).meets(ConsumedSubjects(others.subject)):
             both = "" if mine.label == others.label else f", and messages of {mine.label} may be of both"
             raise BadArgument(
                 f"{other.name} already handles {others.label} for the group {mine.group}{both}; give {self.name} "

@@ -38,7 +38,7 @@ from delayd.client.pulling.message import MessageView
 from delayd.errors import BadArgument, BadHeaders
 from delayd.machine.operating import LogLimit
 from delayd.worker.handler import Handler
-from delayd.worker.verdicts import DONE, Reject, Retry, Verdict, verdict_of
+from delayd.worker.verdicts import DONE, JobVerdict, Reject, Retry, verdict_of
 
 _PID = os.getpid
 _HEADER = TRACE_HEADER.encode()
@@ -138,7 +138,7 @@ def _trace_of(message: MessageView) -> str:
         return ""  # The handler learns that when it asks for them.
 
 
-def _end_child(verdict: Verdict) -> None:
+def _end_child(verdict: JobVerdict) -> None:
     """End a process that the handler has forked: the message, its slot and the connections are the parent's."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -214,7 +214,7 @@ def _failed(hooks: Hooks, hook: str, error: BaseException) -> None:
     limited.error("middleware_failed", "middleware_failed middleware=%s hook=%s error=%r", hooks.name, hook, error)
 
 
-class Threads:
+class HandlerThreads:
     """The threads of one handler. ``work`` is called in a thread; ``ended`` on the loop, once for many jobs."""
 
     def __init__(self, name: str, work: Callable[[Job], None], ended: Callable[[list[Job]], None]) -> None:

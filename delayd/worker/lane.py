@@ -19,16 +19,15 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import CancelledError as WaitCancelled
 from typing import Any
 
-from delayd.client.pulling.acks import Kind as WordKind
-from delayd.client.pulling.acks import Word
+from delayd.client.pulling.acks import Word, WordKind
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Message
 from delayd.client.pulling.options import exclusive_of
 from delayd.client.routing import RetryWaits
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
 from delayd.machine.operating import LogLimit
 from delayd.worker.handler import Handler
-from delayd.worker.job import Chain, Job, Threads, run_in_thread, work_on
-from delayd.worker.verdicts import BlockingWords, Kind, Settler, Verdict
+from delayd.worker.job import Chain, HandlerThreads, Job, run_in_thread, work_on
+from delayd.worker.verdicts import BlockingWords, JobVerdict, Settler, VerdictKind
 
 ATTEMPTS_OVER = "its attempts are over"
 SLOW_HELP = "it goes on and its lease is extended, for a day at most; a time_limit= has its message given back earlier"
@@ -69,7 +68,9 @@ class Lane:
         self._settling: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()  # Those that settle messages whose handlers have not ended.
         self._words = BlockingWords(consumer, self._loop)
-        self._threads = None if handler.is_coroutine else Threads(handler.name, self._work_in_thread, self._take_ended)
+        self._threads = (
+            None if handler.is_coroutine else HandlerThreads(handler.name, self._work_in_thread, self._take_ended)
+        )
         self.failed: asyncio.Future[None] = self._loop.create_future()  # Raises a bug of this code.
 
     @property
@@ -166,18 +167,18 @@ class Lane:
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
 
-    def _settle_aside(self, job: Job, verdict: Verdict) -> None:
+    def _settle_aside(self, job: Job, verdict: JobVerdict) -> None:
         task = self._loop.create_task(self._settle(job, verdict))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
         task.add_done_callback(self._check)
 
-    async def _settle(self, job: Job, verdict: Verdict) -> None:
+    async def _settle(self, job: Job, verdict: JobVerdict) -> None:
         if job.is_settled:
             return
         job.is_settled = True
         told = None if job.given.is_settled else await self._settler.settle(job.message, verdict)
-        if verdict.kind is not Kind.ACK:
+        if verdict.kind is not VerdictKind.ACK:
             self._tell(job, verdict, told)
 
     # Coroutines, on the loop.
@@ -271,7 +272,7 @@ class Lane:
             *told,
         )
         error = f"{self.handler.name} took longer than its time limit, {self.handler.settings.limit}"
-        self._settle_aside(job, Verdict(Kind.NACK, error=error))
+        self._settle_aside(job, JobVerdict(VerdictKind.NACK, error=error))
 
     def _tell_slow(self, job: Job) -> None:
         """Log that a function takes long, and what becomes of its message."""
@@ -284,11 +285,11 @@ class Lane:
 
     # What the log says.
 
-    def _tell(self, job: Job, verdict: Verdict, word: Word | None) -> None:
+    def _tell(self, job: Job, verdict: JobVerdict, word: Word | None) -> None:
         """Log why a message was not handled, and what becomes of it: the ``word`` that was said of it, if one was."""
         message = job.message
         which = (*self._names, message.sequence, message.origin_sequence, message.attempt)
-        if job.trouble and verdict.kind is Kind.NACK:
+        if job.trouble and verdict.kind is VerdictKind.NACK:
             again = "never" if word is None or word.kind is WordKind.REJECT else f"{word.delay_ms / 1000:g}"
             limited.warning(
                 f"handler_failed {self._names}",

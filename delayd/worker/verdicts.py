@@ -59,7 +59,7 @@ class Reject(Exception):
         super().__init__(reason)
 
 
-class Kind(Enum):
+class VerdictKind(Enum):
     """What is done with a message."""
 
     ACK = "ack"
@@ -67,28 +67,28 @@ class Kind(Enum):
     REJECT = "reject"
 
 
-class Verdict(NamedTuple):
+class JobVerdict(NamedTuple):
     """What becomes of one message; ``delay`` None means the back-off."""
 
-    kind: Kind
+    kind: VerdictKind
     delay: timedelta | None = None
     reason: str = ""
     error: str = ""
 
 
-DONE = Verdict(Kind.ACK)
+DONE = JobVerdict(VerdictKind.ACK)
 
 
-def verdict_of(error: BaseException) -> Verdict:
+def verdict_of(error: BaseException) -> JobVerdict:
     """What becomes of a message whose handler has raised."""
     if isinstance(error, Retry):
-        return Verdict(Kind.NACK, error.after, error=error.error)
+        return JobVerdict(VerdictKind.NACK, error.after, error=error.error)
     if isinstance(error, Reject):
-        return Verdict(Kind.REJECT, reason=error.reason)
+        return JobVerdict(VerdictKind.REJECT, reason=error.reason)
     if isinstance(error, BadBody):
         # Its bytes stay as they are, so another attempt would end in the same way.
-        return Verdict(Kind.REJECT, reason=error.message, error=text_of(error))
-    return Verdict(Kind.NACK, error=text_of(error))
+        return JobVerdict(VerdictKind.REJECT, reason=error.message, error=text_of(error))
+    return JobVerdict(VerdictKind.NACK, error=text_of(error))
 
 
 def text_of(error: BaseException) -> str:
@@ -111,7 +111,7 @@ class Settler:
         self._consumer = consumer
         self._settings = settings
 
-    async def settle(self, message: AsyncMessage, verdict: Verdict) -> Word | None:
+    async def settle(self, message: AsyncMessage, verdict: JobVerdict) -> Word | None:
         """Tell the server soon; only the order in which it hears of many is not kept.
 
         Returns what was said of the message; None when nothing could be said.
@@ -119,10 +119,10 @@ class Settler:
         word = self._word(message, verdict)
         return word if await self._give(lambda: self._consumer.settle([message.handle], False, word)) else None
 
-    def _word(self, message: AsyncMessage, verdict: Verdict) -> Word:
-        if verdict.kind is Kind.ACK:
+    def _word(self, message: AsyncMessage, verdict: JobVerdict) -> Word:
+        if verdict.kind is VerdictKind.ACK:
             return ACK
-        if verdict.kind is Kind.REJECT:
+        if verdict.kind is VerdictKind.REJECT:
             return rejected(verdict.reason, verdict.error)
         try:
             return self._consumer.word_back(message.attempt, verdict.delay, verdict.error)

@@ -10,9 +10,9 @@ from delayd.batch.columns import ProducerPart
 from delayd.batch.labels import DEAD_TAG
 from delayd.batch.names import retry_subject
 from delayd.log.pull import RetryRow
-from delayd.reading.find import Finder, Search, Wanted
+from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.testing.clock import START_MS
-from realtime.retries import Source, retry_batch
+from realtime.retries import RetriedRows, retry_batch
 from tests.crash.delay_deaths import BEFORE_HOUR_MS, HOUR_MS, Death, finish
 from tests.worlds.delay import DATA, PRODUCER_ID, World, wanted
 from tests.worlds.dispatch_batches import dispatch_batch
@@ -55,8 +55,8 @@ class AgainDeath(Death):
     def finish(self, world: World, *, sealing: bool) -> None:
         """See Death; and each row names its first life, dead letters by their tag."""
         finish(world, sealing=sealing)
-        search = Search(Wanted(subject=SUBJECT.encode()), ended=True)
-        found = [row for each in Finder(world.disk, DATA, search).found() for row in each.rows]
+        search = Search(WantedMessages(subject=SUBJECT.encode()), ended=True)
+        found = [row for each in FileFinder(world.disk, DATA, search).found() for row in each.rows]
         taken = [rows for sent, rows in world.outside.accepted.values() if sent.again]
         assert len({row.sequence for row in found}) >= sum(rows.rows for rows in taken)
         for row in found:
@@ -77,7 +77,7 @@ class AgainDeath(Death):
         stored = parse(dispatch_batch(1, [body for _, _, body in rows], first_sequence=FIRST_LIFE))
         how = RetryRow(1, 0, 0, count, 1, START_MS + due_ms, reason, "no")
         part = ProducerPart(PRODUCER_ID, outside.last_number, min(outside.unanswered, default=outside.last_number))
-        data = retry_batch(part, SUBJECT, [Source(stored, 0, how)], world.clock.now_ms())
+        data = retry_batch(part, SUBJECT, [RetriedRows(stored, 0, how)], world.clock.now_ms())
         outside.unanswered[outside.last_number] = Sent(outside.last_number, data, rows, again=True)
         world.send_again(outside.last_number)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from delayd.errors import BadArgument, DamagedData
 from delayd.reading.data import NONE, HourState, schedules
-from delayd.reading.find import Finder, Search, Wanted
+from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.reading.seals import verify_seals
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
@@ -127,7 +127,7 @@ def look_at(remains: Remains) -> None:
         for hour in each.hours():
             read = each.read(hour)
             assert (read.outcome_of != NONE).all() or read.state is not HourState.SEALED, f"hour {hour} is half gone"
-    every = list(Finder(disk, DATA, Search(Wanted(), ended=True, with_bodies=False)).found())
+    every = list(FileFinder(disk, DATA, Search(WantedMessages(), ended=True, with_bodies=False)).found())
     assert not any(each.damage for each in every), "what is there can't be searched"
     sequences = [row.sequence for each in every for row in each.rows]
     assert len(sequences) == len(set(sequences)), "a message is found twice"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from delayd.delay.books import retention
-from delayd.delay.books.retention import Retention, Verdict
+from delayd.delay.books.retention import Retention, SealVerdict
 from delayd.delay.books.seals import SealLog, compare
 from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
 from delayd.delay.filing.schedule_log import scan_schedule_log
@@ -34,7 +34,7 @@ def _chain_to_nothing(self: SealLog, facts: SealFacts, now_ms: int) -> None:
 
 def _count_before_the_seal(
     self: Retention, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int
-) -> Verdict:
+) -> SealVerdict:
     stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
     facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour, end))
     if facts is not None:
@@ -42,7 +42,7 @@ def _count_before_the_seal(
         seals.add(facts, now_ms)
         self._state.commit([seals.put(hour)])
         seals.counted(hour)
-    return Verdict(facts)
+    return SealVerdict(facts)
 
 
 def _remove_at_once(self: Retention, files: dict[int, HourFile]) -> Deleted:

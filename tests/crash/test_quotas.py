@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import DelaydError
-from delayd.log.control import NO_LIMITS, Limits
+from delayd.log.control import NO_LIMITS, QuotaLimits
 from delayd.testing.disk import Crash
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, small_slots, wanted
@@ -19,10 +19,10 @@ PARTS = 2
 MAILS, TEXTS = b"mails", b"texts"
 SETTINGS = {"segment_bytes": 4_096, "tail_bytes": 0, "load_ahead_ms": 1_000, "checkpoint_every_ms": HOUR_MS}
 
-Told = dict[bytes, list[Limits]]  # By subject: the quotas that it may have, the oldest one first.
+Told = dict[bytes, list[QuotaLimits]]  # By subject: the quotas that it may have, the oldest one first.
 
 
-def set_quota(world: World, told: Told, subject: bytes, limits: Limits) -> None:
+def set_quota(world: World, told: Told, subject: bytes, limits: QuotaLimits) -> None:
     told.setdefault(subject, [NO_LIMITS]).append(limits)
 
     def done(error: DelaydError | None) -> None:
@@ -36,14 +36,14 @@ def set_quota(world: World, told: Told, subject: bytes, limits: Limits) -> None:
 def work(world: World, told: Told) -> None:
     world.send([*wanted(3, 400, "near", MAILS), *wanted(4, 2 * HOUR_MS, "far", MAILS), *wanted(2, 500, "t", TEXTS)])
     world.settle()
-    set_quota(world, told, MAILS, Limits(pending=60, per_second=40))
+    set_quota(world, told, MAILS, QuotaLimits(pending=60, per_second=40))
     world.checkpoint()
     world.send(wanted(5, 2 * HOUR_MS, "more", MAILS))
     world.cancel(world.receipts("far-0", "near-0"))
-    set_quota(world, told, TEXTS, Limits(pending_bytes=4_000))
+    set_quota(world, told, TEXTS, QuotaLimits(pending_bytes=4_000))
     world.pass_ms(600)
     world.cancel(world.receipts("more-1"))
-    set_quota(world, told, MAILS, Limits(pending=50))
+    set_quota(world, told, MAILS, QuotaLimits(pending=50))
     world.checkpoint()
     world.send([*wanted(3, 40 * HOUR_MS, "later", MAILS), *wanted(3, 900, "soon", TEXTS)])
     world.pass_ms(500)

@@ -20,7 +20,7 @@ from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_map, need_maps
 from delayd.wire.requests import RequestType
-from realtime.retries import Source, retry_batch
+from realtime.retries import RetriedRows, retry_batch
 from tests.end_to_end.cluster import cluster
 from tests.end_to_end.cluster_backup import one_round
 from tests.end_to_end.processes import HOST, ServerProcess
@@ -63,7 +63,7 @@ def test_a_server_that_stops_while_it_is_cut_gives_the_answers_that_it_has_held_
             sends = await connect_trusted(HOST, delay.port)
             await cuts.request(RequestType.CUT, {"hold_ms": 5_000})
             due_ms = time.time_ns() // 1_000_000 + 3_600_000
-            source = Source(parse(dispatch_batch(1, [b"a", b"b"])), 0, RetryRow(1, 0, 0, 2, 1, due_ms, "", "no"))
+            source = RetriedRows(parse(dispatch_batch(1, [b"a", b"b"])), 0, RetryRow(1, 0, 0, 2, 1, due_ms, "", "no"))
             batch = retry_batch(ProducerPart(77, 1, 1), retry_subject(0xB0B, 3), [source], due_ms)
             answered = sends.request(RequestType.SEND_AGAIN, {}, [batch], 20_000)
             async with asyncio.timeout(DEADLINE_S):

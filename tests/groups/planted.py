@@ -145,7 +145,9 @@ PLANTED: Bugs = {
             PullReplay,
             "_hear",
             changed(
-                PullReplay._hear, "group.changing().leave(Decision(*record[:-1], decode_rows(record.rows)))", "pass"
+                PullReplay._hear,
+                "group.changing().leave(GroupDecision(*record[:-1], decode_rows(record.rows)))",
+                "pass",
             ),
         )
     ],

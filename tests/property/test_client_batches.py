@@ -16,7 +16,7 @@ from delayd.batch.labels import encode_tags
 from delayd.batch.validate import check_batch
 from delayd.client.instants import ServerClock
 from delayd.client.pulling.acks import merge
-from delayd.client.sending.options import NO_LABEL, Columns, Items, Label, Labels, Single
+from delayd.client.sending.options import NO_LABEL, Columns, Label, Labels, SendItems, Single
 from delayd.client.sending.outbox import (
     BYTES_TARGET,
     ROWS_TARGET,
@@ -140,7 +140,7 @@ def test_rows_that_were_split_off_end_once_and_on_the_right_side(sends: list[Sin
 def test_the_short_way_for_one_row_makes_the_same_bytes(subject: str, body: bytes, due: int) -> None:
     name = subject.encode()
     columns = {ColumnId.DELIVER_AT_MS: np.array([due])}
-    regions = {ColumnId.BODY_END: Items([body], np.array([len(body)]))}
+    regions = {ColumnId.BODY_END: SendItems([body], np.array([len(body)]))}
     assert encode_single(PART, due, name, body) == b"".join(pack_rows(PART, [name], columns, regions))
 
 

@@ -17,7 +17,7 @@ from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.quotas import counting, quotas
 from delayd.errors import QuotaReached
-from delayd.log.control import NO_LIMITS, Limits, encode_limits, quota_key
+from delayd.log.control import NO_LIMITS, QuotaLimits, encode_limits, quota_key
 from delayd.machine.disk import Disk
 from delayd.machine.state import State
 from delayd.testing.disk import CAPACITY_BYTES
@@ -29,7 +29,7 @@ from tests.worlds.delay import Wanted, World, small_slots
 
 SEEDS = 30
 CHAOS_SEEDS = 60
-ENDLESS = Limits(pending=10**9)
+ENDLESS = QuotaLimits(pending=10**9)
 STEPS = 40
 SUBJECTS = (b"few", b"many", b"free")
 HOUR_MS = 3_600_000
@@ -47,7 +47,7 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.world = World(load_ahead_ms=1_000, seed=seed)
-        self.limits: dict[bytes, Limits] = {}
+        self.limits: dict[bytes, QuotaLimits] = {}
         self.accepted: dict[int, Wanted] = {}  # By sequence.
         self.seconds: dict[int, int] = {}  # In which second each counts.
         self.cancelled: set[int] = set()
@@ -153,8 +153,10 @@ class Life:
         subject = random.choice(SUBJECTS[:2])
         limits = random.choice(
             [
-                Limits(random.choice([2, 20, None]), random.choice([5, 100, None]), random.choice([200, 4_000, None])),
-                Limits(pending=60),
+                QuotaLimits(
+                    random.choice([2, 20, None]), random.choice([5, 100, None]), random.choice([200, 4_000, None])
+                ),
+                QuotaLimits(pending=60),
                 NO_LIMITS,
             ]
         )

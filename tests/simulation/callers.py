@@ -28,7 +28,7 @@ from delayd.wire.asked import (
     read_asked_keys,
 )
 from tests.simulation.books import EXPIRED, NO_TARGET
-from tests.worlds.delay_adapter import Wish
+from tests.worlds.delay_adapter import RequestWish
 from tests.worlds.key_books import KeyBooks, Name
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ class Callers:
         """Somebody wants rows cancelled."""
         self._asked.update(asked.sequences.tolist())
 
-    def ask(self, wish: Wish, asked: Asked, wanted_at_ms: Int64s | None = None) -> None:
+    def ask(self, wish: RequestWish, asked: Asked, wanted_at_ms: Int64s | None = None) -> None:
         """Ask about rows by their receipts; the answer is checked when it comes."""
         server, outside = self._cluster.world.server, self._cluster.world.outside
         wanted = [0] * len(asked.sequences) if wanted_at_ms is None else wanted_at_ms.tolist()
         questions = [_Question(row, None, at) for row, at in zip(asked.sequences.tolist(), wanted, strict=True)]
         answer = partial(self._heard, wish, questions)
         with suppress(CallerError, RetryLater):
-            if wish is Wish.CANCEL:
+            if wish is RequestWish.CANCEL:
                 self.cancelled_by_receipt(asked)
                 outside.cancel_asked.update(asked.sequences.tolist())
                 server.cancel(asked, answer)
@@ -94,9 +94,9 @@ class Callers:
             else:
                 server.get(asked, answer)
 
-    def ask_by_key(self, wish: Wish, names: list[Name], wanted_at_ms: Int64s | None = None) -> None:
+    def ask_by_key(self, wish: RequestWish, names: list[Name], wanted_at_ms: Int64s | None = None) -> None:
         """Ask about the newest rows of names of one subject."""
-        if wish is Wish.CANCEL:
+        if wish is RequestWish.CANCEL:
             self._asked_names.update(names)
         wanted = [0] * len(names) if wanted_at_ms is None else wanted_at_ms.tolist()
         newest = [self.keys.newest(self._cluster.world.outside, name)[0] for name in names]
@@ -153,7 +153,7 @@ class Callers:
             of_subject.setdefault(name[0], []).append(name)
         for own in of_subject.values():
             heard.append([])
-            world.server.ask_by_key(Wish.GET, _asked(own), heard[-1].append)
+            world.server.ask_by_key(RequestWish.GET, _asked(own), heard[-1].append)
             rows += [self.keys.newest(world.outside, name)[0] for name in own]
         cluster.calm(1)
         answers: list[tuple[int, int]] = []
@@ -177,7 +177,7 @@ class Callers:
                 f"row {row} is {wanted.name}, and {MessageState(state).name} of row {sequence} is answered"
             )
 
-    def _heard(self, wish: Wish, questions: list[_Question], what: AnswerRows | DelaydError) -> None:
+    def _heard(self, wish: RequestWish, questions: list[_Question], what: AnswerRows | DelaydError) -> None:
         outside = self._cluster.world.outside
         if isinstance(what, DelaydError):
             outside.refused.append((0, what))
@@ -189,17 +189,17 @@ class Callers:
             elif sequence != NO_ROW:
                 self._named.add((question.name, sequence))
                 assert sequence >= question.sequence, f"{question.name} is that of {question}, {sequence} is told"
-            if wish is Wish.MOVE and row["answer"] == RescheduleAnswer.MOVED:
+            if wish is RequestWish.MOVE and row["answer"] == RescheduleAnswer.MOVED:
                 assert row["deliver_at_ms"] == question.wanted_at_ms, f"{question} is moved to {row['deliver_at_ms']}"
                 if question.name is None and sequence != question.sequence:
                     outside.cancelled.add(question.sequence)
                 continue
-            if wish is Wish.CANCEL and row["answer"] == CancelAnswer.CANCELLED:
+            if wish is RequestWish.CANCEL and row["answer"] == CancelAnswer.CANCELLED:
                 outside.cancelled.add(sequence)
                 continue
             self._is_true(wish, question, row, state)
 
-    def _is_true(self, wish: Wish, question: _Question, row: np.void, state: MessageState) -> None:
+    def _is_true(self, wish: RequestWish, question: _Question, row: np.void, state: MessageState) -> None:
         sequence = int(row["sequence"])
         outside = self._cluster.world.outside
         what = f"{question} is answered {state.name} of row {sequence}"
@@ -209,7 +209,7 @@ class Callers:
             self._expired.add(sequence)
         elif state in ENDED:
             outside.cancelled.add(sequence)
-        elif state is MessageState.PENDING and wish is Wish.GET:
+        elif state is MessageState.PENDING and wish is RequestWish.GET:
             assert sequence not in outside.cancelled, f"{what}, which has ended"
             assert sequence not in self._held(), f"{what}, which was delivered"
         elif state is MessageState.UNKNOWN:

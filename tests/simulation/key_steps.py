@@ -12,7 +12,7 @@ from tests.simulation.cluster import HOUR_MS
 from tests.simulation.parts import Parts
 from tests.simulation.steps import Kinds
 from tests.worlds.delay import Wanted
-from tests.worlds.delay_adapter import Wish
+from tests.worlds.delay_adapter import RequestWish
 from tests.worlds.key_books import KEEP, REJECT, REPLACE, Name
 
 NO_KEY = b""
@@ -47,26 +47,26 @@ class KeySteps(Parts):
         """Want messages moved by their receipts."""
         asked = self.cluster.world.some_receipts(self.random)
         if asked is not None:
-            self.cluster.callers.ask(Wish.MOVE, asked, self._instants(len(asked.sequences)))
+            self.cluster.callers.ask(RequestWish.MOVE, asked, self._instants(len(asked.sequences)))
 
     def move_by_key(self) -> None:
         """Want the newest messages of keys moved."""
         names = self._names()
-        self.cluster.callers.ask_by_key(Wish.MOVE, names, self._instants(len(names)))
+        self.cluster.callers.ask_by_key(RequestWish.MOVE, names, self._instants(len(names)))
 
     def cancel_by_key(self) -> None:
         """Want the newest messages of keys cancelled."""
-        self.cluster.callers.ask_by_key(Wish.CANCEL, self._names())
+        self.cluster.callers.ask_by_key(RequestWish.CANCEL, self._names())
 
     def get(self) -> None:
         """Ask what became of messages."""
         asked = self.cluster.world.some_receipts(self.random)
         if asked is not None:
-            self.cluster.callers.ask(Wish.GET, asked)
+            self.cluster.callers.ask(RequestWish.GET, asked)
 
     def get_by_key(self) -> None:
         """Ask what became of the newest messages of keys."""
-        self.cluster.callers.ask_by_key(Wish.GET, self._names())
+        self.cluster.callers.ask_by_key(RequestWish.GET, self._names())
 
     def release_slots(self) -> None:
         """An operator has the server give up slots of keys, and gives them back, at once or later (rule I4)."""

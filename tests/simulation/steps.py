@@ -12,7 +12,7 @@ from delayd.testing.disk import CAPACITY_BYTES
 from tests.simulation.cluster import DEATHS, HOUR_MS, Cluster
 from tests.simulation.realtime_side import RealtimeSide
 from tests.worlds.delay import Wanted
-from tests.worlds.delay_adapter import Wish
+from tests.worlds.delay_adapter import RequestWish
 
 DAY_MS = 24 * HOUR_MS
 KEPT_MS = (0, 1, 400, 3_000, HOUR_MS)  # For so long after it is due a message is worth something; 0: for ever.
@@ -118,7 +118,7 @@ class Steps:
         """Want some messages cancelled by their receipts."""
         asked = self._cluster.world.some_receipts(self._random)
         if asked is not None:
-            self._cluster.callers.ask(Wish.CANCEL, asked)
+            self._cluster.callers.ask(RequestWish.CANCEL, asked)
 
     def consume(self) -> None:
         """A step of some consumer."""

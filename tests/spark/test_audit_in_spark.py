@@ -19,7 +19,7 @@ from delayd.log.hour import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.files.targets import Chunk, Piece, split_piece
+from delayd.reading.files.targets import Chunk, LogPiece, split_piece
 from delayd.reading.plan import plan_audit
 from delayd.reading.seals import SealState
 from spark.audit import DelaydDataSource, audit_part, scan_in
@@ -166,7 +166,7 @@ def test_tasks_scan_the_realtime_logs_by_segments_and_say_what_one_process_says(
     DirectoryWriter(str(tmp_path), Shape(4_000, hours=2, segment_bytes=256 << 10)).write()
     asked: list[int] = []
 
-    def scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+    def scan(pieces: Sequence[LogPiece]) -> Iterator[Chunk]:
         asked.append(sum(len(split_piece(RealDisk(), piece, 1)) for piece in pieces))
         return iter(scan_in(session, 1)(pieces))
 

@@ -17,7 +17,7 @@ from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, report_plan
 from delayd.reading.files.groups import LogMoved
-from delayd.reading.files.targets import Chunk, Piece, scan_piece, split_piece
+from delayd.reading.files.targets import Chunk, LogPiece, scan_piece, split_piece
 from delayd.reading.plan import AuditPlan, plan_audit
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
@@ -87,7 +87,7 @@ def write_tree(disk: MemoryDisk, path: Path, folder: str = BOOKS) -> str:
     return str(path)
 
 
-def _scan(pieces: Sequence[Piece]) -> Iterator[Chunk]:
+def _scan(pieces: Sequence[LogPiece]) -> Iterator[Chunk]:
     """What tasks find, each in one segment; a job for each of so many directories would take long."""
     for piece in pieces:
         for part in split_piece(RealDisk(), piece, 1):

@@ -10,12 +10,12 @@ from delayd.backup import (
     FORMAT,
     NAME,
     STATE,
-    Cut,
-    Entry,
+    BackupTerms,
+    CopiedFile,
     Manifest,
-    Source,
+    ServersCut,
+    ServerSource,
     Stage,
-    Terms,
     decode,
     encode,
     files_of,
@@ -82,17 +82,17 @@ def a_server(state: bytes, files: dict[str, bytes] | None = None) -> MemoryDisk:
     return disk
 
 
-def stopped(disk: Disk) -> Callable[[Stage], Cut]:
-    def cut(stage: Stage) -> Cut:
-        source = Source("delay", HOME, 5, f"{HOME}/{STATE}", f"{HOME}/checkpoint", None)
+def stopped(disk: Disk) -> Callable[[Stage], ServersCut]:
+    def cut(stage: Stage) -> ServersCut:
+        source = ServerSource("delay", HOME, 5, f"{HOME}/{STATE}", f"{HOME}/checkpoint", None)
         stage(source)
-        return Cut([source], True)
+        return ServersCut([source], True)
 
     return cut
 
 
-def terms(cut: Callable[[Stage], Cut]) -> Terms:
-    return Terms(cut, lambda folder: [], lambda count: None, 1_700_000_000_000, "0.1.0")
+def terms(cut: Callable[[Stage], ServersCut]) -> BackupTerms:
+    return BackupTerms(cut, lambda folder: [], lambda count: None, 1_700_000_000_000, "0.1.0")
 
 
 def backed_up(source: Disk, target: Disk) -> Manifest:
@@ -106,7 +106,7 @@ def restored(source: Disk, target: Disk, *, damaged_too: bool = False) -> list[s
 
 def check_whole(source: MemoryDisk, disk: MemoryDisk, home: str) -> None:
     """A folder that a server would start on holds all that the source held."""
-    for name in (*files_of(source, Source("delay", HOME, 0, "", "", None), source, ""), STATE):
+    for name in (*files_of(source, ServerSource("delay", HOME, 0, "", "", None), source, ""), STATE):
         assert content(disk, f"{home}/{name}") == content(source, f"{HOME}/{name}"), name
 
 
@@ -209,10 +209,10 @@ def test_of_a_running_server_the_bytes_of_the_cut_are_copied_and_no_more(state: 
     write(source, f"{HOME}/acceptances/2027011508.2.note.77.0badcafe", b"a crash has left it")
     sizes = {"message/00000000000000002936.log": 640}
 
-    def cut(stage: Stage) -> Cut:
-        each = Source("delay", HOME, 5, f"{HOME}/{STATE}", f"{HOME}/checkpoint", sizes)
+    def cut(stage: Stage) -> ServersCut:
+        each = ServerSource("delay", HOME, 5, f"{HOME}/{STATE}", f"{HOME}/checkpoint", sizes)
         stage(each)
-        return Cut([each], True)
+        return ServersCut([each], True)
 
     manifest = take(source, target, FOLDER, ["delay"], terms(cut))
     assert {entry.path.partition("/")[2]: entry.size_bytes for entry in manifest.entries} == {
@@ -230,17 +230,17 @@ def test_a_file_that_retention_removes_after_the_cut_means_a_new_cut(state: byte
     write(source, schedule_path(HOME, HOUR), b"s" * 164)
     cuts = 0
 
-    def cut(stage: Stage) -> Cut:
+    def cut(stage: Stage) -> ServersCut:
         nonlocal cuts
         cuts += 1
         names = list(FILES) if cuts == 1 else list(FILES)[1:]
-        each = Source(
+        each = ServerSource(
             "delay", HOME, 5, f"{HOME}/{STATE}", f"{HOME}/checkpoint", {name: len(FILES[name]) for name in names}
         )
         stage(each)
         if cuts == 1:
             source.remove(f"{HOME}/{names[0]}")
-        return Cut([each], True)
+        return ServersCut([each], True)
 
     manifest = take(source, target, FOLDER, ["delay"], terms(cut))
     assert cuts == 2 and manifest.damaged == ()
@@ -262,7 +262,7 @@ def test_servers_that_can_not_be_cut_leave_an_earlier_backup_whole(state: bytes)
     source, target = a_server(state), MemoryDisk()
     backed_up(source, target)
 
-    def away(stage: Stage) -> Cut:
+    def away(stage: Stage) -> ServersCut:
         raise NotReady("this server is starting")
 
     with pytest.raises(NotReady):
@@ -313,7 +313,7 @@ def test_a_flipped_byte_of_a_backup_is_found_before_anything_is_in_its_place(sta
 
 
 def test_a_manifest_that_does_not_check_or_is_newer_is_refused() -> None:
-    manifest = Manifest(5, "0.1.0", True, (), (), (Entry("a", 1, 2, 3),))
+    manifest = Manifest(5, "0.1.0", True, (), (), (CopiedFile("a", 1, 2, 3),))
     data = encode(manifest)
     assert decode(NAME, data) == manifest
     for place in range(len(data) - 1):

@@ -21,7 +21,7 @@ from delayd.config import DelayConfig
 from delayd.delay import recovery
 from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore, Surroundings, Threads
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import RequestWish
 from delayd.delay.filing import pending
 from delayd.delay.filing.hour_table import (
     OUTCOME_PREFIX,
@@ -35,7 +35,7 @@ from delayd.delay.filing.hour_table import (
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
-from delayd.delay.quarantine import Decided, Entry, Kind
+from delayd.delay.quarantine import Decided, SetAsideEntry, SetAsideKind
 from delayd.delay.requests import Requests
 from delayd.delay.rows import Stored
 from delayd.delay.timers.wheel import Wheel
@@ -56,11 +56,11 @@ __all__ = [
     "HourFile",
     "HourTable",
     "OnAnswer",
+    "RequestWish",
     "Requests",
     "Stored",
     "Threads",
     "Wire",
-    "Wish",
     "list_dispatch_logs",
     "read_outcomes",
     "scan_schedule_log",
@@ -194,7 +194,9 @@ class DelayAdapter:
         """Ask what became of messages by their receipts."""
         self.core.asked.endings.get(asked, heard)
 
-    def ask_by_key(self, wish: Wish, names: Batch, heard: OnAnswerRows, wanted_at_ms: Int64s | None = None) -> None:
+    def ask_by_key(
+        self, wish: RequestWish, names: Batch, heard: OnAnswerRows, wanted_at_ms: Int64s | None = None
+    ) -> None:
         """Cancel, move or ask about the newest messages of keys."""
         self.core.asked.endings.ask_by_key(wish, names, heard, wanted_at_ms)
 
@@ -307,7 +309,7 @@ class DelayAdapter:
     @property
     def dispatch_log_is_damaged(self) -> bool:
         """Whether some hour's dispatch log is set aside."""
-        return any(entry.kind is Kind.DISPATCH for entry in self.core.memory.quarantine)
+        return any(entry.kind is SetAsideKind.DISPATCH for entry in self.core.memory.quarantine)
 
     def told_of_damage(self) -> object:
         """What an operator is shown of it."""
@@ -357,7 +359,7 @@ class DelayAdapter:
 
 def dispatch_log_name(hour_name: str) -> str:
     """Under which name a dispatch log is set aside."""
-    return f"{Kind.DISPATCH}/{hour_name}"
+    return f"{SetAsideKind.DISPATCH}/{hour_name}"
 
 
 def hours_of(state: MemoryState) -> HourTable:
@@ -393,8 +395,8 @@ def small_slots() -> Iterator[None]:
         yield
 
 
-def _set_aside(entry: Entry) -> SetAside:
-    return SetAside(entry.id, entry.hour, entry.kind is Kind.DISPATCH)
+def _set_aside(entry: SetAsideEntry) -> SetAside:
+    return SetAside(entry.id, entry.hour, entry.kind is SetAsideKind.DISPATCH)
 
 
 def _rest() -> None:

@@ -103,7 +103,7 @@ def count_of(asked: Asked | AskedKeys) -> int:
     return len(asked.keys if isinstance(asked, AskedKeys) else asked.sequences)
 
 
-class Wish(NamedTuple):
+class AskedMessages(NamedTuple):
     """What is asked about messages, whichever server has them."""
 
     asked: Asked | AskedKeys
@@ -117,13 +117,13 @@ class Wish(NamedTuple):
         """How many messages."""
         return count_of(self.asked)
 
-    def take(self, rows: NDArray[np.intp]) -> Wish:
+    def take(self, rows: NDArray[np.intp]) -> AskedMessages:
         """The same about some of them."""
         instants = None if self.instants is None else self.instants.take(rows)
         return self._replace(asked=self.asked.take(rows.tolist()), instants=instants)
 
 
-def _put_wish(wish: Wish, link: ServerLink) -> tuple[Head, list[bytes]]:
+def _put_wish(wish: AskedMessages, link: ServerLink) -> tuple[Head, list[bytes]]:
     head: Head = {"log_id": need_log(link)}
     wanted_at_ms = None if wish.instants is None else wish.instants.at(link.clock)
     if isinstance(wish.asked, AskedKeys):
@@ -137,7 +137,7 @@ def _put_wish(wish: Wish, link: ServerLink) -> tuple[Head, list[bytes]]:
     return head, [encode_asked(wish.asked, wanted_at_ms)]
 
 
-def _read_wish(known: type[IntEnum] | None, wish: Wish, answer: Frame) -> AnswerRows:
+def _read_wish(known: type[IntEnum] | None, wish: AskedMessages, answer: Frame) -> AnswerRows:
     rows = decode_answers(answer.body)
     if len(rows) != wish.row_count:
         raise BadRequest(f"it has {len(rows)} rows for {wish.row_count}")
@@ -146,7 +146,7 @@ def _read_wish(known: type[IntEnum] | None, wish: Wish, answer: Frame) -> Answer
     return rows
 
 
-About = Question[Wish, AnswerRows]
+About = Question[AskedMessages, AnswerRows]
 GET = About(RequestType.GET, _put_wish, partial(_read_wish, None))
 CANCEL = About(RequestType.CANCEL, _put_wish, partial(_read_wish, CancelAnswer))
 RESCHEDULE = About(RequestType.RESCHEDULE, _put_wish, partial(_read_wish, RescheduleAnswer))
@@ -555,7 +555,7 @@ class Asker:
         says is durable.
         """
         deadline = self._deadline()
-        wish = Wish(rows.asked, self._numbers, rows.subject, instants)
+        wish = AskedMessages(rows.asked, self._numbers, rows.subject, instants)
         keys = rows.asked if isinstance(rows.asked, AskedKeys) else None
         if question is GET or (instants is None and keys is None):
             # To ask does nothing, and a receipt names one message: to cancel it twice is to cancel it once.
@@ -566,7 +566,7 @@ class Asker:
             return await self._ask_owners(question, rows.log_ids, wish, deadline)
 
     async def _ask_owners(
-        self, question: About, log_ids: LogIds | None, wish: Wish, deadline: float
+        self, question: About, log_ids: LogIds | None, wish: AskedMessages, deadline: float
     ) -> tuple[LogIds, AnswerRows]:
         """Ask the servers that receipts name, or those that own the keys."""
         keys = wish.asked
@@ -589,7 +589,9 @@ class Asker:
 
         return await self._until(deadline, ask)
 
-    async def _ask_at(self, question: About, log_ids: LogIds, wish: Wish, deadline: float) -> tuple[LogIds, AnswerRows]:
+    async def _ask_at(
+        self, question: About, log_ids: LogIds, wish: AskedMessages, deadline: float
+    ) -> tuple[LogIds, AnswerRows]:
         """Ask the servers of the rows, all at the same time."""
         if wish.row_count == 1 and wish.instants is None and isinstance(wish.asked, AskedKeys):
             kind = (question, int(log_ids[0]), wish.asked.subject, True)
@@ -614,10 +616,12 @@ class Asker:
 
     async def _ask_joined(self, kind: Kind, asked: Sequence[Row | AskedKeys], deadline: float) -> AnswerRows:
         question, log_id, subject, by_key = kind
-        wish = Wish(_join(asked), self._numbers, b"" if by_key else subject)
+        wish = AskedMessages(_join(asked), self._numbers, b"" if by_key else subject)
         return (await self._ask_newest(question, log_id, wish, deadline))[1]
 
-    async def _ask_newest(self, question: About, log_id: int, wish: Wish, deadline: float) -> tuple[LogIds, AnswerRows]:
+    async def _ask_newest(
+        self, question: About, log_id: int, wish: AskedMessages, deadline: float
+    ) -> tuple[LogIds, AnswerRows]:
         """Ask one server about rows, and go on to the newest row of each message, wherever that is: the server that
         gave each answer, and the answers.
 
@@ -641,7 +645,7 @@ class Asker:
                 found[rows.take(there)] = await self._ask_again(question, server, own, deadline)
         return servers, found
 
-    async def _ask_again(self, question: About, log_id: int, wish: Wish, deadline: float) -> AnswerRows:
+    async def _ask_again(self, question: About, log_id: int, wish: AskedMessages, deadline: float) -> AnswerRows:
         """Ask one server, again and again while it may answer later; about keys only while it is their owner."""
         final = OWNER_LOST if isinstance(wish.asked, AskedKeys) else ()
         return await self._until(deadline, lambda: self.once(question, log_id, wish, deadline), final)

@@ -375,7 +375,7 @@ class Walker:
         async def act(rows: AskedRows, _: Piece) -> NDArray[np.uint8]:
             return (await self._messages.ask(CANCEL, rows))[1]["answer"]
 
-        return await _Walk(self._messages, window, None if dry_run else act, progress).run()
+        return await _WalkState(self._messages, window, None if dry_run else act, progress).run()
 
     async def reschedule(
         self, window: Window, shift_ms: int, bounds: Bounds, *, dry_run: bool, progress: Progress | None
@@ -386,10 +386,10 @@ class Walker:
             instants = np.clip(piece.rows["deliver_at_ms"] + shift_ms, INSTANT_MS_MIN, INSTANT_MS_MAX)
             return (await self._messages.ask(RESCHEDULE, rows, NewInstants(instants, False)))[1]["answer"]
 
-        return await _Walk(self._messages, window, None if dry_run else act, progress, dict(bounds)).run()
+        return await _WalkState(self._messages, window, None if dry_run else act, progress, dict(bounds)).run()
 
 
-class _Walk:
+class _WalkState:
     """One walk, at all servers at the same time."""
 
     def __init__(

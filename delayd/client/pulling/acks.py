@@ -208,7 +208,7 @@ class _Said(NamedTuple):
     durable: asyncio.Future[None] | None
 
 
-class _Round:
+class _AckRound:
     """Words that travel together."""
 
     def __init__(self) -> None:
@@ -244,8 +244,8 @@ class AckLane:
         self._on_answer = on_answer
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        self._next = _Round()
-        self._under_way: _Round | None = None
+        self._next = _AckRound()
+        self._under_way: _AckRound | None = None
         self._trouble: DelaydError | None = None  # Why the newest try of the words under way failed.
         self._waits = False  # Whether a caller waits for a word of the next round.
         self._lingering: asyncio.TimerHandle | None = None
@@ -327,7 +327,7 @@ class AckLane:
                 self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
 
     async def _send_round(self) -> None:
-        round_, self._next, self._waits = self._next, _Round(), False
+        round_, self._next, self._waits = self._next, _AckRound(), False
         self._under_way = round_
         self._trouble = None
         try:
@@ -472,7 +472,7 @@ LEASE_MIN, LEASE_MAX = timedelta(seconds=0.1), timedelta(milliseconds=LEASE_MS_M
 _MS = timedelta(milliseconds=1)
 
 
-class Kind(Enum):
+class WordKind(Enum):
     """What is to become of messages."""
 
     ACK = "ack"
@@ -485,7 +485,7 @@ class Kind(Enum):
 class Word(NamedTuple):
     """What is to become of messages, and why."""
 
-    kind: Kind
+    kind: WordKind
     delay_ms: int = 0  # With EXTEND it is the lease.
     reason: str = ""
     error: str = ""
@@ -494,24 +494,24 @@ class Word(NamedTuple):
     @property
     def is_of_one(self) -> bool:
         """Whether its requests name one subject each."""
-        return self.kind not in (Kind.ACK, Kind.NACK)
+        return self.kind not in (WordKind.ACK, WordKind.NACK)
 
     def rows(self, handles: Handles) -> Handles:
         """The rows of a request for these handles."""
-        if self.kind is Kind.RETRY and self.jitter:
+        if self.kind is WordKind.RETRY and self.jitter:
             return [
                 [incarnation, sequence, 1, *place, shortened(self.delay_ms, self.jitter), self.error]
                 for incarnation, first, count, *place in handles
                 for sequence in range(first, first + count)
             ]
-        if self.kind is Kind.RETRY:
+        if self.kind is WordKind.RETRY:
             return [[*handle, self.delay_ms, self.error] for handle in handles]
-        if self.kind is Kind.REJECT:
+        if self.kind is WordKind.REJECT:
             return [[*handle, self.reason, self.error] for handle in handles]
         return handles
 
 
-ACK, NACK = Word(Kind.ACK), Word(Kind.NACK)
+ACK, NACK = Word(WordKind.ACK), Word(WordKind.NACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,19 +553,19 @@ def later(delay: timedelta | None, error: str, backoff: Backoff, attempt: int) -
     """The word for messages that come again after ``delay``; None: after the back-off."""
     text = _text("error", error)
     if delay is None:
-        return Word(Kind.RETRY, max(1, backoff.longest_ms(attempt)), error=text, jitter=backoff.jitter)
+        return Word(WordKind.RETRY, max(1, backoff.longest_ms(attempt)), error=text, jitter=backoff.jitter)
     if not timedelta(0) <= need_timedelta("delay", delay) <= DELAY_MAX:
         raise BadArgument(f"delay is {delay}; a message comes again after 0 s to {DELAY_MAX.days} days")
     if not delay and not text:
         return NACK
-    return Word(Kind.RETRY, -(-delay // _MS), error=text)
+    return Word(WordKind.RETRY, -(-delay // _MS), error=text)
 
 
 def extended(lease: timedelta) -> Word:
     """The word for messages that are held for ``lease`` from now on."""
     if not LEASE_MIN <= need_timedelta("lease", lease) <= LEASE_MAX:
         raise BadArgument(f"lease is {lease}; a message is held for 0.1 s to 12 hours from now on")
-    return Word(Kind.EXTEND, lease // _MS)
+    return Word(WordKind.EXTEND, lease // _MS)
 
 
 def rejected(reason: str, error: str) -> Word:
@@ -573,7 +573,7 @@ def rejected(reason: str, error: str) -> Word:
     text = _text("reason", reason)
     if not text:
         raise BadArgument("reason is empty; say why the message is rejected: message.reject('no such order')")
-    return Word(Kind.REJECT, reason=text, error=_text("error", error))
+    return Word(WordKind.REJECT, reason=text, error=_text("error", error))
 
 
 def _text(name: str, value: str) -> str:

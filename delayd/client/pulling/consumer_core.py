@@ -20,12 +20,12 @@ from typing import Generic
 
 from delayd.client.engine import Inbox, LoopThread, OnLoop, Work
 from delayd.client.instants import monotonic_s
-from delayd.client.pulling.acks import ACK, Failures, Handles, Kind, Word, extended
+from delayd.client.pulling.acks import ACK, Failures, Handles, Word, WordKind, extended
 from delayd.client.pulling.many_source import ManySource
 from delayd.client.pulling.message import MessageColumns, Pulled, divide, handle_at
 from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, OneSource
-from delayd.client.pulling.stock import Batch, InFlight, LeaseKeeper, Pace, Stock
+from delayd.client.pulling.stock import Batch, Borrowed, LeaseKeeper, Pace, Stock
 from delayd.client.routing import MetaView, RetryWaits
 from delayd.errors import AlreadyClosed, DelaydError, RequestFailed, RetryLater, ServerUnavailable, SlowDown
 
@@ -102,7 +102,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
             names = (settings.subject, settings.group)
             self._keeper = LeaseKeeper(names, lease_s, settings.auto_extend / _SECOND, self._lease_now, self._keep)
         most = settings.max_in_flight
-        self._in_flight = None if most is None else InFlight(most, self._lease_now)
+        self._in_flight = None if most is None else Borrowed(most, self._lease_now)
         # Somebody follows which messages handlers have.
         self._is_tracked = self._keeper is not None or self._in_flight is not None
 
@@ -268,7 +268,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
     def settle_and_wait(self, handles: Handles, word: Word) -> asyncio.Future[None]:
         """Say something of messages, durably."""
         self.check()
-        if word.kind is Kind.EXTEND:
+        if word.kind is WordKind.EXTEND:
             return self._extend(handles, word)
         if self._is_tracked:
             self._let_go(handles)

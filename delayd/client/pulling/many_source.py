@@ -16,7 +16,7 @@ from functools import partial
 
 from delayd.client.instants import monotonic_us
 from delayd.client.pulling.acks import Handles, Way, Word, merge
-from delayd.client.pulling.options import ConsumerSettings, Subjects
+from delayd.client.pulling.options import ConsumedSubjects, ConsumerSettings
 from delayd.client.pulling.pull import (
     ANSWER_MS_MAX,
     Presence,
@@ -353,7 +353,9 @@ class _ManySubjects:
 
     handles_max = HANDLES_MAX
 
-    def __init__(self, names: Mapping[str, HeadValue], who: Mapping[str, HeadValue], subjects: Subjects) -> None:
+    def __init__(
+        self, names: Mapping[str, HeadValue], who: Mapping[str, HeadValue], subjects: ConsumedSubjects
+    ) -> None:
         self._names = names
         self._who = who
         self._subjects = subjects
@@ -374,7 +376,7 @@ class _ManySubjects:
         return {**self._names, **self._who, "subjects": subjects, "handles": [handle[:3] for handle in handles]}
 
 
-def _places(head: Head, subjects: Subjects, log_id: int) -> list[int]:
+def _places(head: Head, subjects: ConsumedSubjects, log_id: int) -> list[int]:
     """The place of each part of an answer."""
     places: list[int] = []
     for row in need_list(head, "subjects") if "subjects" in head else ():

@@ -27,7 +27,7 @@ from delayd.batch.labels import Headers, decode_headers, decode_tags
 from delayd.batch.names import ORDERED_WAIT_MS_MAX, RETRY_PREFIX
 from delayd.client.instants import utc
 from delayd.client.pulling.acks import ACK, Handles, Word, later, rejected
-from delayd.client.pulling.options import ConsumerSettings, Subjects
+from delayd.client.pulling.options import ConsumedSubjects, ConsumerSettings
 from delayd.errors import BadArgument, BadBody, BadHeaders, DelaydError, LogId
 
 ATTEMPT_MAX = 65_535
@@ -46,7 +46,7 @@ class PulledPart(NamedTuple):
     place: int = 0  # Where it came from, see `Pulled.subjects`.
 
 
-class Life(NamedTuple):
+class PastLives(NamedTuple):
     """What a message was before it came again (`delayd.batch.labels`)."""
 
     attempts: int = 0  # Those of its earlier lives.
@@ -56,7 +56,7 @@ class Life(NamedTuple):
     key: str | None = None
 
 
-FIRST_LIFE = Life()
+FIRST_LIFE = PastLives()
 
 
 def comes_again(batch: Batch) -> bool:
@@ -64,7 +64,7 @@ def comes_again(batch: Batch) -> bool:
     return batch.subject_table.find(_RETRY) >= 0
 
 
-def life_of(batch: Batch, row: int) -> Life:
+def life_of(batch: Batch, row: int) -> PastLives:
     """The earlier lives of a message that came again."""
     length, item = item_of(batch, ColumnId.HEADERS_END, row) if ColumnId.HEADERS_END in batch else (0, b"")
     try:
@@ -77,7 +77,7 @@ def life_of(batch: Batch, row: int) -> Life:
     origin, first_due_ms = _number(headers, labels.ORIGIN), _number(headers, labels.FIRST_DUE_MS)
     key = headers.get(labels.KEY)
     known_key = key if isinstance(key, str) else None
-    return Life(attempts, origin, first_due_ms, error if isinstance(error, str) else "", known_key)
+    return PastLives(attempts, origin, first_due_ms, error if isinstance(error, str) else "", known_key)
 
 
 def _number(headers: Headers, name: str) -> int:
@@ -93,7 +93,9 @@ class Pulled(NamedTuple):
     parts: tuple[PulledPart, ...]
     received_at_ms: int  # By the server's clock, as far as it is known.
     lease_ends: float  # On `monotonic_s`; after it the server offers the messages to others.
-    subjects: Subjects | None = None  # What the places of its parts are; None when all parts are of ``subject``.
+    subjects: ConsumedSubjects | None = (
+        None  # What the places of its parts are; None when all parts are of ``subject``.
+    )
     outage: DelaydError | None = None  # See `MessageColumns.outage`.
 
     @classmethod
@@ -219,9 +221,9 @@ class MessageColumns:
         return headers
 
     @cached_property
-    def lives(self) -> list[Life]:
+    def lives(self) -> list[PastLives]:
         """What each message was before it came again."""
-        lives: list[Life] = []
+        lives: list[PastLives] = []
         for part in self.pulled.parts:
             again = comes_again(part.batch)
             lives += [life_of(part.batch, row) if again else FIRST_LIFE for row in part.rows]

@@ -44,21 +44,21 @@ from delayd.wire.consuming import AtInstant, End, Position
 MANY = "give one subject, a list such as ['orders.cancel', 'mail.send'], or a pattern such as 'orders.*'"
 
 
-class Place(NamedTuple):
+class SubjectPlace(NamedTuple):
     """A subject at a realtime server."""
 
     subject: str
     log_id: int
 
 
-class Subjects:
+class ConsumedSubjects:
     """What one consumer consumes; ``label`` says it in one text."""
 
     __slots__ = ("_numbers", "_places", "label", "names", "pattern")
 
     def __init__(self, subject: str | Sequence[str]) -> None:
-        self._places: list[Place] = []
-        self._numbers: dict[Place, int] = {}
+        self._places: list[SubjectPlace] = []
+        self._numbers: dict[SubjectPlace, int] = {}
         self.pattern: Pattern | None = None
         self.names: tuple[str, ...] = ()
         if isinstance(subject, str):
@@ -76,7 +76,7 @@ class Subjects:
         """Whether messages may be of several subjects."""
         return bool(self.names) or self.pattern is not None
 
-    def meets(self, other: Subjects) -> bool:
+    def meets(self, other: ConsumedSubjects) -> bool:
         """Whether a subject may be consumed by both."""
         if self.pattern is None:
             names = self.names or (self.label,)
@@ -87,14 +87,14 @@ class Subjects:
 
     def place(self, subject: str, log_id: int) -> int:
         """The number of a place."""
-        place = Place(subject, log_id)
+        place = SubjectPlace(subject, log_id)
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self._places)
             self._places.append(place)
         return number
 
-    def at(self, number: int) -> Place:
+    def at(self, number: int) -> SubjectPlace:
         """The place with this number."""
         return self._places[number]
 
@@ -164,7 +164,7 @@ class Consumes(ABC):
         connect_timeout: timedelta | None = None,
     ) -> None:
         meta = need_meta(address, others="subject= and group=")
-        what = Subjects(subject)
+        what = ConsumedSubjects(subject)
         alone = need_bool("ephemeral", ephemeral) or need_bool("broadcast", broadcast)
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))
         window = exclusive_of(exclusive)
@@ -190,7 +190,7 @@ class Consumes(ABC):
 class ConsumerSettings:
     """How a consumer behaves; a named error when a value is wrong."""
 
-    subjects: Subjects
+    subjects: ConsumedSubjects
     group: str
     lease: timedelta = LEASE
     prefetch: bool = True

@@ -26,12 +26,12 @@ from delayd.client.pulling.acks import (
     Failures,
     Handles,
     HandleSet,
-    Kind,
     Naming,
     OneLater,
     OneSubject,
     Way,
     Word,
+    WordKind,
     stale_error,
 )
 from delayd.client.pulling.message import Pulled
@@ -66,7 +66,7 @@ from delayd.wire.requests import RequestType
 LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle are forgotten.
 ROUTE_LOOK_S = 5.0  # Between looks at the route, which an operator may move.
 
-_LATER = {Kind.RETRY: (RequestType.RETRY, "retries"), Kind.REJECT: (RequestType.REJECT, "rejects")}
+_LATER = {WordKind.RETRY: (RequestType.RETRY, "retries"), WordKind.REJECT: (RequestType.REJECT, "rejects")}
 _SECOND = timedelta(seconds=1)
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Lanes:
         self._acks, self._nacks = lane(RequestType.ACK, counted), lane(RequestType.NACK, counted)
         self.returns = lane(RequestType.NACK, uncounted)
         self._make = lane
-        self._of_one: dict[tuple[Kind, str, int], AckLane] = {}
+        self._of_one: dict[tuple[WordKind, str, int], AckLane] = {}
         self._busy: dict[AckLane, None] = {}  # All that are not idle, and some that have become idle.
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -148,17 +148,17 @@ class Lanes:
 
     def _lane(self, word: Word, names: Head) -> AckLane:
         kind = word.kind
-        if kind is Kind.ACK:
+        if kind is WordKind.ACK:
             return self._acks
-        if kind is Kind.NACK:
+        if kind is WordKind.NACK:
             return self._nacks
-        lease_ms = word.delay_ms if kind is Kind.EXTEND else 0
+        lease_ms = word.delay_ms if kind is WordKind.EXTEND else 0
         key = (kind, str(names["subject"]), lease_ms)
         found = self._of_one.get(key)
         if found is None:
             if len(self._of_one) >= LANES_MAX:
                 self._of_one = {at: lane for at, lane in self._of_one.items() if not lane.is_idle}
-            if kind is Kind.EXTEND:
+            if kind is WordKind.EXTEND:
                 found = self._make(RequestType.EXTEND, OneSubject({**names, "lease_ms": lease_ms}))
             else:
                 request, field = _LATER[kind]
@@ -169,7 +169,7 @@ class Lanes:
     def _is_held_up(self, lane: AckLane, word: Word, handles: Handles) -> bool:
         """Whether an earlier word about one of these messages has no answer yet."""
         self._busy[lane] = None
-        if word.kind is Kind.EXTEND:
+        if word.kind is WordKind.EXTEND:
             return False
         if self._held_up and self._held_up_handles.meets(handles):
             return True
@@ -479,7 +479,7 @@ class OneSource(Source[_OneServer]):
         self._callbacks.on_pulled(pulled, wanted)
 
     def _extends(self, handles: Handles, word: Word) -> None:
-        if self._incarnations is not None and word.kind is Kind.EXTEND:
+        if self._incarnations is not None and word.kind is WordKind.EXTEND:
             self._incarnations.extended(handles, word.delay_ms / 1000)
 
     def _begin_from(self, since_ms: int | None) -> None:

@@ -142,7 +142,7 @@ class Pace:
 _Key = tuple[int, int]  # Incarnation and pull sequence.
 
 
-class InFlight:
+class Borrowed:
     """Belongs to one consumer; `wait` and `close` are called on its loop, the others from any thread."""
 
     def __init__(self, most: int, lease_s: Callable[[], float]) -> None:

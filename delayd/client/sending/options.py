@@ -348,7 +348,7 @@ class Expiry(NamedTuple):
 NEVER = Expiry()
 
 
-class Items(NamedTuple):
+class SendItems(NamedTuple):
     """The items of one region, one a row, and their lengths."""
 
     items: Sequence[bytes]
@@ -396,14 +396,14 @@ class Labels(NamedTuple):
         """Some rows."""
         return Labels(*([column[row] for row in rows] for column in self))  # type: ignore[arg-type]
 
-    def add_to(self, columns: dict[ColumnId, ColumnArray], regions: dict[ColumnId, Items]) -> None:
+    def add_to(self, columns: dict[ColumnId, ColumnArray], regions: dict[ColumnId, SendItems]) -> None:
         """Add the columns and regions that these labels need, to columns that say when the rows are due."""
         if any(self.keys):
-            regions[ColumnId.KEY_END] = Items(self.keys, lengths_of(self.keys))
+            regions[ColumnId.KEY_END] = SendItems(self.keys, lengths_of(self.keys))
             if any(self.on_conflict):
                 columns[ColumnId.ROW_FLAGS] = np.array(self.on_conflict, np.uint16)
         if any(self.tags):
-            regions[ColumnId.TAGS_END] = Items(self.tags, lengths_of(self.tags))
+            regions[ColumnId.TAGS_END] = SendItems(self.tags, lengths_of(self.tags))
             columns[ColumnId.TAG_BLOOM] = np.array([bloom_of_item(item) for item in self.tags], np.uint64)
         if any(self.ordering):
             columns[ColumnId.ORDERING_KEY_HASH] = np.array(self.ordering, np.uint64)

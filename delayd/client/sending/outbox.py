@@ -53,7 +53,7 @@ from delayd.batch.batch import PADS, encode_pieces, encode_single, encode_subjec
 from delayd.batch.columns import REGIONS, BatchKind, Buffer, ColumnArray, ColumnId, Int64s, ProducerPart
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
-from delayd.client.sending.options import NO_LABEL, Columns, Items, Labels, Single
+from delayd.client.sending.options import NO_LABEL, Columns, Labels, SendItems, Single
 from delayd.client.sending.receipts import (
     Accepted,
     BatchFailed,
@@ -64,11 +64,11 @@ from delayd.client.sending.receipts import (
     Unheard,
     receipts,
 )
-from delayd.client.sending.sender import NO_KEYED_ROWS, KeyedRows, Parcel, Sender, Split, Waiter
+from delayd.client.sending.sender import NO_KEYED_ROWS, Parcel, RowsWithKeys, Sender, Split, Waiter
 from delayd.errors import DelaydError, QueueFull
 
 
-class Slots:
+class SendSlots:
     """Belongs to one loop; the limit may change, and counts from the next take or give on."""
 
     __slots__ = ("_limit", "_waiting", "taken")
@@ -123,7 +123,7 @@ def pack_rows(
     part: ProducerPart,
     subjects: Sequence[bytes],
     columns: Mapping[ColumnId, ColumnArray],
-    regions: Mapping[ColumnId, Items],
+    regions: Mapping[ColumnId, SendItems],
 ) -> tuple[bytes, bytes]:
     """Make the batch in two pieces, because the second one holds the only copy that is made of a body.
 
@@ -231,9 +231,9 @@ class Gathering:
             index = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
             names = list(index)
             columns[ColumnId.SUBJECT] = np.array([index[subject] for subject in subjects], np.uint32)
-        regions = {ColumnId.BODY_END: Items(bodies, lengths_of(bodies))}
+        regions = {ColumnId.BODY_END: SendItems(bodies, lengths_of(bodies))}
         if any(headers):
-            regions[ColumnId.HEADERS_END] = Items(headers, lengths_of(headers))
+            regions[ColumnId.HEADERS_END] = SendItems(headers, lengths_of(headers))
         if any(labels):
             Labels(*zip(*(label or NO_LABEL for label in labels), strict=True)).add_to(columns, regions)
         return pack_rows(part, [name.encode("ascii") for name in names], columns, regions)
@@ -263,10 +263,10 @@ class Gathering:
         waiter.set_exception(error)
         self._unheard.add(waiter)
 
-    def keyed_rows(self) -> KeyedRows:
+    def keyed_rows(self) -> RowsWithKeys:
         """See UnsentRows."""
         keyed = [(at, row[0].encode("ascii"), row[5].key) for at, row in enumerate(self.rows) if row[5] and row[5].key]
-        return KeyedRows(*map(list, zip(*keyed, strict=True))) if keyed else NO_KEYED_ROWS
+        return RowsWithKeys(*map(list, zip(*keyed, strict=True))) if keyed else NO_KEYED_ROWS
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
@@ -358,9 +358,9 @@ class Block:
         columns = self._columns
         if columns.relative:
             self._deliver_at_ms = clock.latest_ms_column(columns.deliver)
-        regions = {ColumnId.BODY_END: Items(columns.bodies, columns.body_bytes)}
+        regions = {ColumnId.BODY_END: SendItems(columns.bodies, columns.body_bytes)}
         if columns.headers is not None:
-            regions[ColumnId.HEADERS_END] = Items(columns.headers, lengths_of(columns.headers))
+            regions[ColumnId.HEADERS_END] = SendItems(columns.headers, lengths_of(columns.headers))
         packed: dict[ColumnId, ColumnArray] = {ColumnId.DELIVER_AT_MS: self._deliver_at_ms}
         if columns.labels is not None:
             columns.labels.add_to(packed, regions)
@@ -374,13 +374,13 @@ class Block:
         """See UnsentRows."""
         self._progress.fail(self._rows, error)
 
-    def keyed_rows(self) -> KeyedRows:
+    def keyed_rows(self) -> RowsWithKeys:
         """See UnsentRows."""
         labels = self._columns.labels
         rows = [] if labels is None else labels.keyed_rows()
         if labels is None or not rows:
             return NO_KEYED_ROWS
-        return KeyedRows(rows, [self._columns.subject] * len(rows), [labels.keys[row] for row in rows])
+        return RowsWithKeys(rows, [self._columns.subject] * len(rows), [labels.keys[row] for row in rows])
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
@@ -411,7 +411,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._plain = _Lane(sender, linger_ms / 1000, self._leave, unheard)
         self._keyed = _Lane(sender, linger_ms / 1000, self._leave, unheard)
-        self._pieces = Slots(lambda: PIECES_UNDER_WAY)
+        self._pieces = SendSlots(lambda: PIECES_UNDER_WAY)
         self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
         self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
 
@@ -458,7 +458,7 @@ class Outbox:
         if ends:
             await asyncio.wait(ends)
 
-    def _leave(self, parcel: Parcel, slots: Slots) -> None:
+    def _leave(self, parcel: Parcel, slots: SendSlots) -> None:
         """Carry a parcel as soon as it has a slot."""
         if slots.take_free():
             self._carry(parcel, slots)
@@ -466,12 +466,12 @@ class Outbox:
             self._under_way[parcel] = None
             self._spawn(self._carry_when_free(parcel, slots))
 
-    def _carry(self, parcel: Parcel, slots: Slots) -> None:
+    def _carry(self, parcel: Parcel, slots: SendSlots) -> None:
         """Carry a parcel that has a slot."""
         self._under_way.setdefault(parcel, None)
         self._sender.carry(parcel, partial(self._ended, slots))
 
-    async def _carry_when_free(self, parcel: Parcel, slots: Slots) -> None:
+    async def _carry_when_free(self, parcel: Parcel, slots: SendSlots) -> None:
         try:
             await slots.take(parcel.deadline)
         except TimeoutError:
@@ -481,7 +481,7 @@ class Outbox:
             return
         self._carry(parcel, slots)
 
-    def _ended(self, slots: Slots, parcel: Parcel, split: Split) -> None:
+    def _ended(self, slots: SendSlots, parcel: Parcel, split: Split) -> None:
         slots.give()
         self.on_free(parcel.rows.held_bytes)
         if split:
@@ -519,11 +519,11 @@ class _Lane:
     """Single sends that share batches, until these leave."""
 
     def __init__(
-        self, sender: Sender, linger_s: float, leave: Callable[[Parcel, Slots], None], unheard: Unheard
+        self, sender: Sender, linger_s: float, leave: Callable[[Parcel, SendSlots], None], unheard: Unheard
     ) -> None:
         self.gathering = Gathering(unheard)
         self.look_at = 1  # `look` is called when this many rows are gathered.
-        self.slots = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
+        self.slots = SendSlots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
         self._sender = sender
         self._linger_s = linger_s
         self._leave = leave

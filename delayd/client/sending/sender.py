@@ -86,7 +86,7 @@ class Waiter(Protocol[Outcome]):
         """Tell that it failed."""
 
 
-class KeyedRows(NamedTuple):
+class RowsWithKeys(NamedTuple):
     """Rows that have a key, with their subjects and keys."""
 
     rows: Sequence[int]
@@ -94,7 +94,7 @@ class KeyedRows(NamedTuple):
     keys: Sequence[bytes]
 
 
-NO_KEYED_ROWS = KeyedRows((), (), ())
+NO_KEYED_ROWS = RowsWithKeys((), (), ())
 
 
 class UnsentRows(Protocol):
@@ -117,7 +117,7 @@ class UnsentRows(Protocol):
     def fail(self, error: DelaydError) -> None:
         """Note that all rows failed."""
 
-    def keyed_rows(self) -> KeyedRows:
+    def keyed_rows(self) -> RowsWithKeys:
         """The rows that have a key, by rising number."""
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
@@ -268,7 +268,7 @@ class Sender:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _find_owners(self, parcel: Parcel, keyed: KeyedRows, left_s: float) -> None:
+    async def _find_owners(self, parcel: Parcel, keyed: RowsWithKeys, left_s: float) -> None:
         """Ask meta who owns the keys of a parcel, and then try it (rule I4)."""
         try:
             async with asyncio.timeout(left_s):
@@ -280,7 +280,7 @@ class Sender:
         else:
             self._try(parcel)
 
-    def _part(self, parcel: Parcel, keyed: KeyedRows, log_ids: NDArray[np.uint64]) -> None:
+    def _part(self, parcel: Parcel, keyed: RowsWithKeys, log_ids: NDArray[np.uint64]) -> None:
         """Part the rows of different owners; rows without a key go with the others."""
         assert parcel.ended is not None, "it is being carried"
         first = [row for row, log_id in zip(keyed.rows, log_ids.tolist(), strict=True) if log_id == int(log_ids[0])]

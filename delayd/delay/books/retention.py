@@ -71,7 +71,7 @@ class Unsealed:
     not_before: int = 0
 
 
-class Verdict(NamedTuple):
+class SealVerdict(NamedTuple):
     """The result of comparing an hour's two logs: its seal, counted by now, or why it has none ("": rows wait)."""
 
     seal: SealFacts | None
@@ -233,30 +233,30 @@ class Retention:
         work = partial(self._verdict, hour, file, end, seals, now_ms)
         self._executor.submit(work, partial(self._compared, hour, file), Priority.SPARE)
 
-    def _verdict(self, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int) -> Verdict:
+    def _verdict(self, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int) -> SealVerdict:
         """Compare the durable part of the hour's two logs, and make the seal durable if they agree."""
         stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
         try:
             outcomes = self._outcomes_of(hour, end)
             facts = compare(hour, (entry.batch for entry in stored), outcomes, self._executor.give_way)
             if facts is None:
-                return Verdict(None)
+                return SealVerdict(None)
             try:
                 seals.add(facts, now_ms)
             except DamagedData as error:
-                return Verdict(None, seals_damage=error)
+                return SealVerdict(None, seals_damage=error)
             self._executor.give_way()
             self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         except DamagedData as error:
-            return Verdict(None, damage=error)
+            return SealVerdict(None, damage=error)
         except SealDiffers as error:
-            return Verdict(None, "seal_differs", str(error))
+            return SealVerdict(None, "seal_differs", str(error))
         except ContentDiffers as error:
-            return Verdict(None, "content_differs", str(error))
+            return SealVerdict(None, "content_differs", str(error))
         except (DiskFull, Shortage) as error:
-            return Verdict(None, NOT_SEALED, str(error))
+            return SealVerdict(None, NOT_SEALED, str(error))
         seals.counted(hour)
-        return Verdict(facts)
+        return SealVerdict(facts)
 
     def _outcomes_of(self, hour: int, end: OutcomeEnd) -> OutcomeRows:
         path = dispatch_path(self._folder, hour)
@@ -269,7 +269,7 @@ class Retention:
         finally:
             segment.close()
 
-    def _compared(self, hour: int, file: HourFile, done: Done[Verdict]) -> None:
+    def _compared(self, hour: int, file: HourFile, done: Done[SealVerdict]) -> None:
         self._sealing.discard(hour)
         verdict = done.result()
         if verdict.damage is not None:

@@ -25,7 +25,7 @@ from delayd.delay.books.outcomes import read_outcomes
 from delayd.delay.filing.hour_table import FiledHours, HourPart, OutcomeEnd
 from delayd.delay.filing.schedule_log import scan_fronts, scan_groups
 from delayd.delay.keys.index import MEMORY_ENTRIES, KeyIndex, open_written
-from delayd.delay.keys.run import Entries, KeyedRows, Run, filed_rows, merge, new_entries, write_run
+from delayd.delay.keys.run import Entries, KeyedRows, OpenRun, filed_rows, merge, new_entries, write_run
 from delayd.errors import DamagedData, DataError
 from delayd.log.hour import TOOK_NO_KEY, EndedRows, Outcome, dispatch_path
 from delayd.log.segment import FileHeader, FileKind, open_segment
@@ -98,7 +98,7 @@ class Rebuild:
             found.append(FiledHour(hour, filed.parts(hour), end))
         return found
 
-    def _made(self, done: Done[list[Run]]) -> None:
+    def _made(self, done: Done[list[OpenRun]]) -> None:
         self._running = False
         try:
             runs = done.result()
@@ -114,7 +114,7 @@ class Rebuild:
         log.info("keys_rebuilt entries=%d", sum(map(len, runs)))
 
 
-def _make_runs(site: Site, hasher: Hasher, hours: list[FiledHour], owed: EndedRows, numbers: range) -> list[Run]:
+def _make_runs(site: Site, hasher: Hasher, hours: list[FiledHour], owed: EndedRows, numbers: range) -> list[OpenRun]:
     """Write runs with the newest entry of each name in it; on the worker thread."""
     made = _Making(site, hasher, iter(numbers))
     without = owed["sequence"].compress(np.isin(owed["reason"], TOOK_NO_KEY)).copy()
@@ -139,7 +139,7 @@ class _Making:
     site: Site
     hasher: Hasher
     numbers: Iterator[int]
-    runs: list[Run] = field(default_factory=list)
+    runs: list[OpenRun] = field(default_factory=list)
     parts: list[Entries] = field(default_factory=list)
 
     def add(self, entries: Entries) -> None:

@@ -63,7 +63,7 @@ from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.intake import Intake
 from delayd.delay.kept import KeptState
 from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
+from delayd.delay.quarantine import Decided, Quarantine, SetAsideEntry, SetAsideKind
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.errors import DamagedData, DataError, DiskFull
@@ -85,7 +85,7 @@ class Try(NamedTuple):
     result.
     """
 
-    entry: Entry
+    entry: SetAsideEntry
     drops: bool
     done: Decided
 
@@ -133,18 +133,20 @@ class Mending:
 
     def damaged_hours(self) -> set[int]:
         """Hours whose schedule log can't be appended to: their rows go to the file beside it."""
-        aside = {entry.hour for entry in self._quarantine if entry.kind is Kind.SCHEDULE and entry.hour is not None}
+        aside = {
+            entry.hour for entry in self._quarantine if entry.kind is SetAsideKind.SCHEDULE and entry.hour is not None
+        }
         return aside | set(self._hours.beside.rows["hour"].tolist())
 
     def schedule_damaged(self, hour: int, error: DamagedData, loaded: int = 0) -> None:
         """Set an hour's schedule log aside, of which so many rows are loaded."""
         rows = max(0, self._hours.filed.get(hour).rows - loaded)
-        self._quarantine.put(Kind.SCHEDULE, hour_name(hour), error, rows, hour=hour)
+        self._quarantine.put(SetAsideKind.SCHEDULE, hour_name(hour), error, rows, hour=hour)
 
     def dispatch_damaged(self, hour: int, error: DamagedData) -> None:
         """Set an hour's dispatch log aside: its outcomes go to the file beside it."""
         self._damaged[hour] = error
-        self._quarantine.put(Kind.DISPATCH, hour_name(hour), error, self._hours.filed.get(hour).rows, hour=hour)
+        self._quarantine.put(SetAsideKind.DISPATCH, hour_name(hour), error, self._hours.filed.get(hour).rows, hour=hour)
 
     def file_damaged(self, hour: int, error: DamagedData) -> None:
         """Set aside the file of an hour that an error names; all rows of the hour have left the wheel."""
@@ -157,7 +159,7 @@ class Mending:
         """Set the seal log aside: nothing is sealed, and an hour that is not sealed is not deleted."""
         assert self.sealing is not None, "it is made before its log is read"
         self.sealing.set_seals_aside()
-        self._quarantine.put(Kind.SEAL, SEALS, error)
+        self._quarantine.put(SetAsideKind.SEAL, SEALS, error)
 
     def doubt(self, hour: int, rows: Rows, word: GivenUp, *, lacks_rows: bool) -> None:
         """Rows of a given up dispatch log may have been handed over without anybody knowing: they get an outcome, and
@@ -174,7 +176,7 @@ class Mending:
             commit = partial(self._site.worker.submit, partial(self._site.state.commit, puts, []), _finished)
             self._outcomes.when_durable(commit)
 
-    def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
+    def decide(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
         """Look at a thing now, by an operator's word; with ``drop`` it is given up if it is still damaged."""
         if self._begun:
             done(False, "the server is about to begin anew; say it again in a moment")
@@ -185,7 +187,7 @@ class Mending:
     def _look_at_aside(self) -> None:
         """Look at all that is set aside, one thing after the other."""
         known = {each.entry.id for each in self._waiting}
-        ours = (Kind.SCHEDULE, Kind.DISPATCH, Kind.SEAL)
+        ours = (SetAsideKind.SCHEDULE, SetAsideKind.DISPATCH, SetAsideKind.SEAL)
         aside = [entry for entry in self._quarantine if entry.kind in ours and entry.id not in known]
         self._waiting += [Try(entry, False, _nobody) for entry in aside]
         self._next()
@@ -193,13 +195,13 @@ class Mending:
     def _look(self, each: Try) -> None:
         hour = each.entry.hour
         looked = partial(self._looked, each)
-        if each.entry.kind is Kind.SEAL:
+        if each.entry.kind is SetAsideKind.SEAL:
             assert self.sealing is not None, "it has set its log aside"
             self._site.worker.submit(self.sealing.try_seals, looked)
             return
         assert hour is not None, "a log of an hour is quarantined with its hour"
         site = self._site
-        if each.entry.kind is Kind.SCHEDULE:
+        if each.entry.kind is SetAsideKind.SCHEDULE:
             site.worker.submit(partial(check_schedule, site, self._hours.files.parts(hour)), looked)
         else:
             end = self._outcomes.ends.get(hour) or self._known_ends.get(hour, OutcomeEnd())
@@ -207,7 +209,7 @@ class Mending:
 
     def _looked(self, each: Try, done: Done[None]) -> None:
         entry = each.entry
-        needed = next((other.id for other in self._quarantine if other.kind is Kind.LOG), None)
+        needed = next((other.id for other in self._quarantine if other.kind is SetAsideKind.LOG), None)
         try:
             done.result()
             if needed is not None:
@@ -230,7 +232,7 @@ class Mending:
         """Store the word durably; the start that follows does the rest."""
         hour, now_ms = each.entry.hour, self._site.clock.now_ms()
         assert hour is not None, "only logs of hours are given up"
-        if each.entry.kind is Kind.SCHEDULE:
+        if each.entry.kind is SetAsideKind.SCHEDULE:
             puts = [(hour_key(hour, SALVAGE_PREFIX), msgpack.packb(now_ms))]
         else:
             # None of its rows is counted any more.

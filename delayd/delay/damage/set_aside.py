@@ -30,7 +30,7 @@ from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.window import lowest_offset, split_off
 from delayd.delay.producers import Producers
-from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
+from delayd.delay.quarantine import Decided, Quarantine, SetAsideEntry, SetAsideKind
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.errors import DamagedData, DamagedValue, DataError, DiskFull, NewerFormat, Shortage, read_error
@@ -87,7 +87,7 @@ class HeldRows:
             for name in list(self._held):
                 self._retry(name)
 
-    def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
+    def decide(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
         """Try the rows of an entry now, or declare them DEAD; ``done`` hears what came of it, once that is durable."""
         if not drop:
             before, error, left = self._count(entry.name), self._retry(entry.name), self._count(entry.name)
@@ -97,7 +97,7 @@ class HeldRows:
         for rows in self._held.pop(entry.name, ()):
             part = NewPart(rows["sequence"].copy(), due_at_ms(rows), Outcome.DEAD, self._clock.now_ms())
             self._outcomes.record(int(rows["hour"][0]), part, _nothing)
-        self._quarantine.lift(Kind.ROWS, entry.name)
+        self._quarantine.lift(SetAsideKind.ROWS, entry.name)
         self._outcomes.when_durable(lambda: done(True, f"{count} messages are given up: they have the outcome DEAD"))
         self._outcomes.commit()
 
@@ -121,7 +121,7 @@ class HeldRows:
             self._held[name] = kept
             if not kept:
                 del self._held[name]
-                self._quarantine.lift(Kind.ROWS, name)
+                self._quarantine.lift(SetAsideKind.ROWS, name)
         return found
 
     def lowest_message_log_offset(self) -> int | None:
@@ -149,13 +149,13 @@ class HeldRows:
                     self._tell(name, error)
                 return str(error)
             self._put_back(rows)
-        self._quarantine.lift(Kind.ROWS, name)
+        self._quarantine.lift(SetAsideKind.ROWS, name)
         return ""
 
     def _tell(self, name: str, error: DamagedData) -> None:
         parts = self._held[name]
         hour = None if name == MESSAGE_LOG else int(parts[0]["hour"][0])
-        self._quarantine.put(Kind.ROWS, name, error, sum(map(len, parts)), hour=hour)
+        self._quarantine.put(SetAsideKind.ROWS, name, error, sum(map(len, parts)), hour=hour)
 
 
 def _name(rows: Rows) -> str:
@@ -180,25 +180,30 @@ class LostValues:
     def found(self, producers: dict[int, DamagedValue], targets: dict[bytes, DamagedValue]) -> None:
         """Quarantine the lost values that a start found."""
         for producer_id, error in producers.items():
-            self._quarantine.put(Kind.PRODUCER, f"{producer_id:016x}", error)
+            self._quarantine.put(SetAsideKind.PRODUCER, f"{producer_id:016x}", error)
         for subject, error in targets.items():
             name = subject.decode("ascii")
-            self._quarantine.put(Kind.TARGET, name, error, subject=name)
+            self._quarantine.put(SetAsideKind.TARGET, name, error, subject=name)
 
-    def release_target(self, entry: Entry, drop: bool, done: Decided) -> None:
+    def release_target(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
         """Let a subject go to the target that meta names."""
         subject = entry.name.encode("ascii")
         ask = partial(self._dispatcher.ask_meta, subject)
         self._give_up(entry, (TARGET_PREFIX + subject, None), ask, f"meta is asked where {entry.name} goes", done)
 
-    def release_producer(self, entry: Entry, drop: bool, done: Decided) -> None:
+    def release_producer(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
         """Take a producer's batches again."""
         producer_id = int(entry.name, 16)
         pair, go_on = self._producers.kept_of(producer_id), partial(self._producers.find_again, producer_id)
         self._give_up(entry, pair, go_on, "its batches are taken again", done)
 
     def _give_up(
-        self, entry: Entry, pair: tuple[bytes, bytes | None], go_on: Callable[[], None], told: str, done: Decided
+        self,
+        entry: SetAsideEntry,
+        pair: tuple[bytes, bytes | None],
+        go_on: Callable[[], None],
+        told: str,
+        done: Decided,
     ) -> None:
         if self._quarantine.find(entry.id) is None:
             done(True, "it was released already")
@@ -222,17 +227,17 @@ class LostValues:
 HOURS_A_LOOK = 1_024  # Two files each, some microseconds: the hours of two years are looked at within ten minutes.
 
 
-class Seen(NamedTuple):
+class SeenFiles(NamedTuple):
     """The identities of an hour's files whose headers were read and were right; None: not known."""
 
     schedule: int | None = None
     dispatch: int | None = None
 
 
-NOT_SEEN = Seen()
+NOT_SEEN = SeenFiles()
 
 
-class Wanted(NamedTuple):
+class HourToLookAt(NamedTuple):
     """An hour to look at: its schedule log as it is counted, and the length of its dispatch log, as far as known."""
 
     hour: int
@@ -240,7 +245,7 @@ class Wanted(NamedTuple):
     dispatch_length: int
 
 
-Looked = list[tuple[int, HourFile, DamagedData | None, Seen]]
+Looked = list[tuple[int, HourFile, DamagedData | None, SeenFiles]]
 """For each hour: its number, its schedule log as it was counted, the damage that was found, and the files'
 identities.
 """
@@ -269,14 +274,14 @@ class FileWatch:
         self._damaged = damaged
         site.alarms.look(self._look_again)
         self._behind = -1  # The hour that was looked at last.
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, SeenFiles] = {}
         self._looking = False
 
     def _look_again(self) -> None:
         if not self._looking:
             self.look()
 
-    def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
+    def decide(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
         """Look at the next hours and at those that are set aside, by an operator's word."""
         self.look()
         done(True, "its files are looked at")
@@ -290,10 +295,10 @@ class FileWatch:
         begin = int(np.searchsorted(numbers, self._behind, side="right"))
         part: list[int] = numbers[begin : begin + HOURS_A_LOOK].tolist()
         self._behind = part[-1] if len(part) == HOURS_A_LOOK else -1
-        aside = [hour_from_name(entry.name) for entry in self._quarantine if entry.kind is Kind.SEALED]
+        aside = [hour_from_name(entry.name) for entry in self._quarantine if entry.kind is SetAsideKind.SEALED]
         # The loop copies the hours here, because the worker must not read the table.
         hours = dict.fromkeys([*aside, *part])
-        wanted = [Wanted(hour, self._hours.get(hour), self._end_of(hour).length) for hour in hours]
+        wanted = [HourToLookAt(hour, self._hours.get(hour), self._end_of(hour).length) for hour in hours]
         self._looking = True
         seen = {hour: self._seen[hour] for hour in hours if hour in self._seen}
         work = partial(_look, self._disk, self._folder, self._log_id, wanted, seen, self._worker.give_way)
@@ -312,10 +317,10 @@ class FileWatch:
             name = hour_name(hour)
             self._seen[hour] = seen
             if self._hours.get(hour) != file or damage is None or file.removed:
-                self._quarantine.lift(Kind.SEALED, name)
+                self._quarantine.lift(SetAsideKind.SEALED, name)
             elif file.sealed:
-                self._quarantine.put(Kind.SEALED, name, damage)
-            elif self._quarantine.get(Kind.SCHEDULE, name) is None:
+                self._quarantine.put(SetAsideKind.SEALED, name, damage)
+            elif self._quarantine.get(SetAsideKind.SCHEDULE, name) is None:
                 self._damaged(hour, damage)
 
 
@@ -323,8 +328,8 @@ def _look(
     disk: Disk,
     folder: str,
     log_id: int,
-    wanted: list[Wanted],
-    all_seen: dict[int, Seen],
+    wanted: list[HourToLookAt],
+    all_seen: dict[int, SeenFiles],
     give_way: Callable[[], None],
 ) -> Looked:
     found: Looked = []
@@ -338,7 +343,7 @@ def _look(
             if damage is None and file.sealed:
                 size, path = FILE_HEADER_BYTES + dispatch_length, dispatch_path(folder, hour)
                 damage, dispatch = _look_at(disk, path, FileKind.DISPATCH, log_id, hour, size, seen.dispatch)
-        found.append((hour, file, damage, Seen(schedule, dispatch)))
+        found.append((hour, file, damage, SeenFiles(schedule, dispatch)))
     return found
 
 

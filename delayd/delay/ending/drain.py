@@ -24,7 +24,7 @@ from delayd.batch.sequences import Locations, pack_locations
 from delayd.delay.ending.copies import Copied, Leave, ToMove, copy_rows
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.message_requests import MessageRequests
-from delayd.delay.ending.requested import Leaver, Whole, Wish
+from delayd.delay.ending.requested import Leaver, RequestWish, Whole
 from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.filing.schedule_log import Sources, scan_fronts
 from delayd.delay.ledger.ledger import Ledger
@@ -122,7 +122,7 @@ class Drain:
         asked = piece._replace(rows=piece.rows.compress(far)).asked()
         try:
             reply: Reply[AnswerRows] = Reply(partial(self._left, told, answer))
-            self._requests.take(Whole(Wish.MOVE, asked, reply, asked.deliver_at_ms, leaver=leaver))
+            self._requests.take(Whole(RequestWish.MOVE, asked, reply, asked.deliver_at_ms, leaver=leaver))
         except DelaydError as error:
             answer(error)
 

@@ -20,7 +20,7 @@ from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import Answer, MessageRequests
-from delayd.delay.ending.requested import Whole, Wish
+from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import Decided, Intake, OpenGroup
 from delayd.delay.keys.index import KeyIndex, Named, TakenNames, View, Watch
@@ -75,12 +75,12 @@ class Endings:
         Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
         """
         self._fence.check()
-        self.requests.take(Whole(Wish.CANCEL, asked, Reply(answer), subject=subject))
+        self.requests.take(Whole(RequestWish.CANCEL, asked, Reply(answer), subject=subject))
 
     def get(self, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
         """Call back with what became of messages; raises as `cancel`."""
         self._fence.check()
-        self.requests.take(Whole(Wish.GET, asked, Reply(answer), subject=subject))
+        self.requests.take(Whole(RequestWish.GET, asked, Reply(answer), subject=subject))
 
     def reschedule(
         self,
@@ -96,7 +96,7 @@ class Endings:
         Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
         """
         self._fence.check()
-        self.requests.take(Whole(Wish.MOVE, asked, Reply(answer), wanted_at_ms, subject=subject, tries=moved_by))
+        self.requests.take(Whole(RequestWish.MOVE, asked, Reply(answer), wanted_at_ms, subject=subject, tries=moved_by))
 
     def find(self, window: Window, answer: OnFound) -> None:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
@@ -138,7 +138,7 @@ class Endings:
 
     def ask_by_key(
         self,
-        wish: Wish,
+        wish: RequestWish,
         names: Batch,
         answer: Answer,
         wanted_at_ms: Int64s | None = None,
@@ -210,10 +210,10 @@ Told = Callable[[int | DelaydError], None]
 PENDING = (MessageState.PENDING, MessageState.IN_FLIGHT)
 
 
-class _Wanted(NamedTuple):
+class _AskedBatch(NamedTuple):
     """What a request wants."""
 
-    wish: Wish
+    wish: RequestWish
     batch: Batch
     at_ms: Int64s | None
     tries: Tries | None
@@ -230,7 +230,7 @@ class KeyedRequests:
 
     def ask(
         self,
-        wish: Wish,
+        wish: RequestWish,
         batch: Batch,
         answer: Answer,
         wanted_at_ms: Int64s | None = None,
@@ -245,9 +245,9 @@ class KeyedRequests:
         reply: Reply[AnswerRows] = Reply(answer)
         with reply.begins():
             self._requests.begin(reply, batch.count, wanted_at_ms, tries)
-            self._look_up(_Wanted(wish, batch, wanted_at_ms, tries), reply)
+            self._look_up(_AskedBatch(wish, batch, wanted_at_ms, tries), reply)
 
-    def _look_up(self, wanted: _Wanted, reply: Reply[AnswerRows]) -> None:
+    def _look_up(self, wanted: _AskedBatch, reply: Reply[AnswerRows]) -> None:
         self._taken.check()
         watch, view = self._taken.begin()
         reply.holds(partial(self._taken.end, watch))
@@ -255,7 +255,7 @@ class KeyedRequests:
         self._worker.submit(work, partial(self._found, wanted, watch, reply), Priority.DUE)
 
     def _found(
-        self, wanted: _Wanted, watch: Watch, reply: Reply[AnswerRows], done: Done[tuple[AskedNames, Newest]]
+        self, wanted: _AskedBatch, watch: Watch, reply: Reply[AnswerRows], done: Done[tuple[AskedNames, Newest]]
     ) -> None:
         with reply.goes_on():
             try:
@@ -272,7 +272,7 @@ class KeyedRequests:
                 self._taken.end(watch)
                 self._owned.admit(slots, partial(self._admitted, wanted, reply))
 
-    def _admitted(self, wanted: _Wanted, reply: Reply[AnswerRows], error: DelaydError | None) -> None:
+    def _admitted(self, wanted: _AskedBatch, reply: Reply[AnswerRows], error: DelaydError | None) -> None:
         """Meta has said who owns the keys (rule I4)."""
         with reply.goes_on():
             if error is not None:
@@ -329,7 +329,7 @@ class PendingKeys:
         # A row is filed in the hour of its due instant, or of its acceptance when that is later.
         accepted_at_ms = piece["hour"].astype(np.int64) * HOUR_MS
         asked = Asked(piece["sequence"].copy(), piece["deliver_at_ms"].copy(), accepted_at_ms)
-        self._requests.take(Whole(Wish.GET, asked, Reply(partial(self._answered, count))))
+        self._requests.take(Whole(RequestWish.GET, asked, Reply(partial(self._answered, count))))
 
     def _answered(self, count: _Count, answers: AnswerRows | DelaydError) -> None:
         with count.reply.goes_on():

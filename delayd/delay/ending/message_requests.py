@@ -26,7 +26,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId, Int64s
 from delayd.batch.sequences import Indices, Pile
 from delayd.delay.ending.copies import COPY_ROWS, Copied, copy_rows
-from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, WAITS_MAX, Leads, Requested, Whole, Wish
+from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, WAITS_MAX, ReceiptLeads, Requested, RequestWish, Whole
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
 from delayd.delay.keys.index import Named
@@ -69,7 +69,7 @@ class MessageRequests:
         self._durable: list[OpenCommit] = []
         self._copies = 0  # Under way, or waiting for their commit.
         self._to_copy: deque[Requested] = deque()
-        self._leads = Leads()
+        self._leads = ReceiptLeads()
 
     @property
     def waiting(self) -> bool:
@@ -115,7 +115,7 @@ class MessageRequests:
 
     def ask_named(
         self,
-        wish: Wish,
+        wish: RequestWish,
         named: Named,
         wanted_at_ms: Int64s | None,
         reply: Reply[AnswerRows],
@@ -125,7 +125,7 @@ class MessageRequests:
         asked = named.rows()
         if wanted_at_ms is not None:
             _check_agree(asked, wanted_at_ms)
-        self._begin(Whole(wish, asked, reply, wanted_at_ms, named, tries=None if wish is Wish.GET else tries))
+        self._begin(Whole(wish, asked, reply, wanted_at_ms, named, tries=None if wish is RequestWish.GET else tries))
 
     def _check(self, wanted_at_ms: Int64s | None, tries: Tries | MoveTry | None) -> None:
         if tries is not None:
@@ -166,7 +166,7 @@ class MessageRequests:
 
     def _begin_one(self, piece: Whole) -> None:
         request = Requested(piece, self._ledger.hours.subjects)
-        if request.wish is Wish.MOVE:
+        if request.wish is RequestWish.MOVE:
             request.reply.tells(request.so_far)
         request.pin(self._producers)
         self._look(request)
@@ -180,7 +180,7 @@ class MessageRequests:
                 self._begin_next_soon(whole)
             else:
                 whole.reply.end(whole.answers)
-        elif whole.is_begun and whole.wish is not Wish.GET:
+        elif whole.is_begun and whole.wish is not RequestWish.GET:
             # Rows of earlier pieces have ended, so the request can't be refused.
             whole.reply.end(whole.ask_again())
         else:
@@ -206,10 +206,10 @@ class MessageRequests:
             states = self._ledger.states(request.look)
             if request.is_about_others(states.answers, self._leads, self._producers):
                 self._look(request)
-            elif request.wish is Wish.GET:
+            elif request.wish is RequestWish.GET:
                 if not self._looks_anew(request, states):
                     self._answer(request, states.answers)
-            elif request.wish is Wish.MOVE:
+            elif request.wish is RequestWish.MOVE:
                 self._to_copy.append(request)
                 self._copy_next()
             else:
@@ -329,7 +329,7 @@ class MessageRequests:
         states.answers["decided_at_ms"][again] = commit.decided_at_ms
         if self._looks_anew(request, states):
             self._give_up_copy(request)
-        elif request.wish is Wish.CANCEL:
+        elif request.wish is RequestWish.CANCEL:
             commit.cancel(request, states)
         elif not commit.move(request, states):
             self._copy_again(request, states, commit)
@@ -377,7 +377,7 @@ class MessageRequests:
             for moved in commit.moves:
                 self._moved(moved, commit.decided_at_ms)
 
-    def _moved(self, moved: Moved, decided_at_ms: int) -> None:
+    def _moved(self, moved: MovedByCommit, decided_at_ms: int) -> None:
         """Go on with a request of which rows were moved."""
         request = moved.request
         is_done = request.was_moved(moved.base_sequence, decided_at_ms, self._leads)
@@ -419,7 +419,7 @@ MOVED_ROWS_MAX = COPY_ROWS  # In one commit, and so are these.
 MOVED_BYTES_MAX = 12 << 20
 
 
-class Moved(NamedTuple):
+class MovedByCommit(NamedTuple):
     """A request of which rows are moved by a commit."""
 
     request: Requested
@@ -432,7 +432,7 @@ class OpenCommit:
     def __init__(self, group: OpenGroup, ledger: Ledger) -> None:
         self.decided_at_ms = group.appended_at_ms
         self.answers: list[tuple[Requested, AnswerRows]] = []
-        self.moves: list[Moved] = []
+        self.moves: list[MovedByCommit] = []
         self._ledger = ledger
         self._next_sequence = group.next_sequence  # Of the next row that is moved.
         self._parts: list[EndedRows] = []  # Each rises in sequence.
@@ -485,7 +485,7 @@ class OpenCommit:
         rising = np.argsort(copied.rows)
         chosen = copied.rows.take(rising)
         ended = self._claim(request, chosen, states, Reason.MOVED if leaver is None else Reason.DRAINED)
-        self.moves.append(Moved(request, self._next_sequence))
+        self.moves.append(MovedByCommit(request, self._next_sequence))
         if leaver is None:
             ended["other"] = np.uint64(self._next_sequence) + rising.astype(np.uint64)
             ended["other_at_ms"] = batch.int64s(ColumnId.DELIVER_AT_MS).take(rising)

@@ -72,7 +72,7 @@ Bools = NDArray[np.bool_]
 Lead = tuple[int, int, int]  # Sequence, due instant and instant of acceptance: what a receipt says.
 
 
-class Wish(Enum):
+class RequestWish(Enum):
     """What a request wants of its rows."""
 
     CANCEL = "cancel"
@@ -97,7 +97,7 @@ class Leaver(NamedTuple):
 class Whole:
     """A request as it came; a large one is done in pieces, one after the other."""
 
-    wish: Wish
+    wish: RequestWish
     asked: Asked
     reply: Reply[AnswerRows]
     wanted_at_ms: Int64s | None = None  # Where its rows are to be moved.
@@ -176,7 +176,7 @@ class Requested:
     @property
     def is_overdue(self) -> bool:
         """Whether it has waited long enough for rows that take its keys, and can be decided before them."""
-        return self.waits == WAITS_MAX and self.wish is Wish.CANCEL
+        return self.waits == WAITS_MAX and self.wish is RequestWish.CANCEL
 
     @property
     def meets_closing(self) -> bool:
@@ -195,7 +195,7 @@ class Requested:
 
     # Which rows it is about.
 
-    def rows(self, leads: Leads, producers: Producers) -> Wanted:
+    def rows(self, leads: ReceiptLeads, producers: Producers) -> Wanted:
         """The rows that it is about now, to be looked for."""
         # A move that is asked for again looks at each row on the way: where a receipt leads now says nothing of it.
         if self.steps == 0 and self.leaver is None and not self._moves_since(producers):
@@ -205,7 +205,7 @@ class Requested:
         self.wanted.of_subject = self._of_subject
         return self.wanted
 
-    def is_about_others(self, states: AnswerRows, leads: Leads, producers: Producers) -> bool:
+    def is_about_others(self, states: AnswerRows, leads: ReceiptLeads, producers: Producers) -> bool:
         """Whether other rows stand for its messages by now, which are to be looked for."""
         return self.pin(producers) or self._renew() or self._follow(states, leads, producers)
 
@@ -230,10 +230,10 @@ class Requested:
         # An instant of the filing hour serves as that of the acceptance.
         begins = rows["hour"].astype(np.int64) * HOUR_MS
         columns = (rows["sequence"], rows["deliver_at_ms"], np.where(rows["deliver_at_ms"] < begins, begins, 0))
-        if self.wish is Wish.MOVE:
+        if self.wish is RequestWish.MOVE:
             columns = (rows["other"], rows["other_at_ms"], rows["decided_at_ms"])
         self._take(new, Asked._make(columns))
-        if self.wish is Wish.MOVE:
+        if self.wish is RequestWish.MOVE:
             self.done |= new
         return True
 
@@ -245,7 +245,7 @@ class Requested:
         newer = (newest.sequences > self.asked.sequences) & ~self._pinned
         return self._step(newer, newest)
 
-    def _follow(self, states: AnswerRows, leads: Leads, producers: Producers) -> bool:
+    def _follow(self, states: AnswerRows, leads: ReceiptLeads, producers: Producers) -> bool:
         """Go on with the rows that took the place of moved ones, if there are any and it was not done too often.
 
         A move by receipt goes no further than to a row that one of its tries has made, and is done there. Say row 5 is
@@ -318,7 +318,7 @@ class Requested:
         self.done |= stay
         self.stay |= stay
 
-    def was_moved(self, base_sequence: int, decided_at_ms: int, leads: Leads) -> bool:
+    def was_moved(self, base_sequence: int, decided_at_ms: int, leads: ReceiptLeads) -> bool:
         """Its copied rows stand for their messages now; whether all of its rows are done."""
         assert self.copied is not None and self.copied.batch is not None, "rows were copied"
         number = np.full(len(self.wanted), -1, np.int64)
@@ -345,9 +345,9 @@ class Requested:
         told = states.take(self.order)
         asked = self.asked
         told["sequence"], told["accepted_at_ms"] = asked.sequences, asked.accepted_at_ms
-        if self.wish is Wish.CANCEL:
+        if self.wish is RequestWish.CANCEL:
             told["answer"] = _ANSWERS.take(told["state"])
-        elif self.wish is Wish.MOVE:
+        elif self.wish is RequestWish.MOVE:
             moved = self.done & ~self.stay
             told[moved] = 0
             told["state"][moved] = MessageState.PENDING if self.leaver is None else MessageState.DRAINED
@@ -371,7 +371,7 @@ class Requested:
         return self.answers(self.in_flight()) if (self.done & ~self.stay).any() else None
 
 
-class Leads:
+class ReceiptLeads:
     """Receipts of earlier rows, each with that of a newer row, so that the next request need not read the outcome of
     each row between; belongs to the loop. All of it may be forgotten: the outcomes say it again.
     """

@@ -33,7 +33,7 @@ from delayd.delay.filing.log_range import HandedOver, sort_handed_over
 from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
-from delayd.delay.keys.index import Frozen, KeyIndex, Written
+from delayd.delay.keys.index import Frozen, KeyIndex, WrittenKeys
 from delayd.delay.producers import Producers
 from delayd.delay.state_values import ENDED_KEY, TARGET_PREFIX
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
@@ -59,7 +59,7 @@ CALM_BYTES = 4 << 20
 Evidence = Callable[[], ClockEvidence]
 
 
-class Books(NamedTuple):
+class AuditWord(NamedTuple):
     """The part of a checkpoint that only the audit reads (rules S5, S7)."""
 
     skipped: tuple[Skipped, ...]  # Sequences that an operator's decision left unused.
@@ -71,14 +71,14 @@ class Books(NamedTuple):
     links: list[Value]  # For each target its log_id, and ``settled_ms`` and ``waits`` for the rows that wait for it.
 
 
-class Told:
+class CheckpointValues:
     """The values, besides its hours, that a checkpoint puts into the state and removes from it; merged beside the
     loop.
     """
 
     def __init__(
         self,
-        owed: Told | None,
+        owed: CheckpointValues | None,
         producers: dict[bytes, bytes],
         gone: set[bytes],
         notes: dict[bytes, int],
@@ -109,7 +109,7 @@ class Told:
         return self._merged
 
 
-NOTHING_TOLD = Told(None, {}, set(), {}, {}, ())
+NOTHING_TOLD = CheckpointValues(None, {}, set(), {}, {}, ())
 COLLECTED = object()
 
 
@@ -119,9 +119,9 @@ class Facts(NamedTuple):
     stop: Mark
     next_sequence: int
     appended_at_ms: int
-    told: Told
+    told: CheckpointValues
     ends: dict[int, OutcomeEnd]
-    books: Books
+    books: AuditWord
     owed: Callable[[], bytes]
     keys: Frozen
 
@@ -135,7 +135,7 @@ class Filed(NamedTuple):
     beside: HourRows
     damage: dict[int, DamagedData]
     unpublished: DataError | OSError | None
-    keys: Written
+    keys: WrittenKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Checkpointer:
         moved: Iterable[int],
         handed_over: list[HandedOver],
         ended: Callable[[bool], None],
-        books: Books,
+        books: AuditWord,
         forgotten: Iterable[bytes] = (),
         owed_rows: Callable[[], bytes] = bytes,
     ) -> None:
@@ -266,7 +266,7 @@ class Checkpointer:
         # If a producer were forgotten too early, its retried batches would be accepted twice (rule T1).
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         owed, self._owed = self._owed, NOTHING_TOLD
-        told = Told(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
+        told = CheckpointValues(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
         facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books, owed_rows, self._keys.freeze())
         # Only the loop may read a producer's batches; all else is packed beside the loop.
         self.collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)

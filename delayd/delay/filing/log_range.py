@@ -34,7 +34,7 @@ PIECE_WORDS = 128 << 10  # Words copied in one call: they stay in the processor'
 Rising = NDArray[np.intp]
 
 
-class Items(NamedTuple):
+class RegionItems(NamedTuple):
     """The items of one region, one a row: 64-bit words, which begin behind the words of the row before, and exact
     lengths in bytes.
     """
@@ -66,7 +66,7 @@ class _Places(NamedTuple):
     length: NDArray[np.uint32]
 
 
-class _Window(NamedTuple):
+class _ReadAhead(NamedTuple):
     """Neighbouring groups that are read at once: their offsets, one checksum over all, and the number of their first
     row.
     """
@@ -91,7 +91,7 @@ class LogRange:
     ) -> None:
         self._log = log
         self._give_way = give_way
-        self._windows: list[_Window] = []
+        self._windows: list[_ReadAhead] = []
         self._regions = KIND_COLUMNS[BatchKind.SCHEDULE].regions
         self._places: dict[ColumnId, _Places] = {}  # For each of these regions in which a row has an item.
         self._kept = KIND_COLUMNS[BatchKind.SCHEDULE].kept
@@ -110,7 +110,7 @@ class LogRange:
             checksum = 0
             for group in window:
                 checksum = crc32c(group.buffer, checksum)
-            self._windows.append(_Window(window[0].header.offset, window[-1].end, checksum, at))
+            self._windows.append(_ReadAhead(window[0].header.offset, window[-1].end, checksum, at))
             at = self._index(window, at)
             give_way()
         assert at == count, f"the range holds {at} rows, {count} are pending"
@@ -168,7 +168,7 @@ class LogRange:
             if column in self._places:
                 self._places[column].length[gone] = 0
 
-    def copy(self, rows: Rising, order: Rising) -> dict[ColumnId, Items]:
+    def copy(self, rows: Rising, order: Rising) -> dict[ColumnId, RegionItems]:
         """Copy the items of ``rows`` in each region, in the heap's order; the i-th item is that of row
         ``rows[order[i]]``.
 
@@ -189,7 +189,7 @@ class LogRange:
                     region.fill(words, window.start, low, high)
         return {column: region.items() for column, region in regions.items()}
 
-    def _read(self, window: _Window) -> NDArray[np.uint64]:
+    def _read(self, window: _ReadAhead) -> NDArray[np.uint64]:
         """Read and verify the bytes of a window, valid until the next one is read; a segment may end within it."""
         size = window.end - window.start
         if len(self._words) < size >> 3:
@@ -270,8 +270,8 @@ class _Region:
                 rows = order[at : min(last, at + step)]
                 written[target.take(rows)] = read[source.take(rows)]
 
-    def items(self) -> Items:
-        return Items(self._words, self._ends, self._lengths)
+    def items(self) -> RegionItems:
+        return RegionItems(self._words, self._ends, self._lengths)
 
 
 def _runs_of(words: NDArray[np.uint64], size: int) -> NDArray[np.void]:

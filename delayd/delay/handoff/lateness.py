@@ -23,7 +23,7 @@ _Frame = tuple[
 ]  # When it was acknowledged, when its rows were due, and when it was appended.
 
 
-class Second:
+class LateSecond:
     """The messages of one second."""
 
     __slots__ = ("counts", "ms_max", "second")
@@ -49,7 +49,7 @@ class Lateness:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._noted: list[_Frame] = []
-        self._seconds: deque[Second] = deque()  # Those with messages, oldest first.
+        self._seconds: deque[LateSecond] = deque()  # Those with messages, oldest first.
 
     def note(self, due_ms: Sequence[Int64s], appended_at_ms: int) -> None:
         """Take rows of one frame by when they were due; the target appended all of them at once."""
@@ -62,11 +62,11 @@ class Lateness:
         for second, frames in groupby(noted, lambda frame: frame[0] // 1_000):
             if not self._seconds or self._seconds[-1].second != second:
                 self._forget(second)
-                self._seconds.append(Second(second))
+                self._seconds.append(LateSecond(second))
             late_ms = [appended_at_ms - due for _, dues, appended_at_ms in frames for due in dues]
             self._seconds[-1].add(late_ms[0] if len(late_ms) == 1 else np.concatenate(late_ms))
 
-    def last(self) -> list[Second]:
+    def last(self) -> list[LateSecond]:
         """What was counted in the last ten seconds."""
         self._count()
         self._forget(self._clock.monotonic_ms() // 1_000)

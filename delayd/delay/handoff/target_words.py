@@ -120,7 +120,7 @@ def _log_id(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
 
 
-class Counted(NamedTuple):
+class TargetCount(NamedTuple):
     """How a target was counted: the highest offset, 0 for none, and whether its counting had been begun anew before."""
 
     offset: int
@@ -181,15 +181,15 @@ class TargetEnds:
         """Take an offset that is about to be recorded in a dispatch log."""
         self._ends[target] = max(self.of(target), offset)
 
-    def reset(self, target: int) -> Counted:
+    def reset(self, target: int) -> TargetCount:
         """Count a target anew because an operator accepts it as it is (rule H7). Returns the count before, for
         `take_back`.
         """
-        before = Counted(self._ends.pop(target, 0), target in self._accepted)
+        before = TargetCount(self._ends.pop(target, 0), target in self._accepted)
         self._accepted.add(target)
         return before
 
-    def take_back(self, target: int, before: Counted) -> None:
+    def take_back(self, target: int, before: TargetCount) -> None:
         """An operator's decision could not be stored: the count before it is valid again."""
         if not before.anew:
             self._accepted.discard(target)

@@ -15,7 +15,7 @@ from functools import partial
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import ORIGIN_REFUSALS, Link
-from delayd.delay.handoff.target_words import AcceptedTarget, Counted, Refusers, TargetEnds, TargetWords
+from delayd.delay.handoff.target_words import AcceptedTarget, Refusers, TargetCount, TargetEnds, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
@@ -152,7 +152,7 @@ class Targets:
                 pairs.puts.append(self._refusers.accepting(log_id))
             self._commit(pairs, partial(said, before))
 
-        def said(before: Counted, refused: DelaydError | None) -> None:
+        def said(before: TargetCount, refused: DelaydError | None) -> None:
             if restored:
                 link.go_on()
             if refused is not None:

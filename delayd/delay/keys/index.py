@@ -37,8 +37,8 @@ from delayd.delay.keys.run import (
     Index,
     KeyedRows,
     Newest,
+    OpenRun,
     Rows,
-    Run,
     merge,
     new_entries,
     open_run,
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
     """The index as a start found it; ``damage`` says why it is not whole."""
 
     known: KnownRuns
-    runs: list[Run]
+    runs: list[OpenRun]
     damage: DamagedData | None
 
 
@@ -77,7 +77,7 @@ class View(NamedTuple):
 
     hasher: Hasher
     parts: tuple[Entries, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[OpenRun, ...]
 
     def asked(self, names: Names) -> AskedNames:
         """Names to be looked up; they are packed."""
@@ -124,11 +124,11 @@ class Frozen:
     number: int
 
 
-class Written(NamedTuple):
+class WrittenKeys(NamedTuple):
     """What a checkpoint wrote: the state's new value, and the run of the frozen parts, None when they were empty."""
 
     known: KnownRuns
-    run: Run | None
+    run: OpenRun | None
 
 
 class KeyIndex:
@@ -142,7 +142,7 @@ class KeyIndex:
         self._filed_hours = filed_hours
         self._next_number = found.known.next_number
         self._named = {run.number for run in found.known.runs}  # Files that the state names.
-        self._obsolete: list[Run] = []  # Merged into others; their files stay while the state names them.
+        self._obsolete: list[OpenRun] = []  # Merged into others; their files stay while the state names them.
         self._frozen: tuple[Entries, ...] = ()
         self._parts: list[Entries] = []
         self._compacting = self._merging = False
@@ -187,7 +187,7 @@ class KeyIndex:
         runs = tuple(run.name for run in self._runs)
         return Frozen(self._frozen, KnownRuns(self._hasher.seed, self._next_number, runs), number)
 
-    def write(self, frozen: Frozen) -> Written:
+    def write(self, frozen: Frozen) -> WrittenKeys:
         """Write what was frozen, durable on return; on the worker thread.
 
         Raises:
@@ -196,19 +196,19 @@ class KeyIndex:
         """
         entries = merge(frozen.parts)
         if not len(entries):
-            return Written(frozen.known, None)
+            return WrittenKeys(frozen.known, None)
         site = self._site
         header = FileHeader(FileKind.KEYS, site.log_id, 0, frozen.number, site.clock.now_ms())
         name = write_run(site.disk, site.folder, header, self._hasher.seed, entries, site.worker.give_way)
         run = open_written(site, self._hasher.seed, name)
-        return Written(frozen.known._replace(runs=(*frozen.known.runs, name)), run)
+        return WrittenKeys(frozen.known._replace(runs=(*frozen.known.runs, name)), run)
 
-    def abandon(self, written: Written) -> None:
+    def abandon(self, written: WrittenKeys) -> None:
         """Remove what a checkpoint wrote that the state does not name; on the worker thread."""
         if written.run is not None:
             _remove(self._site, [written.run])
 
-    def counted(self, written: Written) -> None:
+    def counted(self, written: WrittenKeys) -> None:
         """The state names what a checkpoint wrote: the run takes the place of the frozen parts."""
         if written.run is not None and self.damage is None:
             self._frozen = ()
@@ -240,7 +240,7 @@ class KeyIndex:
         """How names are hashed here."""
         return self._hasher
 
-    def rebuilt(self, runs: list[Run]) -> None:
+    def rebuilt(self, runs: list[OpenRun]) -> None:
         """Take runs that were made anew; with the rows in memory they are the whole index."""
         self._obsolete += self._runs
         self._runs = runs
@@ -283,7 +283,7 @@ class KeyIndex:
         job = partial(_merge_runs, self._site, self._hasher, runs, number, kept)
         self._site.worker.submit(job, partial(self._merged, runs), Priority.SPARE)
 
-    def _merged(self, runs: list[Run], done: Done[Run]) -> None:
+    def _merged(self, runs: list[OpenRun], done: Done[OpenRun]) -> None:
         self._merging = False
         try:
             merged = done.result()
@@ -321,7 +321,7 @@ def open_index(disk: Disk, folder: str, log_id: int, known: KnownRuns) -> Opened
 def _open_runs(disk: Disk, folder: str, log_id: int, known: KnownRuns) -> Opened:
     if not known.whole:
         return Opened(known, [], DamagedData(f"{folder}/{FOLDER}", 0, "the index of keys was not made again yet"))
-    runs: list[Run] = []
+    runs: list[OpenRun] = []
     for name in known.runs:
         try:
             runs.append(open_run(disk, folder, log_id, known.seed, name))
@@ -333,7 +333,7 @@ def _open_runs(disk: Disk, folder: str, log_id: int, known: KnownRuns) -> Opened
     return Opened(known, runs, None)
 
 
-def open_written(site: Site, seed: int, name: RunName) -> Run:
+def open_written(site: Site, seed: int, name: RunName) -> OpenRun:
     """Open a run that was just written; one that can't be opened is removed.
 
     Raises:
@@ -346,7 +346,7 @@ def open_written(site: Site, seed: int, name: RunName) -> Run:
         raise
 
 
-def merged_pieces(runs: Sequence[Run], hasher: Hasher, kept_hours: Hours | None) -> Iterator[Entries]:
+def merged_pieces(runs: Sequence[OpenRun], hasher: Hasher, kept_hours: Hours | None) -> Iterator[Entries]:
     """The newest entry of each name out of runs, in pieces, sorted as a whole.
 
     With ``kept_hours`` entries of all other hours are left out: their logs are deleted. That is right only when no
@@ -382,7 +382,7 @@ def merged_pieces(runs: Sequence[Run], hasher: Hasher, kept_hours: Hours | None)
             return
 
 
-def _merge_runs(site: Site, hasher: Hasher, runs: Sequence[Run], number: int, kept_hours: Hours | None) -> Run:
+def _merge_runs(site: Site, hasher: Hasher, runs: Sequence[OpenRun], number: int, kept_hours: Hours | None) -> OpenRun:
     header = FileHeader(FileKind.KEYS, site.log_id, 0, number, site.clock.now_ms())
     entries_max = sum(map(len, runs))
     pieces = merged_pieces(runs, hasher, kept_hours)
@@ -399,7 +399,7 @@ def _first_to_merge(sizes: list[int]) -> int | None:
     return first if 0 <= first < len(sizes) - 1 else None
 
 
-def _remove(site: Site, runs: list[Run]) -> None:
+def _remove(site: Site, runs: list[OpenRun]) -> None:
     for run in runs:
         run.close()
         site.disk.remove(run.path)

@@ -241,7 +241,7 @@ PIECE_ENTRIES = 64 << 10  # Entries written or merged in one go, about 4 MiB: 10
 GiveWay = Callable[[], None]
 
 
-class Run:
+class OpenRun:
     """An open run; any thread may look up in it."""
 
     def __init__(self, file: RunFile) -> None:
@@ -437,7 +437,7 @@ def write_pieces(
         raise
 
 
-def open_run(disk: Disk, folder: str, log_id: int, seed: int, name: RunName) -> Run:
+def open_run(disk: Disk, folder: str, log_id: int, seed: int, name: RunName) -> OpenRun:
     """Open a run that the state names, and read its tables.
 
     Raises:
@@ -455,7 +455,7 @@ def open_run(disk: Disk, folder: str, log_id: int, seed: int, name: RunName) -> 
         if found.header.seed != seed:
             raise DamagedData(path, HEADER_AT, "its keys are hashed with another seed")
         file.keep_open(True)  # Runs are few, and a removed one is still read.
-        return Run(found)
+        return OpenRun(found)
     except UnfinishedFile:
         file.close()
         raise DamagedData(path, 0, "its writing did not finish") from None

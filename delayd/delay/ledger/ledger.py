@@ -41,8 +41,8 @@ from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.ledger.files import STATE_OF_REASON, HourPlace, HourReader, LookedUp
 from delayd.delay.ledger.owed import Owed
-from delayd.delay.ledger.wanted import Outside, Run, Wanted, sort_rows
-from delayd.delay.quarantine import Kind, Quarantine
+from delayd.delay.ledger.wanted import Outside, SortedRows, Wanted, sort_rows
+from delayd.delay.quarantine import Quarantine, SetAsideKind
 from delayd.delay.rows import Rows, hour_span, join_rows, new_rows, without
 from delayd.delay.timers.loading import Hours
 from delayd.errors import DelaydError
@@ -86,7 +86,7 @@ class Holder(Protocol):
         """
 
 
-class Handoff(Holder, Protocol):
+class HandedOut(Holder, Protocol):
     """The part that hands rows over to targets."""
 
     def in_flight(self) -> Iterator[Rows]:
@@ -143,7 +143,7 @@ class States(NamedTuple):
 class Ledger:
     """The rows that have ended, and the gates; belongs to the loop."""
 
-    handoff: Handoff  # Both are set once, before anybody asks.
+    handoff: HandedOut  # Both are set once, before anybody asks.
     held: Holder
 
     def __init__(
@@ -290,7 +290,7 @@ class Ledger:
         if len(self._to_sort) == 1:
             worker.submit(partial(sort_rows, arrays), self._sorted, Priority.DUE)
 
-    def _sorted(self, done: Done[list[Run]]) -> None:
+    def _sorted(self, done: Done[list[SortedRows]]) -> None:
         self._outside.take(done.result())
         waiting, self._to_sort = self._to_sort, []
         for go_on in waiting:
@@ -473,13 +473,13 @@ class Ledger:
     def _set_aside(self, wanted: Wanted, places: RowPlaces) -> None:
         """Nobody can tell now what became of rows of some hours: they are asked about again later."""
         entries = [(entry.kind, entry.hour) for entry in self._quarantine if entry.hour is not None]
-        unknown = {hour for kind, hour in entries if kind is Kind.DISPATCH}
+        unknown = {hour for kind, hour in entries if kind is SetAsideKind.DISPATCH}
         unknown.update(self.hours.loading)
         if unknown:
             has_ended = np.isin(places, (RowPlace.ENDED, RowPlace.ENDING))
             places[_is_of(wanted, unknown) & ~has_ended] = RowPlace.IN_FLIGHT
         # Rows of which only the bodies can't be read are held, and so in memory: what is nowhere is not among them.
-        damaged = {hour for kind, hour in entries if kind is Kind.SCHEDULE}
+        damaged = {hour for kind, hour in entries if kind is SetAsideKind.SCHEDULE}
         if damaged:
             places[_is_of(wanted, damaged) & (places == RowPlace.NOWHERE)] = RowPlace.IN_FLIGHT
 

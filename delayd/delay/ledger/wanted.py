@@ -188,7 +188,7 @@ SORT_FROM_ROWS = 65_536  # So many rows may be searched as they are, in some 200
 RUN_ROWS_MAX = 262_144  # The worker sorts so many at a time, in some 20 ms.
 
 
-class Found(NamedTuple):
+class RowsAt(NamedTuple):
     """Wanted rows that stand in one array."""
 
     array: Rows
@@ -197,7 +197,7 @@ class Found(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)  # Each is itself only: its arrays are not compared.
-class Run:
+class SortedRows:
     """Rows of several arrays by rising sequence."""
 
     arrays: list[ReferenceType[Rows]]
@@ -212,7 +212,7 @@ class _Known(NamedTuple):
     """An array that was sorted."""
 
     array: ReferenceType[Rows]
-    run: Run
+    run: SortedRows
     number: int  # Among the arrays of the run.
 
 
@@ -220,7 +220,7 @@ class Outside:
     """Belongs to the loop; `sort_rows` may run beside it."""
 
     def __init__(self) -> None:
-        self._runs: list[Run] = []
+        self._runs: list[SortedRows] = []
         self._known: dict[int, _Known] = {}  # By id of an array.
 
     def unsorted(self, arrays: Sequence[Rows]) -> list[Rows]:
@@ -234,7 +234,7 @@ class Outside:
         again = [rows for run in short for each in run.arrays if (rows := each()) is not None and self._has(rows, run)]
         return left + again
 
-    def take(self, runs: Sequence[Run]) -> None:
+    def take(self, runs: Sequence[SortedRows]) -> None:
         """Take what `sort_rows` has made of `unsorted` arrays."""
         for run in runs:
             self._runs.append(run)
@@ -247,7 +247,7 @@ class Outside:
                 self._known[id(rows)] = _Known(each, run, number)
         self._runs = [run for run in self._runs if run.left]
 
-    def find(self, wanted: Wanted, arrays: Sequence[Rows]) -> Iterator[Found]:
+    def find(self, wanted: Wanted, arrays: Sequence[Rows]) -> Iterator[RowsAt]:
         """The wanted rows that stand in some arrays."""
         self._forget_but(arrays)
         for run in self._runs:
@@ -256,9 +256,9 @@ class Outside:
             if id(rows) not in self._known:
                 at, found = wanted.find(rows)
                 if len(found):
-                    yield Found(rows, at, found)
+                    yield RowsAt(rows, at, found)
 
-    def _find_in(self, run: Run, wanted: Wanted) -> Iterator[Found]:
+    def _find_in(self, run: SortedRows, wanted: Wanted) -> Iterator[RowsAt]:
         # A row may stand in an array that is gone, and in one that has taken its place: then it stands here twice.
         for left, at in find_each(run.sequences, wanted.sequences):
             numbers = run.array_of.take(at)
@@ -272,9 +272,9 @@ class Outside:
                 same = found["due_ms"] == wanted.due_ms.take(names)
                 same &= found["hour"] == wanted.hours.take(names)
                 if same.any():
-                    yield Found(rows, *wanted.own(rows, places.compress(same), names.compress(same)))
+                    yield RowsAt(rows, *wanted.own(rows, places.compress(same), names.compress(same)))
 
-    def _has(self, rows: Rows, run: Run) -> bool:
+    def _has(self, rows: Rows, run: SortedRows) -> bool:
         known = self._known.get(id(rows))
         return known is not None and known.run is run and known.array() is rows
 
@@ -298,9 +298,9 @@ class Outside:
             known.run.left -= known.run.counts[known.number]
 
 
-def sort_rows(arrays: Sequence[Rows]) -> list[Run]:
+def sort_rows(arrays: Sequence[Rows]) -> list[SortedRows]:
     """Sort the rows of some arrays by their sequences, which nobody writes into; any thread may call it."""
-    runs: list[Run] = []
+    runs: list[SortedRows] = []
     some: list[Rows] = []
     for rows in arrays:
         if some and sum(map(len, some)) + len(rows) > RUN_ROWS_MAX:
@@ -312,13 +312,13 @@ def sort_rows(arrays: Sequence[Rows]) -> list[Run]:
     return runs
 
 
-def _run(arrays: Sequence[Rows]) -> Run:
+def _run(arrays: Sequence[Rows]) -> SortedRows:
     sequences = np.concatenate([rows["sequence"] for rows in arrays])
     order = np.argsort(sequences, kind="stable")
     counts = [len(rows) for rows in arrays]
     array_of = np.repeat(np.arange(len(arrays), dtype=np.int32), counts)
     row_of = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
-    return Run(
+    return SortedRows(
         [ref(rows) for rows in arrays],
         sequences.take(order),
         array_of.take(order),

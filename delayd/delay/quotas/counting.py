@@ -120,7 +120,7 @@ class _Block:
         return found
 
 
-class Counted:
+class AllCounted:
     """The rows of all counted subjects."""
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class Snapshot(NamedTuple):
 class Found(NamedTuple):
     """The result of a counting."""
 
-    rows: list[CountedRows]  # In pieces, as `Counted` takes them.
+    rows: list[CountedRows]  # In pieces, as `AllCounted` takes them.
     pending: dict[int, Pending]  # By the subject's number.
 
 

@@ -28,7 +28,7 @@ from delayd.delay.filing.checkpoint import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
 from delayd.delay.quotas.counting import (
-    Counted,
+    AllCounted,
     CountedRows,
     Counting,
     Found,
@@ -53,7 +53,7 @@ from delayd.errors import (
 from delayd.log.control import (
     NO_LIMITS,
     QUOTA_PREFIX,
-    Limits,
+    QuotaLimits,
     decode_limits,
     encode_limits,
     quota_key,
@@ -87,7 +87,7 @@ OnSet = Callable[[DelaydError | None], None]
 OnPlaces = Callable[[Int64s | DelaydError], None]
 
 
-class Tally(Pending):
+class SubjectTally(Pending):
     """What is pending for one subject, and its quota."""
 
     __slots__ = ("counted", "given", "limits", "number", "subject", "used_ms", "waiting")
@@ -107,7 +107,7 @@ class QuotaUse(NamedTuple):
     """A subject's quota, and how much of it is used."""
 
     subject: bytes
-    limits: Limits
+    limits: QuotaLimits
     counted: bool
     rows: int
     bytes: int
@@ -116,7 +116,7 @@ class QuotaUse(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class QuotaSources:
     """What the counts are derived from."""
 
     log: Log
@@ -142,14 +142,14 @@ class _Wish(NamedTuple):
     """A quota that an operator wants."""
 
     subject: bytes
-    limits: Limits
+    limits: QuotaLimits
     done: OnSet
 
 
 class _Share(NamedTuple):
     """Rows of a batch that count for one subject, before the batch is durable."""
 
-    tally: Tally
+    tally: SubjectTally
     rows: NDArray[np.intp]
     seconds: Int64s
     sizes: Int64s
@@ -158,20 +158,20 @@ class _Share(NamedTuple):
 class Quotas:
     """All quotas of a delay server."""
 
-    def __init__(self, site: Site, books: Books, horizon_ms: int) -> None:
+    def __init__(self, site: Site, books: QuotaSources, horizon_ms: int) -> None:
         self._site = site
         self._state = site.state
         self._clock = site.clock
         self._worker = site.worker
         self._books = books
         self._horizon_ms = horizon_ms
-        self._limits: dict[bytes, Limits] = {}  # Durable ones, of the whole cluster.
+        self._limits: dict[bytes, QuotaLimits] = {}  # Durable ones, of the whole cluster.
         self._peers = frozenset({site.log_id})  # The servers that share them.
-        self._tallies: dict[bytes, Tally] = {}
-        self._by_number: dict[int, Tally] = {}
+        self._tallies: dict[bytes, SubjectTally] = {}
+        self._by_number: dict[int, SubjectTally] = {}
         self._numbers: dict[bytes, int] = {}
         self._next_number = 0
-        self._rows = Counted()
+        self._rows = AllCounted()
         # By the identity of batches that are not durable yet, with the lowest number of subjects that came later.
         self._under_way: dict[int, tuple[int, list[_Share]]] = {}
         self._counting = False
@@ -231,7 +231,7 @@ class Quotas:
         if self._limits:
             log.info("quotas_shared servers=%d", len(peers))
 
-    def _share(self, limits: Limits) -> Limits:
+    def _share(self, limits: QuotaLimits) -> QuotaLimits:
         return limits.share(sorted(self._peers).index(self._site.log_id), len(self._peers))
 
     def stop(self) -> None:
@@ -240,7 +240,7 @@ class Quotas:
 
     # Requests.
 
-    def set(self, subject: bytes, limits: Limits, done: OnSet) -> None:
+    def set(self, subject: bytes, limits: QuotaLimits, done: OnSet) -> None:
         """Give a subject a quota, or take it away with `NO_LIMITS`; ``done`` is called when that is durable and in
         force.
 
@@ -419,7 +419,7 @@ class Quotas:
         if self._full:
             raise SlowDown("this server counts as many messages of subjects with a quota as it can; send again later")
         refused: list[NDArray[np.intp]] = []
-        why: tuple[Tally, str, int] | None = None
+        why: tuple[SubjectTally, str, int] | None = None
         for share in shares:
             tally = share.tally
             if not tally.limits.any:
@@ -494,7 +494,9 @@ class Quotas:
         parts = rows_of_subjects(batch, self._numbers, accepted_ms)
         return [_Share(self._by_number[number], rows, seconds, sizes) for number, rows, seconds, sizes in parts]
 
-    def _next_free_ms(self, tally: Tally, share: _Share, taken: NDArray[np.bool_], limit: str, now_ms: int) -> int:
+    def _next_free_ms(
+        self, tally: SubjectTally, share: _Share, taken: NDArray[np.bool_], limit: str, now_ms: int
+    ) -> int:
         """When the first refused row would find a place; 0 when nobody knows."""
         if limit != "per_second":
             second = tally.profile.next_from(now_ms // SECOND_MS + 1)
@@ -502,7 +504,7 @@ class Quotas:
         first = int(share.seconds[np.flatnonzero(~taken)[0]])
         return self._free_from_ms(tally, first, share.seconds.compress(taken))
 
-    def _free_from_ms(self, tally: Tally, first: int, others: Int64s) -> int:
+    def _free_from_ms(self, tally: SubjectTally, first: int, others: Int64s) -> int:
         """The begin of the first second from ``first`` on that has a place, when ``others`` are counted too; else
         0.
         """
@@ -519,7 +521,7 @@ class Quotas:
 
     # Counting.
 
-    def _when_counted(self, tally: Tally, call: OnSet) -> None:
+    def _when_counted(self, tally: SubjectTally, call: OnSet) -> None:
         if tally.counted:
             call(None)
             return
@@ -554,7 +556,7 @@ class Quotas:
             raise Stopping("this server is stopping")
         self._worker.give_way()
 
-    def _counted(self, tallies: list[Tally], done: Done[Found]) -> None:
+    def _counted(self, tallies: list[SubjectTally], done: Done[Found]) -> None:
         self._reads_from = None
         try:
             found = done.result()
@@ -582,7 +584,7 @@ class Quotas:
         self._tell(tallies, None)
         self._count()
 
-    def _tell(self, tallies: list[Tally], error: DelaydError | None) -> None:
+    def _tell(self, tallies: list[SubjectTally], error: DelaydError | None) -> None:
         """Call those who wait for these subjects; those of subjects that are to be counted anew wait on."""
         waiting: list[OnSet] = []
         for tally in tallies:
@@ -595,18 +597,18 @@ class Quotas:
         for call in waiting:
             call(error)
 
-    def _tally(self, subject: bytes) -> Tally:
+    def _tally(self, subject: bytes) -> SubjectTally:
         tally = self._tallies.get(subject)
         if tally is None:
             # A number is never given again: rows of an earlier tally may still be on their way.
-            tally = self._tallies[subject] = Tally(subject, self._next_number, self._clock.monotonic_ms())
+            tally = self._tallies[subject] = SubjectTally(subject, self._next_number, self._clock.monotonic_ms())
             self._numbers[subject] = self._next_number
             self._by_number[self._next_number] = tally
             self._next_number += 1
             self._books.intake.gate = self
         return tally
 
-    def _begin_anew(self, tallies: list[Tally]) -> list[Tally]:
+    def _begin_anew(self, tallies: list[SubjectTally]) -> list[SubjectTally]:
         """Count subjects from nothing on: a new number tells the rows of each from those that were counted before."""
         self._drop(tallies)
         begun = [self._tally(tally.subject) for tally in tallies]
@@ -614,19 +616,19 @@ class Quotas:
             again.limits, again.waiting, again.given = tally.limits, tally.waiting, tally.given
         return begun
 
-    def _drop_unused(self, tally: Tally) -> None:
+    def _drop_unused(self, tally: SubjectTally) -> None:
         """Count a subject no more that has no quota, if nobody waits until it is counted."""
         if tally.subject not in self._limits and not tally.waiting:
             self._drop([tally])
 
-    def _drop(self, tallies: list[Tally]) -> None:
+    def _drop(self, tallies: list[SubjectTally]) -> None:
         for tally in tallies:
             del self._tallies[tally.subject], self._numbers[tally.subject], self._by_number[tally.number]
         if self._tallies:
             self._rows.forget(*(tally.number for tally in tallies))
         else:
             # Nothing is counted: no batch needs a look, nor do those that are under way.
-            self._rows = Counted()
+            self._rows = AllCounted()
             self._books.intake.gate = None
             self._under_way.clear()
 
@@ -638,7 +640,7 @@ def _instant_text(instant_ms: int) -> str:
     return datetime.fromtimestamp(instant_ms / SECOND_MS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _loads(tally: Tally, first: int, count: int) -> Int64s:
+def _loads(tally: SubjectTally, first: int, count: int) -> Int64s:
     """How many messages each of ``count`` seconds has, with those that were promised an instant in it."""
     loads = tally.profile.window(first, count)
     if tally.given.count:
@@ -646,7 +648,7 @@ def _loads(tally: Tally, first: int, count: int) -> Int64s:
     return loads
 
 
-def _fits(tally: Tally, share: _Share) -> bool:
+def _fits(tally: SubjectTally, share: _Share) -> bool:
     """Whether the quota surely takes all rows, as it nearly always does."""
     limits, count = tally.limits, len(share.rows)
     if limits.pending is not None and tally.rows + count > limits.pending:
@@ -656,7 +658,7 @@ def _fits(tally: Tally, share: _Share) -> bool:
     return limits.per_second is None or int(tally.profile.at(share.seconds).max()) + count <= limits.per_second
 
 
-def _judge(tally: Tally, share: _Share) -> tuple[NDArray[np.bool_], str]:
+def _judge(tally: SubjectTally, share: _Share) -> tuple[NDArray[np.bool_], str]:
     """Which rows the quota takes, and the limit that refuses the first of the others."""
     limits, count = tally.limits, len(share.rows)
     taken = np.ones(count, np.bool_)
@@ -676,4 +678,4 @@ def _judge(tally: Tally, share: _Share) -> tuple[NDArray[np.bool_], str]:
         over = left.compress(np.cumsum(share.sizes.take(left)) > limits.pending_bytes - tally.bytes)
         taken[over], refused_by[over] = False, 3
     first = refused_by[np.flatnonzero(~taken)[0]] if not taken.all() else 0
-    return taken, ("", *Limits._fields)[first]
+    return taken, ("", *QuotaLimits._fields)[first]

@@ -170,7 +170,7 @@ PUBLISHED_OFFSETS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FiledHour:
+class TableHour:
     """An hour in the checkpoint's table: how much of its schedule log is valid."""
 
     length: int
@@ -190,7 +190,7 @@ class LinkWord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class CheckpointWord:
     """The part of a checkpoint that only the audit reads (rules S5, S7); zeros while nothing was published."""
 
     next_sequence: int = 1
@@ -199,7 +199,7 @@ class Word:
     dropped: Mapping[int, int] = field(default_factory=dict)  # By hour: filed rows that operators gave up.
     keep_from: int = 0  # Where the message log may begin.
     # How much of the files beside damaged schedule logs is valid, by hour.
-    beside: Mapping[int, FiledHour] = field(default_factory=dict)
+    beside: Mapping[int, TableHour] = field(default_factory=dict)
     seals: int = 0  # How many seals were durable; ``seals_sha256`` is the digest of the last one.
     seals_sha256: bytes = b""
     settled_ms: int = 0  # All rows that fell due before this have an outcome, except rows that a target holds up.
@@ -215,10 +215,10 @@ class ScheduleSnapshot:
     directory: Directory
     replay_offset: int
     message_stop: int
-    hours: dict[int, FiledHour]
+    hours: dict[int, TableHour]
     appended_at_ms: int  # The last stamp below the replay offset: hours that ended by then are closed (rule P5).
     outcome_ends: dict[int, int]  # Offset in each dispatch log below which everything was fsynced.
-    word: Word = field(default_factory=Word)
+    word: CheckpointWord = field(default_factory=CheckpointWord)
 
     def is_closed(self, hour: int) -> bool:
         """Whether no message can be filed in an hour any more, so that its schedule log is complete (rule P5)."""
@@ -248,7 +248,7 @@ def take_snapshot(disk: Disk, directory: Directory, *, tail: bool = True) -> Sch
         hours = filed_hours(_as(bytes, published.get("hours", b"")))
         appended_at_ms = _as(int, published.get("appended_at_ms", 0))
         outcomes = _as(bytes, published.get("outcomes", b""))
-        word = _read_word(published) if published else Word()
+        word = _read_word(published) if published else CheckpointWord()
     except (KeyError, TypeError, ValueError) as error:
         what = f"it lacks a field, or one has another type: {error!r}"
         raise DamagedData(f"{directory.path}/checkpoint", 0, what) from error
@@ -280,10 +280,10 @@ def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
     return filed is not None and filed.removed and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
 
-def filed_hours(table: bytes) -> dict[int, FiledHour]:
+def filed_hours(table: bytes) -> dict[int, TableHour]:
     """Read an hour table, by hour."""
     return {
-        hour: FiledHour(length, rows, bool(flags & SEALED), bool(flags & REMOVED), bool(flags & DEAD), last_crc32c)
+        hour: TableHour(length, rows, bool(flags & SEALED), bool(flags & REMOVED), bool(flags & DEAD), last_crc32c)
         for hour, last_crc32c, length, rows, flags in decode_hours(table).tolist()
     }
 
@@ -395,10 +395,10 @@ def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
     return counted
 
 
-def _read_word(published: Payload) -> Word:
+def _read_word(published: Payload) -> CheckpointWord:
     count, digest = (0, b"") if published["seals"] is None else _as(list, published["seals"])
     links = [_as(list, link) for link in _as(list, published["links"])]
-    return Word(
+    return CheckpointWord(
         next_sequence=_as(int, published["next_sequence"]),
         replay_crc32c=_as(int, published["replay_crc32c"]),
         skipped=_pairs(published["skipped"]),

@@ -218,7 +218,7 @@ class StoredGroup:
 
     __slots__ = ("_position", "_sizes", "_window", "header")
 
-    def __init__(self, header: GroupHeader, sizes: tuple[int, ...], window: "_Window", position: int) -> None:
+    def __init__(self, header: GroupHeader, sizes: tuple[int, ...], window: "_GroupWindow", position: int) -> None:
         self.header = header
         self._sizes = sizes
         self._window = window
@@ -299,7 +299,7 @@ def skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool = Fal
     Groups of small batches are read whole, with ``whole`` all groups: then a group is a `CommitGroup`. A group's bytes
     are in memory that the next group uses again. Raises DamagedData when a group does not check.
     """
-    window = _Window(segment, WINDOW_BYTES if whole else AHEAD_BYTES)
+    window = _GroupWindow(segment, WINDOW_BYTES if whole else AHEAD_BYTES)
     offset = segment.base_offset
     while offset < stop:
         position = segment.position(offset)
@@ -401,7 +401,7 @@ def salvage(
     or ``torn``: then bytes at the end may be an append that is under way, which is no damage.
     """
     (offset, stop), crc = bounds, previous_crc32c
-    window = _Window(segment)
+    window = _GroupWindow(segment)
     while offset < stop:
         try:
             front, header = _head(window, segment.position(offset), offset)
@@ -423,7 +423,7 @@ def salvage(
 
 def group_ends(segment: Segment, begin: int, stop: int) -> Iterator[tuple[int, int]]:
     """Where groups from ``begin`` on end, and their header's checksum, up to ``stop`` or the first damaged header."""
-    offset, window = begin, _Window(segment)
+    offset, window = begin, _GroupWindow(segment)
     while offset < stop:
         try:
             _, header = _head(window, segment.position(offset), offset)
@@ -433,7 +433,7 @@ def group_ends(segment: Segment, begin: int, stop: int) -> Iterator[tuple[int, i
         yield offset, header.header_crc32c
 
 
-def _group(window: "_Window", position: int, offset: int, previous_crc32c: int, *, whole: bool) -> Group:
+def _group(window: "_GroupWindow", position: int, offset: int, previous_crc32c: int, *, whole: bool) -> Group:
     buffer, header = _head(window, position, offset)
     small = header.total_bytes <= WHOLE_BYTES * max(1, header.batch_count)
     if whole or header.kind != GroupKind.DATA or small:
@@ -444,7 +444,7 @@ def _group(window: "_Window", position: int, offset: int, previous_crc32c: int, 
     return StoredGroup(header, batch_sizes(buffer, header), window, position)
 
 
-def _head(window: "_Window", position: int, offset: int) -> tuple[memoryview, GroupHeader]:
+def _head(window: "_GroupWindow", position: int, offset: int) -> tuple[memoryview, GroupHeader]:
     buffer = window.view(position, HEADER.size)
     try:
         return buffer, parse_header(buffer, 0, window.log_id, offset)
@@ -491,7 +491,7 @@ def _next_group(segment: Segment, offset: int, stop: int) -> int | None:
     return None
 
 
-class _Window:
+class _GroupWindow:
     """The bytes of a file that were read last; each read uses the same memory."""
 
     def __init__(self, segment: Segment, ahead: int = AHEAD_BYTES) -> None:

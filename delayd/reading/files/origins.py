@@ -8,7 +8,7 @@ check, up to a size that was taken before the schedule side was read.
 A decision ends a row (cancelled, moved, replaced, never taken) and counts from the moment at which it is durable. Its
 outcome may reach the dispatch log much later: 32 hours are written at a time, and a full disk or a stopped server
 delays the rest. A server keeps its message log as long as an outcome of a decision in it is missing. So whoever tells
-what is pending asks `Decisions` too.
+what is pending asks `LoggedDecisions` too.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -166,7 +166,7 @@ def open_hour(disk: Disk, path: str, kind: FileKind, log_id: int, hour: int) -> 
     return segment
 
 
-class Decisions(NamedTuple):
+class LoggedDecisions(NamedTuple):
     """Ended rows by rising sequence, and for each the offset of the batch that says so."""
 
     rows: EndedRows
@@ -200,7 +200,7 @@ class Decisions(NamedTuple):
         return found.rows()
 
 
-NO_DECISIONS = Decisions(NO_ENDED, np.empty(0, np.uint64))
+NO_DECISIONS = LoggedDecisions(NO_ENDED, np.empty(0, np.uint64))
 
 
 class DecisionCollector:
@@ -218,14 +218,14 @@ class DecisionCollector:
                 if isinstance(record, Ended):
                     self._found.append((offset, decode_ended(record.rows)))
 
-    def decisions(self) -> Decisions:
+    def decisions(self) -> LoggedDecisions:
         if not self._found:
             return NO_DECISIONS
         rows = np.concatenate([rows for _, rows in self._found])
         counts = [len(rows) for _, rows in self._found]
         offsets = np.repeat(np.array([offset for offset, _ in self._found], np.uint64), counts)
         order = np.argsort(rows["sequence"], kind="stable")
-        return Decisions(rows.take(order), offsets.take(order))
+        return LoggedDecisions(rows.take(order), offsets.take(order))
 
 
 def as_outcomes(rows: EndedRows) -> OutcomeRows:
@@ -309,7 +309,7 @@ class MessageTail:
     first: int = 0
     faults: tuple[str, ...] = ()
     given_up: frozenset[str] = frozenset()  # The ids of everything that operators gave up.
-    decisions: Decisions = NO_DECISIONS
+    decisions: LoggedDecisions = NO_DECISIONS
     filed_hours: frozenset[int] = frozenset()  # The hours of the rows below the replay offset, also of those not kept.
 
 
@@ -521,7 +521,7 @@ def place_of(disk: Disk, place: LogPlace, offset: int) -> tuple[str, int]:
     return f"{place.folder}/{segment_name(base)}", offset - base + FILE_HEADER_BYTES
 
 
-class HourPart(NamedTuple):
+class PartOfHour(NamedTuple):
     """A part of a file in which rows of an hour are filed; ``last_crc32c`` is of its last group, where it is known."""
 
     path: str
@@ -530,19 +530,19 @@ class HourPart(NamedTuple):
     last_crc32c: int | None = None
 
 
-def hour_parts(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> Iterator[HourPart]:
+def hour_parts(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> Iterator[PartOfHour]:
     """Where rows of an hour are filed by the checkpoint: its schedule log, and beside it while that was damaged."""
     filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
     path, length = schedule_path(snapshot.directory.path, hour), 0 if filed is None else filed.length
     if filed is not None and length:
-        yield HourPart(path, 0, length, filed.last_crc32c)
+        yield PartOfHour(path, 0, length, filed.last_crc32c)
     if beside is not None and beside.length:
         other = beside_path(snapshot.directory.path, hour)
         if disk.exists(other):
-            yield HourPart(other, 0, beside.length, beside.last_crc32c)
+            yield PartOfHour(other, 0, beside.length, beside.last_crc32c)
         else:
             # Its rows were appended to the schedule log since, group by group, behind what the table counts.
-            yield HourPart(path, length, length + beside.length)
+            yield PartOfHour(path, length, length + beside.length)
 
 
 def beside_path(folder: str, hour: int) -> str:
@@ -574,7 +574,7 @@ def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Colle
             segment.close()
 
 
-def _filed_batches(segment: Segment, part: HourPart) -> Iterator[tuple[Batch, int]]:
+def _filed_batches(segment: Segment, part: PartOfHour) -> Iterator[tuple[Batch, int]]:
     groups = skim(segment, part.end, 0) if not part.begin else read_groups(segment, part.begin, part.end, [])
     end, crc = part.begin, 0
     for group in groups:

@@ -96,14 +96,14 @@ class TargetIndex:
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: where its log does not follow (rule S5).
 
 
-class Greeting(NamedTuple):
+class LoggedHello(NamedTuple):
     """A hello in a realtime log: where it stands, and the watermark that it names."""
 
     offset: int
     watermark: tuple[int, int]
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """A part of one target's log that is scanned by itself: the groups in [start, stop)."""
 
     target: int  # Index into the targets of the `TargetIndex`.
@@ -123,7 +123,7 @@ class Chunk(NamedTuple):
     batches: Batches  # Their subjects are indexes into ``names``.
     watermarks: UInt64s  # For each batch the pair (epoch, id) that it names: u64[n, 2].
     names: list[bytes]
-    greetings: list[tuple[int, Greeting]]  # With the log_id of the delay server.
+    greetings: list[tuple[int, LoggedHello]]  # With the log_id of the delay server.
     torn: list[TornTail]
 
 
@@ -138,16 +138,16 @@ class TargetColumns(NamedTuple):
 NO_COLUMNS = TargetColumns(NO_UINT64S, NO_INT64S, NO_UINT64S)
 
 
-Scan = Callable[[Sequence[Piece]], Iterable[Chunk]]  # Gives the chunks of all pieces, in their order.
+Scan = Callable[[Sequence[LogPiece]], Iterable[Chunk]]  # Gives the chunks of all pieces, in their order.
 
 
-def scan_piece(disk: Disk, piece: Piece) -> Iterator[Chunk]:
+def scan_piece(disk: Disk, piece: LogPiece) -> Iterator[Chunk]:
     """Read the groups of a piece; LogMoved when segments went away, DamagedData when a durable one does not check."""
     place = piece.place
     bases = segment_bases(disk, place)
     fronts = _Fronts(piece.target, place.folder)
     groups: list[Followed] = []
-    greetings: list[tuple[int, Greeting]] = []
+    greetings: list[tuple[int, LoggedHello]] = []
     torn: list[TornTail] = []
 
     def chunk() -> Chunk:
@@ -178,7 +178,7 @@ def scan_piece(disk: Disk, piece: Piece) -> Iterator[Chunk]:
         yield chunk()
 
 
-def split_piece(disk: Disk, piece: Piece, bytes_min: int = PIECE_BYTES) -> list[Piece]:
+def split_piece(disk: Disk, piece: LogPiece, bytes_min: int = PIECE_BYTES) -> list[LogPiece]:
     """Cut a piece where segments begin, as far as all is known to be durable; each part but the last has some bytes."""
     bounds = [piece.start]
     for base in segment_bases(disk, piece.place):
@@ -187,7 +187,7 @@ def split_piece(disk: Disk, piece: Piece, bytes_min: int = PIECE_BYTES) -> list[
     return [piece._replace(start=start, stop=stop) for start, stop in pairwise((*bounds, piece.stop))]
 
 
-def scan_nothing(pieces: Sequence[Piece]) -> Iterable[Chunk]:
+def scan_nothing(pieces: Sequence[LogPiece]) -> Iterable[Chunk]:
     """The scan of a reader who asks for no row of a realtime log."""
     del pieces
     return ()
@@ -225,18 +225,18 @@ class TargetIndexer:
                 follow.faults.append(f"it is kept from {keep_from} on, and indexed up to {indexed}")
             self._follows.append(follow)
             self._durable.append(indexed or 0)
-        self._greeted: dict[tuple[int, int], list[Greeting]] = {}
+        self._greeted: dict[tuple[int, int], list[LoggedHello]] = {}
         # By target and origin, the first batch that is called decided by itself: its epoch and number.
         self._ahead: dict[tuple[int, int], tuple[int, int]] = {}
 
     def scan(self, *, newer: bool, scan: Scan | None = None) -> None:
         """Index the groups that were appended since the last scan; ``scan`` reads them, None: this process."""
-        pieces: list[Piece] = []
+        pieces: list[LogPiece] = []
         for number, place in enumerate(self._places):
             stop = log_size(self._disk, place)
             if stop > self._read[number]:
                 bounds = self._read[number], self._durable[number], stop
-                pieces.append(Piece(number, place, *bounds, self._by_index))
+                pieces.append(LogPiece(number, place, *bounds, self._by_index))
         here = (chunk for piece in pieces for chunk in scan_piece(self._disk, piece))
         for chunk in here if scan is None else scan(pieces):
             self._take(chunk, newer)
@@ -316,11 +316,11 @@ class TargetIndexer:
         self._watermarks[target, origin] = max(known, watermark)
 
 
-def _hellos(group: CommitGroup) -> Iterator[tuple[int, Greeting]]:
+def _hellos(group: CommitGroup) -> Iterator[tuple[int, LoggedHello]]:
     for _, batch in group.batches():
         for record in decode_sound(batch):
             if isinstance(record, HelloHeard):
-                yield record.log_id, Greeting(group.header.offset, (record.w[0], record.w[1]))
+                yield record.log_id, LoggedHello(group.header.offset, (record.w[0], record.w[1]))
 
 
 def _first_behind(epochs: UInt64s, ids: UInt64s) -> tuple[int, int] | None:
@@ -341,7 +341,7 @@ def _covered(batches: Batches, watermark: tuple[int, int]) -> NDArray[np.bool_]:
     return same | (batches["epoch"] < epoch)
 
 
-def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int) -> Iterator[str]:
+def _decided_before(batches: Batches, greetings: Sequence[LoggedHello], origin: int) -> Iterator[str]:
     """Batches of one origin that an earlier greeting called decided, though nobody knew of them yet (rule H1)."""
     highest = (0, 0)
     for greeting in greetings:

@@ -9,8 +9,7 @@ import pytest
 import cli.schedule
 from cli.schedule import together
 from delayd.hours import hour_name
-from delayd.log.control import Limits as Quota
-from delayd.log.control import encode_limits, quota_key
+from delayd.log.control import QuotaLimits, encode_limits, quota_key
 from delayd.log.hour import Outcome
 from delayd.machine.state import LmdbState
 from tests.books import HOUR, HOUR_MS, START_MS, Books
@@ -59,7 +58,7 @@ def test_the_fullest_second_is_told_with_what_it_exceeds(books: Books) -> None:
     assert "above" not in _forecast(books, "--quota", "5").err
 
 
-def _store_quota(books: Books, subject: bytes, limits: Quota) -> Path:
+def _store_quota(books: Books, subject: bytes, limits: QuotaLimits) -> Path:
     folder = Path(books.root, "delay", "state.lmdb")
     folder.mkdir(exist_ok=True)
     state = LmdbState(str(folder))
@@ -69,7 +68,7 @@ def _store_quota(books: Books, subject: bytes, limits: Quota) -> Path:
 
 
 def test_the_forecast_of_a_subject_is_held_against_its_stored_quota(books: Books) -> None:
-    _store_quota(books, b"bills", Quota(per_second=4, pending=9))
+    _store_quota(books, b"bills", QuotaLimits(per_second=4, pending=9))
     ran = _forecast(books, "--subject", "bills")
     assert ran.code == 0
     assert "bills may have per_second 4, pending 9\n" in ran.err and "5 messages, above the quota" in ran.err
@@ -84,7 +83,7 @@ def test_the_forecast_of_a_subject_is_held_against_its_stored_quota(books: Books
 def test_a_quota_that_is_not_known_is_not_taken_for_none(books: Books) -> None:
     ran = _forecast(books, "--subject", "bills")
     assert ran.code == 0 and "the quota of bills is not known" in ran.err and "data.mdb is missing" in ran.err
-    path = _store_quota(books, b"bills", Quota(per_second=4))
+    path = _store_quota(books, b"bills", QuotaLimits(per_second=4))
     path.write_bytes(path.read_bytes().replace(b"quota/bills", b"quota/bilks"))
     ran = _forecast(books, "--subject", "bilks")
     assert ran.code == 3 and "the quota of bilks is not known" in ran.err
@@ -93,8 +92,8 @@ def test_a_quota_that_is_not_known_is_not_taken_for_none(books: Books) -> None:
 
 
 def test_quotas_of_several_servers_are_added_and_one_without_a_limit_leaves_none() -> None:
-    assert together([Quota(3, None, 0), Quota(4, 8, 0)]) == Quota(7, None, 0)
-    assert together([Quota(None, 1, 2)]) == Quota(None, 1, 2)
+    assert together([QuotaLimits(3, None, 0), QuotaLimits(4, 8, 0)]) == QuotaLimits(7, None, 0)
+    assert together([QuotaLimits(None, 1, 2)]) == QuotaLimits(None, 1, 2)
 
 
 def test_hours_that_were_not_read_are_bounded_not_guessed(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.listing import PIECE_ROWS, Cell, Column, Kind, printable, show
+from cli.listing import PIECE_ROWS, Cell, Column, ColumnKind, printable, show
 
 _COLUMNS = (
     Column("subject"),
-    Column("due_ms", Kind.INSTANT),
-    Column("late_ms", Kind.DURATION),
-    Column("rows", Kind.NUMBER),
-    Column("size_bytes", Kind.SIZE),
+    Column("due_ms", ColumnKind.INSTANT),
+    Column("late_ms", ColumnKind.DURATION),
+    Column("rows", ColumnKind.NUMBER),
+    Column("size_bytes", ColumnKind.SIZE),
     Column("sealed"),
 )
 _ROWS: list[tuple[Cell, ...]] = [
@@ -66,7 +66,7 @@ def test_a_long_table_is_written_in_pieces_and_its_columns_only_become_wider(
                 written.append(len(capsys.readouterr().out.splitlines()))
             yield ("x" * (9 if number == wide else 1), number)
 
-    show((Column("name"), Column("count", Kind.NUMBER)), rows(), "table")
+    show((Column("name"), Column("count", ColumnKind.NUMBER)), rows(), "table")
     last = capsys.readouterr().out.splitlines()
     assert written == [0, 2 + PIECE_ROWS, PIECE_ROWS], "no piece waits for the next one"
     assert last[0] == f"x           {2 * PIECE_ROWS:,}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.listing import Cell, Column, Kind, show
+from cli.listing import Cell, Column, ColumnKind, show
 from delayd.log.hour import Outcome
 from tests.books import START_MS, Books
 
@@ -15,8 +15,8 @@ from .runner import run
 _COLUMNS = (
     Column("subject"),
     Column("address", spare=True),
-    Column("due_ms", Kind.INSTANT),
-    Column("rows_waiting", Kind.NUMBER),
+    Column("due_ms", ColumnKind.INSTANT),
+    Column("rows_waiting", ColumnKind.NUMBER),
     Column("detail"),
 )
 _ROWS: list[tuple[Cell, ...]] = [

@@ -1,12 +1,12 @@
 """The rows of ``delayd top``, from what servers answer."""
 
-from cli.status import SERVER_COLUMNS, Look, Seen, screen_of
+from cli.status import SERVER_COLUMNS, AskedServer, StatusRound, screen_of
 from delayd.wire.frame import Head
 
 
 def row(role: str, **counters: int) -> dict[str, object]:
     status: Head = {"epoch": 1, "now_ms": 1_000, "counters": dict(counters)}
-    now = Look([Seen(role, 1, "here", status, 0, [], [], "")], [])
+    now = StatusRound([AskedServer(role, 1, "here", status, 0, [], [], "")], [])
     (cells,) = screen_of(now, now).servers
     return dict(zip((column.name for column in SERVER_COLUMNS), cells, strict=True))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.work import Sources, load_worker
+from cli.work import WatchedSources, load_worker
 from tests.unit.cli.runner import run
 
 WORKER = """
@@ -70,7 +70,7 @@ def test_whatever_is_wrong_with_the_module_is_one_sentence(folder: Path, text: s
 
 def test_files_that_are_new_changed_or_gone_are_seen_once(folder: Path) -> None:
     (folder / "user_app.py").write_text(WORKER)
-    sources = Sources.of("user_app")
+    sources = WatchedSources.of("user_app")
     assert sources.changed() == []
     (folder / "user_other.py").write_text("")
     (folder / "notes.txt").write_text("")
@@ -85,7 +85,7 @@ def test_of_a_package_the_files_below_it_are_watched_and_no_environments(folder:
     package = folder / "user_shop"
     package.mkdir()
     (package / "__init__.py").write_text("raise AssertionError('it is not imported')")
-    sources = Sources.of("user_shop.orders")
+    sources = WatchedSources.of("user_shop.orders")
     (folder / "beside.py").write_text("")
     for name in (".hidden", "__pycache__", "env"):
         (package / name).mkdir()

@@ -23,7 +23,7 @@ from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace, Stock
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
-from delayd.client.sending.outbox import Slots
+from delayd.client.sending.outbox import SendSlots
 from delayd.client.sending.receipts import Receipt, SendFuture
 from delayd.errors import (
     BadArgument,
@@ -96,7 +96,7 @@ def test_delays_count_from_the_call_and_are_never_shorter(column: Any) -> None:
 
 def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
     async def scenario() -> None:
-        slots = Slots(lambda: 2)
+        slots = SendSlots(lambda: 2)
         taken: list[int] = []
 
         async def take(number: int) -> None:

@@ -30,7 +30,7 @@ from delayd.client.pulling.consumer import (
     MessageBatch,
 )
 from delayd.client.pulling.pull import NAMED_MAX, Incarnations
-from delayd.client.pulling.stock import InFlight
+from delayd.client.pulling.stock import Borrowed
 from delayd.errors import (
     AlreadyClosed,
     BadHeaders,
@@ -494,7 +494,7 @@ def test_no_lease_is_kept_for_longer_than_that() -> None:
 
 def test_of_two_that_saw_the_same_place_one_gets_it() -> None:
     async def scenario() -> None:
-        in_flight = InFlight(3, monotonic_s)
+        in_flight = Borrowed(3, monotonic_s)
         ends = monotonic_s() + 60
         assert in_flight.hand_out([[1, 10, 2]], ends)
         assert in_flight.room == 1  # Two threads read this now.

@@ -8,7 +8,7 @@ import pytest
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.delay import intake, producers
-from delayd.delay.filing.checkpoint import Told
+from delayd.delay.filing.checkpoint import CheckpointValues
 from delayd.delay.handoff import dispatcher
 from delayd.delay.rows import new_rows
 from delayd.testing.clock import START_MS
@@ -86,9 +86,9 @@ def test_rule_B2_a_checkpoint_of_many_producers_begins_in_several_turns_of_the_l
 
 
 def test_rule_B2_what_a_full_disk_keeps_from_checkpoints_is_merged_once_a_try() -> None:
-    told = Told(None, {b"a": b"1", b"b": b"1"}, {b"x"}, {}, {}, ())
+    told = CheckpointValues(None, {b"a": b"1", b"b": b"1"}, {b"x"}, {}, {}, ())
     for number in range(2, 2_000):
         # The one before has failed: it was merged when it began.
         told.merged()
-        told = Told(told, {b"a": b"%d" % number}, {b"b"} if number == 5 else set(), {}, {}, ())
+        told = CheckpointValues(told, {b"a": b"%d" % number}, {b"b"} if number == 5 else set(), {}, {}, ())
     assert told.merged() == ({b"a": b"1999"}, {b"x", b"b"})

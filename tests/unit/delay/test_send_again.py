@@ -12,7 +12,7 @@ from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
-from realtime.retries import Source, retry_batch
+from realtime.retries import RetriedRows, retry_batch
 from tests.batches import messages
 from tests.unit.delay.answers import Answers
 from tests.worlds.delay import World
@@ -25,7 +25,7 @@ SUBJECT = retry_subject(0xB0B, 3)
 def _again(number: int = 1, subject: str = SUBJECT, reason: str = "") -> bytes:
     stored = parse(dispatch_batch(1, [b"a", b"b"]))
     how = RetryRow(1, 0, 0, 2, 1, START_MS + HOUR_MS, reason, "no")
-    return retry_batch(ProducerPart(77, number, number), subject, [Source(stored, 0, how)], START_MS)
+    return retry_batch(ProducerPart(77, number, number), subject, [RetriedRows(stored, 0, how)], START_MS)
 
 
 def _ask(world: World, kind: RequestType, body: bytes) -> dict[str, object]:

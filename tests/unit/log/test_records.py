@@ -14,10 +14,10 @@ from delayd.log.control import (
     GroupDeleted,
     HelloHeard,
     Known,
-    Limits,
     LogTime,
     OperatorWord,
     OriginAccepted,
+    QuotaLimits,
     Record,
     SkippedSequences,
     TargetNote,
@@ -116,7 +116,7 @@ def test_outcomes_that_another_file_lacks_keep_their_reasons_and_the_rows_that_t
 
 
 def test_the_shares_of_all_servers_add_up_to_the_limit() -> None:
-    limits = Limits(per_second=100, pending=7, pending_bytes=None)
+    limits = QuotaLimits(per_second=100, pending=7, pending_bytes=None)
     for servers in (1, 3, 8):
         shares = [limits.share(place, servers) for place in range(servers)]
         assert sum(share.per_second or 0 for share in shares) == 100

@@ -7,7 +7,7 @@ import pytest
 from delayd.delay.books.outcomes import Flushed, OutcomeLog
 from delayd.delay.books.retention import SEGMENTS_KEPT_MS
 from delayd.reading.books import audit_directory
-from delayd.reading.find import Finder, Search, Wanted
+from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import LIFECYCLE, HourTables
 from delayd.reading.trace import trace
@@ -63,8 +63,8 @@ def test_a_trace_says_how_a_row_has_ended_and_where_that_stands(disk: MemoryDisk
 
 def test_find_lists_no_ended_row_as_pending(disk: MemoryDisk) -> None:
     for everything in (False, True):
-        search = Search(Wanted(), ended=everything)
-        states = {row.sequence: row.state for found in Finder(disk, DATA, search).found() for row in found.rows}
+        search = Search(WantedMessages(), ended=everything)
+        states = {row.sequence: row.state for found in FileFinder(disk, DATA, search).found() for row in found.rows}
         assert states == {**dict.fromkeys(PENDING, "pending"), **(ENDED if everything else {})}
 
 

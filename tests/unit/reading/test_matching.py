@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayd.errors import BadArgument
-from delayd.reading.find import Pattern, required_literal
+from delayd.reading.find import BytesPattern, required_literal
 
 PATTERNS = (
     *(b"a", b"ab", b"aa", b"a.b", b"a.*b", b"a|bb", b"[ab]a", b"(?i)AB", b"^a", b"a$", b"b?", b"a{2}", b"a{2,}b"),
@@ -39,7 +39,7 @@ def test_the_rows_are_those_of_a_search_in_each_item(
     if data is not None:
         wanted = np.array(data.draw(st.lists(st.booleans(), min_size=len(items), max_size=len(items))))
     heap, starts, ends = _laid_out(items)
-    found = Pattern(pattern).rows(heap, starts, ends, wanted)
+    found = BytesPattern(pattern).rows(heap, starts, ends, wanted)
     expected = [bool(want and re.search(pattern, item)) for want, item in zip(wanted, items, strict=True)]
     assert found.tolist() == expected
 
@@ -78,10 +78,10 @@ def test_no_pattern_matches_without_its_literal(pattern: bytes, item: bytes) -> 
 
 def test_what_is_no_pattern_is_refused_by_name() -> None:
     with pytest.raises(BadArgument, match=r"'\(a' is no regular expression"):
-        Pattern(b"(a")
+        BytesPattern(b"(a")
 
 
 def test_a_greedy_pattern_is_bounded_by_its_item() -> None:
     # A search through the whole region would run to its end for each of the items: minutes.
     heap, starts, ends = _laid_out([b"a" * 200] * 4_000)
-    assert not Pattern(b"a.*b").rows(heap[: ends[-1]], starts, ends, np.ones(4_000, np.bool_)).any()
+    assert not BytesPattern(b"a.*b").rows(heap[: ends[-1]], starts, ends, np.ones(4_000, np.bool_)).any()

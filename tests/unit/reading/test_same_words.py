@@ -9,7 +9,7 @@ from delayd.hours import hour_name
 from delayd.reading.data import NONE, Data, schedules
 from delayd.reading.files.groups import LogMoved
 from delayd.reading.files.origins import outcome_word
-from delayd.reading.find import Finder, Search, Wanted
+from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import HourTables
 from delayd.reading.trace import trace
@@ -54,7 +54,7 @@ def check(disk: MemoryDisk, now_ms: int) -> Rows:
     scheduled = {key: word for key, word in said.items() if key in shown}
     assert shown == scheduled and len(shown) == len(said)
     words = {key[::2]: word for key, word in said.items()}
-    found = list(Finder(disk, BOOKS, Search(Wanted(), ended=True)).found())
+    found = list(FileFinder(disk, BOOKS, Search(WantedMessages(), ended=True)).found())
     states = {(row.log_id, row.sequence): row.state for each in found for row in each.rows}
     if not any(each.damage for each in found) and len(words) == len(said):
         assert states == words

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.log.pull import Decision, PullEntry, PullOp, RetryRow
+from delayd.log.pull import GroupDecision, PullEntry, PullOp, RetryRow
 from delayd.machine.alarms import NEVER_MS
 from realtime import window as window_module
 from realtime.window import (
@@ -147,7 +147,7 @@ class Model:
         incarnation, first, covered = self.named(first, count, other)
         numbers = self.of(incarnation, first, covered)
         row = RetryRow(incarnation, first, MESSAGES, covered, 1, 0, "" if other else "no such order", "")
-        self.window.leave(Decision(1, self.next_pull, 1, 1, 0, (row,)))
+        self.window.leave(GroupDecision(1, self.next_pull, 1, 1, 0, (row,)))
         for number in numbers:
             self.say(GroupWord.RETRY if other else GroupWord.REJECT, number)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import RequestWish
 from delayd.errors import DelaydError
 from delayd.testing.clock import START_MS
 from delayd.wire.asked import (
@@ -24,14 +24,14 @@ IN_FLIGHT, UNKNOWN = CancelAnswer.IN_FLIGHT, CancelAnswer.UNKNOWN
 
 
 def ask(
-    world: World, wish: Wish, keys: Sequence[bytes], wanted_at_ms: Sequence[int] | None = None
+    world: World, wish: RequestWish, keys: Sequence[bytes], wanted_at_ms: Sequence[int] | None = None
 ) -> list[AnswerRows | DelaydError]:
     """Ask, and hear the answer later in the list that is returned."""
     told: list[AnswerRows | DelaydError] = []
 
     def heard(what: AnswerRows | DelaydError) -> None:
         told.append(what)
-        if wish is Wish.CANCEL and not isinstance(what, DelaydError):
+        if wish is RequestWish.CANCEL and not isinstance(what, DelaydError):
             gone = what["sequence"].compress(what["answer"] == CANCELLED).tolist()
             world.outside.cancel_asked.update(gone)
             world.outside.cancelled.update(gone)
@@ -41,7 +41,9 @@ def ask(
     return told
 
 
-def answers(world: World, wish: Wish, keys: Sequence[bytes], wanted_at_ms: Sequence[int] | None = None) -> AnswerRows:
+def answers(
+    world: World, wish: RequestWish, keys: Sequence[bytes], wanted_at_ms: Sequence[int] | None = None
+) -> AnswerRows:
     """Ask, and let everything happen that takes no time."""
     told = ask(world, wish, keys, wanted_at_ms)
     world.settle()
@@ -51,7 +53,7 @@ def answers(world: World, wish: Wish, keys: Sequence[bytes], wanted_at_ms: Seque
 
 
 def cancel(world: World, keys: Sequence[bytes]) -> list[CancelAnswer]:
-    return [CancelAnswer(answer) for answer in answers(world, Wish.CANCEL, keys)["answer"].tolist()]
+    return [CancelAnswer(answer) for answer in answers(world, RequestWish.CANCEL, keys)["answer"].tolist()]
 
 
 def end(world: World) -> None:
@@ -66,7 +68,7 @@ def test_a_request_by_key_waits_for_the_rows_of_its_own_commit() -> None:
     world.send(wanted(1, 50_000, "plain"))  # Its commit is under way, so the next two share one.
     _, _, worker = world.executors()
     send(world, wanted(1, 60_000, "second"), [b"a"], REPLACE)
-    told = ask(world, Wish.CANCEL, [b"a"])
+    told = ask(world, RequestWish.CANCEL, [b"a"])
     while worker.waiting or worker.ran:
         worker.run_one()
         worker.complete_one()
@@ -78,15 +80,15 @@ def test_a_request_by_key_waits_for_the_rows_of_its_own_commit() -> None:
     end(world)
 
 
-@pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.MOVE])
-def test_rule_B2_a_key_that_each_commit_takes_holds_up_no_request_about_other_messages(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [RequestWish.CANCEL, RequestWish.MOVE])
+def test_rule_B2_a_key_that_each_commit_takes_holds_up_no_request_about_other_messages(wish: RequestWish) -> None:
     world = World()
     sent(world, wanted(1, 50_000, "hot"), [b"hot"], REJECT)
     world.send(wanted(2, 50_000, "other"))
     world.settle()
     commit, _, worker = world.executors()
     world.send(wanted(1, 50_000, "plain"))
-    told = ask(world, wish, [b"hot"], [START_MS + 70_000] if wish is Wish.MOVE else None)
+    told = ask(world, wish, [b"hot"], [START_MS + 70_000] if wish is RequestWish.MOVE else None)
     others: list[list[list[CancelAnswer]]] = []
     row = world.receipts("other")
     for number in range(20):
@@ -104,5 +106,5 @@ def test_rule_B2_a_key_that_each_commit_takes_holds_up_no_request_about_other_me
     (what,) = told
     assert not isinstance(what, DelaydError)
     # What has waited long enough is decided before the rows of a commit; a move can only be asked for again.
-    assert what["answer"].tolist() == [CANCELLED if wish is Wish.CANCEL else RescheduleAnswer.IN_FLIGHT]
+    assert what["answer"].tolist() == [CANCELLED if wish is RequestWish.CANCEL else RescheduleAnswer.IN_FLIGHT]
     end(world)

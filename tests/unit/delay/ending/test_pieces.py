@@ -8,7 +8,7 @@ import pytest
 from delayd.batch.columns import Int64s
 from delayd.batch.sequences import Locations
 from delayd.delay.ending import requested
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import RequestWish
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError
@@ -47,23 +47,23 @@ def filled() -> tuple[World, Asked]:
     return world, world.receipts("m")
 
 
-def ask(world: World, wish: Wish, asked: Asked, moved_at_ms: Int64s, told: Told, *, by_key: bool) -> None:
+def ask(world: World, wish: RequestWish, asked: Asked, moved_at_ms: Int64s, told: Told, *, by_key: bool) -> None:
     endings = world.core.asked.endings
     if by_key:
-        instants = moved_at_ms.tolist() if wish is Wish.MOVE else None
+        instants = moved_at_ms.tolist() if wish is RequestWish.MOVE else None
         keys = names([b"k%d" % (sequence - 1) for sequence in asked.sequences.tolist()], instants)
-        endings.ask_by_key(wish, keys, told.append, moved_at_ms if wish is Wish.MOVE else None)
-    elif wish is Wish.MOVE:
+        endings.ask_by_key(wish, keys, told.append, moved_at_ms if wish is RequestWish.MOVE else None)
+    elif wish is RequestWish.MOVE:
         endings.reschedule(asked, moved_at_ms, told.append)
     else:
-        (endings.get if wish is Wish.GET else endings.cancel)(asked, told.append)
+        (endings.get if wish is RequestWish.GET else endings.cancel)(asked, told.append)
 
 
 @pytest.mark.parametrize("filed", [False, True])
 @pytest.mark.parametrize("by_key", [False, True])
-@pytest.mark.parametrize("wish", list(Wish))
+@pytest.mark.parametrize("wish", list(RequestWish))
 def test_rule_B2_a_request_of_many_rows_and_hours_is_answered_in_the_order_of_its_rows(
-    wish: Wish, by_key: bool, filed: bool, looked: list[int]
+    wish: RequestWish, by_key: bool, filed: bool, looked: list[int]
 ) -> None:
     world, asked = filled()
     if filed:
@@ -78,19 +78,19 @@ def test_rule_B2_a_request_of_many_rows_and_hours_is_answered_in_the_order_of_it
     (rows,) = told
     assert not isinstance(rows, DelaydError), rows
     assert len(looked) >= 4 and max(looked) <= 20, "each turn is about a piece"
-    if wish is Wish.MOVE:
+    if wish is RequestWish.MOVE:
         assert set(rows["answer"].tolist()) == {RescheduleAnswer.MOVED}
         assert rows["deliver_at_ms"].tolist() == moved_at_ms.tolist()
     else:
-        state = MessageState.PENDING if wish is Wish.GET else MessageState.CANCELLED
+        state = MessageState.PENDING if wish is RequestWish.GET else MessageState.CANCELLED
         assert set(rows["state"].tolist()) == {state}
         assert rows["sequence"].tolist() == asked.sequences.tolist()
     assert world.core.standing.counters()["asked_rows"] == 0
 
 
-@pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.MOVE])
+@pytest.mark.parametrize("wish", [RequestWish.CANCEL, RequestWish.MOVE])
 def test_a_disk_that_is_full_in_the_middle_leaves_the_other_rows_to_be_asked_for_again(
-    wish: Wish, looked: list[int]
+    wish: RequestWish, looked: list[int]
 ) -> None:
     world, asked = filled()
     moved_at_ms = np.full(ROWS, START_MS + 50 * HOUR_MS, np.int64)
@@ -105,8 +105,8 @@ def test_a_disk_that_is_full_in_the_middle_leaves_the_other_rows_to_be_asked_for
     world.disk.capacity_bytes = CAPACITY_BYTES
     (rows,) = told
     assert not isinstance(rows, DelaydError), "what was done can't be refused any more"
-    done = {CancelAnswer.CANCELLED} if wish is Wish.CANCEL else {RescheduleAnswer.MOVED}
-    again = CancelAnswer.IN_FLIGHT if wish is Wish.CANCEL else RescheduleAnswer.IN_FLIGHT
+    done = {CancelAnswer.CANCELLED} if wish is RequestWish.CANCEL else {RescheduleAnswer.MOVED}
+    again = CancelAnswer.IN_FLIGHT if wish is RequestWish.CANCEL else RescheduleAnswer.IN_FLIGHT
     assert set(rows["answer"].tolist()) == done | {again}
     world.pass_ms(60_000)
     told.clear()

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import RequestWish
 from delayd.errors import SlowDown
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
@@ -36,7 +36,7 @@ SAME = ("answer", "state", "sequence", "deliver_at_ms", "accepted_at_ms")
 
 
 def ask_by_key(
-    world: World, wish: Wish, keys: list[bytes], numbers: list[int], wanted_at_ms: int | None = None
+    world: World, wish: RequestWish, keys: list[bytes], numbers: list[int], wanted_at_ms: int | None = None
 ) -> AnswerRows:
     """Ask for a change by keys, under numbers; the answers."""
     batch = read_asked_keys(encode_asked_keys(AskedKeys(SUBJECT, keys)))
@@ -62,17 +62,17 @@ def lives(world: World) -> list[World]:
 def test_rule_I1_a_cancel_by_key_that_is_asked_again_ends_no_other_message() -> None:
     world = World()
     sent(world, wanted(2, 5 * HOUR_MS, "first"), [b"k", b"l"], REJECT)
-    told = ask_by_key(world, Wish.CANCEL, [b"k", b"l"], [1, 2])
+    told = ask_by_key(world, RequestWish.CANCEL, [b"k", b"l"], [1, 2])
     assert told["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
     assert sent(world, wanted(1, 6 * HOUR_MS, "second"), [b"k"], REJECT) == [(0, 0)]
     for life in lives(world):
         life.settle()
-        again = ask_by_key(life, Wish.CANCEL, [b"k", b"l"], [1, 2])
+        again = ask_by_key(life, RequestWish.CANCEL, [b"k", b"l"], [1, 2])
         assert again["answer"].tolist() == [CancelAnswer.CANCELLED] * 2
         assert again["sequence"].tolist() == told["sequence"].tolist()
         assert again["decided_at_ms"].tolist() == told["decided_at_ms"].tolist()
         assert life.states(life.receipts("second")) == [MessageState.PENDING]
-        other = ask_by_key(life, Wish.CANCEL, [b"k"], [3])
+        other = ask_by_key(life, RequestWish.CANCEL, [b"k"], [3])
         assert other["answer"].tolist() == [CancelAnswer.CANCELLED], "another number is another try"
         assert life.states(life.receipts("second")) == [MessageState.CANCELLED]
 
@@ -162,5 +162,5 @@ def test_rule_B1_a_try_that_can_not_be_remembered_is_refused() -> None:
     with pytest.raises(SlowDown, match="as many tries as it can"):
         begin_move(world, receipt, TEN, number=1)
     with pytest.raises(SlowDown, match="as many tries as it can"):
-        ask_by_key(world, Wish.MOVE, [b"k"], [1], TEN)
+        ask_by_key(world, RequestWish.MOVE, [b"k"], [1], TEN)
     assert due_of(world, receipt) == [START_MS + 5 * HOUR_MS]

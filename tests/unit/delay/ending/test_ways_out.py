@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayd.delay.ending import copies
-from delayd.delay.ending.requested import Wish
+from delayd.delay.ending.requested import RequestWish
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.machine.executor import Done
 from delayd.testing.clock import START_MS
@@ -48,9 +48,9 @@ def asks(world: World) -> dict[str, Callable[[Told], None]]:
         "get": lambda told: endings.get(row, told.append),
         "cancel": lambda told: endings.cancel(row, told.append),
         "reschedule": lambda told: endings.reschedule(row, later, told.append),
-        "get by key": lambda told: endings.ask_by_key(Wish.GET, key, told.append),
-        "cancel by key": lambda told: endings.ask_by_key(Wish.CANCEL, key, told.append),
-        "reschedule by key": lambda told: endings.ask_by_key(Wish.MOVE, key, told.append, later),
+        "get by key": lambda told: endings.ask_by_key(RequestWish.GET, key, told.append),
+        "cancel by key": lambda told: endings.ask_by_key(RequestWish.CANCEL, key, told.append),
+        "reschedule by key": lambda told: endings.ask_by_key(RequestWish.MOVE, key, told.append, later),
         "find": lambda told: endings.find(Window(b"orders.eu", 0, 1 << 60), told.append),
     }
 

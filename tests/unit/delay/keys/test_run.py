@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.batch.content import Hasher
-from delayd.delay.keys.run import AskedNames, Newest, Run, merge, open_run, write_run
+from delayd.delay.keys.run import AskedNames, Newest, OpenRun, merge, open_run, write_run
 from delayd.errors import DamagedData, Shortage, Unreadable
 from delayd.log.key_run import BLOCK_ENTRIES, RunName, run_path
 from delayd.log.segment import FileHeader, FileKind
@@ -32,12 +32,12 @@ def written(rows: list[KeyRow], disk: MemoryDisk | None = None) -> tuple[MemoryD
     return disk, write_run(disk, FOLDER, header, SEED, merge([entries_of(rows)]), nothing)
 
 
-def opened(disk: MemoryDisk, name: RunName) -> Run:
+def opened(disk: MemoryDisk, name: RunName) -> OpenRun:
     """Opened as the state names it."""
     return open_run(disk, FOLDER, LOG_ID, SEED, name)
 
 
-def look(run: Run, names: list[Name]) -> list[tuple[int, int, int]]:
+def look(run: OpenRun, names: list[Name]) -> list[tuple[int, int, int]]:
     """Look names up."""
     asked, found = names_of(names), Newest(len(names))
     run.find(AskedNames(asked, Hasher(SEED).hashes(asked)), found, nothing)

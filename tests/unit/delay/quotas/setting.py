@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from delayd.delay.quotas.quotas import QuotaUse
 from delayd.errors import DelaydError
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from tests.worlds.delay import World
 
 SUBJECT = b"orders.eu"
 
 
-def set_quota(world: World, limits: Limits, subject: bytes = SUBJECT) -> DelaydError | None:
+def set_quota(world: World, limits: QuotaLimits, subject: bytes = SUBJECT) -> DelaydError | None:
     """Set a quota and let everything happen that takes no time; the answer."""
     told: list[DelaydError | None] = []
     world.core.set_quota(subject, limits, told.append)

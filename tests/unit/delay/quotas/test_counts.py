@@ -12,7 +12,7 @@ import pytest
 
 from delayd.batch.batch import parse
 from delayd.delay.quotas import counting as counted_module
-from delayd.delay.quotas.counting import BLOCK_ROWS, ROW_BYTES, Counted, CountedRows, make_rows, rows_of_subjects
+from delayd.delay.quotas.counting import BLOCK_ROWS, ROW_BYTES, AllCounted, CountedRows, make_rows, rows_of_subjects
 from delayd.delay.quotas.seconds import DENSE_BYTES, HOUR_S, SPARSE_MAX, Profile
 from tests.batches import messages
 from tests.counts import lines
@@ -68,7 +68,7 @@ def test_counted_rows_are_taken_off_once_and_their_memory_is_given_back(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted_module, "BLOCK_ROWS", 64)
-    random, held = Random(seed), Counted()
+    random, held = Random(seed), AllCounted()
     model: dict[int, tuple[int, int]] = {}
     begin = {"old": 1, "add": 100_000}  # Rows that a counting has found are older than those that came meanwhile.
     for _ in range(120):
@@ -102,7 +102,7 @@ def _rows(rows: CountedRows) -> dict[int, tuple[int, int]]:
 
 def test_rule_B2_taking_rows_off_costs_the_same_however_many_there_are_and_came_one_by_one() -> None:
     """Rows of a counted subject come one by one, and after each of them rows of other subjects end."""
-    held, sequence, one = Counted(), 0, np.array([1])
+    held, sequence, one = AllCounted(), 0, np.array([1])
 
     def one_comes() -> None:
         nonlocal sequence

@@ -6,7 +6,7 @@ import pytest
 
 from delayd.errors import DelaydError
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from delayd.log.hour import dispatch_path, schedule_path
 from delayd.testing.clock import START_MS
 from tests.unit.delay.quotas.setting import SUBJECT, pending
@@ -41,7 +41,7 @@ def test_rule_B1_a_bad_file_of_a_far_hour_ends_no_server_that_counts(path: str, 
     else:
         file.truncate(20 if how == "cut" else 0)
     told: list[DelaydError | None] = []
-    world.core.set_quota(SUBJECT, Limits(pending=100), told.append)
+    world.core.set_quota(SUBJECT, QuotaLimits(pending=100), told.append)
     world.settle()
     assert told == [None]
     # Without the schedule log nothing of the hour is counted, without the outcomes all of it.

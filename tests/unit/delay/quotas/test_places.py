@@ -12,7 +12,7 @@ from delayd.delay.quotas import quotas as quotas_module
 from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX
 from delayd.delay.quotas.seconds import BLOCK_S, GIVEN_MS, Picker, fill
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from delayd.testing.clock import START_MS
 from tests.unit.delay.quotas.setting import SUBJECT, set_quota
 from tests.worlds.delay import World, wanted
@@ -31,7 +31,7 @@ def ask(world: World, due_ms: list[int], spread_ms: int, subject: bytes = SUBJEC
 
 def test_an_instant_that_was_given_out_counts_for_some_seconds_or_until_its_message_comes() -> None:
     world = World()
-    assert set_quota(world, Limits(per_second=1)) is None
+    assert set_quota(world, QuotaLimits(per_second=1)) is None
     assert ask(world, [MINUTE_MS], 1_000) == [60_000]
     assert ask(world, [MINUTE_MS], 1_000) == [61_000]
     full = ask(world, [MINUTE_MS], 1_000)

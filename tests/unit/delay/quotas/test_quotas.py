@@ -19,7 +19,7 @@ from delayd.errors import (
     Shortage,
     SlowDown,
 )
-from delayd.log.control import Limits
+from delayd.log.control import QuotaLimits
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.quotas.setting import SUBJECT, pending, set_quota, use
@@ -47,7 +47,7 @@ def test_rows_that_come_and_end_while_the_logs_are_read_count_once() -> None:
     world.settle()
     told: list[DelaydError | None] = []
     world.send(wanted(2, 6_000, "under-way"))
-    world.core.set_quota(SUBJECT, Limits(pending=100), told.append)
+    world.core.set_quota(SUBJECT, QuotaLimits(pending=100), told.append)
     world.send(wanted(4, 7_000, "behind"))
     world.cancel(world.receipts("before-0"))
     commit = world.executors()[0]
@@ -66,7 +66,7 @@ def test_rows_that_are_durable_before_their_subject_s_turn_to_be_counted_count_o
     world = World()
     told: list[DelaydError | None] = []
     other = b"orders.us"
-    world.core.set_quota(SUBJECT, Limits(pending=100), told.append)
+    world.core.set_quota(SUBJECT, QuotaLimits(pending=100), told.append)
     due_ms = np.array([START_MS + 5_000])
     # The counting for the quota has begun; this subject is counted by the next one.
     world.core.places(other, due_ms, 1_000, lambda answer: None)
@@ -77,7 +77,7 @@ def test_rows_that_are_durable_before_their_subject_s_turn_to_be_counted_count_o
         commit.complete_one()
     world.send(wanted(3, 5_000, "under-way", subject=other))
     world.settle()
-    assert set_quota(world, Limits(pending=8), other) is None
+    assert set_quota(world, QuotaLimits(pending=8), other) is None
     assert (pending(world, other), use(world, other).highest, told) == (7, 7, [None])
     world.drain()
     assert pending(world, other) == 0
@@ -88,20 +88,20 @@ def test_a_quota_that_takes_too_much_memory_to_count_is_not_set(monkeypatch: pyt
     world.send(wanted(40, 5_000, "many"))
     world.settle()
     monkeypatch.setattr(quotas_module, "BYTES_MAX", 100)
-    assert isinstance(set_quota(world, Limits(pending=100)), SlowDown)
+    assert isinstance(set_quota(world, QuotaLimits(pending=100)), SlowDown)
     assert world.core.asked.quotas.listing() == []
     world.send(wanted(1, 5_000, "free"))
     world.settle()
     assert not world.outside.refused
     monkeypatch.undo()
     world.pass_ms(10_000)
-    assert set_quota(world, Limits(pending=100)) is None
+    assert set_quota(world, QuotaLimits(pending=100)) is None
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_moved_message_counts_in_its_new_second_and_no_quota_refuses_it(restart: bool) -> None:
     world = World()
-    assert set_quota(world, Limits(pending=3, per_second=1)) is None
+    assert set_quota(world, QuotaLimits(pending=3, per_second=1)) is None
     world.send(wanted(3, 60_000, "a", every_ms=1_000))
     world.settle()
     moved = world.reschedule(world.receipts("a-0", "a-1"), START_MS + 62_500, START_MS + 90_000)
@@ -113,7 +113,7 @@ def test_a_moved_message_counts_in_its_new_second_and_no_quota_refuses_it(restar
     assert (pending(world), use(world).highest, use(world).highest_ms) == (3, 2, START_MS + 62_000)
     world.send(wanted(1, 60_000, "b"))
     assert reached(world)[0] == [0], "three are pending"
-    assert set_quota(world, Limits(per_second=1)) is None
+    assert set_quota(world, QuotaLimits(per_second=1)) is None
     world.send(wanted(2, 60_000, "c", every_ms=1_000))
     world.settle()
     assert not world.outside.refused
@@ -142,12 +142,12 @@ def test_each_quota_that_is_set_while_nothing_can_be_counted_is_answered_and_lat
         patched.setattr(Counting, "run", fails)
         for most in (10, 20, 30):
             for subject in (SUBJECT, b"other"):
-                limits = Limits(pending=most)
+                limits = QuotaLimits(pending=most)
                 world.core.set_quota(subject, limits, partial(hear, subject))
         world.core.places(SUBJECT, np.array([START_MS + 60_000]), 1_000, lambda answer: told.append((b"places", None)))
         world.settle()
     world.pass_ms(60_000)
     assert sorted(subject for subject, _ in told) == sorted([b"places", *[SUBJECT] * 3, *[b"other"] * 3])
     assert [answer for subject, answer in told if subject == SUBJECT][-1] is None
-    assert use(world).limits == Limits(pending=30)
-    assert set_quota(world, Limits(pending=1)) is None
+    assert use(world).limits == QuotaLimits(pending=30)
+    assert set_quota(world, QuotaLimits(pending=1)) is None
