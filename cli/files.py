@@ -18,6 +18,7 @@ from itertools import islice
 
 import click
 
+from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
 from delayd.machine.disk import RealDisk
 from delayd.reading.export import FORMATS, export_directory
@@ -245,47 +246,76 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else os.fsencode(text)
 
 
-STEP_COLUMNS = columns("step at_ms:instant detail byte:name,spare file:spare log_id:detail")
+STEP_COLUMNS = columns("step at_ms:instant late_ms:duration detail byte:name,spare file:spare log_id:detail")
 
 
 @click.command(cls=Command)
 @click.argument("subject", shell_complete=offer_subjects)
-@click.argument("which", metavar="SEQUENCE|KEY")
-@click.option("--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits.")
+@click.argument("which", metavar="SEQUENCE|RECEIPT|KEY")
+@click.option(
+    "--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits or is a receipt."
+)
 @click.option("--server", type=LogIdParam(), metavar="LOG_ID", help="The delay server that gave the sequence.")
 @data_option
 @format_option
 def trace(subject: str, which: str, is_key: bool, server: int | None, data: str, form: str) -> None:
     """Follow one message through all logs.
 
-    A receipt names the SEQUENCE. With a KEY the newest message that took it is followed. The steps are `accepted`,
-    `filed`, `claimed` (the message was due and is handed over), `appended` by the realtime server, `indexed`, and for
-    each group `pulled` and then `acknowledged`, `given back`, `returned` or `lapsed`. In place of `claimed` there may
-    be `cancelled`, `dead`, `expired` or `in doubt`; or `moved` or `replaced`, and then the steps of the message in its
-    place; or `drained`, and then the steps of the message at the delay server that took it, when its directory is in
-    DIR. A message that a group gave back is `retried` (it comes again later) or `rejected` (it is a dead letter), and
-    then come the steps of its next life. Each step has the file and the byte where it stands. The last row says what
-    the message waits for. stderr says what could not be seen.
+    A RECEIPT names the sequence and the delay server. With a KEY the newest message that took it is followed. The steps
+    are `accepted`, `filed`, `due` (the instant that was wished), `claimed` (the message was due and is handed over),
+    `appended` by the realtime server, `indexed`, and for each group `pulled` and then `acknowledged`, `given back`,
+    `returned` or `lapsed`. In place of `claimed` there may be `cancelled`, `dead`, `expired` or `in doubt`; or `moved`
+    or `replaced`, and then the steps of the message in its place; or `drained`, and then the steps of the message at
+    the delay server that took it, when its directory is in DIR. A message that a group gave back is `retried` (it comes
+    again later) or `rejected` (it is a dead letter), and then come the steps of its next life. Each step has the file
+    and the byte where it stands. The last row says what the message waits for. stderr says what could not be seen.
+    `late` of `claimed` and `appended` is measured from the later of due and accepted. docs/operations.md, "Why was it
+    late?", goes from a late step to its cause.
 
     $ delayd trace orders.cancel 4711 --data /var/lib/delayd
+    $ delayd trace orders.cancel 3kj...
     $ delayd trace orders.cancel order-42
     """
-    found = follow(RealDisk(), data, subject, which if is_key or not which.isdecimal() else int(which), server)
+    message, log_id = (which, server) if is_key else _message_of(which, server)
+    found = follow(RealDisk(), data, subject, message, log_id)
     rows: list[tuple[Cell, ...]] = []
     for each in found:
         rows += [
-            (step.what, step.at_ms, step.detail, step.position, step.path, f"{step.log_id or each.log_id:016x}")
+            (
+                step.what,
+                step.at_ms,
+                step.late_ms,
+                step.detail,
+                step.position,
+                step.path,
+                f"{step.log_id or each.log_id:016x}",
+            )
             for step in each.steps
         ]
         if each.waits_for:
             due = f"due {instant_text(each.deliver_at_ms)}; waits for {each.waits_for}"
-            rows.append(("next", None, due, None, None, f"{each.log_id:016x}"))
+            rows.append(("next", None, None, due, None, None, f"{each.log_id:016x}"))
     show(STEP_COLUMNS, rows, form)
     for each in found:
         if each.earlier:
             click.echo(f"delayd: {each.earlier:,} earlier messages had this key; the newest is followed", err=True)
         for sentence in each.unseen:
             click.echo(f"delayd: not seen: {sentence}", err=True)
+
+
+def _message_of(word: str, server: int | None) -> tuple[int | str, int | None]:
+    """The sequence or key that a word means, and the delay server that it must be of; None for any."""
+    if word.isdecimal():
+        return int(word), server
+    try:
+        receipt = Receipt.of_token(word)
+    except BadArgument:  # Its check bytes tell a receipt from a key.
+        return word, server
+    if server not in (None, receipt.log_id):
+        raise BadArgument(
+            f"the receipt is of delay server {receipt.log_id:016x}, --server names {server:016x}; leave --server out"
+        )
+    return receipt.sequence, receipt.log_id
 
 
 TABLE_COLUMNS = columns("table rows:number")

@@ -68,6 +68,7 @@ STEPS = {
     "path": "string",
     "position": "long",
     "detail": "string",
+    "late_ms": "long",
 }
 NEXT, NOT_SEEN = "next", "not seen"
 AnyHour = str | int | datetime
@@ -386,7 +387,8 @@ class Data:
         ``which`` is its sequence, or its key: then the newest message that took the key is followed.
 
         Columns: ``log_id`` of the delay server, ``step``, ``at_ms`` (masked where the log has no time of it), ``path``,
-        ``position``, ``detail``. The step ``next`` says what the message waits for; ``not seen`` says what no file
+        ``position``, ``detail``, ``late_ms`` (of the steps ``claimed`` and ``appended``, from the later of due and
+        accepted; masked elsewhere). The step ``next`` says what the message waits for; ``not seen`` says what no file
         tells.
 
         Raises:
@@ -447,12 +449,13 @@ def trace_table(found: list[Trace]) -> Table:
     for each in found:
         log_id = f"{each.log_id:016x}"
         rows += [
-            (log_id, step.what, step.at_ms, step.at_ms, step.path, step.position, step.detail) for step in each.steps
+            (log_id, step.what, step.at_ms, step.at_ms, step.path, step.position, step.detail, step.late_ms)
+            for step in each.steps
         ]
         if each.waits_for:
             due_ms = each.deliver_at_ms
-            rows.append((log_id, NEXT, due_ms, due_ms, None, None, f"waits for {each.waits_for}"))
-        rows += [(log_id, NOT_SEEN, None, None, None, None, sentence) for sentence in each.unseen]
+            rows.append((log_id, NEXT, due_ms, due_ms, None, None, f"waits for {each.waits_for}", None))
+        rows += [(log_id, NOT_SEEN, None, None, None, None, sentence, None) for sentence in each.unseen]
     return Table(STEPS, columns_of(STEPS, rows))
 
 

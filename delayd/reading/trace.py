@@ -1,7 +1,7 @@
 """Trace: follows one message through the logs of a delay server and of the realtime server that it went to.
 
-accepted ──▶ filed ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
-                  │                                                └──▶ retried, rejected ──▶ accepted, its next life
+accepted ──▶ filed ──▶ due ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
+                  │                                                        └──▶ retried, rejected ──▶ its next life
                   └──▶ cancelled, dead, expired, in doubt, moved, replaced, drained ──▶ steps of the row in its place
 
 Invariant: each step names the file and the byte at which it was read. Nothing is guessed: what no file tells, or what a
@@ -68,6 +68,7 @@ class Step:
     position: int
     detail: str = ""
     log_id: int = 0  # The delay server that has taken the message in a drain; 0: that of the trace.
+    late_ms: int | None = None  # From the later of due and accepted, of the steps `claimed` and `appended`.
 
 
 @dataclass(slots=True)
@@ -255,13 +256,33 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
         found.waits_for = f"{files}its instant; `delayd status` says what a due message waits for"
         return _Row(found)
     step, part, other = outcome
+    due_from_ms = int(row.due_from_ms()[0])
+    if Outcome(int(part["outcome"])) is not Outcome.CANCELLED:
+        _fall_due(found, due_from_ms)
+    if Outcome(int(part["outcome"])) is Outcome.DISPATCHED:
+        step = _late(step, due_from_ms)
     found.steps.append(step)
     if Outcome(int(part["outcome"])) is not Outcome.DISPATCHED:
         if int(part["reason"]) not in FOLLOWED:
             return _Row(found)
         is_drained = int(part["reason"]) == Reason.DRAINED
         return _Row(found, _Follower(int(part["target_log_id"]) if is_drained else delay.log_id, other))
-    return _Row(found, None, tuple(_at_target(disk, servers, found, part, subject)))
+    return _Row(found, None, tuple(_at_target(disk, servers, found, part, subject, due_from_ms)))
+
+
+def _fall_due(found: Trace, due_from_ms: int) -> None:
+    """Add the instant that was wished to the steps of a row that waited for it; it stands where the row does.
+
+    A message that was due already when it was accepted has this step first: 12:00:00 due, 12:00:03 accepted.
+    """
+    due_ms, row = found.deliver_at_ms, found.steps[-1]
+    was_due = due_ms < due_from_ms
+    detail = "before it was accepted, from which `late` counts" if was_due else ""
+    found.steps.insert(0 if was_due else len(found.steps), Step("due", due_ms, row.path, row.position, detail))
+
+
+def _late(step: Step, due_from_ms: int) -> Step:
+    return step if step.at_ms is None else replace(step, late_ms=step.at_ms - due_from_ms)
 
 
 def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> ScheduleRows | None:
@@ -353,7 +374,9 @@ def _ended(part: np.void, named: int, path: str, position: int) -> Step:
     return Step(what, int(part["claimed_at_ms"]) or None, path, position, detail)
 
 
-def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subject: str) -> list[_NextLife]:
+def _at_target(
+    disk: Disk, servers: _Servers, found: Trace, part: np.void, subject: str, due_from_ms: int
+) -> list[_NextLife]:
     log_id, offset = int(part["target_log_id"]), int(part["target_offset"])
     target = servers.get((Role.REALTIME, log_id))
     if target is None:
@@ -377,7 +400,8 @@ def _at_target(disk: Disk, servers: _Servers, found: Trace, part: np.void, subje
         return []
     row = int(rows[0])
     at_ms = int(part["target_appended_at_ms"])
-    found.steps.append(Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}"))
+    appended = Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}")
+    found.steps.append(_late(appended, due_from_ms))
     indexed = _indexed(disk, target, offset << ROW_BITS | row)
     if indexed is None:
         found.unseen.append("its consume sequence: the next checkpoint of the realtime server writes it")

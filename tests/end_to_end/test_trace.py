@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import delayd
@@ -16,6 +16,11 @@ def steps(data: Path, sequence: int, subject: str = "s") -> list[dict[str, objec
     assert ran.code == 0, ran.err
     found: list[dict[str, object]] = json.loads(ran.out)
     return found
+
+
+def but_due(found: list[dict[str, object]]) -> list[object]:
+    """The steps without `due`, which a message that is due at once has before or after `accepted`."""
+    return [step["step"] for step in found if step["step"] != "due"]
 
 
 def test_each_step_of_a_message_is_found_with_its_file_and_byte(tmp_path: Path) -> None:
@@ -32,7 +37,7 @@ def test_each_step_of_a_message_is_found_with_its_file_and_byte(tmp_path: Path) 
         for server in (production.delay, production.realtime):
             assert server.terminate() == 0
     found = steps(data, first.sequence)
-    assert [step["step"] for step in found] == [
+    assert but_due(found) == [
         "accepted",
         "filed",
         "claimed",
@@ -60,10 +65,49 @@ def test_each_step_of_a_message_is_found_with_its_file_and_byte(tmp_path: Path) 
     shutil.rmtree(data / "realtime")
     ran = run("trace", "s", str(first.sequence), "--data", str(data), "--format", "json")
     assert ran.code == 0 and "not seen: what became of it at realtime server" in ran.err
-    assert [step["step"] for step in json.loads(ran.out)] == ["accepted", "filed", "claimed"]
+    assert but_due(json.loads(ran.out)) == ["accepted", "filed", "claimed"]
     for subject, sequence in (("s", "999"), ("other", str(first.sequence))):
         refused = run("trace", subject, sequence, "--data", str(data))
         assert refused.code == 2 and "never accepted here" in refused.err
+
+
+def test_a_trace_says_when_a_message_was_due_and_how_late_each_server_was(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with cluster(data) as production:
+        with delayd.Producer(production.meta.address) as producer:
+            past = producer.send("s", b"1", deliver_at=datetime.now(UTC) - timedelta(minutes=1))
+            soon = producer.send("s", b"2", delay=timedelta(seconds=1))
+        # The target is away when the second one is due.
+        assert production.consumed(1) == ["1"]
+        assert production.realtime.terminate() == 0
+        wait_until(lambda: datetime.now(UTC) > soon.deliver_at + timedelta(seconds=0.3))
+        production.realtime.start()
+        assert production.consumed(1) == ["2"]
+        for server in (production.delay, production.realtime):
+            assert server.terminate() == 0
+    for receipt, order in ((past, ["due", "accepted", "filed"]), (soon, ["accepted", "filed", "due"])):
+        found = steps(data, receipt.sequence)
+        assert [step["step"] for step in found[:5]] == [*order, "claimed", "appended"]
+        named = {str(step["step"]): step for step in found}
+        assert named["due"]["at_ms"] == receipt.deliver_at_ms
+        base_ms = max(receipt.deliver_at_ms, receipt.accepted_at_ms)
+        for step in found:
+            late_ms = int(str(step["at_ms"])) - base_ms if step["step"] in ("claimed", "appended") else None
+            assert step["late_ms"] == late_ms
+        listed = run("dispatch", "show", "--data", str(data), "--format", "json").out
+        (row,) = (each for each in json.loads(listed) if each["sequence"] == receipt.sequence)
+        assert row["late_ms"] == named["appended"]["late_ms"]
+    assert int(str(named["appended"]["late_ms"])) >= 300
+    shown = run("trace", "s", str(soon.sequence), "--data", str(data)).out.splitlines()
+    assert shown[0].split()[:3] == ["step", "at", "late"]
+    assert any(line.startswith("appended") and " ms " in line for line in shown), shown
+    # A receipt's word is its sequence at its delay server, unless it is called a key.
+    by_receipt = ("trace", "s", soon.token, "--data", str(data))
+    assert run(*by_receipt).out.splitlines() == shown
+    assert run(*by_receipt, "--server", f"{soon.log_id:016x}").out.splitlines() == shown
+    for more, said in ((("--server", "1"), "the receipt is of delay server"), (("--key",), "of that subject and key")):
+        refused = run(*by_receipt, *more)
+        assert refused.code == 2 and said in refused.err
 
 
 def test_a_message_is_followed_over_all_its_lives(tmp_path: Path) -> None:
@@ -91,7 +135,7 @@ def test_a_message_is_followed_over_all_its_lives(tmp_path: Path) -> None:
             assert server.terminate() == 0
     found = steps(data, sent.sequence)
     arrives = ["claimed", "appended", "indexed", "pulled"]
-    assert [step["step"] for step in found] == [
+    assert but_due(found) == [
         *("accepted", "filed", *arrives, "acknowledged", "pulled", "retried"),
         *("accepted", "filed", *arrives, "rejected"),
         *("accepted", "filed", "moved", "accepted", "filed", *arrives, "rejected"),
