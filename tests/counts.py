@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,16 @@ from delayd.testing.disk import MemoryDisk
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What the collector ends, such as objects of an earlier test, is no part of what is counted."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def calls(do: Callable[[], object]) -> int:
@@ -21,11 +33,12 @@ def calls(do: Callable[[], object]) -> int:
         nonlocal count
         count += event == "call" and not frame.f_code.co_filename.endswith("_adapter.py")
 
-    sys.setprofile(seen)
-    try:
-        do()
-    finally:
-        sys.setprofile(None)
+    with _no_collection():
+        sys.setprofile(seen)
+        try:
+            do()
+        finally:
+            sys.setprofile(None)
     return count
 
 
@@ -39,11 +52,12 @@ def lines(do: Callable[[], object]) -> int:
         return seen
 
     before = sys.gettrace()
-    sys.settrace(seen)
-    try:
-        do()
-    finally:
-        sys.settrace(before)
+    with _no_collection():
+        sys.settrace(seen)
+        try:
+            do()
+        finally:
+            sys.settrace(before)
     return count
 
 
