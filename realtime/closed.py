@@ -36,9 +36,9 @@ from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.segment import Segment
 from delayd.log.segment_index import FOLDER, IndexMaker, index_groups, index_header, index_path, write_index
 from delayd.log.tally import Differing, Tallier, Tallies, covered, decode_tallies, encode_tallies, joined
-from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk
-from delayd.machine.executor import Done, Executor, Priority
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
 from delayd.machine.operating import Wait, WaitKind
 
 PIECE_BYTES = 4 << 20  # One job reads this much: some 10 ms.
@@ -70,23 +70,21 @@ class _Reading:
 class ClosedSegments:
     """Reads closed segments one after the other; belongs to the loop."""
 
-    def __init__(
-        self, message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, executor: Executor, alarms: Alarms
-    ) -> None:
+    def __init__(self, site: Site, message_log: Log, tally_log: TallyLog) -> None:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.rolls_at = 0  # The message log may have another segment when it ends behind this offset: then call `look`.
         self.end = tally_log.end  # How far the tally log is durable.
         self._message_log = message_log
         self._tally_log = tally_log
-        self._indexes = indexes
-        self._executor = executor
-        self._clock = alarms.clock
-        self._turn = alarms.alarm(self._go_on)
+        self._indexes = SegmentIndexes(site.disk, message_log.place, site.epoch)
+        self._executor = site.worker
+        self._clock = site.clock
+        self._turn = site.alarms.alarm(self._go_on)
         self._reading: _Reading | None = None
         self._under_way = False
         self._tries = 0
         self._hurries = self._loops = False
-        self._sweeps = indexes.any_below(message_log.start)
+        self._sweeps = self._indexes.any_below(message_log.start)
         self._looked = message_log.start  # The indexes of all segments below this offset are written, or were given up.
         self._begin_from(tally_log.entries)
         self.look()

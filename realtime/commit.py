@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import DispatchPart, padded
@@ -27,6 +27,9 @@ from delayd.machine.clock import Clock
 from delayd.machine.executor import Executor
 
 from .handoff import Hello, Origin, Peer
+
+if TYPE_CHECKING:
+    from .recovery import Recovered
 
 COMMIT_BYTES = 32 << 20  # Above this a commit takes no further frame, so that the first one does not wait too long.
 GROUP_BYTES = 64 << 20  # Bytes of the batches in one group; its header and table fit the rest of the limit.
@@ -89,22 +92,12 @@ class Commit:
 class GroupCommit(Committer[Commit, Written]):
     """The one writer of the message log; belongs to the loop."""
 
-    def __init__(
-        self,
-        message_log: Log,
-        executor: Executor,
-        alarms: Alarms,
-        epoch: int,
-        next_sequence: int,
-        appended_at_ms: int,
-    ) -> None:
+    def __init__(self, recovered: "Recovered", executor: Executor, alarms: Alarms) -> None:
         super().__init__("message log", executor, alarms.clock)
         self._again = alarms.alarm(self.retry)
         self.on_commit: Callable[[Commit], None] = lambda commit: None
-        self._log = message_log
-        self._epoch = epoch
-        self._next_sequence = next_sequence
-        self._appended_at_ms = appended_at_ms
+        self._log, self._epoch = recovered.message_log, recovered.identity.epoch
+        self._next_sequence, self._appended_at_ms = recovered.next_sequence, recovered.appended_at_ms
         self._queue: deque[DispatchFrame | Greeting | Note] = deque()
 
     @property

@@ -2,7 +2,8 @@
 own.
 
 The loop owns all state; commits of the message log, fsyncs of the pull log and checkpoints run on three executors, and
-each comes back with one call. A batch is indexed, and offered to consumers, only when it is durable.
+each comes back with one call. A batch is indexed, and offered to consumers, only when it is durable. `Core` makes its
+parts in this order: the writer of the message log, `Consuming`, `Housekeeping`, what can't be read, delay servers.
 """
 
 import logging
@@ -12,12 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from delayd.config import RealtimeConfig
-from delayd.errors import (
-    DelaydError,
-    ServerStopped,
-    Stopping,
-)
-from delayd.log.log import Log, write_again
+from delayd.errors import DelaydError, ServerStopped, Stopping
+from delayd.log.log import write_again
 from delayd.machine.alarms import NEVER_MS, Alarms
 from delayd.machine.clock import JudgedClock
 from delayd.machine.disk import Disk
@@ -30,7 +27,7 @@ from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
 
 from .checkpoint import Checkpointer, Snapshot, Snapshots
-from .closed import ClosedSegments, SegmentIndexes
+from .closed import ClosedSegments
 from .commit import Commit, GroupCommit, PullCommit
 from .consumers import Consumers, Joins
 from .delay_servers import DelayServers, Reserve
@@ -47,6 +44,8 @@ from .retries import Retries
 from .unread import LogFiles, OnCheckpoint, Unread
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[Peer, Frame], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,46 @@ class Surroundings:
     begin_anew: Callable[[str], None]
 
 
+class Consuming:
+    """The groups of consumers, and who serves them; `begin` is called when all parts are made."""
+
+    def __init__(self, config: RealtimeConfig, site: Site, recovered: Recovered, pull: Executor) -> None:
+        alarms, index, stored = site.alarms, recovered.index, recovered.stored
+        self.pull_log = PullCommit(pull, site.clock, site.epoch)
+        self.pulls = Pulls(recovered, self.pull_log, alarms)
+        self.groups = GroupRecords(self.pulls, index, stored, self.pull_log, alarms)
+        self.joins = Joins(self.pulls, self.groups, index, alarms)
+        index.on_subject = self.joins.came
+        self.retries = Retries(site.log_id, self.groups, self.pulls, stored, self.pull_log)
+        self.consumers = Consumers(config, self.pulls, self.groups, self.retries, stored)
+
+    def begin(self, recovered: Recovered) -> None:
+        """Serve the groups that a start has found; without its pull log no group is known."""
+        replay, pull_log = recovered.pulls, recovered.pull_log
+        if replay is None or pull_log is None:
+            return
+        replay.begin_life(recovered.identity.epoch)
+        if recovered.message_log.start:
+            replay.settle_starts()
+        self.pull_log.begin(pull_log, replay.appended_at_ms)
+        self.groups.begin(replay)
+        self.retries.begin()
+
+
+class Housekeeping:
+    """What keeps the directory: checkpoints, the reading of closed segments, and the removal of what is old."""
+
+    def __init__(
+        self, config: RealtimeConfig, site: Site, recovered: Recovered, groups: GroupRecords, clock: JudgedClock
+    ) -> None:
+        index, marks = recovered.index, recovered.marks
+        self.unseen = Unseen(index, groups.roster.has, config.retention_ms)
+        self.checkpoints = Checkpointer(site, index, marks, config.checkpoint_every_ms, config.checkpoint_bytes)
+        self.trimming = Trimming(index, site.disk, site.worker)
+        self.closed = ClosedSegments(site, recovered.message_log, recovered.tally_log)
+        self.snapshots = Snapshots(recovered, groups, self.closed, clock, config.retention_ms)
+
+
 class Core:
     """One realtime server, from its recovery to its stop.
 
@@ -84,85 +123,54 @@ class Core:
         recovered: Recovered,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        identity = recovered.identity
-        disk, state, clock, executors = around.disk, around.state, around.clock, around.executors
-        alarms = self._alarms = Alarms(clock)
-        site = Site(disk, state, config.folder, identity, alarms, executors.work)
+        disk, clock, executors, identity = around.disk, around.clock, around.executors, recovered.identity
+        self._clock, self._executors, self._state, self._store = clock, executors, recovered, around.state
+        self._on_failure = on_failure
+        self._failed = self._last_checkpoint = False
+        self._stopping: Callable[[], None] | None = None
+        self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
+        self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
         # The fields that the shell adds to STATUS, about its connections and its loop.
         self.shell_status: Callable[[], Head] = dict
         self.shell_waits: Callable[[], Iterator[Wait]] = lambda: iter(())
-        self.log_id = identity.log_id
-        self.epoch = identity.epoch
-        self.counters = dict.fromkeys(("frames", "batches", "messages"), 0)
-        self.started_at_ms = clock.now_ms()
-        self.fence = Fence("realtime", identity.log_id)
         self.cluster_id: Callable[[], int] = lambda: 0  # The shell learns it from meta.
-        self._config = config
-        self._clock = clock
-        self._executors = executors
-        self._state, self._store = recovered, state
+        self.log_id, self.epoch, self.started_at_ms = identity.log_id, identity.epoch, clock.now_ms()
+        self.counters = dict.fromkeys(("frames", "batches", "messages"), 0)
+        self.fence = Fence("realtime", identity.log_id)
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
-        self._on_failure = on_failure
-        self._commit = GroupCommit(
-            recovered.message_log,
-            executors.commit,
-            alarms,
-            identity.epoch,
-            recovered.next_sequence,
-            recovered.appended_at_ms,
-        )
-        self._commit.on_commit, self._commit.on_failure = self._committed, self.fail
-        self._pull_log = PullCommit(executors.pull, clock, identity.epoch)
-        self._pull_log.on_failure = self.fail
-        self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, alarms)
-        self._led = self._pulls.leads.of_peer
-        self._groups = GroupRecords(self._pulls, self._index, self._stored, self._pull_log, alarms)
-        self._joins = Joins(self._pulls, self._groups, self._index, alarms)
-        self._index.on_subject = self._joins.came
-        self._unseen = Unseen(self._index, self._groups.roster.has, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
-        self._checkpoints = Checkpointer(
-            site, self._index, recovered.marks, config.checkpoint_every_ms, config.checkpoint_bytes
-        )
-        self._checkpoints.on_failure = self.fail
-        self._rebuilder = Rebuilder(disk, self._index, recovered.message_log, executors.work, alarms)
-        self._rebuilder.on_rebuilt = self._rebuilt
-        self._index.on_damage = self._rebuilder.want
-        self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
-        self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
-        self._stopping: Callable[[], None] | None = None
-        self._last_checkpoint = False
-        self._trimming = Trimming(self._index, disk, executors.work)
-        self._failed = False
-        self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
-        self._files = LogFiles(site, recovered, alarms, executors.commit)
-        self._files.on_whole = self._pulls.quarantine.try_soon
-        self._files.on_pull_log_rolled = self.checkpoint
-        self._unread = Unread(site, recovered, alarms, around.begin_anew)
-        self._unread.on_checkpoint_wanted = self._tell_of_checkpoint
-        indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
-        self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, alarms)
-        self._closed.on_failure = self.fail
-        self._snapshots = Snapshots(recovered, self._groups, self._closed, clock, config.retention_ms)
-        self._operators = Operators(self._groups, self._pulls.quarantine, self._rebuilder, self._files, self._unread)
-        reserve = self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
-        self._delay_servers = DelayServers(recovered, self._commit, self._unread, reserve)
-        self.retries = Retries(self.log_id, self._groups, self._pulls, self._stored, self._pull_log)
-        consumers = Consumers(config, self._pulls, self._groups, self.retries, self._stored)
-        self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
-            RequestType.PING: self._ping,
-            RequestType.STATUS: self._status,
-            RequestType.TRUST_CLOCK: self._trust_clock,
-            RequestType.HELLO: self._delay_servers.hello,
-            RequestType.DISPATCH: self._delay_servers.dispatch,
-            RequestType.ORIGIN_ACCEPT: self._delay_servers.accept,
-            RequestType.MEND_LIST: self._operators.list,
-            RequestType.MEND: self._operators.mend,
-            RequestType.SUBJECTS: consumers.subjects,
-        }
-        of_groups: dict[int, Callable[[Peer, Frame], None]] = {
-            RequestType.SUBSCRIBE: self._joins.subscribe,
+        alarms = self._alarms = Alarms(clock)
+        site = Site(disk, around.state, config.folder, identity, alarms, executors.work)
+        self._commit = GroupCommit(recovered, executors.commit, alarms)
+        self._commit.on_commit = self._committed
+        consuming = Consuming(config, site, recovered, executors.pull)
+        self._pull_log, self._pulls, self.groups = consuming.pull_log, consuming.pulls, consuming.groups
+        self._led, self.retries = self._pulls.leads.of_peer, consuming.retries
+        house = Housekeeping(config, site, recovered, self.groups, clock)
+        self._checkpoints, self._snapshots, self._closed = house.checkpoints, house.snapshots, house.closed
+        self._unseen, self._trimming = house.unseen, house.trimming
+        for part in (self._commit, self._pull_log, self._checkpoints, self._closed):
+            part.on_failure = self.fail
+        self._unread = Unread(site, recovered, self._tell_of_checkpoint, around.begin_anew)
+        self._operators = self._open_repair(site)
+        self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
+        self._delay_servers = DelayServers(recovered, self._commit, self._unread, self._reserve)
+        consuming.begin(recovered)
+        self._handlers = self._served(consuming.consumers, consuming.joins)
+
+    def _open_repair(self, site: Site) -> Operators:
+        """Notice files that can't be read, or go, and what operators decide about them."""
+        recovered, quarantine = self._state, self._pulls.quarantine
+        rebuilder = Rebuilder(site, self._index, recovered.message_log, self._checkpoints, self._rebuilt)
+        self._index.on_damage = rebuilder.want
+        files = LogFiles(site, recovered, self._executors.commit, quarantine.try_soon, self.checkpoint)
+        return Operators(self.groups, quarantine, rebuilder, files, self._unread)
+
+    def _served(self, consumers: Consumers, joins: Joins) -> dict[int, Handler]:
+        """Who serves each type of request; those about groups are refused while nobody knows which there are."""
+        of_groups: dict[int, Handler] = {
+            RequestType.SUBSCRIBE: joins.subscribe,
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
@@ -175,25 +183,22 @@ class Core:
             RequestType.MOVE_GROUP: self._operators.move_group,
             RequestType.PAUSE_GROUP: self._operators.pause_group,
         }
-        replay, pull_log = recovered.pulls, recovered.pull_log
-        if replay is None or pull_log is None:
-            # No group is known.
+        if not self.groups.roster.known:
             of_groups = dict.fromkeys(of_groups, lambda peer, frame: self._unread.check_pulls())
-        else:
-            replay.begin_life(self.epoch)
-            if recovered.message_log.start:
-                replay.settle_starts()
-            self._pull_log.begin(pull_log, replay.appended_at_ms)
-            self._groups.begin(replay)
-            self.retries.begin()
-        self._handlers.update(of_groups)
+        return {
+            RequestType.PING: self._ping,
+            RequestType.STATUS: self._status,
+            RequestType.TRUST_CLOCK: self._trust_clock,
+            RequestType.HELLO: self._delay_servers.hello,
+            RequestType.DISPATCH: self._delay_servers.dispatch,
+            RequestType.ORIGIN_ACCEPT: self._delay_servers.accept,
+            RequestType.MEND_LIST: self._operators.list,
+            RequestType.MEND: self._operators.mend,
+            RequestType.SUBJECTS: consumers.subjects,
+            **of_groups,
+        }
 
-    @property
-    def groups(self) -> GroupRecords:
-        """Makes and ends groups."""
-        return self._groups
-
-    def serve_too(self, handlers: Mapping[int, Callable[[Peer, Frame], None]]) -> None:
+    def serve_too(self, handlers: Mapping[int, Handler]) -> None:
         """Have requests that concern the directory, and not the core, served like all others."""
         self._handlers.update(handlers)
 
@@ -215,20 +220,20 @@ class Core:
     def disconnected(self, peer: Peer) -> None:
         """Forget a connection that has ended: nothing is delivered to its waiting requests."""
         self._origins.disconnected(peer)
-        self._groups.ephemeral.disconnected(peer)
+        self.groups.ephemeral.disconnected(peer)
         self._pulls.disconnected(peer)
 
     def stood_still(self, ms: int) -> None:
         """No consumer could say anything, and no file could change, for so long."""
         self._alarms.stood_still(ms)
         self._pulls.leads.stood_still(ms)
-        self._groups.ephemeral.stood_still(ms)
+        self.groups.ephemeral.stood_still(ms)
 
     def unheard(self, ms: int) -> None:
         """No consumer could be heard for so long, because this server stood still (rule T5)."""
         self._pulls.unheard(ms)
         self._pulls.leads.unheard(ms)
-        self._groups.ephemeral.stood_still(ms)
+        self.groups.ephemeral.stood_still(ms)
 
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int:
         """When `wake` is next needed, monotonic; an answer of ``before_ms`` or later says only that it is not needed
@@ -295,9 +300,10 @@ class Core:
 
     def close(self) -> None:
         """Write removed files again and close all, after the executors have ended."""
-        for each in self._logs():
-            write_again(each.segments)
-            each.close()
+        for each in (self._state.message_log, self._state.pull_log):
+            if each is not None:
+                write_again(each.segments)
+                each.close()
         self._closed.close()
         self._checkpoints.close()
 
@@ -409,7 +415,7 @@ class Core:
 
     def _pull_marks(self) -> tuple[int, int, int]:
         """Up to where a checkpoint covers the pull log; while that can't be read, the values of the last checkpoint."""
-        if self._groups.roster.known:
+        if self.groups.roster.known:
             return self._pull_log.end, self._pull_log.crc32c, self._pulls.next_pull
         last = self._checkpoints.last
         return last.pull_offset, last.pull_crc32c, last.next_pull
@@ -432,7 +438,7 @@ class Core:
         if snapshot is None:
             return
         take = partial(self._checkpoints.take, snapshot, self._checkpointed)
-        if self._groups.roster.known:
+        if self.groups.roster.known:
             # The transaction must not store a newer state of the groups than the durable pull log has.
             self._pull_log.when_durable(take)
         else:
@@ -442,10 +448,6 @@ class Core:
         self._unseen.removed()
         self._closed.sweep()
         self._trimming.begin()
-
-    def _logs(self) -> list[Log]:
-        """The open logs."""
-        return [each for each in (self._state.message_log, self._state.pull_log) if each is not None]
 
     def _rebuilt(self, subject: Subject) -> None:
         """A consume log is whole again: serve the pulls that waited for it."""

@@ -48,13 +48,7 @@ from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.wire.frame import Frame, Head
-from delayd.wire.heads import (
-    INT_MAX,
-    WINDOW_ROW_BYTES,
-    need_int,
-    need_ints,
-    need_u64,
-)
+from delayd.wire.heads import INT_MAX, WINDOW_ROW_BYTES, need_int, need_ints, need_u64
 
 from .commit import DispatchFrame, Greeting, GroupCommit, Note
 from .handoff import Hello, InDoubt, Origin, Peer, W

@@ -12,11 +12,7 @@ from delayd.errors import BadArgument
 from delayd.machine.operating import Wait, WaitKind
 from delayd.wire.consuming import read_position
 from delayd.wire.frame import Frame, Head
-from delayd.wire.heads import (
-    need_bool,
-    need_int,
-    need_str,
-)
+from delayd.wire.heads import need_bool, need_int, need_str
 from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, decided_head, list_head, read_decision
 
 from .group_records import GroupRecords

@@ -40,13 +40,13 @@ from .acks import SAID, SECRET_BITS, ConsumerWord, GivenOut, Handles, NamedPulls
 from .commit import PullCommit
 from .groups import Group, Roster
 from .handoff import Peer
-from .index import Index, StoredBatches, Subject
+from .index import Subject
 from .kept import Life
 from .leads import Leads
 from .parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
 from .polls import RETRY_MS, Waiting, WaitingPulls
 from .quarantine import Quarantine
-from .recovery import PullReplay
+from .recovery import PullReplay, Recovered
 from .subscriptions import Subscription, Subscriptions
 from .window import HELD, GroupWindow, GroupWord, Offer, StateRun
 
@@ -75,16 +75,10 @@ class PutOff(NamedTuple):
 class Pulls:
     """Serves the consumers of all groups; belongs to the loop."""
 
-    def __init__(
-        self,
-        log_id: int,
-        epoch: int,
-        index: Index,
-        stored: StoredBatches,
-        pull_log: PullCommit,
-        alarms: Alarms,
-    ) -> None:
+    def __init__(self, recovered: Recovered, pull_log: PullCommit, alarms: Alarms) -> None:
         clock = self.clock = alarms.clock
+        log_id, epoch = recovered.identity.log_id, recovered.identity.epoch
+        index, stored = recovered.index, recovered.stored
         self.roster = Roster(log_id)
         self.groups = self.roster.groups
         self.subscriptions = Subscriptions()

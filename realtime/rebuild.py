@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
@@ -34,11 +35,14 @@ from delayd.log.consume import (
 )
 from delayd.log.group import GroupKind, content_position
 from delayd.log.log import Log
-from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk, File
-from delayd.machine.executor import Done, Executor
+from delayd.machine.executor import Done
+from delayd.machine.identity import Site
 
 from .index import Index, Subject
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpointer
 
 PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.
 ROUND_SUBJECTS = 1_000  # Subjects that are rebuilt in one pass over the log.
@@ -75,24 +79,19 @@ class _RebuildRound:
 class Rebuilder:
     """Rebuilds the wanted consume logs, one round at a time; belongs to the loop."""
 
-    def __init__(self, disk: Disk, index: Index, message_log: Log, executor: Executor, alarms: Alarms) -> None:
-        self.on_rebuilt: Callable[[Subject], None] = lambda subject: None
+    def __init__(
+        self, site: Site, index: Index, log_: Log, checkpoints: "Checkpointer", on_rebuilt: Callable[[Subject], None]
+    ) -> None:
         self.counted = 0
-        self._retry = alarms.alarm(self._start)
-        self._disk = disk
-        self._index = index
-        self._log = message_log
-        self._executor = executor
-        self._clock = alarms.clock
+        self._retry = site.alarms.alarm(self._start)
+        self._disk, self._index, self._log = site.disk, index, log_
+        self._checkpoints = checkpoints
+        self._on_rebuilt = on_rebuilt
+        self._executor, self._clock = site.worker, site.clock
         self._wanted: dict[Subject, None] = {}
         self._under_way = False
         self._quiet_until_ms: dict[Subject, int] = {}  # Subjects that were rebuilt just now.
-        self._indexed_offset: Callable[[], int] = lambda: 0
-
-    def begin(self, indexed_offset: Callable[[], int]) -> None:
-        """Begin: a checkpoint has passed ``indexed_offset``, and messages above it are in memory."""
-        self._indexed_offset = indexed_offset
-        for subject in self._index:
+        for subject in index:
             if subject.damage is not None:
                 self.want(subject)
 
@@ -126,7 +125,7 @@ class Rebuilder:
             self._retry.at(min(quiet[each] for each in self._wanted))
             return
         self._under_way = True
-        stop = self._indexed_offset()
+        stop = self._checkpoints.last.indexed_offset  # Messages above it are in memory.
         found = [_wanted(self._index, subject, stop, self._clock.now_ms()) for subject in subjects]
         start = min(self._log.start, stop)
         self._go_on(_RebuildRound({each.name: each for each in found}, start, stop, start))
@@ -164,7 +163,7 @@ class Rebuilder:
             log.info("consume_log_rebuilt subject=%s first=%d end=%d", each.subject.name, each.tail.first, each.end)
         self._start()
         for each in round_.wanted.values():
-            self.on_rebuilt(each.subject)
+            self._on_rebuilt(each.subject)
 
     def _later(self) -> None:
         self._under_way = False

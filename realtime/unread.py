@@ -27,7 +27,6 @@ from typing import NamedTuple
 from delayd.errors import DamagedData, DelaydError, HandoffRefused, NotReady
 from delayd.log.log import Append, Log, LogWatch, OnFiles, Told
 from delayd.log.tail import Damage, find_damage, give_up
-from delayd.machine.alarms import Alarms
 from delayd.machine.disk import Disk, list_named, open_named
 from delayd.machine.executor import Done, Executor, run
 from delayd.machine.identity import Site
@@ -62,6 +61,8 @@ log = logging.getLogger(__name__)
 OnCheckpoint = Callable[[DelaydError | None], None]
 """Called when a checkpoint is durable that began after it was wanted, or with the reason why it is not."""
 Seen = list[tuple[str, int | None, int]]
+BeginAnew = Callable[[str], None]
+OnFile = Callable[[], None]
 
 
 class _Try(NamedTuple):
@@ -75,18 +76,19 @@ class _Try(NamedTuple):
 class Unread:
     """Tries what a start could not read, one thing at a time; belongs to the loop.
 
-    ``begin_anew`` has the server begin anew in place. ``on_checkpoint_wanted`` takes a checkpoint.
+    ``checkpoint`` takes a checkpoint. ``begin_anew`` has the server begin anew in place.
     """
 
-    def __init__(self, site: Site, recovered: Recovered, alarms: Alarms, begin_anew: Callable[[str], None]) -> None:
-        self.on_checkpoint_wanted: Callable[[OnCheckpoint], None] = lambda counted: None
+    def __init__(
+        self, site: Site, recovered: Recovered, checkpoint: Callable[[OnCheckpoint], None], begin_anew: BeginAnew
+    ) -> None:
         self.gives_window_up = False  # Whether the next checkpoint is to say that no batch is in doubt.
         self._site = site
         self._recovered = recovered
-        self._begin_anew = begin_anew
+        self._checkpoint, self._begin_anew = checkpoint, begin_anew
         self._begun = False
         self._since_ms = site.clock.now_ms()
-        self._look = alarms.alarm(self._look_at_files)
+        self._look = site.alarms.alarm(self._look_at_files)
         self._again_ms = 0
         self._seen: Seen = []
         self._tried: Seen = []
@@ -199,7 +201,7 @@ class Unread:
 
     def _whole(self, each: _Try) -> None:
         """Take a checkpoint before the next life begins: then that needs no file that only this life can read."""
-        self.on_checkpoint_wanted(partial(self._checkpointed, each))
+        self._checkpoint(partial(self._checkpointed, each))
 
     def _checkpointed(self, each: _Try, refused: DelaydError | None) -> None:
         if refused is not None:
@@ -279,21 +281,19 @@ class UnreadEntry(NamedTuple):
 
 
 class LogFiles:
-    """Watches both logs; belongs to the loop."""
+    """Watches both logs; belongs to the loop. ``on_whole``: a file of the message log can be read again."""
 
-    def __init__(self, site: Site, recovered: Recovered, alarms: Alarms, commit: Executor) -> None:
-        self.on_whole: Callable[[], None] = lambda: None  # Called when a file of the message log can be read again.
-        self.on_pull_log_rolled: Callable[[], None] = lambda: None
-        self._alarms = alarms
-        self._work = site.worker
-        self._clock = site.clock
+    def __init__(
+        self, site: Site, recovered: Recovered, commit: Executor, on_whole: OnFile, on_pull_log_rolled: OnFile
+    ) -> None:
+        self._site = site
+        self._on_whole = on_whole
         self._entries: dict[str, UnreadEntry] = {}
         self._watches = {MESSAGE: self._watch(MESSAGE, recovered.message_log, commit.submit, lambda: None)}
         if recovered.pull_log is not None:
             # The loop itself appends to the pull log, so these jobs run on the loop.
-            self._watches[PULL] = self._watch(
-                PULL, recovered.pull_log, lambda job, done: done(run(job)), lambda: self.on_pull_log_rolled()
-            )
+            pull_log = recovered.pull_log
+            self._watches[PULL] = self._watch(PULL, pull_log, lambda job, done: done(run(job)), on_pull_log_rolled)
 
     def __iter__(self) -> Iterator[Quarantined]:
         for id_, entry in self._entries.items():
@@ -310,7 +310,7 @@ class LogFiles:
 
     def _watch(self, name: str, log_: Log, append: Append, rolled: Callable[[], None]) -> LogWatch:
         on_files = OnFiles(partial(self._put_file, name), partial(self._lift_file, name), rolled)
-        return LogWatch(log_, append, self._work, self._alarms, on_files)
+        return LogWatch(log_, append, self._site.worker, self._site.alarms, on_files)
 
     def _put_file(self, log_name: str, name: str, damage: DamagedData) -> None:
         self._put(f"log/{log_name}/{name}", damage)
@@ -318,11 +318,11 @@ class LogFiles:
     def _lift_file(self, log_name: str, name: str) -> None:
         self._lift(f"log/{log_name}/{name}")
         if log_name == MESSAGE:
-            self.on_whole()
+            self._on_whole()
 
     def _put(self, id_: str, damage: DamagedData) -> None:
         known = self._entries.get(id_)
-        self._entries[id_] = UnreadEntry(damage, self._clock.now_ms() if known is None else known.since_ms)
+        self._entries[id_] = UnreadEntry(damage, self._site.clock.now_ms() if known is None else known.since_ms)
         if known is None or str(known.damage) != str(damage):
             log.critical("quarantined id=%s rows=%d reason=%r", id_, 0, str(damage))
 
