@@ -8,9 +8,8 @@ A map.
     plugin              the fixtures of pytest
     conformance         what the public clients promise, as tests that run against any home (docs/testing.md)
 
-    clock               a clock that a test moves
     disk, tree          a disk in memory that loses power, fails syncs and fills up; the files in it
-    executor            runs jobs at once, or when the test says so
+    executor            runs jobs when the test says so
     state               the key-value state, in memory
 """
 

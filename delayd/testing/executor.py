@@ -1,4 +1,4 @@
-"""Executors without threads: one runs each job at once, the other when the test says so.
+"""An executor without a thread: it runs a job when the test says so.
 
 Invariant: as with `ThreadExecutor`, jobs run by priority and complete in the order in which they ran, each exactly
 once. A simulated crash (`BaseException`) is not handed to ``done``: the process that would hear of it is gone.
@@ -14,22 +14,6 @@ from typing import TypeVar
 from delayd.machine.executor import Done, JobQueue, Priority, run
 
 R = TypeVar("R")
-
-
-class InlineExecutor:
-    """Runs and completes each job inside `submit`."""
-
-    def submit(
-        self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
-    ) -> None:
-        """``done`` has been called on return."""
-        done(run(work))
-
-    def give_way(self) -> None:
-        """Nothing ever waits."""
-
-    def close(self) -> None:
-        """Nothing is ever left to do."""
 
 
 class StepExecutor:

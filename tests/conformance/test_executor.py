@@ -9,8 +9,9 @@ from queue import SimpleQueue
 import pytest
 
 from delayd.machine.executor import Done, Executor, Priority, ThreadExecutor
-from delayd.testing.executor import InlineExecutor, StepExecutor
+from delayd.testing.executor import StepExecutor
 from tests.waiting import DEADLINE_S
+from tests.worlds.executor import InlineExecutor
 
 
 class Rig:

@@ -11,8 +11,9 @@ import pytest
 
 from delayd.machine.executor import Abandoned, Done, Priority, ThreadExecutor
 from delayd.testing.disk import Crash
-from delayd.testing.executor import InlineExecutor, StepExecutor
+from delayd.testing.executor import StepExecutor
 from tests.waiting import DEADLINE_S
+from tests.worlds.executor import InlineExecutor
 
 
 def crash() -> None:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, tuples
 
 from delayd.errors import BadArgument, FencedInstance, RetryLater, SlowDown, StaleEpoch, TooManySubjects, UnknownServer
-from delayd.testing.executor import InlineExecutor, StepExecutor
+from delayd.testing.executor import StepExecutor
 from meta import routes
 from meta.core import MOVES_MAX
+from tests.worlds.executor import InlineExecutor
 
 from .servers import LEASE_MS, SteppedMeta, realtime_server
 

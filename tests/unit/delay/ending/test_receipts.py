@@ -8,8 +8,8 @@ import pytest
 from delayd.batch.batch import parse
 from delayd.batch.columns import MOVED_PRODUCER_ID, ProducerPart
 from delayd.errors import BadArgument, BatchMalformed, DiskReserve
-from delayd.testing.clock import START_MS
 from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, World, encode_wanted, wanted
 
 CANCELLED = CancelAnswer.CANCELLED
