@@ -22,11 +22,21 @@ from delayd.reading.files.groups import until_still
 from delayd.reading.files.origins import MessageTail
 from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours
-from delayd.reading.tables import SUMS, TABLES, Columns, HourTables, TableKind, Value, columns_of, count_rows
+from delayd.reading.tables import SUMS, TABLES, Columns, HourTables, TableKind, Types, Value, columns_of, count_rows
 
 FORMATS = ("parquet", "csv")
 LOGS = ("accepted", "decision", "schedule", "dispatch", "message")
-FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault", *SUMS)
+# What an audit of the tables needs besides the logs, with a row for each server, hour or sum.
+FACTS: Mapping[str, Types] = {
+    "span": {"log_id": "id", "subject": "string", "since_ms": "long", "until_ms": "long"},
+    "target": {"log_id": "id", "start_offset": "long"},
+    "terms": {"now_ms": "long", "grace_ms": "long", "late_ms_limit": "long"},
+    "server": {"log_id": "id", "first_sequence": "long", "next_sequence": "long"},
+    "skipped": {"log_id": "id", "first_sequence": "long", "count": "long"},
+    "hour": {"log_id": "id", "hour": "string", "counted": "long", "dropped": "long"},
+    "fault": {"log_id": "id", "hour": "string", "detail": "string"},
+    **{name: types for name, (types, _) in SUMS.items()},
+}
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
@@ -131,8 +141,8 @@ def _write_tables(
             if progress is not None:
                 progress(done, plan.hour_count)
     faults = plan_faults(disk, plan, seal_books(disk, plan))
-    for name, (kinds, columns) in _facts(plan, faults, subject).items():
-        with _writing(paths[name], form, kinds) as facts, _named_errors(paths[name]):
+    for name, columns in _facts(plan, faults, subject).items():
+        with _writing(paths[name], form, FACTS[name]) as facts, _named_errors(paths[name]):
             facts.write(columns)
         counts[name] = count_rows(columns)
     return counts
@@ -146,11 +156,9 @@ def _columns(tables: HourTables, name: str, table: TableKind[HourTables], subjec
     return {column: cells.take(chosen) for column, cells in columns.items()}
 
 
-def _facts(
-    plan: AuditPlan, faults: Sequence[Finding], subject: str | None
-) -> dict[str, tuple[Mapping[str, str], Columns]]:
-    """What an audit of the tables needs besides them: when servers were up, where targets begin, the terms, and totals
-    of servers and hours (rule S5); of a part of the messages no hour's total is known.
+def _facts(plan: AuditPlan, faults: Sequence[Finding], subject: str | None) -> dict[str, Columns]:
+    """The tables of FACTS: when servers were up, where targets begin, the terms, and totals of servers and hours (rule
+    S5); of a part of the messages no hour's total is known.
     """
 
     def rows(one: AuditedOrigin, *each: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
@@ -166,26 +174,17 @@ def _facts(
         counts = ((hour_name(hour), one.snapshot.counted(hour), one.dropped.get(hour, 0)) for hour in one.hours)
         hours += rows(one, *(counts if subject is None else ()))
     terms = plan.origins[0].terms
-    told = [(f"{fault.log_id:016x}", hour_name(fault.hour), fault.detail) for fault in faults]
-    return {
-        "span": _fact(spans, log_id="id", subject="string", since_ms="long", until_ms="long"),
-        "target": _fact(
-            [(f"{target.log_id:016x}", target.start) for target in plan.index.targets], log_id="id", start_offset="long"
-        ),
-        "terms": _fact(
-            [(terms.now_ms, terms.lost_grace_ms, terms.late_ms_limit)],
-            **dict.fromkeys(("now_ms", "grace_ms", "late_ms_limit"), "long"),
-        ),
-        "server": _fact(servers, log_id="id", first_sequence="long", next_sequence="long"),
-        "skipped": _fact(skipped, log_id="id", first_sequence="long", count="long"),
-        "hour": _fact(hours, log_id="id", hour="string", counted="long", dropped="long"),
-        "fault": _fact(told, log_id="id", hour="string", detail="string"),
-        **{name: (kinds, make(plan, subject)) for name, (kinds, make) in SUMS.items()},
+    facts: dict[str, Sequence[tuple[Value, ...]]] = {
+        "span": spans,
+        "target": [(f"{target.log_id:016x}", target.start) for target in plan.index.targets],
+        "terms": [(terms.now_ms, terms.lost_grace_ms, terms.late_ms_limit)],
+        "server": servers,
+        "skipped": skipped,
+        "hour": hours,
+        "fault": [(f"{fault.log_id:016x}", hour_name(fault.hour), fault.detail) for fault in faults],
     }
-
-
-def _fact(rows: Sequence[tuple[Value, ...]], **types: str) -> tuple[Mapping[str, str], Columns]:
-    return types, columns_of(types, rows)
+    columns = {name: columns_of(FACTS[name], listed) for name, listed in facts.items()}
+    return columns | {name: make(plan, subject) for name, (_, make) in SUMS.items()}
 
 
 def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:

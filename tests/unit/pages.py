@@ -25,6 +25,7 @@ from delayd.config import CONFIGS
 from delayd.delay.books.retention import NOT_SEALED
 from delayd.machine.operating import WaitKind
 from delayd.net.registration import RegistrationState
+from delayd.reading import export, tables
 from delayd.wire.requests import ANY, DELAY_LIMITS, RequestType
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,14 @@ def _states() -> Iterator[str]:
     yield from (f"| `{what}` | {command} |" for what, command in dict.fromkeys(told))
 
 
+def _columns() -> Iterator[str]:
+    yield from ("| table | columns |", "|---|---|")
+    kinds: dict[str, tables.Types] = {name: tables.TABLES[name].types for name in (*export.LOGS, "lifecycle")}
+    for table, types in (kinds | {**export.FACTS}).items():
+        named = ((name, "" if kind == "long" else f" {kind}") for name, kind in types.items() if kind != "timestamp")
+        yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
+
+
 class Line(NamedTuple):
     """A line that the code logs."""
 
@@ -199,13 +208,14 @@ def _cell(text: str) -> str:
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "columns": _columns,
     "commands": _commands,
     "requests": _requests,
     "settings": _settings,
     "states": _states,
     "lines": _lines,
 }
-PAGES = tuple(DOCS / name for name in ("cli.md", "protocol.md", "operations.md", "log-lines.md"))
+PAGES = tuple(DOCS / name for name in ("audit.md", "cli.md", "protocol.md", "operations.md", "log-lines.md"))
 
 
 def written(page: str) -> str:
