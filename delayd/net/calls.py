@@ -22,6 +22,7 @@ from delayd.errors import (
     DelaydError,
     FrameDamaged,
     RequestTimedOut,
+    Stopping,
     TooManyConnections,
 )
 from delayd.wire.frame import ERROR, MORE, Frame, HeadValue, encode_frame
@@ -105,9 +106,10 @@ class Calls:
 
     def end_all(self, ending: DelaydError) -> None:
         """The connection is gone: every call ends with this error, and with whether its bytes may have left."""
-        # If the peer refused the connection before any answer, it has served nothing, so its own error is the result.
-        # After any other end nobody knows which requests were served.
+        # If the peer refused the connection before any answer, it has served nothing; if it stops, nothing without an
+        # answer. Then its own error is the result. After any other end nobody knows which requests were served.
         refused = isinstance(ending, BadMagic | BadVersion | TooManyConnections) and not self._heard
+        refused = refused or isinstance(ending, Stopping)
         calls, self._under_way = list(self._under_way.values()), {}
         for call in calls:
             sent = self._close(call)

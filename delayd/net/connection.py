@@ -32,6 +32,7 @@ from delayd.errors import (
     FrameOverdue,
     HeadTooLarge,
     ServerUnavailable,
+    Stopping,
     TooManyConnections,
     UnknownRequest,
 )
@@ -60,6 +61,7 @@ FRAME_S = 30.0
 FRAME_BYTES_A_S_MIN = 64 << 10  # A SEND of 16 MiB may take four minutes.
 RETRY_CONNECT_MS = 1_000
 CLOSE_MS_MAX = 2_000  # For a peer to take what was written before the close; a stop as a whole has 5 s.
+LEAVE_MS_MAX = 500  # For a peer to hear that this server stops and to close its side: round trips, no work.
 # The kernel notices a peer that is gone without a word: it probes an idle connection, and bytes that were sent must be
 # taken in time. This is far longer than a stopped process or a replugged cable needs; a caller that needs an answer
 # sooner sets a time limit.
@@ -72,6 +74,7 @@ PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE})
 UNBOUNDED = 1 << 62  # Units of a turn, for a connection without a budget.
 
 _CONNECTION_ITSELF = 0  # The request id of an error that concerns no single request.
+_STOPPING = Stopping("this server is stopping and did nothing of this request; ask again when it is back")
 
 P = ParamSpec("P")
 log = logging.getLogger(__name__)
@@ -238,21 +241,40 @@ class Connection(asyncio.BufferedProtocol):
                 error.code, "connection_refused peer=%s code=%s reason=%r", self.peer, error.code, error.message
             )
             self._ending = error
-            self._writer.write(encode_frame(0, _CONNECTION_ITSELF, error_head(error), (), ANSWER | ERROR))
+            self._say_last(error)
             self.close()
+
+    def leave(self) -> None:
+        """End the connection of a server that stops. The peer hears `Stopping`: nothing that is not answered was begun.
+
+        Unless it has a request that was begun: nobody knows what becomes of that.
+        """
+        if self._asked or not self.is_open or self._transport is None:
+            self.close()
+            return
+        self._say_last(_STOPPING)
+        if not self._transport.can_write_eof():
+            self.close()
+            return
+        # What the peer has sent meanwhile is read and dropped until it closes its side: a socket that is closed with
+        # unread bytes resets the connection, and the peer may lose the last word.
+        self._writer.flush()
+        self._end_within(CLOSE_MS_MAX if self._writer.buffered_bytes else LEAVE_MS_MAX)
+        try:
+            self._transport.write_eof()
+        except OSError:
+            self._transport.abort()  # The peer has reset it.
+        self._reading = True
+        self._transport.resume_reading()
 
     def close(self) -> None:
         """End the connection when all written frames have left, at the latest after CLOSE_MS_MAX."""
         if self._closing:
             return
         self._writer.flush()
-        self._closing = True
-        self._drop_unfinished()
-        if self._transport is None:
-            return
-        self._transport.close()
-        limit = self._loop.call_later(CLOSE_MS_MAX / 1000, self._transport.abort)
-        self.closed.add_done_callback(lambda _: limit.cancel())
+        self._end_within(CLOSE_MS_MAX)
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         """End the connection now; frames that were written and have not left are lost."""
@@ -260,6 +282,17 @@ class Connection(asyncio.BufferedProtocol):
         self._drop_unfinished()
         if self._transport is not None:
             self._transport.abort()
+
+    def _say_last(self, error: DelaydError) -> None:
+        self._writer.write(encode_frame(0, _CONNECTION_ITSELF, error_head(error), (), ANSWER | ERROR))
+
+    def _end_within(self, limit_ms: int) -> None:
+        """Take no more, and end at the latest after this time."""
+        self._closing = True
+        self._drop_unfinished()
+        if self._transport is not None:
+            limit = self._loop.call_later(limit_ms / 1000, self._transport.abort)
+            self.closed.add_done_callback(lambda _: limit.cancel())
 
     # Calls of the server that has accepted this connection, and of the budget of all its connections.
 

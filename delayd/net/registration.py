@@ -20,7 +20,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from delayd.config import parse_address
-from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable
+from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable, Stopping
 from delayd.net.connection import Connection, connect
 from delayd.net.trust import Membership
 from delayd.wire.frame import Frame, HeadValue
@@ -269,7 +269,7 @@ class Registration:
 
     def _failed(self, error: DelaydError) -> None:
         last = (self.state, self._refusal)
-        if isinstance(error, RequestFailed | ServerUnavailable):
+        if isinstance(error, RequestFailed | ServerUnavailable | Stopping):
             # A connection without an answer in time is of no use for other requests either.
             if self._connection is not None:
                 self._connection.abort()

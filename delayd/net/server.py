@@ -125,14 +125,14 @@ class Server:
             listener.close()
 
     async def close(self) -> None:
-        """Take no further connection, let answers leave, and end every connection."""
+        """Take no further connection, let answers leave, and end every connection, each with a last word."""
         self.stop_accepting()
         self._watch.close()
         if self._looking is not None:
             self._looking.cancel()
         standing = list(self.connections)
         for connection in standing:
-            connection.close()
+            connection.leave()
         # This wait is bounded: each connection is aborted CLOSE_MS_MAX after its close.
         await asyncio.gather(*(connection.closed for connection in standing))
 

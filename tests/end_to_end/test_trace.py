@@ -76,10 +76,10 @@ def test_a_trace_says_when_a_message_was_due_and_how_late_each_server_was(tmp_pa
     with cluster(data) as production:
         with delayd.Producer(production.meta.address) as producer:
             past = producer.send("s", b"1", deliver_at=datetime.now(UTC) - timedelta(minutes=1))
+            assert production.consumed(1) == ["1"]
+            # The target is away when the second one is due.
+            assert production.realtime.terminate() == 0
             soon = producer.send("s", b"2", delay=timedelta(seconds=1))
-        # The target is away when the second one is due.
-        assert production.consumed(1) == ["1"]
-        assert production.realtime.terminate() == 0
         wait_until(lambda: datetime.now(UTC) > soon.deliver_at + timedelta(seconds=0.3))
         production.realtime.start()
         assert production.consumed(1) == ["2"]

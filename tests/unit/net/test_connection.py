@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from concurrent.futures import Future
 
 from delayd.errors import (
     ConnectionLost,
     DelaydError,
     FrameDamaged,
     RequestTimedOut,
+    Stopping,
 )
 from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection
 from delayd.wire.frame import Frame, encode_frame
 from delayd.wire.requests import RequestType
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 from .loopback import (
     HOST,
@@ -283,5 +286,61 @@ def test_both_ends_have_the_kernel_look_for_a_peer_that_is_gone_without_a_word()
             assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_PEER_MS
             assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == PROBE_AFTER_S
             assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == PROBE_EVERY_S
+
+    on_loop(scenario)
+
+
+def test_the_last_word_of_a_server_that_stops_reaches_a_client_that_writes_before_it_reads() -> None:
+    handler = Echo()
+    listening: Future[int] = Future()
+    left = threading.Event()
+    stop = threading.Event()
+    paused = threading.Event()
+
+    async def serve(loopback: Loopback) -> None:
+        server, port = await loopback.serve(handler)
+        listening.set_result(port)
+        await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+        ended = asyncio.create_task(server.close())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        left.set()
+        await ended
+
+    async def ask(loopback: Loopback) -> None:
+        client = await loopback.connect(listening.result())
+        assert (await client.request(20, {"n": 1})).head == {"n": 1}
+        stop.set()
+        # This loop stands still while the server ends the connection, and writes more than once before it reads.
+        assert left.wait(DEADLINE_S)
+        answers: list[Frame | DelaydError] = []
+        for _ in range(3):
+            client.call(20, {}, (), answers.append, now=True)
+            paused.wait(0.05)  # Nobody sets it.
+        await client.closed
+        assert len(answers) == 3 and all(isinstance(answer, Stopping) for answer in answers)
+        # The connection is at its end: what is asked now has not left.
+        late = await error_of(client.request(20, {}))
+        assert isinstance(late, ConnectionLost) and not late.sent
+
+    server = threading.Thread(target=on_loop, args=(serve,))
+    server.start()
+    try:
+        on_loop(ask, asyncio.run)
+    finally:
+        stop.set()
+        server.join()
+
+
+def test_a_server_that_stops_says_nothing_of_a_request_that_it_has_begun() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        server, port = await loopback.serve(handler)
+        client = await loopback.connect(port)
+        asking = client.request(20, {})
+        await until(lambda: bool(handler.received_frames))
+        await server.close()
+        error = await error_of(asking)
+        assert isinstance(error, ConnectionLost) and error.sent
 
     on_loop(scenario)
