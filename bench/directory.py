@@ -25,7 +25,6 @@ from delayd.log.hour import (
     NO_SEAL,
     SEALED,
     NewPart,
-    Outcome,
     Seal,
     dispatch_path,
     encode_outcomes,
@@ -37,6 +36,7 @@ from delayd.log.log import Log, LogPlace, open_log, segment_name
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.log.segment_index import index_segment
 from delayd.machine.disk import Disk, RealDisk
+from delayd.outcome import Outcome
 from delayd.reading.files.groups import segment_bases
 
 DELAY_ID, REALTIME_ID = 0xDE1A, 0x4EA1

@@ -264,11 +264,12 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     A RECEIPT names the sequence and the delay server. With a KEY the newest message that took it is followed. The steps
     are `accepted`, `filed`, `due` (the instant that was wished), `claimed` (the message was due and is handed over),
     `appended` by the realtime server, `indexed`, and for each group `pulled` and then `acknowledged`, `given back`,
-    `returned` or `lapsed`. In place of `claimed` there may be `cancelled`, `dead`, `expired` or `in doubt`; or `moved`
-    or `replaced`, and then the steps of the message in its place; or `drained`, and then the steps of the message at
-    the delay server that took it, when its directory is in DIR. A message that a group gave back is `retried` (it comes
-    again later) or `rejected` (it is a dead letter), and then come the steps of its next life. Each step has the file
-    and the byte where it stands. The last row says what the message waits for. stderr says what could not be seen.
+    `returned` or `lapsed`. In place of `claimed` there may be another outcome, such as `cancelled` or `expired`; or
+    `moved` or `replaced`, and then the steps of the message in its place; or `drained`, and then the steps of the
+    message at the delay server that took it, when its directory is in DIR. A message that a group gave back is
+    `retried` (it comes again later) or `rejected` (it is a dead letter), and then come the steps of its next life. Each
+    step has the file and the byte where it stands. The last row says what the message waits for. stderr says what could
+    not be seen.
     `late` of `claimed` and `appended` is measured from the later of due and accepted. docs/operations.md, "Why was it
     late?", goes from a late step to its cause.
 

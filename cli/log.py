@@ -25,18 +25,7 @@ from delayd.log.checkpoint import read_checkpoint_file
 from delayd.log.consume import PAGE_ENTRIES, ConsumePlace, check_pages, entries_in
 from delayd.log.control import Record, decode_records
 from delayd.log.group import CommitGroup, GroupKind
-from delayd.log.hour import (
-    DEAD,
-    REMOVED,
-    SEALED,
-    Outcome,
-    Reason,
-    decode_ended,
-    decode_hours,
-    decode_outcomes,
-    decode_seals,
-    reason_name,
-)
+from delayd.log.hour import DEAD, REMOVED, SEALED, decode_ended, decode_hours, decode_outcomes, decode_seals
 from delayd.log.pull import decode_entries
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
 from delayd.log.segment_index import index_records
@@ -44,6 +33,7 @@ from delayd.log.tally import TALLY, decode_tallies
 from delayd.machine.disk import Disk, RealDisk, open_named
 from delayd.machine.identity import LOCK, is_held
 from delayd.machine.state import LMDB_MAGIC, check_stored, read_state_file
+from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import KIND_POSITION, need_log_file, open_any
 from delayd.reading.files.groups import TornTail, read_groups
 from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
@@ -150,7 +140,7 @@ def _outcomes(batch: Batch) -> Iterator[tuple[Cell, ...]]:
     columns = outcomes.sequences.tolist(), due_ms, outcomes.part_of.tolist(), others
     for sequence, due, part_of, named in zip(*columns, strict=True):
         part = outcomes.parts[part_of]
-        content = Outcome(int(part["outcome"])).name.lower()
+        content = Outcome(int(part["outcome"])).word
         if part["reason"]:
             content += f" reason={reason_name(int(part['reason']))} decided_at_ms={part['claimed_at_ms']}"
             if part["reason"] == Reason.DRAINED:

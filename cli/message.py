@@ -24,8 +24,9 @@ from delayd.client.producer import Producer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
 from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.machine.disk import RealDisk
+from delayd.outcome import MessageState
 from delayd.reading.trace import Trace, trace
-from delayd.wire.asked import AnswerRows, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.asked import AnswerRows, CancelAnswer, RescheduleAnswer
 
 from .files import shown_body
 from .listing import Cell, Column, columns, progress, show

@@ -23,7 +23,7 @@ from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.control import NO_LIMITS, QuotaLimits
-from delayd.log.hour import Outcome, Reason, reason_name
+from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.data import NONE, Hour, HourCount, Schedule, damaged
 from delayd.reading.files.directory import Directory, server_runs
 from delayd.reading.files.origins import outcome_word
@@ -237,9 +237,7 @@ def dispatch() -> None:
 
 @dispatch.command("show")
 @listing_options
-@click.option(
-    "--outcome", type=click.Choice([each.name.lower() for each in Outcome]), help="Messages with this outcome only."
-)
+@click.option("--outcome", type=click.Choice([each.word for each in Outcome]), help="Messages with this outcome only.")
 @shown_options
 def show_outcomes(listing: HourListing, outcome: str | None, shown: Shown) -> int:
     """List outcomes hour by hour, in the order in which the delay server learned them.
@@ -286,7 +284,7 @@ def _outcomes_of(hour: Hour, window: ListedWindow, kind: Outcome | None, log_id:
                 int(outcomes.sequences[index]),
                 None if row == NONE else rows.subjects[rows.subject[row]],
                 deliver_ms,
-                Outcome(int(part["outcome"])).name.lower(),
+                Outcome(int(part["outcome"])).word,
                 reason_name(int(part["reason"])) if part["reason"] else None,
                 int(part["target_appended_at_ms"]) - due if handed_over else None,
                 int(part["claimed_at_ms"]) or None,

@@ -32,7 +32,7 @@ _HOMES: dict[str, str] = {
     "Message": "delayd.client.pulling.consumer",
     "MessageBatch": "delayd.client.pulling.consumer",
     "MessageInfo": "delayd.client.asking.messages",
-    "MessageState": "delayd.wire.asked",
+    "MessageState": "delayd.outcome",
     "PendingMessage": "delayd.client.asking.walking",
     "PendingPage": "delayd.client.asking.walking",
     "Producer": "delayd.client.producer",
@@ -117,10 +117,10 @@ if TYPE_CHECKING:
     from delayd.client.sending.receipts import SendVerdict as SendVerdict
     from delayd.embedded import Embedded as Embedded
     from delayd.embedded import open as open
+    from delayd.outcome import MessageState as MessageState
     from delayd.reading.data import Data as Data
     from delayd.reading.data import open_data as open_data
     from delayd.wire.asked import CancelAnswer as CancelAnswer
-    from delayd.wire.asked import MessageState as MessageState
     from delayd.wire.asked import RescheduleAnswer as RescheduleAnswer
     from delayd.worker.verdicts import Reject as Reject
     from delayd.worker.verdicts import Retry as Retry

@@ -28,7 +28,6 @@ from delayd.log.hour import (
     REMOVED,
     SEALED,
     NewPart,
-    Outcome,
     Seal,
     dispatch_path,
     encode_outcomes,
@@ -41,6 +40,7 @@ from delayd.log.pull import PullEntry, encode_entries
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.log.tally import TALLY, encode_tallies
 from delayd.machine.disk import Disk, RealDisk
+from delayd.outcome import Outcome
 
 DELAY_ID = 0xDE1A
 REALTIME_ID = 0x4EA1

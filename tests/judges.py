@@ -39,7 +39,7 @@ BEGIN, END = "<!-- judges: begin (python -m tests.judges writes what follows) --
 HOUSES = ("delayd", "realtime", "meta", "cli", "spark")
 # What programs may use, and what a core is given: these have pages of their own, and fakes in `delayd.testing`.
 PORTS = {
-    *("delayd", "delayd.address", "delayd.errors", "delayd.testing"),
+    *("delayd", "delayd.address", "delayd.errors", "delayd.outcome", "delayd.testing"),
     *(f"delayd.machine.{name}" for name in ("alarms", "clock", "disk", "executor", "state")),
 }
 # The modules of bytes and settings that pages describe. The pages stay; the modules may not.

@@ -45,9 +45,7 @@ from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.hour import (
     NO_ENDED,
     NO_TRIED,
-    TOOK_NO_KEY,
     EndedRows,
-    Outcome,
     OutcomeRows,
     Skipped,
     decided_about,
@@ -61,6 +59,7 @@ from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.tail import decided_behind
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Identity, Site
+from delayd.outcome import TOOK_NO_KEY, Outcome
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
 

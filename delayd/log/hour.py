@@ -13,7 +13,6 @@ they stay true however an hour's rows lie in batches.
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from delayd.hours import HOUR_MS, INSTANT_MS_MAX, hour_name
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk
+from delayd.outcome import TOOK_NO_KEY, Outcome, Reason
 
 SEALED = 1  # Flags of an hour: each of its rows has exactly one outcome (rule S1).
 DEAD = 2  # Some of them are DEAD, so the hour is not to be deleted (rule S2).
@@ -101,36 +101,6 @@ assert PACKED_PART.size == PART.itemsize, "a packed part is a part"
 
 # How much of an hour's dispatch log is durable, as the checkpoint file publishes it; ``length`` counts groups.
 END_ROW = np.dtype([("hour", "<u4"), ("zero", "<u4"), ("length", "<u8")])
-
-
-class Outcome(IntEnum):
-    """What became of a message (rule S2)."""
-
-    DISPATCHED = 1
-    CANCELLED = 2
-    DEAD = 3
-    EXPIRED = 4
-    IN_DOUBT = 5
-
-
-class Reason(IntEnum):
-    """Why a message was CANCELLED (docs/keys.md); 0 stands in parts of all other outcomes."""
-
-    CANCELLED = 1  # A caller asked for it.
-    MOVED = 3
-    REPLACED = 4
-    REJECTED = 5
-    KEPT = 6
-    IN_FLIGHT = 7
-    DRAINED = 8  # It lives on at another delay server, to which an operator moved it (docs/drain.md).
-
-
-_REASON_NAMES = {reason.value: reason.name.lower() for reason in Reason}
-
-
-def reason_name(reason: int) -> str:
-    """The reason as people read it; a number that this version does not know stays a number."""
-    return _REASON_NAMES.get(reason, str(reason))
 
 
 class NewPart(NamedTuple):
@@ -325,8 +295,6 @@ NO_TRIED: TriedRows = np.zeros(0, TRIED)
 
 EndedRows = NDArray[np.void]  # Its dtype is ENDED.
 NO_ENDED: EndedRows = np.zeros(0, ENDED)
-# Rows with a key that ended for one of these reasons never took it.
-TOOK_NO_KEY = (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT)
 LATE_HOURS_MAX = (1 << 24) - 1  # 1,900 years; no instant before 2001 is accepted.
 _REASONS = np.array(sorted(Reason), np.uint8)
 
@@ -404,6 +372,8 @@ def tried_rows(ended: EndedRows, tried: TriedRows) -> Iterator[tuple[int, int, i
 
 
 SEAL = struct.Struct("<QIIQQQQQQQqqQQ32s32s32s")
+# What a seal counts each for itself; what ended otherwise is in ``rows`` and in the digests alone.
+SEALED_OUTCOMES = (Outcome.DISPATCHED, Outcome.CANCELLED, Outcome.DEAD, Outcome.EXPIRED, Outcome.IN_DOUBT)
 SHA256_BYTES = 32
 NO_SEAL = bytes(SHA256_BYTES)  # Stands in place of the predecessor's digest in the first seal.
 SCHEDULE_ROW = np.dtype(

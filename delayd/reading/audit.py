@@ -17,7 +17,8 @@ from delayd.batch.columns import Int64s
 from delayd.batch.content import NOT_STATED
 from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
-from delayd.log.hour import NO_ENDED, EndedRows, Outcome, OutcomeRows, Skipped
+from delayd.log.hour import NO_ENDED, EndedRows, OutcomeRows, Skipped
+from delayd.outcome import Outcome, Proof
 from delayd.reading.files.origins import take_outcomes
 from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.findings import (
@@ -38,16 +39,11 @@ LATE_MS_LIMIT = 1_000  # Well above the 30 ms that a busy server takes, well bel
 # A column of this many rows is half a MiB; a column of a whole hour would need new memory for each step.
 PIECE_ROWS = 65_536
 ROWS_A_NAME = 8  # Some work for each subject name is done in each piece, so a piece has this many rows for each name.
-UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # What must have been asked for: by a reason, or by an expiry.
+WISHED = tuple(outcome for outcome in Outcome if outcome.proof is not Proof.NONE)
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
-DECIDED = {
-    Outcome.CANCELLED: "CANCELLED",
-    Outcome.DEAD: "DEAD",
-    Outcome.EXPIRED: "EXPIRED",
-    Outcome.IN_DOUBT: "IN_DOUBT",
-}
-STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *DECIDED.values())
+DECIDED = tuple(outcome for outcome in Outcome if outcome is not Outcome.DISPATCHED)
+STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *(outcome.name for outcome in DECIDED))
 """The names of the classes; DELIVERED and UNPROVEN together are what the audit counts as dispatched."""
 
 
@@ -228,7 +224,7 @@ class Classes:
         """For each row the index of its class in `STATES`."""
         masks = {"PENDING": self.pending, "WAITING": self.waiting, "LOST": self.missing}
         masks |= {"DELIVERED": self.proved & ~self.unproven, "UNPROVEN": self.unproven}
-        masks |= {word: self.outcome == outcome for outcome, word in DECIDED.items()}
+        masks |= {outcome.name: self.outcome == outcome for outcome in DECIDED}
         states = np.zeros(len(self.outcome), np.int64)
         for word, mask in masks.items():
             states[mask] = STATES.index(word)
@@ -306,7 +302,7 @@ class _Comparison:
             hour=self._hour,
             scheduled=len(self._schedule),
             dispatched=int(proved.sum()),
-            **{name.lower(): counted[outcome] for outcome, name in DECIDED.items()},
+            **{outcome.word: counted[outcome] for outcome in DECIDED},
             **{name: int(mask.sum()) for name, mask in states.items()},
             **{kind.name.lower(): rows_of_kind[kind] for kind in FindingKind},
             past_due=int(past_due.sum()),
@@ -438,13 +434,8 @@ class _Comparison:
         if (attempt[:-1] != 1).any():
             own = self._part["attempt"]
             self._note(kind, Reason.OTHER_ATTEMPT, self._classes.dispatched & (own != 1), own)
-        if np.isin(self._parts["outcome"], UNASKED).any():
-            asked = (self._outcome == Outcome.CANCELLED) & (self._part["reason"] != 0)
-            is_expired = self._outcome == Outcome.EXPIRED
-            if is_expired.any():
-                expires = self._schedule.expires_at_ms()
-                asked |= is_expired & (expires > 0) & (self._part["claimed_at_ms"] >= expires)
-            self._note(kind, Reason.NOBODY_DECIDES, np.isin(self._outcome, UNASKED) & ~asked, self._outcome)
+        if np.isin(self._parts["outcome"], WISHED).any():
+            self._note(kind, Reason.NOBODY_DECIDES, self._without_proof(), self._outcome)
         own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
         if (len(own) > 1 or not np.array_equal(own, theirs)) and self._classes.at_target.any():
             differs = self._classes.at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
@@ -464,6 +455,18 @@ class _Comparison:
             left_out = np.zeros(len(due), np.bool_)
             left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
             self._note(kind, Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
+
+    def _without_proof(self) -> Mask:
+        """Rows whose outcome must have been wished, and of which nothing shows that it was."""
+        without = np.zeros(len(self._outcome), np.bool_)
+        for outcome in WISHED:
+            own: Mask = self._outcome == outcome
+            if outcome.proof is Proof.REASON:
+                without |= own & (self._part["reason"] == 0)
+            elif own.any():
+                expires = self._schedule.expires_at_ms()
+                without |= own & ((expires == 0) | (self._part["claimed_at_ms"] < expires))
+        return without
 
     def _find_disagreements(self) -> None:
         """Compare what the dispatch log and the target's log say of each batch that was handed over."""

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData, NaiveDatetime
 from delayd.hours import HOUR_MS, hour_from_name, hour_name, hour_of_ms
-from delayd.log.hour import NO_OUTCOMES, Outcome, OutcomeRows, SealFacts, dispatch_path
+from delayd.log.hour import NO_OUTCOMES, OutcomeRows, SealFacts, dispatch_path
 from delayd.machine.disk import Disk, RealDisk
+from delayd.outcome import Outcome
 from delayd.reading.files.directory import (
     Directory,
     Role,

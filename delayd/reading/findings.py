@@ -27,6 +27,7 @@ from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData, DataError, NewerFormat
 from delayd.hours import INSTANT_MS_MAX, hour_from_name, hour_name
 from delayd.machine.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
+from delayd.outcome import Outcome
 from delayd.reading.files.directory import Directory
 from delayd.secret import Secret
 
@@ -48,7 +49,6 @@ ORDER = ("sequence", "kind", "reason", "deliver_at_ms", "value", "other", "subje
 STEPS_PER_OCTAVE = 16
 MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
 QUANTILES = (0.5, 0.99, 0.999)
-CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 FOLDER = "acceptances"  # In a delay server's folder.
 FILE_NAME = re.compile(r"([0-9]{10})\.[0-9]+\.note")
 VERSION = 1
@@ -329,6 +329,9 @@ class HourSummary:
 
 
 FIGURES = tuple(figure.name for figure in fields(HourSummary))
+# What may be of a scheduled row: these figures add up to ``scheduled``.
+CLASSES = FIGURES[FIGURES.index("dispatched") : FIGURES.index("missing") + 1]
+assert {outcome.word for outcome in Outcome} <= {*CLASSES}, "each outcome has a figure"
 COUNTS = FIGURES[2:-2]  # The figures that are single numbers; the last of them is a maximum, the others are sums.
 
 

@@ -28,7 +28,7 @@ from delayd.log.hour import (
     OUTCOME_ROW,
     PART,
     SCHEDULE_ROW,
-    Outcome,
+    SEALED_OUTCOMES,
     OutcomeRows,
     Seal,
     SealFacts,
@@ -40,6 +40,7 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.tally import NO_TALLIES, Tallier, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
 from delayd.machine.disk import Disk, RealDisk
+from delayd.outcome import Outcome
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases, until_still
 from delayd.reading.files.origins import NO_HOURS, read_hour, read_outcomes
@@ -47,7 +48,7 @@ from delayd.reading.files.rows import ScheduleRows, Sorter, TargetRows
 from delayd.reading.files.targets import TargetIndex, read_target_rows
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
-FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
+FIGURES = ("rows", "body_bytes", *(outcome.word for outcome in SEALED_OUTCOMES), "due_min_ms", "due_max_ms")
 PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
@@ -270,7 +271,7 @@ class SealCheck:
         sealed, tails = self._sealed, [tail.sentence for tail in torn]
         if not self._rows:
             return [f"{sealed.rows} rows are sealed, and none is in the schedule log", *tails]
-        kinds = (int(self._kinds[outcome]) for outcome in Outcome)
+        kinds = (int(self._kinds[outcome]) for outcome in SEALED_OUTCOMES)
         found = (self._rows, self._body_bytes, *kinds, min(self._due), max(self._due))
         differs = [
             f"{name} {number} instead of {getattr(sealed, name)}"

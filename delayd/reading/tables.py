@@ -18,7 +18,8 @@ from delayd.batch.content import NOT_STATED
 from delayd.batch.sequences import are_filed
 from delayd.errors import BadSetting
 from delayd.hours import hour_name
-from delayd.log.hour import Outcome, OutcomeRows, Reason, reason_name
+from delayd.log.hour import OutcomeRows
+from delayd.outcome import Outcome, Proof, Reason, reason_name
 from delayd.reading.audit import STATES, Classes, FiledByLog
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
@@ -37,6 +38,7 @@ Types = Mapping[str, str]
 """The types of columns: "string", "long", "boolean" and "timestamp", as Spark calls them, and "id", a string."""
 INSTANT_SUFFIX = "_at_ms"
 OUTCOMES = ("", *(outcome.name for outcome in Outcome))
+CLAIMED = tuple(outcome for outcome in Outcome if outcome.proof is Proof.CLAIM)
 REASONS = tuple(reason_name(reason).upper() if reason else "" for reason in range(256))
 GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps")
 CONSUMPTION: Types = {
@@ -404,7 +406,7 @@ def _late_ms(tables: LogTables) -> Cells:
 
 def _claims(parts: Parts) -> Cells:
     """When rows were taken to be handed over, also those that had expired by then; null for all others."""
-    return _longs(parts["claimed_at_ms"], _handed_over(parts) | (parts["outcome"] == Outcome.EXPIRED))
+    return _longs(parts["claimed_at_ms"], _handed_over(parts) | np.isin(parts["outcome"], CLAIMED))
 
 
 def _appends(parts: Parts) -> Cells:

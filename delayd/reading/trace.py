@@ -24,11 +24,12 @@ from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
 from delayd.log.group import GroupKind
-from delayd.log.hour import Outcome, Reason, decode_outcomes, dispatch_path, reason_name, schedule_path
+from delayd.log.hour import decode_outcomes, dispatch_path, schedule_path
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullEntry, PullOp, decode_entries, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.machine.disk import Disk
+from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.groups import (
     log_size,

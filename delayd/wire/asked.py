@@ -80,24 +80,6 @@ class RescheduleAnswer(IntEnum):
     CANCELLED = 5
 
 
-class MessageState(IntEnum):
-    """What became of a message so far."""
-
-    UNKNOWN = 0
-    PENDING = 1
-    IN_FLIGHT = 2
-    DISPATCHED = 3
-    DEAD = 4
-    EXPIRED = 5
-    IN_DOUBT = 6
-    CANCELLED = 7
-    MOVED = 8
-    REPLACED = 9
-    REJECTED = 10
-    KEPT = 11
-    DRAINED = 12  # It is at another delay server: ``target_log_id``, ``other`` and ``target_appended_at_ms`` say where.
-
-
 class Asked(NamedTuple):
     """The rows that a request names: columns of equal length, in its order."""
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from delayd.hours import INSTANT_MS_MAX
+from delayd.outcome import MessageState
 from delayd.testing.disk import Crash
-from delayd.wire.asked import Asked, MessageState, Piece, Place, Window
+from delayd.wire.asked import Asked, Piece, Place, Window
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, wanted
 from tests.worlds.pieces import hear

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from delayd.client.producer import Producer
 from delayd.client.pulling.consumer import Consumer
+from delayd.outcome import MessageState
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, MessageState, decode_answers, encode_asked
+from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, decode_answers, encode_asked
 from delayd.wire.requests import RequestType
 from tests.end_to_end.raw_client import Raw
 from tests.end_to_end.up_process import Up, up

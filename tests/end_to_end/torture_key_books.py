@@ -13,8 +13,8 @@ import numpy as np
 
 from delayd import SendVerdict
 from delayd.errors import DamagedData
-from delayd.log.hour import Outcome, Reason
 from delayd.machine.disk import RealDisk
+from delayd.outcome import Outcome, Reason
 from delayd.reading.data import schedules
 
 from .torture_keys import Keyed, KeyLedger, State

@@ -11,8 +11,8 @@ import pytest
 
 from delayd import Consumer, Producer
 from delayd.errors import DataError
-from delayd.log.hour import Outcome, Reason
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.outcome import Outcome, Reason
 from delayd.reading.books import audit_directory
 from delayd.reading.verify import verify_directory
 from examples.reference_reader import verify

@@ -31,6 +31,7 @@ from delayd.batch.columns import Buffer, ProducerPart
 from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.hours import INSTANT_MS_MAX
+from delayd.outcome import MessageState
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import (
@@ -38,7 +39,6 @@ from delayd.wire.asked import (
     Asked,
     AskedKeys,
     CancelAnswer,
-    MessageState,
     RescheduleAnswer,
     Window,
     decode_answers,

@@ -15,10 +15,11 @@ from delayd.delay.keys.run import new_entries, write_run
 from delayd.log.checkpoint import HEADER, CheckpointFile
 from delayd.log.control import Ended, encode_known, encode_records
 from delayd.log.group import GroupKind, NewGroup, encode_header
-from delayd.log.hour import ENDED, NewPart, Outcome, Reason, Seal, SealFacts, encode_outcomes, encode_seal
+from delayd.log.hour import ENDED, NewPart, Seal, SealFacts, encode_outcomes, encode_seal
 from delayd.log.key_run import run_path
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.log.segment import FileHeader, FileKind
+from delayd.outcome import Outcome, Reason
 from delayd.testing.disk import MemoryDisk
 from tests.batches import messages
 

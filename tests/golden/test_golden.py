@@ -13,10 +13,11 @@ from delayd.delay.rows import stored_batches
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import Ended, decode_known, decode_records
 from delayd.log.group import CommitGroup, GroupKind, parse_header, verify_group
-from delayd.log.hour import Outcome, Reason, decode_ended, decode_hours, decode_outcomes, decode_seals
+from delayd.log.hour import decode_ended, decode_hours, decode_outcomes, decode_seals
 from delayd.log.key_run import RunName, run_path
 from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.segment import FileHeader, FileKind, open_segment
+from delayd.outcome import Outcome, Reason
 from delayd.testing.disk import MemoryDisk
 from tests.batches import bodies_of, tags_of
 from tests.golden.samples import (

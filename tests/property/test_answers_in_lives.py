@@ -14,7 +14,8 @@ from random import Random
 import pytest
 
 from delayd.errors import DelaydError
-from delayd.wire.asked import AnswerRows, MessageState
+from delayd.outcome import MessageState
+from delayd.wire.asked import AnswerRows
 from tests.worlds.bugs import PLANTED_IN_ANSWERS
 from tests.worlds.chaos import Chaos
 from tests.worlds.delay import small_slots

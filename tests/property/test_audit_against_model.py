@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayd.log.hour import Outcome
+from delayd.outcome import Outcome
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import audit_directory
 from delayd.testing.disk import MemoryDisk

@@ -11,8 +11,9 @@ import numpy as np
 
 from delayd.batch.columns import ColumnId
 from delayd.log.group import CommitGroup
-from delayd.log.hour import Outcome, decode_outcomes
+from delayd.log.hour import decode_outcomes
 from delayd.log.segment import FileKind
+from delayd.outcome import Outcome
 from delayd.testing.disk import MemoryDisk
 from tests.simulation.readings import Readings
 from tests.worlds.delay import FOLDER

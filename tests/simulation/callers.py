@@ -16,13 +16,12 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import Int64s
 from delayd.errors import CallerError, DelaydError, RetryLater
 from delayd.hours import hour_of_ms
-from delayd.log.hour import Reason
+from delayd.outcome import MessageState, Reason
 from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,
     CancelAnswer,
-    MessageState,
     RescheduleAnswer,
     encode_asked_keys,
     read_asked_keys,

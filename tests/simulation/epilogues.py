@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from delayd.errors import DelaydError, NotReady
 from delayd.hours import HOUR_MS, hour_of_ms
-from delayd.log.hour import Outcome, schedule_path
+from delayd.log.hour import schedule_path
 from delayd.log.segment import FileKind, open_segment
+from delayd.outcome import Outcome
 from tests.simulation.checks import DOUBT_STEP_MS, DRAIN_STEP_MS
 from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage import Flipped, file_of

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import NewPart, Outcome, encode_outcomes
+from delayd.log.hour import NewPart, encode_outcomes
 from delayd.log.segment import FileKind, create_segment, open_segment
+from delayd.outcome import Outcome
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Inode
 from tests.simulation.delay_side import NAME

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from delayd.errors import DelaydError
 from delayd.hours import hour_name, hour_of_ms
-from delayd.log.hour import Outcome
+from delayd.outcome import Outcome
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
 from delayd.wire.status import Decision, Quarantined, read_list

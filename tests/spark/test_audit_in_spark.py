@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 
 from bench.directory import DirectoryWriter, Shape
 from delayd.errors import BadArgument, DamagedData, DelaydError
-from delayd.log.hour import Outcome
 from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.disk import RealDisk
+from delayd.outcome import Outcome
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.targets import Chunk, LogPiece, split_piece
 from delayd.reading.plan import plan_audit

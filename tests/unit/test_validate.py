@@ -23,8 +23,9 @@ from delayd.batch.names import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, check_subje
 from delayd.batch.validate import ROWS_NAMED_MAX, check_batch, refused_rows
 from delayd.errors import BadSubject, BatchMalformed, MessageTooLarge
 from delayd.log.control import encode_records
-from delayd.log.hour import NewPart, Outcome, encode_outcomes
+from delayd.log.hour import NewPart, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
+from delayd.outcome import Outcome
 from tests.batches import PRODUCER, messages, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)

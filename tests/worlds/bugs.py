@@ -20,7 +20,8 @@ from delayd.delay.intake import Decided, OpenGroup
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows
-from delayd.log.hour import NO_ENDED, EndedRows, NewPart, Outcome
+from delayd.log.hour import NO_ENDED, EndedRows, NewPart
+from delayd.outcome import Outcome
 from tests.worlds import port_bugs
 from tests.worlds.patches import Bugs, Patch, changed
 

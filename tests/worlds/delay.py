@@ -18,11 +18,12 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms, hour_start_ms
-from delayd.log.hour import EndedRows, Reason, decode_ended
+from delayd.log.hour import EndedRows, decode_ended
+from delayd.outcome import MessageState, Reason
 from delayd.reading.seals import verify_seals
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, MessageState, Piece, Place, RescheduleAnswer, Window
+from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, Piece, Place, RescheduleAnswer, Window
 from delayd.wire.meta import SLOTS, SlotOwners
 from tests.worlds import files
 from tests.worlds.delay_adapter import (

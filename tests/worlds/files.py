@@ -10,9 +10,10 @@ import numpy as np
 from delayd.batch.columns import ColumnId
 from delayd.errors import DamagedData
 from delayd.hours import hour_start_ms
-from delayd.log.hour import Outcome, schedule_path
+from delayd.log.hour import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.machine.disk import Disk
+from delayd.outcome import Outcome
 from delayd.reading.seals import verify_seals
 from delayd.testing.disk import Faults, MemoryDisk
 from tests.worlds.delay_adapter import (

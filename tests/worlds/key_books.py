@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from delayd.log.hour import Reason, decode_ended
+from delayd.log.hour import decode_ended
+from delayd.outcome import Reason
 from tests.worlds.outside import Outside
 
 REJECT, KEEP, REPLACE = 0, 1, 2

@@ -63,6 +63,7 @@ from delayd.errors import (
 )
 from delayd.hours import INSTANT_MS_MAX
 from delayd.net.connection import Connection
+from delayd.outcome import MessageState
 from delayd.wire.asked import (
     ANSWER,
     KEY_ROWS_MAX,
@@ -70,7 +71,6 @@ from delayd.wire.asked import (
     Asked,
     AskedKeys,
     CancelAnswer,
-    MessageState,
     Piece,
     RescheduleAnswer,
     Window,

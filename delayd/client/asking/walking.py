@@ -51,7 +51,8 @@ from delayd.client.limits import check_subject, need_bool, need_callable, need_t
 from delayd.client.sending.receipts import Receipt, ReceiptColumns
 from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, INSTANT_MS_MIN
-from delayd.wire.asked import ROWS_MAX, CancelAnswer, Content, MessageState, Piece, Place, RescheduleAnswer, Window
+from delayd.outcome import MessageState
+from delayd.wire.asked import ROWS_MAX, CancelAnswer, Content, Piece, Place, RescheduleAnswer, Window
 
 WHOLE_ROWS_MIN = 64  # So many messages with their bodies are asked for at least.
 WHOLE_ROWS_FIRST = 4_096  # And so many first: a piece full of messages of 1 KB.

@@ -39,7 +39,8 @@ from delayd.client.instants import utc
 from delayd.client.limits import is_number, need_callable, need_text
 from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending, LogId
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.hour import Reason, decode_ended, others_filed_at_ms
+from delayd.log.hour import decode_ended, others_filed_at_ms
+from delayd.outcome import Reason
 from delayd.wire.asked import AnswerRows, RescheduleAnswer
 
 Column = TypeVar("Column", bound=np.generic)

@@ -32,7 +32,6 @@ from delayd.log.committer import Committer
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import (
     NewPart,
-    Outcome,
     OutcomeRows,
     decode_outcomes,
     dispatch_path,
@@ -46,6 +45,7 @@ from delayd.machine.alarms import FULL_AGAIN_MS
 from delayd.machine.disk import Disk, list_named
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
+from delayd.outcome import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import (
     OUTCOME_ROW,
     SCHEDULE_ROW,
-    Outcome,
+    SEALED_OUTCOMES,
     OutcomeRows,
     Seal,
     SealFacts,
@@ -35,6 +35,7 @@ from delayd.log.hour import (
 )
 from delayd.log.log import Log, open_log, write_again
 from delayd.machine.identity import Site
+from delayd.outcome import Outcome
 
 KEY = b"seal"
 PIECE_ROWS = 8_192  # 640 KiB of outcome rows: one piece takes some 2 ms.
@@ -205,11 +206,7 @@ def compare(
         hour=hour,
         rows=len(rows),
         body_bytes=int(rows["body_bytes"].sum(dtype=np.uint64)),
-        dispatched=int(kinds[Outcome.DISPATCHED]),
-        cancelled=int(kinds[Outcome.CANCELLED]),
-        dead=int(kinds[Outcome.DEAD]),
-        expired=int(kinds[Outcome.EXPIRED]),
-        in_doubt=int(kinds[Outcome.IN_DOUBT]),
+        **{outcome.word: int(kinds[outcome]) for outcome in SEALED_OUTCOMES},
         due_min_ms=int(rows["deliver_at_ms"].min()),
         due_max_ms=int(rows["deliver_at_ms"].max()),
         tally_first=handed_over.first,

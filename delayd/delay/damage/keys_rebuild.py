@@ -27,11 +27,12 @@ from delayd.delay.filing.schedule_log import scan_fronts, scan_groups
 from delayd.delay.keys.index import MEMORY_ENTRIES, KeyIndex, open_written
 from delayd.delay.keys.run import Entries, KeyedRows, OpenRun, filed_rows, merge, new_entries, write_run
 from delayd.errors import DamagedData, DataError
-from delayd.log.hour import TOOK_NO_KEY, EndedRows, Outcome, dispatch_path
+from delayd.log.hour import EndedRows, dispatch_path
 from delayd.log.segment import FileHeader, FileKind, open_segment
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
+from delayd.outcome import TOOK_NO_KEY, Outcome
 
 log = logging.getLogger(__name__)
 

@@ -69,11 +69,12 @@ from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.errors import DamagedData, DataError, DiskFull
 from delayd.hours import hour_name
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
-from delayd.log.hour import NewPart, Outcome, OutcomeRows, dispatch_path, schedule_path
+from delayd.log.hour import NewPart, OutcomeRows, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
+from delayd.outcome import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -35,12 +35,13 @@ from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.errors import DamagedData, DamagedValue, DataError, DiskFull, NewerFormat, Shortage, read_error
 from delayd.hours import hour_from_name, hour_name
-from delayd.log.hour import NewPart, Outcome, dispatch_path, schedule_path
+from delayd.log.hour import NewPart, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, Alarms
 from delayd.machine.disk import REMOVED, Disk, open_named
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
+from delayd.outcome import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,8 @@ from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit, Wait, WaitKind
-from delayd.wire.asked import AnswerRows, DrainOrder, DrainProgress, MessageState, Piece, Window
+from delayd.outcome import MessageState
+from delayd.wire.asked import AnswerRows, DrainOrder, DrainProgress, Piece, Window
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     INT_MAX,

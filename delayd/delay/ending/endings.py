@@ -35,7 +35,8 @@ from delayd.log.hour import decided_about
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
-from delayd.wire.asked import AnswerRows, Asked, DrainOrder, DrainProgress, MessageState, MoveTry, Tries, Window
+from delayd.outcome import MessageState
+from delayd.wire.asked import AnswerRows, Asked, DrainOrder, DrainProgress, MoveTry, Tries, Window
 from delayd.wire.meta import SlotSet
 
 

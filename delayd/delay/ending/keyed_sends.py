@@ -48,10 +48,10 @@ from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look, RowPlace, Ro
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Stored, filing_hours
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
-from delayd.log.hour import ENDED, NO_ENDED, EndedRows, Reason, note_hours_of_others
+from delayd.log.hour import ENDED, NO_ENDED, EndedRows, note_hours_of_others
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
-from delayd.wire.asked import MessageState
+from delayd.outcome import MessageState, Reason
 from delayd.wire.meta import NO_SLOTS, SlotSet, slot_set
 
 REJECT, KEEP, REPLACE = 0, 1, 2  # Values of column row_flags.

@@ -36,9 +36,10 @@ from delayd.delay.producers import Producers
 from delayd.delay.reply import Reply
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
 from delayd.log.control import Ended, Known, Tried, encode_known
-from delayd.log.hour import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, Reason, TriedRows, tried_rows
+from delayd.log.hour import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
 from delayd.machine.executor import Done, Executor, Priority
-from delayd.wire.asked import ANSWER, AnswerRows, Asked, MessageState, MoveTry, Tries
+from delayd.outcome import MessageState, Reason
+from delayd.wire.asked import ANSWER, AnswerRows, Asked, MoveTry, Tries
 
 COMMIT_ROWS_MAX = 2 * PIECE_ROWS  # A turn of the loop decides about so many rows of all requests, and
 REQUEST_ROWS = 256  # each request takes as long as so many.

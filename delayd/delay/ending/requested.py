@@ -36,16 +36,8 @@ from delayd.delay.subjects import Subjects
 from delayd.errors import BadArgument
 from delayd.hours import HOUR_MS
 from delayd.log.hour import ENDED, decode_ended
-from delayd.wire.asked import (
-    ANSWER,
-    AnswerRows,
-    Asked,
-    CancelAnswer,
-    MessageState,
-    MoveTry,
-    RescheduleAnswer,
-    Tries,
-)
+from delayd.outcome import MessageState
+from delayd.wire.asked import ANSWER, AnswerRows, Asked, CancelAnswer, MoveTry, RescheduleAnswer, Tries
 from delayd.wire.meta import SlotSet
 
 PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.

@@ -35,9 +35,10 @@ from delayd.errors import (
     StaleEpoch,
 )
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.hour import NewPart, Outcome
+from delayd.log.hour import NewPart
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.operating import LogLimit, Wait, WaitKind
+from delayd.outcome import Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
     WINDOW_MOST,

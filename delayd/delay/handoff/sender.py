@@ -34,9 +34,10 @@ from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
 from delayd.delay.timers.loading import Hours
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
-from delayd.log.hour import NewPart, Outcome
+from delayd.log.hour import NewPart
 from delayd.machine.alarms import FULL_AGAIN_MS, Alarm, Alarms
 from delayd.machine.operating import Fence, LogLimit
+from delayd.outcome import Outcome
 from delayd.wire.frame import Frame
 from delayd.wire.heads import (
     LANDED_MOST,

@@ -25,11 +25,12 @@ from delayd.delay.filing.schedule_log import scan_fronts
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.subjects import Subjects
 from delayd.errors import DamagedData, DataError
-from delayd.log.hour import Outcome, OutcomeRows, Reason, decode_outcomes, dispatch_path
+from delayd.log.hour import OutcomeRows, decode_outcomes, dispatch_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, open_segment
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
-from delayd.wire.asked import ANSWER, AnswerRows, MessageState
+from delayd.outcome import Outcome, Reason
+from delayd.wire.asked import ANSWER, AnswerRows
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +38,6 @@ ROW_BYTES = 28
 REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: more than three million.
 AT_HAND_ROWS_MAX = 1_024  # The loop looks so many up in what is remembered, in some 50 us for each hour.
 OUTCOMES_BYTES_MAX = 48 << 20  # Of rows of all hours that have outcomes: four million.
-
-STATE_OF_OUTCOME = {
-    Outcome.DISPATCHED: MessageState.DISPATCHED,
-    Outcome.CANCELLED: MessageState.CANCELLED,
-    Outcome.DEAD: MessageState.DEAD,
-    Outcome.EXPIRED: MessageState.EXPIRED,
-    Outcome.IN_DOUBT: MessageState.IN_DOUBT,
-}
-STATE_OF_REASON = {
-    Reason.CANCELLED: MessageState.CANCELLED,
-    Reason.MOVED: MessageState.MOVED,
-    Reason.REPLACED: MessageState.REPLACED,
-    Reason.REJECTED: MessageState.REJECTED,
-    Reason.KEPT: MessageState.KEPT,
-    Reason.IN_FLIGHT: MessageState.REJECTED,
-    Reason.DRAINED: MessageState.DRAINED,
-}
 
 
 class HourPlace(NamedTuple):
@@ -152,11 +136,11 @@ class HourReader:
         rows, at = rows.compress(same), at.compress(same)
         parts = outcomes.parts.take(outcomes.part_of.take(rows))
         told = np.zeros(len(rows), ANSWER)
-        for outcome, state in STATE_OF_OUTCOME.items():
-            told["state"][parts["outcome"] == outcome] = state
+        for outcome in Outcome:
+            told["state"][parts["outcome"] == outcome] = outcome.state
         cancelled = parts["outcome"] == Outcome.CANCELLED
-        for reason, state in STATE_OF_REASON.items():
-            told["state"][cancelled & (parts["reason"] == reason)] = state
+        for reason in Reason:
+            told["state"][cancelled & (parts["reason"] == reason)] = reason.state
         told["attempt"] = parts["attempt"]
         told["deliver_at_ms"] = own.deliver_at_ms.take(at)
         told["decided_at_ms"] = parts["claimed_at_ms"]

@@ -39,16 +39,17 @@ from numpy.typing import NDArray
 from delayd.batch.sequences import NO_SEQUENCES, Indices, Locations, Pile, Sequences, among
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import OutcomeEnd
-from delayd.delay.ledger.files import STATE_OF_REASON, HourPlace, HourReader, LookedUp
+from delayd.delay.ledger.files import HourPlace, HourReader, LookedUp
 from delayd.delay.ledger.owed import Owed
 from delayd.delay.ledger.wanted import Outside, SortedRows, Wanted, sort_rows
 from delayd.delay.quarantine import Quarantine, SetAsideKind
 from delayd.delay.rows import Rows, hour_span, join_rows, new_rows, without
 from delayd.delay.timers.loading import Hours
 from delayd.errors import DelaydError
-from delayd.log.hour import EndedRows, Reason
+from delayd.log.hour import EndedRows
 from delayd.machine.executor import Done, Executor, Priority
-from delayd.wire.asked import ANSWER, AnswerRows, MessageState
+from delayd.outcome import MessageState, Reason
+from delayd.wire.asked import ANSWER, AnswerRows
 
 Bools = NDArray[np.bool_]
 OnRead = Callable[[DelaydError | None], None]
@@ -525,8 +526,8 @@ def _tell(answers: AnswerRows, state: NDArray[np.uint8], found: Indices, ended: 
     """Tell what some rows were ended as. Rows that are on their way to another delay server are IN_FLIGHT: where they
     are is known when that server has taken them.
     """
-    for reason, told in STATE_OF_REASON.items():
-        state[found.compress(ended["reason"] == reason)] = told
+    for reason in Reason:
+        state[found.compress(ended["reason"] == reason)] = reason.state
     leaves = ended["reason"] == Reason.DRAINED
     state[found.compress(leaves)] = MessageState.IN_FLIGHT
     stays = found.compress(~leaves)

@@ -26,7 +26,8 @@ from delayd.batch.columns import ROWS_MAX
 from delayd.batch.sequences import NO_INDICES, Indices, Sequences, add_part, find_each
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.ledger.wanted import Wanted
-from delayd.log.hour import ENDED, ENDED_BYTES, NO_ENDED, EndedRows, NewPart, Outcome, Reason
+from delayd.log.hour import ENDED, ENDED_BYTES, NO_ENDED, EndedRows, NewPart
+from delayd.outcome import Outcome, Reason
 
 HOURS_AT_ONCE = 8  # Each costs a sync. More of them would hold up outcomes of deliveries, and callers.
 PARTS_AT_ONCE = 1_024  # Some 10 us each. A row that met another one is a part of its own.

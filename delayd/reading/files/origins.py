@@ -32,18 +32,16 @@ from delayd.log.hour import (
     NO_OUTCOMES,
     PART,
     EndedRows,
-    Outcome,
     OutcomeRows,
-    Reason,
     decode_ended,
     decode_outcomes,
     dispatch_path,
-    reason_name,
     schedule_path,
 )
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk, open_named
+from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import Directory, ScheduleSnapshot
 from delayd.reading.files.groups import (
     Checked,
@@ -85,7 +83,7 @@ Collector = RowCollector | SequenceSampler
 def outcome_word(part: np.void) -> str:
     """What a part says of its rows, in a word: ``dispatched``, ``dead``, ``cancelled``, ``moved``, …"""
     reason = int(part["reason"])
-    return reason_name(reason) if reason > Reason.CANCELLED else Outcome(int(part["outcome"])).name.lower()
+    return reason_name(reason) if reason > Reason.CANCELLED else Outcome(int(part["outcome"])).word
 
 
 def hours_on_disk(disk: Disk, directory: Directory) -> list[int]:

@@ -10,7 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from delayd.log.hour import NewPart, Outcome, Reason
+from delayd.log.hour import NewPart
+from delayd.outcome import Outcome, Reason
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Lie
 from tests.tamper.lies.seals import seal_anew

@@ -11,16 +11,8 @@ from functools import partial
 import numpy as np
 
 from delayd.log.control import Ended, encode_known
-from delayd.log.hour import (
-    ENDED,
-    NewPart,
-    Outcome,
-    Reason,
-    decode_outcomes,
-    dispatch_path,
-    encode_outcomes,
-    schedule_path,
-)
+from delayd.log.hour import ENDED, NewPart, decode_outcomes, dispatch_path, encode_outcomes, schedule_path
+from delayd.outcome import Outcome, Reason
 from tests.tamper.honest import DELAY
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Told, hour_that_is

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from delayd.errors import DamagedData
-from delayd.log.hour import Outcome
 from delayd.machine.disk import RealDisk
+from delayd.outcome import Outcome
 from delayd.reading.data import Hour, Schedule, schedules
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cli.files
-from delayd.log.hour import Outcome
+from delayd.outcome import Outcome
 from delayd.reading import find as reading
 from tests.books import HOUR_MS, START_MS, Books
 

@@ -10,8 +10,8 @@ import cli.schedule
 from cli.schedule import together
 from delayd.hours import hour_name
 from delayd.log.control import QuotaLimits, encode_limits, quota_key
-from delayd.log.hour import Outcome
 from delayd.machine.state import LmdbState
+from delayd.outcome import Outcome
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
 from .runner import Ran, run

@@ -12,10 +12,11 @@ import pytest
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
 from delayd.log.control import Ended, encode_known
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import ENDED, Reason
+from delayd.log.hour import ENDED
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.machine.disk import File, RealDisk
 from delayd.machine.state import LmdbState
+from delayd.outcome import Reason
 from tests.batches import messages
 from tests.books import HOUR, START_MS, Books
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.listing import Cell, Column, ColumnKind, show
-from delayd.log.hour import Outcome
+from delayd.outcome import Outcome
 from tests.books import START_MS, Books
 
 from .runner import run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.log.hour import Outcome, Reason
+from delayd.outcome import Outcome, Reason
 from tests.books import HOUR_MS, START_MS, Books
 
 from .runner import run

@@ -31,7 +31,8 @@ from delayd.errors import (
     PastHorizon,
     ServerUnavailable,
 )
-from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys, MessageState
+from delayd.outcome import MessageState
+from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys
 from delayd.wire.requests import RequestType
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC

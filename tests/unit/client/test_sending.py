@@ -41,9 +41,10 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
-from delayd.log.hour import ENDED, EndedRows, Reason
+from delayd.log.hour import ENDED, EndedRows
 from delayd.net.connection import Connection
-from delayd.wire.asked import ANSWER, CancelAnswer, MessageState, read_asked_keys
+from delayd.outcome import MessageState, Reason
+from delayd.wire.asked import ANSWER, CancelAnswer, read_asked_keys
 from delayd.wire.frame import ANSWER as ANSWER_FLAG
 from delayd.wire.frame import ERROR, Frame, Head, HeadValue, encode_frame
 from delayd.wire.requests import RequestType

@@ -10,8 +10,8 @@ import numpy as np
 from delayd.batch.columns import Buffer
 from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
-from delayd.log.hour import Outcome
 from delayd.log.segment import FileKind, open_segment
+from delayd.outcome import Outcome
 from delayd.wire.frame import Head, HeadValue
 from tests.worlds.delay import World
 from tests.worlds.files import FOLDER

@@ -10,7 +10,8 @@ import pytest
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.hour import Outcome, dispatch_path, schedule_path
+from delayd.log.hour import dispatch_path, schedule_path
+from delayd.outcome import Outcome
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.answers import outcomes

@@ -31,14 +31,13 @@ from delayd.log.hour import (
     ENDED,
     EndedRows,
     NewPart,
-    Outcome,
     OutcomeRows,
-    Reason,
     decode_ended,
     decode_outcomes,
     encode_outcomes,
     missing_parts,
 )
+from delayd.outcome import Outcome, Reason
 
 KNOWN: list[Known] = [
     TargetNote(b"orders", 7),

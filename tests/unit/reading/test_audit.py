@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from delayd.errors import DamagedData
-from delayd.log.hour import Outcome, decode_outcomes
+from delayd.log.hour import decode_outcomes
+from delayd.outcome import Outcome
 from delayd.reading import plan
 from delayd.reading.audit import AuditTerms, Span, Spans, audit_hour
 from delayd.reading.books import AuditReport, audit_directory

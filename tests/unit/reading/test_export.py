@@ -12,8 +12,8 @@ import pytest
 
 from delayd.errors import BadSetting, DamagedData, DiskFull
 from delayd.hours import hour_name
-from delayd.log.hour import Outcome
 from delayd.log.pull import PullEntry, PullOp
+from delayd.outcome import Outcome
 from delayd.reading import export
 from delayd.reading.export import export_directory
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books

@@ -11,7 +11,7 @@ import pytest
 
 import delayd
 from delayd.hours import hour_name
-from delayd.log.hour import Outcome
+from delayd.outcome import Outcome
 from delayd.reading.tables import Table
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 

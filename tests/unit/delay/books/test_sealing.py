@@ -15,16 +15,9 @@ from delayd.delay.books.seals import ContentDiffers, compare
 from delayd.delay.core import DelayCore
 from delayd.hours import hour_of_ms
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import (
-    NewPart,
-    Outcome,
-    OutcomeRows,
-    decode_outcomes,
-    dispatch_path,
-    encode_outcomes,
-    missing_parts,
-)
+from delayd.log.hour import NewPart, OutcomeRows, decode_outcomes, dispatch_path, encode_outcomes, missing_parts
 from delayd.log.segment import FileKind, open_segment
+from delayd.outcome import Outcome
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages

@@ -10,9 +10,10 @@ import pytest
 from delayd.delay.books.outcomes import quarantine_path
 from delayd.delay.damage import mending
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.hour import Outcome, dispatch_path, schedule_beside_path, schedule_path
+from delayd.log.hour import dispatch_path, schedule_beside_path, schedule_path
 from delayd.log.log import segment_name
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
+from delayd.outcome import Outcome
 from delayd.reading.files.directory import find_directories
 from delayd.reading.files.origins import read_outcomes
 from delayd.reading.verify import verify_files

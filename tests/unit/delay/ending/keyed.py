@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from delayd.batch.batch import Batch
-from delayd.log.hour import Reason, decode_ended
+from delayd.log.hour import decode_ended
+from delayd.outcome import Reason
 from delayd.wire.asked import AskedKeys, encode_asked_keys, read_asked_keys
 from tests.worlds.delay import World
 from tests.worlds.outside import Wanted

@@ -14,8 +14,9 @@ from delayd.errors import (
     DelaydError,
     SlowDown,
 )
+from delayd.outcome import MessageState
 from delayd.testing.tree import PowerLoss
-from delayd.wire.asked import ANSWER, AnswerRows, Asked, DrainOrder, MessageState
+from delayd.wire.asked import ANSWER, AnswerRows, Asked, DrainOrder
 from delayd.wire.meta import NO_SLOTS, slot_set
 from tests.worlds.delay import World, wanted
 from tests.worlds.drain import ask, carry, carry_one, log_id, piece, two

@@ -14,8 +14,9 @@ from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.ledger.wanted import Wanted
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.log.hour import schedule_path
+from delayd.outcome import MessageState
 from delayd.testing.executor import StepExecutor
-from delayd.wire.asked import Content, MessageState, Piece, Place, Window
+from delayd.wire.asked import Content, Piece, Place, Window
 from tests.batches import messages
 from tests.memory_files import content, put
 from tests.worlds.clock import START_MS

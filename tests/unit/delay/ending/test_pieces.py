@@ -12,8 +12,9 @@ from delayd.delay.ending.requested import RequestWish
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError
+from delayd.outcome import MessageState
 from delayd.testing.disk import CAPACITY_BYTES
-from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, MessageState, RescheduleAnswer
+from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, RescheduleAnswer
 from tests.unit.delay.ending.keyed import names
 from tests.worlds.clock import START_MS
 from tests.worlds.delay import World

@@ -12,13 +12,13 @@ import pytest
 
 from delayd.delay.ending.requested import RequestWish
 from delayd.errors import SlowDown
+from delayd.outcome import MessageState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,
     CancelAnswer,
-    MessageState,
     MoveTry,
     RescheduleAnswer,
     Tries,

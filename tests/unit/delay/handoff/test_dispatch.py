@@ -6,8 +6,8 @@ from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.sender import BATCHES_A_FRAME, REFUSED_AGAIN_MS
 from delayd.errors import BatchMalformed, DiskReserve, DispatchRefused
-from delayd.log.hour import Outcome
 from delayd.log.segment import FileKind, open_segment
+from delayd.outcome import Outcome
 from delayd.testing.tree import PowerLoss
 from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
 from tests.worlds.target import FakeTarget

@@ -11,8 +11,9 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.content import Names
 from delayd.hours import hour_of_ms
-from delayd.log.hour import ENDED, EndedRows, Reason
+from delayd.log.hour import ENDED, EndedRows
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
+from delayd.outcome import Reason
 from tests.batches import SUBJECT, messages
 from tests.worlds.clock import START_MS
 from tests.worlds.delay import PRODUCER_ID, World, small_slots

@@ -8,8 +8,9 @@ import pytest
 from delayd.delay.ledger.files import HourOutcomes
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import NewPart, Outcome, encode_outcomes
+from delayd.log.hour import NewPart, encode_outcomes
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.outcome import Outcome
 from delayd.testing.disk import MemoryDisk, MemoryFile
 
 HOUR = 500_000

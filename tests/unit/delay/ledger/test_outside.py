@@ -11,7 +11,8 @@ from delayd.delay.ledger import wanted as room
 from delayd.delay.ledger.wanted import Outside, Wanted, sort_rows
 from delayd.delay.rows import Rows, new_rows
 from delayd.hours import HOUR_MS
-from delayd.wire.asked import CancelAnswer, MessageState
+from delayd.outcome import MessageState
+from delayd.wire.asked import CancelAnswer
 from tests.worlds.delay import TARGET_IDS, World, wanted
 
 HOUR = 500_000

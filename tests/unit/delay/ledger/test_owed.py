@@ -16,7 +16,8 @@ from delayd.delay.ledger.wanted import Wanted, wanted_of
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import BadRequest, BatchMalformed
 from delayd.hours import HOUR_MS
-from delayd.log.hour import ENDED, EndedRows, NewPart, Reason
+from delayd.log.hour import ENDED, EndedRows, NewPart
+from delayd.outcome import Reason
 from delayd.wire.asked import Asked, decode_answers, encode_asked, read_asked
 from tests.worlds.clock import START_MS
 
