@@ -106,7 +106,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.ending.drain",
         "delayd.delay.server",
         "delayd.hours",
-        "delayd.log.hour",
         "delayd.log.group",
         "delayd.log.log",
         "delayd.log.pull",
@@ -141,7 +140,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.recovery",
     ),
     "examples": (
-        "delayd.log.hour",
         "delayd.log.segment",
         "delayd.reading.books",
         "delayd.reading.verify",
@@ -254,7 +252,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.subjects",
         "delayd.delay.timers.wheel",
         "delayd.hours",
-        "delayd.log.hour",
         "delayd.log.group",
         "delayd.log.key_run",
         "delayd.log.log",
@@ -350,7 +347,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "realtime.window",
     ),
     "spark": (
-        "delayd.log.hour",
         "delayd.log.pull",
         "delayd.reading.arrow",
         "delayd.reading.books",
