@@ -1,7 +1,8 @@
 """Wait for a condition: poll it, with a deadline. No test sleeps for a time that it hopes is long enough.
 
 `until` waits on a loop, `wait_until` on a thread. Both fail with what the test has to say about the state of things.
-`holds_once` is for what a machine that stands still for a moment spoils, and a broken promise spoils each time.
+`holds_once` is for what a machine that stands still for a moment spoils, and a broken promise spoils each time;
+`holds_in_time` is the same where a length of time decides, which each try doubles.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from itertools import count
 from typing import TypeVar
 
 DEADLINE_S = 30.0  # Far above anything that works, on a machine that is busy with other things.
@@ -47,15 +50,25 @@ def wait_until(
     return found
 
 
-def holds_once(judged: Callable[[], None]) -> None:
-    """Judge, each time from the start, until it holds; AssertionError when it does not in any of some tries."""
+def holds_once(judged: Callable[[], None], *spoils: type[Exception]) -> None:
+    """Judge, each time from the start, until it holds; AssertionError when it does not in any of some tries.
+
+    ``spoils`` are other errors that a machine which stands still may bring about.
+    """
+    spoiled: tuple[type[Exception], ...] = (AssertionError, *spoils)
     for left in reversed(range(TRIES)):
         try:
             judged()
             return
-        except AssertionError:
+        except spoiled:
             if not left:
                 raise
+
+
+def holds_in_time(first: timedelta, judged: Callable[[timedelta], None], *spoils: type[Exception]) -> None:
+    """`holds_once` with a length of time, which each try doubles: the first one is fast, the last one patient."""
+    lengths = (first * 2**number for number in count())
+    holds_once(lambda: judged(next(lengths)), *spoils)
 
 
 def _late(what: Told, within_s: float) -> str:

@@ -37,7 +37,7 @@ NAMES = ("meta", "delay-1", "delay-2", "realtime-1", "realtime-2")
 SUBJECTS = ("a", "b", "c", "d")
 ROWS = 100  # Of one batch.
 REJECTED_EVERY = 11  # Of the messages, so many are given back once.
-LEASE = timedelta(seconds=3)  # What a consumer held when the cluster was cut comes again after it.
+LEASE = timedelta(seconds=6)  # What a consumer held when the cluster was cut comes again after it.
 QUIET_S = 2.0  # When all has come and nothing more for so long, nothing comes twice.
 AT_WORK_S = 0.3
 BEFORE_S = 2.0

@@ -6,14 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 import delayd
 from bench.stays import Stay, Watch
-from tests.waiting import holds_once
+from tests.waiting import holds_in_time
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -23,7 +22,6 @@ SECTIONS = {title: text for title, _, text in (each.partition("\n") for each in 
 FILES = sorted({file for file, _ in STOP.findall(PAGE)})
 HOUSES = ("delayd", "realtime", "meta", "cli", "spark")
 CONSUMER = "delayd/client/pulling/consumer.py"
-DELAY = timedelta(seconds=3)  # For the home to be closed before the message is due.
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -49,9 +47,8 @@ def test_each_room_is_on_the_page_once() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_message_passes_the_stops_in_the_order_of_the_page(tmp_path: Path) -> None:
-    tries = count()
     # On a machine that stands still for a moment the message is due before its home is closed.
-    holds_once(lambda: _check_order(_ways(tmp_path / f"data{next(tries)}")))
+    holds_in_time(timedelta(seconds=3), lambda delay: _check_order(_ways(tmp_path / f"data{delay}", delay)))
 
 
 def _check_order(ways: dict[str, list[Stay]]) -> None:
@@ -62,7 +59,7 @@ def _check_order(ways: dict[str, list[Stay]]) -> None:
                 assert stop in left, f"{section}: {stop} is not passed, or not behind the stop above it"
 
 
-def _ways(data: Path) -> dict[str, list[Stay]]:
+def _ways(data: Path, delay: timedelta) -> dict[str, list[Stay]]:
     """By section of the page: what is called while one message is sent, filed by a stop, loaded by a start, and taken.
 
     Another message is cancelled in between.
@@ -73,7 +70,7 @@ def _ways(data: Path) -> dict[str, list[Stay]]:
             far = producer.send("way", b"cancelled", delay=timedelta(hours=1))
 
             def send() -> None:
-                producer.send("way", b"taken", delay=DELAY)
+                producer.send("way", b"taken", delay=delay)
                 # Rows enter the wheel behind the answer, and before the next request.
                 producer.get("way", receipt=far)
 

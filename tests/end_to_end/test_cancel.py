@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, decode_answers, e
 from delayd.wire.requests import RequestType
 from tests.end_to_end.raw_client import Raw
 from tests.end_to_end.up_process import Up, up
-from tests.waiting import holds_once, wait_until
+from tests.waiting import holds_in_time, wait_until
 
 ROWS = 3_000
 DEADLINE_S = 60.0
@@ -44,11 +43,11 @@ class Begun(NamedTuple):
     answers: NDArray[np.uint8]
 
 
-def cancel_a_third(stack: ExitStack, folder: Path, within_ms: int) -> Begun:
+def cancel_a_third(stack: ExitStack, folder: Path, within: timedelta) -> Begun:
     """Send messages, near ones and far ones, and cancel a third; AssertionError when that took longer."""
     folder.mkdir()
     running = stack.enter_context(up(folder, "--port", "0")).until_ready()
-    due_ms = time.time_ns() // 1_000_000 + within_ms + np.arange(ROWS) // 3
+    due_ms = time.time_ns() // 1_000_000 + within // timedelta(milliseconds=1) + np.arange(ROWS) // 3
     far_ms = due_ms + 50 * 3_600_000
     with Producer(running.meta) as producer:
         near = producer.send_batch("orders", [b"%d" % row for row in range(ROWS)], due_ms)
@@ -63,12 +62,13 @@ def cancel_a_third(stack: ExitStack, folder: Path, within_ms: int) -> Begun:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_rule_C1_cancelled_messages_never_come_and_all_others_come_once(tmp_path: Path, killed: bool) -> None:
-    # Each try has twice the time of the one before.
-    tries = ((tmp_path / str(number), 1_500 << number) for number in count())
     begun: list[Begun] = []
     with ExitStack() as stack:
         # Messages leave before they are cancelled when the machine stands still for seconds just then.
-        holds_once(lambda: begun.append(cancel_a_third(stack, *next(tries))))
+        holds_in_time(
+            timedelta(seconds=1.5),
+            lambda within: begun.append(cancel_a_third(stack, tmp_path / str(within), within)),
+        )
         running, log_id, receipts, wanted, answers = begun[-1]
         meta = running.meta
         assert set(answers.tolist()) == {CancelAnswer.CANCELLED}

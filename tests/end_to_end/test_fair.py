@@ -37,13 +37,13 @@ class Worker:
         self.bodies: list[bytes] = []
         self.attempts: list[int] = []
         self._takes = takes
-        self._stopping = False
+        self.stopping = False
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Close the consumer behind the message under way, or while it waits for one."""
-        self._stopping = True
+        self.stopping = True
         self._thread.join(0.1)
         if self._thread.is_alive():
             self.consumer.close()
@@ -58,7 +58,7 @@ class Worker:
             self.bodies.append(message.body)
             self.attempts.append(message.attempt)
             message.ack(wait=False)
-            if self._stopping:
+            if self.stopping:
                 break
         self.consumer.close()
 
@@ -180,12 +180,23 @@ def test_rule_Q4_workers_that_come_later_share_what_the_first_one_has_fetched(me
 
 def test_rule_Q4_what_a_consumer_holds_at_its_close_is_done_by_others_at_once(meta: str) -> None:
     work = Work(meta, "fair.close")
-    first = work.worker(0.005)
+    stops = threading.Event()
+
+    def until_the_close(done: int) -> float:
+        if done >= 40:
+            stops.wait(DEADLINE_S)
+        return 0.005
+
+    first = work.worker(until_the_close)
     work.send(200)
     work.until(lambda: len(first.bodies) >= 40)
-    first.stop()
+    closing = threading.Thread(target=first.stop)
+    closing.start()
+    wait_until(lambda: first.stopping)
+    stops.set()
+    closing.join()
     done = len(first.bodies)
-    assert done < 150
+    assert done == 41, "it has ended the message under way, and no other one"
     work.worker(0.0)
     assert work.until(work.all_done) < AT_ONCE_S
     assert work.shares[1] == 200 - done

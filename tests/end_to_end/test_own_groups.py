@@ -9,17 +9,17 @@ import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 
 import pytest
 
 import delayd
 from tests.end_to_end.up_process import Up, up
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, holds_in_time
 
 NOW = timedelta(0)
 SOON = timedelta(milliseconds=200)
 LONG = timedelta(seconds=DEADLINE_S)
-WINDOW = timedelta(seconds=2)
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,19 @@ def test_rule_I2_a_fork_of_a_broadcast_consumer_gets_all_messages_too(running: U
 
 
 def test_a_lead_keeps_its_message_while_the_server_is_killed_and_stopped(running: Up) -> None:
+    subjects = (f"led{number}" for number in count())
+    # A lead that stands still for a window is rightly replaced.
+    holds_in_time(timedelta(seconds=2), lambda window: _leads_on(running, next(subjects), window), delayd.StaleHandle)
+
+
+def _leads_on(running: Up, subject: str, window: timedelta) -> None:
     def consumer() -> delayd.Consumer:
         return delayd.Consumer(
-            running.meta, "led", "g", exclusive=WINDOW, lease=timedelta(minutes=5), timeout_ms=60_000
+            running.meta, subject, "g", exclusive=window, lease=timedelta(minutes=5), timeout_ms=60_000
         )
 
     with delayd.Producer(running.meta) as producer, consumer() as lead, consumer() as other:
-        producer.send("led", b"1", delay=NOW)
+        producer.send(subject, b"1", delay=NOW)
         held = [lead.pull(1, wait=LONG)[0]]
         taken: list[tuple[bytes, int]] = []
         stop = threading.Event()
@@ -110,12 +116,12 @@ def test_a_lead_keeps_its_message_while_the_server_is_killed_and_stopped(running
         try:
             for body in (b"2", b"3"):
                 running.kill("realtime")
-                producer.send("led", body, delay=NOW)
+                producer.send(subject, body, delay=NOW)
                 held += _pull(lead)
             assert [message.body for message in held] == [b"1", b"2", b"3"]
             server = running.ready("realtime")[-1].pid
             os.kill(server, signal.SIGSTOP)
-            time.sleep(1.5 * WINDOW.total_seconds())
+            time.sleep(1.5 * window.total_seconds())
             os.kill(server, signal.SIGCONT)
             for message in held:
                 message.ack()
@@ -124,6 +130,6 @@ def test_a_lead_keeps_its_message_while_the_server_is_killed_and_stopped(running
             standing.join()
         assert taken == []
         lead.close()
-        producer.send("led", b"4", delay=NOW)
+        producer.send(subject, b"4", delay=NOW)
         (message,) = _pull(other)
         assert (message.body, message.attempt) == (b"4", 1)

@@ -18,8 +18,9 @@ from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
 from tests.named_commands import check_commands, commands_in
 from tests.unit.cli.runner import Ran, run
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
+LEASE = timedelta(minutes=10)  # Longer than a test.
 META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": 1_500}
 
 
@@ -37,7 +38,7 @@ def test_all_subjects_of_a_server_go_but_for_those_whose_messages_would_be_stran
             for subject in ("full", "empty"):
                 producer.send(subject, b"first", delay=timedelta(0))
                 with delayd.Consumer(meta.address, subject, group="g") as consumer:
-                    consumer.pull(1, wait=timedelta(seconds=10)).ack()
+                    consumer.pull(1, wait=timedelta(seconds=DEADLINE_S)).ack()
             producer.send_batch("full", [b"x"] * 40, delay=timedelta(0))
             source = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out.split(",")
             old = next(word for word in source if len(word) == 16 and word.isalnum())
@@ -123,7 +124,7 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
         first = ServerProcess("realtime", tmp_path, own)
         stack.enter_context(first)
         producer = stack.enter_context(delayd.Producer(meta.address))
-        consumer = stack.enter_context(delayd.Consumer(meta.address, "moved", group="g", timeout_ms=2_000))
+        consumer = stack.enter_context(delayd.Consumer(meta.address, "moved", group="g", lease=LEASE, timeout_ms=6_000))
         producer.send_batch("moved", [b"1", b"2"], delay=timedelta(0))
         old: list[delayd.Message] = []
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 
 import delayd
 from tests.conformance.public.desk import AT_ONCE, LONG, Desk
+from tests.waiting import holds_in_time
 
 
 def test_one_leads_and_the_other_takes_over_when_it_goes(desk: Desk) -> None:
@@ -28,11 +30,25 @@ def test_one_leads_and_the_other_takes_over_when_it_goes(desk: Desk) -> None:
 
 
 def test_a_lead_goes_on_as_long_as_it_lives(desk: Desk) -> None:
-    consumer, other = desk.consumer(exclusive=timedelta(seconds=1)), desk.consumer(exclusive=timedelta(seconds=1))
-    for number in range(3):
-        desk.send(b"%d" % number)
-        desk.one(consumer).ack()
-        assert desk.is_empty(other)
+    groups = count()
+
+    def judged(window: timedelta) -> None:
+        group = f"g{next(groups)}"
+        desk.send(b"1")
+        with (
+            desk.consumer(group, exclusive=window, start="latest") as lead,
+            desk.consumer(group, exclusive=window) as other,
+        ):
+            lead.pull(wait=AT_ONCE)
+            desk.send(b"2")
+            desk.one(lead).ack()
+            # The window passes, and the lead has asked for nothing in it.
+            assert not len(other.pull(wait=1.5 * window))
+            desk.send(b"3")
+            assert desk.one(lead).body == b"3"
+
+    # A lead that stands still for a window is rightly replaced.
+    holds_in_time(timedelta(seconds=1), judged, delayd.DelaydError)
 
 
 def test_who_would_share_an_exclusive_group_is_refused(desk: Desk) -> None:

@@ -104,8 +104,8 @@ def test_each_back_off_is_longer_up_to_the_most(desk: Desk) -> None:
 
 def test_a_message_whose_consumers_died_is_not_handed_out_beyond_its_attempts(desk: Desk) -> None:
     desk.send(b"1")
-    with desk.consumer(lease=SHORT, max_attempts=1) as consumer:
-        desk.one(consumer)
+    with desk.consumer(max_attempts=1) as consumer:
+        desk.one(consumer).extend(SHORT)
         desk.send(b"2", delay=2 * SHORT)
         assert desk.one(consumer).body == b"2"
 
@@ -133,7 +133,7 @@ def test_a_word_after_the_lease_is_refused_by_name(desk: Desk, word: str) -> Non
     consumer = desk.consumer(lease=SHORT)
     late = desk.one(consumer)
     again = desk.one(consumer)
-    assert again.attempt == 2
+    assert again.attempt > late.attempt
     with pytest.raises(delayd.errors.StaleHandle) as caught:
         LATE[word](late)
     assert (caught.value.reason, caught.value.count) == ("lease_ended", 1)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 import delayd
 from delayd import errors
 from tests.conformance.public.desk import AT_ONCE, Desk
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, holds_in_time
 
 QUICK = delayd.Backoff(first=timedelta(milliseconds=20), most=timedelta(milliseconds=60), jitter=0)
+TIME_TO_COME_AGAIN = timedelta(milliseconds=300)  # What must not come again would have come, most of the time.
 
 
 def _serve(worker: delayd.Worker) -> None:
@@ -132,16 +134,17 @@ def test_a_message_that_is_given_up_does_not_come_again(desk: Desk, kind: str, f
         seen.append(found)
         if found == b"last":
             worker.stop()
-        elif failure == "reject":
+            return
+        desk.send(b"last", delay=TIME_TO_COME_AGAIN)
+        if failure == "reject":
             raise delayd.Reject("no such order")
         else:
             raise ValueError("it failed")
 
     worker.on(desk.subject, group="g", max_attempts=1, backoff=QUICK)(_handler(kind, handle))
     desk.send(b"bad")
-    desk.producer.send(desk.subject, b"last", delay=timedelta(milliseconds=300))
     _serve(worker)
-    assert sorted(seen) == [b"bad", b"last"]
+    assert seen == [b"bad", b"last"]
     assert desk.is_empty(desk.consumer())
 
 
@@ -197,21 +200,28 @@ def test_a_group_works_on_no_more_messages_than_its_bound(desk: Desk) -> None:
 def test_a_function_that_is_slower_than_its_lease_runs_once_and_the_log_says_so(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker, seen = delayd.Worker(desk.address, group="g"), list[tuple[bytes, int]]()
+    groups = count()
 
-    @worker.on(desk.subject, lease=timedelta(milliseconds=300), max_attempts=3, backoff=QUICK)
-    def handle(body: bytes, message: delayd.Message) -> None:
-        seen.append((body, message.attempt))
-        if body == b"slow":
-            time.sleep(1)  # It is the handler's work that takes so long.
+    def judged(lease: timedelta) -> None:
+        group = f"g{next(groups)}"
+        worker, seen = delayd.Worker(desk.address, group=group), list[tuple[bytes, int]]()
+
+        @worker.on(desk.subject, lease=lease, max_attempts=3, backoff=QUICK)
+        def handle(body: bytes, message: delayd.Message) -> None:
+            seen.append((body, message.attempt))
+            time.sleep(3 * lease.total_seconds())  # It is the handler's work that takes so long.
             worker.stop()
 
+        _serve(worker)
+        assert seen == [(b"slow", 1)]
+        assert desk.is_empty(desk.consumer(group))
+        told = [record.getMessage() for record in caplog.records if "handler_slow" in record.getMessage()]
+        told = [line for line in told if f"subject={desk.subject} group={group} handler=" in line]
+        assert len(told) == 1 and "time_limit=" in told[0]
+
     desk.send(b"slow")
-    _serve(worker)
-    assert seen == [(b"slow", 1)]
-    assert desk.is_empty(desk.consumer())
-    told = [record.getMessage() for record in caplog.records if "handler_slow" in record.getMessage()]
-    assert len(told) == 1 and f"subject={desk.subject} group=g handler=" in told[0] and "time_limit=" in told[0]
+    # A worker that stands still for as long as a lease can't extend it.
+    holds_in_time(timedelta(milliseconds=300), judged)
 
 
 WORDS: dict[str, Callable[[delayd.Message], None]] = {
@@ -236,13 +246,15 @@ def test_a_function_may_settle_its_message_itself(
         seen.append((body, message.attempt))
         if body == b"last":
             worker.stop()
-        elif message.attempt == 1:
+            return
+        if word != "nack" or message.attempt == 2:
+            desk.send(b"last", delay=TIME_TO_COME_AGAIN)
+        if message.attempt == 1:
             WORDS[word](message)
             if fails:
                 raise ValueError("it failed after it had settled the message")
 
     desk.send(b"1")
-    desk.send(b"last", delay=timedelta(milliseconds=500))
     _serve(worker)
     again = [(b"1", 2)] if word == "nack" else []
     assert seen == [(b"1", 1), *again, (b"last", 1)]
@@ -261,27 +273,33 @@ def test_a_coroutine_may_settle_its_message_itself(desk: Desk) -> None:
         else:
             await message.extend(timedelta(minutes=1))
             await message.reject("never")
+            desk.send(b"last", delay=TIME_TO_COME_AGAIN)
 
     desk.send(b"1")
-    desk.send(b"last", delay=timedelta(milliseconds=300))
     _serve(worker)
     assert seen == [b"1", b"last"]
 
 
 def test_a_function_holds_its_message_for_as_long_as_it_says(desk: Desk) -> None:
-    worker, seen = delayd.Worker(desk.address), list[int]()
-    quick = timedelta(milliseconds=200)
+    groups = count()
 
-    @worker.on(desk.subject, group="g", lease=quick, time_limit=quick * 0.8, concurrency=2, backoff=QUICK)
-    def handle(body: bytes, message: delayd.Message) -> None:
-        seen.append(message.attempt)
-        message.extend(timedelta(seconds=30))
-        message.ack()
-        worker.stop()
+    def judged(lease: timedelta) -> None:
+        group, seen = f"g{next(groups)}", list[int]()
+        worker = delayd.Worker(desk.address)
+
+        @worker.on(desk.subject, group=group, lease=lease, time_limit=lease * 0.8, concurrency=2, backoff=QUICK)
+        def handle(body: bytes, message: delayd.Message) -> None:
+            seen.append(message.attempt)
+            message.extend(timedelta(seconds=30))
+            message.ack()
+            worker.stop()
+
+        _serve(worker)
+        assert seen == [1] and desk.is_empty(desk.consumer(group))
 
     desk.send(b"1")
-    _serve(worker)
-    assert seen == [1] and desk.is_empty(desk.consumer())
+    # The message of a function that stands still for its time limit goes back.
+    holds_in_time(timedelta(milliseconds=200), judged)
 
 
 MEETING: list[tuple[str | list[str], str | list[str]]] = [
