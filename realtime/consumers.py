@@ -71,9 +71,9 @@ TURN_WORK = 1_024  # Work of one turn, some microseconds each: a name that is co
 MAKE_WORK = 16  # A group that is made is a record of the pull log, some 50 us.
 FAILURES_MAX = 64  # After so many groups that can't be made, only those that exist join until all are looked at again.
 RETRY_MS = 5_000
-SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
-AGED_MAX = 100  # The same of groups with the age of their oldest message.
-LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
+SUBJECTS_MAX = 100  # Rows of one SUBJECTS: each may cost some reads of its consume log.
+AGED_MAX = 100  # Rows of one GROUPS with `ages`.
+LIST_MAX = 1_000  # Rows of one GROUPS, some milliseconds of work; the next listing goes on behind its last name.
 
 limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
 SHARED: tuple[int, frozenset[int]] = (0, frozenset())  # Window and incarnations of a consumer that does not lead.

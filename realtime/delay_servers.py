@@ -66,7 +66,7 @@ BARE_SHAPE = (1, BARE_HEAP_AT, 4, BARE_DIRECTORY_AT - HEADER_BYTES, 1)  # From t
 BARE_LAYOUT = read_directory(BARE_DIRECTORY, 1, BARE_COLUMNS_AT, BARE_HEAP_AT)
 NAME_BYTES = struct.Struct("<I")
 HOUR_MAX = hour_of_ms(INSTANT_MS_MAX)
-FRAME_BATCHES_MAX = 32_768  # The answer names each batch and must fit one head.
+FRAME_BATCHES_MAX = 32_768  # Batches of a DISPATCH: the answer names each, and must fit one head.
 PLENTY_BYTES = 1 << 30  # This much above the reserve is several times what all frames within PLENTY_MS can hold.
 PLENTY_MS = 100  # For this long a disk with plenty of space is not asked again: each question is a system call.
 

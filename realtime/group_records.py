@@ -48,7 +48,7 @@ AHEAD_MS_MAX = 5_000  # The clock of who moves a group may be ahead by this much
 
 GONE_MS = 30_000  # As long as a consumer may be away, for example while it connects anew.
 LOOK_MS = 5_000  # Between two looks; each costs a microsecond a group.
-CONSUMERS_MAX = 131_072  # Pairs of a connection and a group: 0.2 KB each, 26 MiB.
+CONSUMERS_MAX = 131_072  # Connections of consumers of ephemeral groups, once for each group: 0.2 KB, 26 MiB.
 
 limited = LogLimit(logging.getLogger(__name__))  # Lines that consumers can provoke.
 log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .polls import Waiting
     from .subscriptions import Subscription
 
-GROUPS_MAX = 10_000  # Each group is some kilobytes of memory, and a row of every checkpoint before which it changed.
-GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for the groups of others.
+GROUPS_MAX = 10_000  # Groups: each is some kilobytes of memory, and a row of every checkpoint before which it changed.
+GROUPS_OF_SUBJECT_MAX = 1_000  # Groups of one subject, which leave room for those of others.
 LOOKED_AT_MAX = 1_000  # At most this many groups are looked at to find one that can be forgotten.
 
 log = logging.getLogger(__name__)

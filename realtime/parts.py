@@ -25,8 +25,7 @@ from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .terms import OPEN
 from .window import Offer
 
-# An answer has at most this many parts: each costs the loop some 20 us, and nobody else is served meanwhile.
-PARTS_MAX = 512
+PARTS_MAX = 512  # Parts of a PULL's answer: each costs the loop some 20 us, and nobody else is served meanwhile.
 OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
 LOOKED_AHEAD = 4_096  # Messages of a batch that are compared with a filter at once, some 20 ns each.
 PASSED = ("", "expired", "filtered")

@@ -52,7 +52,7 @@ from .window import HELD, GroupWindow, GroupWord, Offer, StateRun
 
 T = TypeVar("T")
 
-HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 29 bytes each, so either fits a head.
+HANDLES_MAX = 32_768  # Handles of one ACK or NACK, and of its answer: at most 29 bytes each, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 53 bytes each, 7 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 53 bytes each, 25 MiB.
 GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.

@@ -24,7 +24,7 @@ from .polls import RETRY_MS, Polls, Waiting
 from .terms import FROM_EARLIEST, OPEN, Beginning
 
 OF_PEER_MAX = 16  # Subscriptions of one connection.
-SUBSCRIPTIONS_MAX = 1_024  # Of all connections: each new subject is compared with every pattern, some 0.5 us each.
+SUBSCRIPTIONS_MAX = 1_024  # Subscriptions: each new subject is compared with every pattern, some 0.5 us each.
 NAMES_MAX = 131_072  # Subjects in the lists of all subscriptions: 0.3 KB each, 40 MiB.
 MEMBERS_MAX = 200_000  # Groups in all subscriptions, each counted once for each: up to 0.3 KB each, 60 MiB.
 SHARES = 8  # An answer is shared by so many groups when they have messages; by more, when these have few.

@@ -59,23 +59,23 @@ class Stage(IntEnum):
 
 
 class GroupWord(Enum):
-    """What moves a message."""
+    """What moves a message; `MOVES` says why."""
 
     PULLED = auto()
-    PASSED_BY = auto()  # A later message was pulled before it (rules L5, Q8).
+    PASSED_BY = auto()
     ACK = auto()
     NACK = auto()
-    PUT_OFF = auto()  # A NACK after which it waits.
-    RETURNED = auto()  # No handler was given it, so this was no attempt (rule Q4).
+    PUT_OFF = auto()
+    RETURNED = auto()
     LAPSED = auto()
     RETRY = auto()
     REJECT = auto()
-    TAKEN = auto()  # Its delay server has it.
+    TAKEN = auto()
     RESUMED = auto()
     UNREADABLE = auto()
     READABLE = auto()
     GIVEN_UP = auto()
-    GONE = auto()  # It is not kept any more.
+    GONE = auto()
 
 
 class Became(IntEnum):
@@ -91,24 +91,24 @@ class Became(IntEnum):
 
 
 MOVES = {
-    (Stage.NEW, GroupWord.PULLED): Stage.HELD,
-    (Stage.NEW, GroupWord.PASSED_BY): Stage.OFFERED,
-    (Stage.NEW, GroupWord.UNREADABLE): Stage.UNREADABLE,
-    (Stage.NEW, GroupWord.GONE): Stage.SETTLED,
-    (Stage.OFFERED, GroupWord.PULLED): Stage.HELD,
-    (Stage.OFFERED, GroupWord.UNREADABLE): Stage.UNREADABLE,
-    (Stage.OFFERED, GroupWord.GONE): Stage.SETTLED,
-    (Stage.HELD, GroupWord.ACK): Stage.SETTLED,
-    (Stage.HELD, GroupWord.NACK): Stage.OFFERED,
-    (Stage.HELD, GroupWord.PUT_OFF): Stage.PAUSED,
-    (Stage.HELD, GroupWord.RETURNED): Stage.OFFERED,
-    (Stage.HELD, GroupWord.LAPSED): Stage.OFFERED,
-    (Stage.HELD, GroupWord.RETRY): Stage.LEAVING,
-    (Stage.HELD, GroupWord.REJECT): Stage.LEAVING,
-    (Stage.PAUSED, GroupWord.RESUMED): Stage.OFFERED,
-    (Stage.UNREADABLE, GroupWord.READABLE): Stage.OFFERED,
-    (Stage.UNREADABLE, GroupWord.GIVEN_UP): Stage.SETTLED,
-    (Stage.LEAVING, GroupWord.TAKEN): Stage.SETTLED,
+    (Stage.NEW, GroupWord.PULLED): Stage.HELD,  # A consumer gets it.
+    (Stage.NEW, GroupWord.PASSED_BY): Stage.OFFERED,  # A later one was pulled before it (Q8, or L5 in an earlier life).
+    (Stage.NEW, GroupWord.UNREADABLE): Stage.UNREADABLE,  # Its stored batch does not check.
+    (Stage.NEW, GroupWord.GONE): Stage.SETTLED,  # It is not kept any more.
+    (Stage.OFFERED, GroupWord.PULLED): Stage.HELD,  # A consumer gets it, before new ones.
+    (Stage.OFFERED, GroupWord.UNREADABLE): Stage.UNREADABLE,  # Its stored batch does not check any more.
+    (Stage.OFFERED, GroupWord.GONE): Stage.SETTLED,  # It is not kept any more.
+    (Stage.HELD, GroupWord.ACK): Stage.SETTLED,  # The consumer is done with it; also a message that nobody gets (Q7).
+    (Stage.HELD, GroupWord.NACK): Stage.OFFERED,  # A handler gave it back the first time.
+    (Stage.HELD, GroupWord.PUT_OFF): Stage.PAUSED,  # It was given back again, or is wanted later in an ordered group.
+    (Stage.HELD, GroupWord.RETURNED): Stage.OFFERED,  # No handler was given it: this was no attempt (Q4).
+    (Stage.HELD, GroupWord.LAPSED): Stage.OFFERED,  # Its lease ended, or another consumer leads the group (Q9).
+    (Stage.HELD, GroupWord.RETRY): Stage.LEAVING,  # It is to come again through its delay server (Q2).
+    (Stage.HELD, GroupWord.REJECT): Stage.LEAVING,  # It becomes a dead letter there.
+    (Stage.PAUSED, GroupWord.RESUMED): Stage.OFFERED,  # Its pause is over.
+    (Stage.UNREADABLE, GroupWord.READABLE): Stage.OFFERED,  # Its batch checks again (L10).
+    (Stage.UNREADABLE, GroupWord.GIVEN_UP): Stage.SETTLED,  # An operator dropped it.
+    (Stage.LEAVING, GroupWord.TAKEN): Stage.SETTLED,  # Its delay server has it.
 }
 BECAME = {
     GroupWord.NACK: Became.GIVEN_BACK,

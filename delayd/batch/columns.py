@@ -47,29 +47,29 @@ class BatchKind(IntEnum):
 
 
 class ColumnId(IntEnum):
-    """Columns by the number that the directory gives them."""
+    """Columns by the number that the directory gives them; docs/formats/batch.md has these lines as a table."""
 
-    DELIVER_AT_MS = 1
-    SEQUENCE = 2
-    KEY_HASH = 3
-    TAG_BLOOM = 4
-    SUBJECT = 5
-    KEY_END = 6
-    TAGS_END = 7
-    HEADERS_END = 8
-    BODY_END = 9
-    ACCEPTED_AT_MS = 10
-    ORIGIN_SEQUENCE = 11
-    ATTEMPT = 12
-    ROW_FLAGS = 13
-    ORDERING_KEY_HASH = 14
-    EXPIRES_AT_MS = 15
-    ENTRY = 16
-    SEAL = 17
-    BODY_LEFT_OUT = 18
-    CONTENT_HASH = 19
-    TALLY = 20
-    WANTED_AT_MS = 21
+    DELIVER_AT_MS = 1  # When the message is due, as its sender wished.
+    SEQUENCE = 2  # The delay server's number. Absent: rows count up from the group's base_sequence.
+    KEY_HASH = 3  # Reserved.
+    TAG_BLOOM = 4  # Bits of the row's tags (docs/formats/batch.md, Tags); 0: no tags.
+    SUBJECT = 5  # Index into the subject table. Absent: all rows have subject 0.
+    KEY_END = 6  # End of the row's key in the heap. Absent: no row has one, as with the next two.
+    TAGS_END = 7  # End of the row's tags in the heap.
+    HEADERS_END = 8  # End of the row's headers in the heap.
+    BODY_END = 9  # End of the row's body in the heap.
+    ACCEPTED_AT_MS = 10  # When the delay server appended it; there where a row was already due then.
+    ORIGIN_SEQUENCE = 11  # Of a moved row: the sequence of the message's first row at this server; else 0.
+    ATTEMPT = 12  # Reserved.
+    ROW_FLAGS = 13  # What to do when the key is taken: 0 reject, 1 keep, 2 replace (docs/keys.md). Absent: 0.
+    ORDERING_KEY_HASH = 14  # The first 8 bytes of a BLAKE2b of 8 bytes of the ordering key, 1 in place of 0; 0: none.
+    EXPIRES_AT_MS = 15  # From this instant on the message is not delivered; 0, or no column: never.
+    ENTRY = 16  # A row of the pull log (docs/formats/pull.md).
+    SEAL = 17  # A seal (docs/formats/seal.md).
+    BODY_LEFT_OUT = 18  # Length of a body that is not in the heap, else 0 (docs/formats/schedule.md).
+    CONTENT_HASH = 19  # Of subject, headers and body; 0: not stated (docs/formats/content.md).
+    TALLY = 20  # An entry of the tally log (docs/formats/tally.md).
+    WANTED_AT_MS = 21  # The instant to which a caller wants the row moved (docs/protocol.md).
 
 
 DTYPES: dict[int, np.dtype[np.generic]] = {

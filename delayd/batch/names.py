@@ -24,8 +24,8 @@ from delayd.errors import BadSubject
 
 SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
 SUBJECT_BYTES_MAX = 255  # Its length fits one byte, and one head holds 2,000 of them (wire/meta.py).
-SUBSCRIBED_MAX = 4_000  # Subjects of one consumer that lists them: one head holds as many.
-GROUP_NAME_BYTES_MAX = 255  # A group of consumers may have as long a name as a subject.
+SUBSCRIBED_MAX = 4_000  # Subjects in the list of one subscription: one head holds as many.
+GROUP_NAME_BYTES_MAX = 255  # The name of a group of consumers, which is printable UTF-8.
 KEY_BYTES_MAX = 200  # With a subject of 255 bytes a name still fits the index of keys (docs/formats/keys.md).
 LEASE_MS_MAX = 43_200_000  # A consumer that works longer on one message extends its lease, or sends the rest.
 ORDERED_WAIT_MS_MAX = 86_400_000  # A message of an ordered group waits in its place, in the memory of its server.

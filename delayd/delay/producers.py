@@ -34,15 +34,14 @@ from delayd.log.hour import ENDED_BYTES, decode_ended
 
 PIECE_PRODUCERS = 1_000  # One turn of the loop looks at this many producers; each takes some microseconds.
 PREFIX = b"producer/"
-BYTES_MAX = 128 << 20  # Bound for all producers together: 160,000 of them with one number each, or 560,000 numbers.
+BYTES_MAX = 128 << 20  # All producers: 160,000 of them with one number each, or 560,000 numbers.
 PRODUCER_BYTES = 640  # One producer takes this much memory, without its numbers.
 NUMBER_BYTES = 240  # One accepted number takes this much memory.
-# For one producer, above its low-water mark; one unknown outcome may hold the mark back for a minute.
-NUMBERS_MAX = 65_536
+NUMBERS_MAX = 65_536  # Numbers of one producer above its low-water mark, which may stand for a minute.
 IDLE_MS = 600_000  # No client still retries a batch after this long: the time limit of a send is 30 s.
 WAITERS_MAX = 131_072  # Answers that wait for the disk, those to repetitions included; some 500 bytes each.
-FENCED_MAX = 65_536  # Numbers that were answered "not kept" within IDLE_MS; some 200 bytes each.
-NEW_AT_ONCE = 256  # One connection may introduce this many new producers at once, and then one more each NEW_EVERY_MS.
+FENCED_MAX = 65_536  # Numbers that OUTCOME called unknown within ten minutes; some 200 bytes each.
+NEW_AT_ONCE = 256  # New producers that one connection brings at once; then one more a second.
 NEW_EVERY_MS = 1_000
 FULL_RETRY_MS = 10_000  # A place comes free when another producer has been idle for long enough.
 

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 
-# Bound for the names that rows in memory use, about a million names; beyond it new names are refused.
-BYTES_MAX = 256 << 20
+BYTES_MAX = 256 << 20  # Names of subjects that rows in memory use, about a million; beyond, new names are refused.
 SWEEP_BYTES = 64 << 20  # Below this no sweep takes place: most servers know some thousand subjects for ever.
 SWEEP_GROWTH = 1.25  # A sweep takes place only when this many times the bytes are held that the last sweep left.
-# A name takes this much besides its bytes: its number, its target, and the places of both in their dicts.
-NAME_BYTES = 320
+NAME_BYTES = 320  # A name takes this besides its bytes: its number, its target, and their places in dicts.
 TABLES_BYTES_MAX = 16 << 20  # Subject tables are remembered up to this, because producers repeat theirs.
 TABLE_BYTES_MAX = 4_096  # A longer table is rarely repeated, and to look its subjects up again costs 0.1 us each.
 TABLE_BYTES = 320  # A remembered table takes this much besides its bytes and its numbers.

@@ -28,20 +28,24 @@ class TargetNote(NamedTuple):
 
 
 class SkippedSequences(NamedTuple):
-    """A server that was restored, or may have been, left so many sequences before this group unused (rule S5)."""
+    """An operator accepted a restored server: so many sequences, directly before the base_sequence of this group,
+    stay unused (rule S5).
+    """
 
     sequences: int
 
 
 class LogTime(NamedTuple):
-    """An operator has set the log's time back (rule T4)."""
+    """An operator has set ``appended_at_ms`` back, from this group on (rule T4)."""
 
     from_ms: int
     to_ms: int
 
 
 class OperatorWord(NamedTuple):
-    """An operator's decision about rows that are set aside."""
+    """What an operator decided about so many rows that are set aside: they were given up (``drop``), or they were taken
+    or released (``release``; rule S5).
+    """
 
     action: str
     id: str
@@ -59,7 +63,7 @@ class HelloHeard(NamedTuple):
 
 
 class OriginAccepted(NamedTuple):
-    """An operator takes a delay server as it is: everything that was heard of it before is forgotten."""
+    """An operator takes a delay server as it is: what was heard of it before is forgotten (rule H8)."""
 
     log_id: int
 
@@ -99,20 +103,20 @@ class GroupEphemeral(NamedTuple):
 
 
 class GroupFiltered(NamedTuple):
-    """A consumer group wants only messages with some tags (`realtime.terms` reads them)."""
+    """A consumer group wants only messages with these tags: msgpack, ``[[any…], [all…]]``."""
 
     group_id: int
     tags: bytes
 
 
 class GroupOrdered(NamedTuple):
-    """A consumer group gets the messages of each ordering key one after the other."""
+    """A consumer group gets the messages of each ordering key one after the other (rule Q8)."""
 
     group_id: int
 
 
 class GroupBounded(NamedTuple):
-    """The consumers of a group hold so many messages at most; 0 is any number."""
+    """The consumers of a group hold so many messages at most; 0 is any number (rule Q10)."""
 
     group_id: int
     in_flight_max: int
@@ -126,7 +130,7 @@ class GroupBegins(NamedTuple):
 
 
 class RetryDecided(NamedTuple):
-    """Messages of a group live on at a delay server as one batch (`delayd.log.pull` reads the rows)."""
+    """Messages of a group live on at a delay server as one batch (docs/formats/pull.md, Retries)."""
 
     producer: int
     number: int
@@ -145,13 +149,13 @@ class RetryAccepted(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Decisions of the delay server have ended these rows (`delayd.log.hour` reads them)."""
+    """Decisions of the delay server have ended these rows (docs/keys.md, Records)."""
 
     rows: bytes
 
 
 class Tried(NamedTuple):
-    """Requests with numbers have ended these rows of the same batch of records (`delayd.log.hour` reads them)."""
+    """Numbers of the requests that ended these rows, which stand in the record beside it (docs/keys.md, Tries)."""
 
     rows: bytes
 
@@ -178,11 +182,14 @@ Known = (
     | RetryAccepted
 )
 
-_CLASSES: dict[RecordValue, type[Known]] = {
+# By log: the delay server's message log, that of a realtime server, and the pull log.
+CLASSES: dict[RecordValue, type[Known]] = {
     "target": TargetNote,
     "skipped": SkippedSequences,
     "log_time": LogTime,
     "operator": OperatorWord,
+    "ended": Ended,
+    "tried": Tried,
     "hello": HelloHeard,
     "origin_accepted": OriginAccepted,
     "group": GroupCreated,
@@ -196,11 +203,9 @@ _CLASSES: dict[RecordValue, type[Known]] = {
     "group_begins": GroupBegins,
     "retry": RetryDecided,
     "retried": RetryAccepted,
-    "ended": Ended,
-    "tried": Tried,
 }
-_TYPES = {made: name for name, made in _CLASSES.items()}
-_FIELDS: dict[type[Known], tuple[type, ...]] = {
+_TYPES = {made: name for name, made in CLASSES.items()}
+FIELDS: dict[type[Known], tuple[type, ...]] = {
     TargetNote: (bytes, int),
     SkippedSequences: (int,),
     LogTime: (int, int),
@@ -288,11 +293,11 @@ def decode_sound(batch: Batch) -> list[Known]:
 
 def _known(record: Record) -> Known | None:
     kind = record.get("type")
-    made = _CLASSES.get(kind) if isinstance(kind, str) else None
+    made = CLASSES.get(kind) if isinstance(kind, str) else None
     if made is None:
         return None
     values = [record.get(name) for name in made._fields]
-    for name, value, needed in zip(made._fields, values, _FIELDS[made], strict=True):
+    for name, value, needed in zip(made._fields, values, FIELDS[made], strict=True):
         if not isinstance(value, needed) or (isinstance(value, list) and not _is_watermark(value)):
             raise BatchMalformed(f"a control record of type {kind!r} has no {name}")
     return made._make(cast("list[Any]", values))

@@ -30,9 +30,8 @@ from delayd.errors import DelaydError, SlowDown
 from delayd.wire.frame import BODY_BYTES_MAX
 from delayd.wire.requests import Cost, RequestType
 
-# Bound for all frames under way: sixteen SENDs of the largest size at the same moment.
-UNFINISHED_BYTES_MAX = 256 << 20
-UNTAKEN_BYTES_MAX = 256 << 20  # Bound for all answers that peers do not take: sixteen PULLs of the largest size.
+UNFINISHED_BYTES_MAX = 256 << 20  # All frames under way: sixteen SENDs of the largest size at the same moment.
+UNTAKEN_BYTES_MAX = 256 << 20  # All answers that peers have not read: sixteen PULLs of the largest size.
 QUEUED_UNITS = 64  # A turn takes this much from the queue; a unit is a plain request, some 10 us.
 FRESH_UNITS = 256  # A turn takes this much from connections that had nothing in the queue.
 # A connection pays its debt off when it was served 64 times, so that none stays in debt for long.
@@ -171,7 +170,7 @@ class Budget:
             self._turn_soon()
 
 
-REQUESTS_MAX = 1024  # Unanswered requests on one connection; docs/protocol.md.
+REQUESTS_MAX = 1024  # Unanswered requests of one connection: beyond, nothing is read until answers have left.
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ class Bounds:
 BOUNDS = Bounds()
 
 
-CONNECTIONS_MAX = 4096  # Connections of one server; the budget bounds what all of them make it hold.
+CONNECTIONS_MAX = 4096  # Connections of one server, and at most half of the open files that it is allowed.
 CONNECTIONS_MIN = 16
 # 512 that a checkpoint holds open, 96 others that were used last, and those of the state and the process itself.
 FILES_KEPT_MIN = 640

@@ -130,12 +130,12 @@ class SubjectInfo(NamedTuple):
     """A subject at a realtime server: its kept consume sequences [first, end), and how many groups it has."""
 
     name: str
-    messages: int
-    first: int
-    end: int
-    quarantined: int
-    groups: int
-    oldest_ms_ago: int | None = None  # The age of the first kept message; None when there is none, or nobody can tell.
+    messages: int  # How many are kept.
+    first: int  # Where the kept ones begin, a consume sequence.
+    end: int  # Just behind the last one.
+    quarantined: int  # How many can't be read.
+    groups: int  # How many groups it has.
+    oldest_ms_ago: int | None = None  # The age of the first kept message; nil when there is none, or nobody can tell.
 
 
 class GroupInfo(NamedTuple):
@@ -143,13 +143,13 @@ class GroupInfo(NamedTuple):
 
     subject: str
     group: str
-    end: int  # Where the subject ends.
+    end: int  # Where the subject ends, a consume sequence.
     next: int  # Where the messages begin that were not pulled yet.
-    outstanding: int  # Pulled and not yet acknowledged.
+    outstanding: int  # Held by consumers: pulled and not yet acknowledged.
     redelivering: int  # Given back, or with a lease that ended: they are offered again.
-    quarantined: int
-    oldest_unacked: int
-    group_id: int
+    quarantined: int  # How many can't be read.
+    oldest_unacked: int  # Its first message that is not acknowledged.
+    group_id: int  # Its number in the pull log.
     leaving: int  # To come again later, or dead letters, and their delay server has not taken them yet.
     paused: bool  # An operator lets nobody pull its messages.
     ephemeral: bool  # It ends when it has no consumers any more.
@@ -158,9 +158,7 @@ class GroupInfo(NamedTuple):
     exclusive: bool  # One of its consumers leads, and gets all messages.
     standbys: int  # How many PULLs of others wait to take over.
     in_flight_max: int  # How many messages its consumers may hold; 0: any number.
-    oldest_ms_ago: int | None = (
-        None  # How long ago its oldest unacknowledged message was handed over; None: not asked, none.
-    )
+    oldest_ms_ago: int | None = None  # How long ago it was handed over; nil without `ages`, or without one.
 
 
 def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:

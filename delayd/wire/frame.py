@@ -35,10 +35,10 @@ ANSWER = 1  # The frame answers the request that it names.
 ERROR = 2  # With ANSWER: the head is an error.
 MORE = 4  # With ANSWER: further frames of this answer follow.
 
-HEAD_BYTES_MAX = 1 << 20  # Room for names and numbers; everything that grows with the messages goes into the body.
+HEAD_BYTES_MAX = 1 << 20  # Head of an answer: names and numbers; what grows with the messages goes into the body.
 # One list or map has at most this many, so that a small head can't unfold into gigabytes of objects.
 HEAD_ITEMS_MAX = 1 << 16
-BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Four batches at their limit: the handoff's in-flight bound (rule H2).
+BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Body of an answer: four batches at their limit (H2).
 SEND_BODY_BYTES_MAX = (16 << 20) + (64 << 10)  # A request to a delay server holds one batch at its limit.
 
 CHUNK_BYTES = 256 << 10  # One read of a busy socket.

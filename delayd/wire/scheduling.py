@@ -33,7 +33,7 @@ from delayd.wire.heads import (
     text_bytes,
 )
 
-BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
+BATCHES_MAX = 4_096  # Batches of a SEND; a client that has more of them makes larger batches.
 PLAIN_BYTES_MAX = 136  # Room for the names and numbers of a result, and for the code of an error.
 ROW_BYTES_MAX = 5  # A row's number in msgpack.
 MESSAGE_BYTES_MIN = 96  # A sentence that is cut keeps this much.

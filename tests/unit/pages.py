@@ -8,28 +8,43 @@ what stands between marks, and docs/api.md.
 from __future__ import annotations
 
 import ast
+import inspect
+import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import click
 
 from cli.main import PLACES
 from cli.serve import setting_text
+from delayd.batch import columns, names
+from delayd.batch.columns import ASKED_BY_KEY, DTYPES, KIND_COLUMNS, BatchKind, ColumnId, KindColumns
 from delayd.config import CONFIGS
+from delayd.delay import parts, producers, subjects
 from delayd.delay.books.retention import NOT_SEALED
+from delayd.delay.ending import message_requests
+from delayd.log import control
 from delayd.machine.operating import WaitKind
+from delayd.net import budget
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
-from delayd.wire.requests import ANY, DELAY_LIMITS, RequestType
+from delayd.wire import frame, scheduling
+from delayd.wire.consuming import GroupInfo, SubjectInfo
+from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, META, REALTIME, RequestType
+from realtime import consumers, delay_servers, group_records, groups, polls, pulls, subscriptions, window
+from realtime import parts as realtime_parts
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+FORMATS = DOCS / "formats"
 MARKED = re.compile(r"(<!-- (\w+): begin \(python -m [\w.]+ writes what follows\) -->\n)(.*?)(<!-- \2: end -->)", re.S)
 
 # Modules of a program whose logs an operator reads apart from those of servers.
@@ -76,21 +91,147 @@ def _is_argument(parameter: click.Parameter) -> bool:
     return isinstance(parameter, click.Argument)
 
 
-def _requests() -> Iterator[str]:
-    yield "| type | request | served by | trusted | fenced | body | head | units of a turn |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for kind in sorted(RequestType):
-        terms = kind.terms
-        servers = "any" if terms.servers == ANY else ", ".join(terms.servers)
-        room = DELAY_LIMITS.by_type_trusted.get(kind, DELAY_LIMITS.plain)
-        units = ("1", "16", "1, behind light ones", "64")[terms.cost]
-        row = (kind.value, kind.name, servers, "yes" * terms.trusted, "yes" * terms.fenced)
-        yield f"| {' | '.join(map(str, row))} | {_size(terms.body_bytes_max)} | {_size(room.head_bytes)} | {units} |"
+def _requests(*roles: str) -> Callable[[], Iterator[str]]:
+    """The requests that exactly these servers serve, or for all servers those that several kinds of them serve."""
+
+    def rows() -> Iterator[str]:
+        yield "| type | request | served by | trusted | fenced | body | head | units | its head has |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        for kind in sorted(RequestType):
+            terms = kind.terms
+            if terms.servers == roles or (roles == ANY and len(terms.servers) > 1):
+                room = DELAY_LIMITS.by_type_trusted.get(kind, DELAY_LIMITS.plain)
+                units = ("1", "16", "1, behind light ones", "64")[terms.cost]
+                served = "any" if terms.servers == ANY else ", ".join(terms.servers)
+                declared = (each.partition(":") for each in terms.fields.split())
+                fields = ", ".join(f"{_code(name)} {_cell(type_)}" for name, _, type_ in declared)
+                row = (str(kind.value), kind.name, served, "yes" * terms.trusted, "yes" * terms.fenced)
+                sizes = (_size(terms.body_bytes_max), _size(room.head_bytes), units)
+                yield f"| {' | '.join((*row, *sizes, fields))} |"
+
+    return rows
+
+
+def _bounds(*constants: tuple[ModuleType, str]) -> Callable[[], Iterator[str]]:
+    """Constants with their comments, which stand behind them or above."""
+
+    def rows() -> Iterator[str]:
+        yield from ("| bound | of what |", "|---|---|")
+        for module, name in constants:
+            value = getattr(module, name)
+            line = rf"^(?:# (.+)\n)?{name} = [^#\n]+?(?:  # (.+))?$"
+            found = re.search(line, inspect.getsource(module), re.MULTILINE)
+            assert found and any(found.groups()), f"{module.__name__} does not say what {name} is"
+            shown = _size(value) if "BYTES" in name and value >= 1 << 20 else f"{value:,}" + " B" * ("BYTES" in name)
+            yield f"| {shown} | {_cell(found[2] or found[1])} |"
+
+    return rows
+
+
+def _listing(kind: type[GroupInfo] | type[SubjectInfo]) -> Callable[[], Iterator[str]]:
+    """The fields of a row of a listing, with the comments behind those that have one."""
+
+    def rows() -> Iterator[str]:
+        yield from ("| field | what it is |", "|---|---|")
+        said = _said(kind, r"(\w+): [\w |]+(?: = \w+)?")
+        yield from (f"| `{name}` | {said.get(name, '')} |" for name in kind._fields)
+
+    return rows
 
 
 def _size(count: int) -> str:
     mebi, kibi = count >> 20, (count >> 10) % 1024
     return " + ".join((f"{mebi} MiB",) * (mebi > 0) + (f"{kibi} KiB",) * (kibi > 0)) or "none"
+
+
+def _batch_columns() -> Iterator[str]:
+    yield from ("| id | name | type | what it is |", "|---|---|---|---|")
+    said = _said(columns, r"(\w+) = \d+")
+    for column in ColumnId:
+        kind = DTYPES[column]
+        shown = f"{kind.kind.replace('V', '')}{kind.itemsize * 8}" if kind.kind != "V" else f"{kind.itemsize} bytes"
+        yield f"| {column.value} | {column.name.lower()} | {shown} | {_linked(said[column.name], FORMATS)} |"
+
+
+def _kinds() -> Iterator[str]:
+    yield from ("| kind | has the columns | may have |", "|---|---|---|")
+    of: list[tuple[str, KindColumns]] = [(kind.name, KIND_COLUMNS[kind]) for kind in BatchKind]
+    of[-1:] = [("ASKED, by receipt", KIND_COLUMNS[BatchKind.ASKED]), ("ASKED, by key", ASKED_BY_KEY)]
+    for name, kind in of:
+        had = (
+            ", ".join(each.name.lower() for each in sorted(chosen))
+            for chosen in (kind.required, kind.allowed - kind.required)
+        )
+        yield f"| {name} | {' | '.join(had)} |"
+
+
+def _records() -> Iterator[str]:
+    yield from ("| type | fields | says |", "|---|---|---|")
+    for name, kind in control.CLASSES.items():
+        shown = {bytes: "bin", int: "int", str: "str", list: "[epoch, id]"}
+        declared = zip(kind._fields, control.FIELDS[kind], strict=True)
+        given = ", ".join(f"{_code(field)} {shown[type_]}" for field, type_ in declared)
+        yield f"| `{name!s}` | {given} | {_linked(_doc(kind), FORMATS)} |"
+
+
+def _moves() -> Iterator[str]:
+    yield from ("| a message is | word | then it is | because |", "|---|---|---|---|")
+    said = _said(window, r"\(Stage\.(\w+), GroupWord\.(\w+)\): Stage\.\w+,")
+    for (stage, word), then in window.MOVES.items():
+        names = (each.name.lower().replace("_", " ") for each in (stage, word, then))
+        yield f"| {' | '.join(names)} | {said[f'{stage.name} {word.name}']} |"
+
+
+def _said(module: object, before: str) -> dict[str, str]:
+    """The comments behind lines of a module that fit a pattern, by what its groups found."""
+    found = re.finditer(rf"^    {before}  # (?P<said>.+)$", inspect.getsource(module), re.MULTILINE)  # type: ignore[arg-type]
+    return {" ".join(each.groups()[:-1]): _cell(each["said"]) for each in found}
+
+
+def _parts() -> Iterator[str]:
+    yield from ("| step | what it is |", "|---|---|")
+    for name in re.findall(r"\w+", inspect.getdoc(parts).split("\n\n")[1].splitlines()[0]):  # type: ignore[union-attr]
+        yield f"| `{name}` | {_doc(getattr(parts, name))} |"
+
+
+def _rooms() -> Iterator[str]:
+    yield from ("| room | what it is |", "|---|---|")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {each.get("containers", [""])[0]: each["layers"] for each in contracts if each["type"] == "layers"}
+
+    def within(package: str) -> Iterator[str]:
+        prefix = f"{package}." if package else ""
+        yield from (f"{prefix}{name}" for layer in layers[package] for name in re.findall(r"[\w.]+", layer))
+
+    def rooms(package: str) -> Iterator[Path]:
+        folder = ROOT / package.replace(".", "/")
+        if folder.is_dir():
+            yield folder
+            below = sorted(each.parent.name for each in folder.glob("*/__init__.py"))
+            for name in within(package) if package in layers else (f"{package}.{each}" for each in below):
+                yield from rooms(name)
+
+    for top in within(""):
+        for room in rooms(top):
+            text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+            said = _linked(" ".join(text.partition("\n\n")[0].split()), DOCS)
+            yield f"| `{room.relative_to(ROOT)}` | {said} |"
+
+
+def _linked(text: str, folder: Path) -> str:
+    """A text of the code in which pages are links from a page of a folder."""
+
+    def link(path: re.Match[str]) -> str:
+        page = ROOT / path[0]
+        target = page if page.is_file() else page / "README.md"
+        return f"[{page.relative_to(DOCS)}]({os.path.relpath(target, folder)})"
+
+    return re.sub(r"\bdocs/[\w/-]+(\.md)?", link, text)
+
+
+def _doc(kind: type) -> str:
+    """The first paragraph of a docstring, as a cell."""
+    return _cell(" ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()).replace("``", "`"))
 
 
 def _settings() -> Iterator[str]:
@@ -210,12 +351,65 @@ def _cell(text: str) -> str:
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": _columns,
     "commands": _commands,
-    "requests": _requests,
+    "requests_of_any": _requests(*ANY),
+    "requests_of_meta": _requests(META),
+    "requests_of_delay": _requests(DELAY),
+    "requests_of_realtime": _requests(REALTIME),
+    "bounds_of_frames": _bounds(
+        (scheduling, "BATCHES_MAX"),
+        (delay_servers, "FRAME_BATCHES_MAX"),
+        (realtime_parts, "PARTS_MAX"),
+        (frame, "HEAD_BYTES_MAX"),
+        (frame, "BODY_BYTES_MAX"),
+        (budget, "UNFINISHED_BYTES_MAX"),
+        (budget, "UNTAKEN_BYTES_MAX"),
+        (budget, "REQUESTS_MAX"),
+        (budget, "CONNECTIONS_MAX"),
+    ),
+    "bounds_of_delay": _bounds(
+        (producers, "BYTES_MAX"),
+        (producers, "PRODUCER_BYTES"),
+        (producers, "NUMBER_BYTES"),
+        (producers, "NUMBERS_MAX"),
+        (producers, "NEW_AT_ONCE"),
+        (producers, "WAITERS_MAX"),
+        (producers, "FENCED_MAX"),
+        (subjects, "BYTES_MAX"),
+        (subjects, "NAME_BYTES"),
+        (message_requests, "ROWS_UNDER_WAY_MAX"),
+        (message_requests, "ROWS_OWED_MAX"),
+    ),
+    "bounds_of_realtime": _bounds(
+        (names, "GROUP_NAME_BYTES_MAX"),
+        (pulls, "HANDLES_MAX"),
+        (groups, "GROUPS_MAX"),
+        (groups, "GROUPS_OF_SUBJECT_MAX"),
+        (group_records, "CONSUMERS_MAX"),
+        (names, "SUBSCRIBED_MAX"),
+        (subscriptions, "OF_PEER_MAX"),
+        (subscriptions, "SUBSCRIPTIONS_MAX"),
+        (subscriptions, "NAMES_MAX"),
+        (subscriptions, "MEMBERS_MAX"),
+        (polls, "WAITING_MAX"),
+        (pulls, "HELD_MAX"),
+        (consumers, "LIST_MAX"),
+        (consumers, "AGED_MAX"),
+        (consumers, "SUBJECTS_MAX"),
+    ),
+    "listed_groups": _listing(GroupInfo),
+    "listed_subjects": _listing(SubjectInfo),
+    "batch_columns": _batch_columns,
+    "kinds": _kinds,
+    "records": _records,
+    "moves": _moves,
+    "parts": _parts,
+    "rooms": _rooms,
     "settings": _settings,
     "states": _states,
     "lines": _lines,
 }
-PAGES = tuple(DOCS / name for name in ("audit.md", "cli.md", "protocol.md", "operations.md", "log-lines.md"))
+NAMES = ("audit.md", "cli.md", "protocol.md", "operations.md", "log-lines.md", "architecture.md", "formats/batch.md")
+PAGES = tuple(DOCS / name for name in NAMES)
 
 
 def written(page: str) -> str:

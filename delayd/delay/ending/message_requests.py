@@ -43,8 +43,8 @@ from delayd.wire.asked import ANSWER, AnswerRows, Asked, MoveTry, Tries
 
 COMMIT_ROWS_MAX = 2 * PIECE_ROWS  # A turn of the loop decides about so many rows of all requests, and
 REQUEST_ROWS = 256  # each request takes as long as so many.
-ROWS_UNDER_WAY_MAX = 1 << 20  # Rows of requests that are not answered: some 100 bytes each.
-ROWS_OWED_MAX = 1 << 21  # Rows whose outcomes are not written: while a disk is slow, callers wait.
+ROWS_UNDER_WAY_MAX = 1 << 20  # Rows of CANCEL, GET and RESCHEDULE without answer: some 100 bytes each.
+ROWS_OWED_MAX = 1 << 21  # Ended rows whose outcomes are not written: while a disk is slow, callers wait.
 LOOKS_MAX = 4  # So often does a request look anew for rows that went to another place meanwhile.
 TRIES_MAX = 8  # So often are rows copied anew because one of them could not be claimed any more.
 COPIES_MAX = 8  # Copies of rows under way: 5 MB each.

@@ -4,9 +4,7 @@ empty: whatever is said, in whatever order, each is where the table of moves say
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -211,17 +209,6 @@ class Model:
             assert [(run.first, run.end) for run in table] == sorted((run.first, run.end) for run in table)
             assert sum(table.runs) == len(table) == len(list(table)) == len(list(table.copy()))
             assert sum(table.messages) == sum(run.messages for run in table)
-
-
-def test_the_page_has_the_moves_of_the_code() -> None:
-    page = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
-    rows = re.findall(r"^\| (\w+) \| ([\w ]+) \| (\w+) \| .+ \|$", page, re.MULTILINE)
-    told = {
-        (Stage[stage.upper()], GroupWord[word.upper().replace(" ", "_")]): Stage[to.upper()]
-        for stage, word, to in rows
-        if stage.upper() in Stage.__members__
-    }
-    assert told == MOVES
 
 
 @settings(max_examples=100, deadline=None)
