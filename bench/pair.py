@@ -20,13 +20,13 @@ from delayd.delay.producers import AcceptedBatch
 from delayd.errors import DelaydError
 from delayd.machine.disk import RealDisk
 from delayd.machine.state import LmdbState
+from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import ANSWER, MORE, Frame, HeadValue
 from delayd.wire.meta import SlotOwners
 from realtime.core import Core, Executors
 from realtime.core import Surroundings as RealtimeSurroundings
 from realtime.recovery import recover
-from tests.worlds.clock import SimClock
 
 STATE = "state.lmdb"
 

@@ -199,7 +199,7 @@ def _is_at_a_port(patch: Patch) -> bool:
     """Whether a bug replaces something of a port's fake or of an adapter."""
     where = patch.where
     home = where.__module__ if isinstance(where, type) else getattr(where, "__name__", "")
-    return home.startswith("delayd.testing.") or home == "tests.worlds.clock" or home.endswith("_adapter")
+    return home.startswith("delayd.testing.") or home == "delayd.testing.clock" or home.endswith("_adapter")
 
 
 def rules() -> list[str]:

@@ -9,6 +9,7 @@ A map.
     conformance         what the public clients promise, as tests that run against any home (docs/testing.md)
 
     disk, tree          a disk in memory that loses power, fails syncs and fills up; the files in it
+    clock               a clock that a test moves, and its machine
     executor            runs jobs when the test says so
     state               the key-value state, in memory
 """

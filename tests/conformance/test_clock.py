@@ -7,7 +7,7 @@ import time
 import pytest
 
 from delayd.machine.clock import JudgedClock, SystemClock
-from tests.worlds.clock import SimClock
+from delayd.testing.clock import SimClock
 
 
 @pytest.fixture(params=["system", "simulated"])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from delayd.errors import DelaydError, FencedInstance, HandoffRefused, StaleEpoch, StaleSession
+from delayd.testing.clock import SimClock
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_int, need_rows
 from delayd.wire.requests import RequestType
-from tests.worlds.clock import SimClock
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 from tests.worlds.target import Cable, FakeTarget

@@ -11,9 +11,9 @@ from delayd.batch.labels import DEAD_TAG
 from delayd.batch.names import retry_subject
 from delayd.log.pull import RetryRow
 from delayd.reading.find import FileFinder, Search, WantedMessages
+from delayd.testing.clock import START_MS
 from realtime.retries import RetriedRows, retry_batch
 from tests.crash.delay_deaths import BEFORE_HOUR_MS, HOUR_MS, Death, finish
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import DATA, PRODUCER_ID, World, wanted
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.outside import Sent

@@ -11,10 +11,10 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.reading.data import NONE, HourState, schedules
 from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.reading.seals import verify_seals
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from tests.crash.harness import Report, Way, look_of, ways
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import DATA, Remains, World, new_world, wanted
 
 HOUR_MS = 3_600_000

@@ -18,11 +18,11 @@ from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.machine.alarms import Alarms
 from delayd.machine.disk import File
 from delayd.machine.identity import Identity, Site
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from tests.batches import messages
-from tests.worlds.clock import SimClock
 from tests.worlds.files import read_schedule_log
 
 FOLDER = "/data"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from copy import deepcopy
 
+from delayd.testing.clock import START_MS
 from delayd.wire.asked import RescheduleAnswer
 from tests.crash.delay_deaths import BEFORE_HOUR_MS, HOUR_MS, Death, finish
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 from tests.worlds.key_books import KEEP, REJECT, REPLACE, KeyBooks
 

@@ -7,10 +7,10 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
 
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from tests.crash.harness import look_of, ways
-from tests.worlds.clock import SimClock
 from tests.worlds.realtime import World
 
 Told = TypeVar("Told")

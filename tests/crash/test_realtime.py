@@ -12,13 +12,13 @@ import pytest
 
 from delayd.errors import StaleEpoch
 from delayd.log import checkpoint
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
 from tests.crash.harness import Way, look_of
 from tests.crash.realtime_deaths import check_each_next, rebooted
-from tests.worlds.clock import SimClock
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 

@@ -12,12 +12,12 @@ import pytest
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ColumnId
 from delayd.log import checkpoint
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.crash.realtime_deaths import check_each_next
-from tests.worlds.clock import SimClock
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 

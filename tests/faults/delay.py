@@ -14,6 +14,7 @@ from typing import Protocol
 from delayd.errors import DamagedData, DelaydError, Shortage
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.machine.alarms import LOOK_MS
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from tests.faults.harness import (
     FileFault,
@@ -25,7 +26,6 @@ from tests.faults.harness import (
     watched,
 )
 from tests.memory_files import content
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, Remains, World, small_slots
 from tests.worlds.outside import wanted
 

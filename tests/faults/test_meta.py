@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.meta import Registered, Routes
 from meta.core import Meta
 from meta.registry import RegistryTerms
 from tests.faults.harness import flip_value
-from tests.worlds.clock import SimClock
 
 SUBJECTS = ["orders.eu", "mails", "bills"]
 

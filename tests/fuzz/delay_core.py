@@ -32,6 +32,7 @@ from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, RetryLater
 from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState
+from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import (
@@ -54,7 +55,6 @@ from delayd.wire.heads import (
 )
 from delayd.wire.requests import DELAY_LIMITS, RequestType
 from tests.batches import messages
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import TARGET_IDS, World
 
 from . import requests as hostile

@@ -18,6 +18,7 @@ from random import Random
 
 from delayd.batch.columns import Buffer
 from delayd.errors import BadRequest, DelaydError, RetryLater
+from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue
 from delayd.wire.heads import (
     need_int,
@@ -26,7 +27,6 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.requests import REALTIME_LIMITS, RequestType
-from tests.worlds.clock import START_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 

@@ -10,12 +10,12 @@ import pytest
 from delayd.delay.handoff import link
 from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, error_by_code
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType
 from tests.fuzz.values import BOUNDARY, NUMBERS
 from tests.unit.delay.handoff import cable_of, link_of, put_on_cable, ready_world, target_of
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import wanted
 from tests.worlds.target import Cable, Call
 

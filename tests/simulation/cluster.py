@@ -11,6 +11,7 @@ from random import Random
 
 from delayd.config import YEAR_MS
 from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
+from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.simulation.books import DelayBooks
@@ -25,7 +26,6 @@ from tests.simulation.network import Network
 from tests.simulation.realtime_side import THREADS as REALTIME_THREADS
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.wall import WallBound
-from tests.worlds.clock import START_MS, SimClock, SimMachine
 from tests.worlds.delay import TARGET_IDS, Remains, new_world
 from tests.worlds.delay_adapter import HourTable, hours_of
 

@@ -15,6 +15,7 @@ from delayd.address import Endpoint
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import Buffer, ColumnId
 from delayd.errors import DamagedData, DelaydError, DiskFull, ServerStopped, ServerUnavailable
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
@@ -27,7 +28,6 @@ from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
 from tests.simulation.threads import SteppedExecutor, Turns
 from tests.simulation.wall import WallBound
-from tests.worlds.clock import SimClock
 from tests.worlds.delay import FOLDER, Remains, World
 from tests.worlds.delay_adapter import DelayCore, Wire
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from delayd.batch.columns import Buffer, ProducerPart
 from delayd.errors import DelaydError, RetryLater
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
+from delayd.testing.clock import SimClock
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue, encode_frame
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
@@ -20,7 +21,6 @@ from tests.simulation.network import ServedEnd
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
-from tests.worlds.clock import SimClock
 from tests.worlds.delay import PRODUCER_ID, encode_wanted
 from tests.worlds.delay_adapter import Requests
 from tests.worlds.meta_adapter import LEASE_MS, MetaAdapter, Stranger

@@ -14,6 +14,7 @@ from delayd.config import RealtimeConfig
 from delayd.errors import BatchMalformed, DamagedData, DiskFull, ServerStopped
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.segment import FileKind
+from delayd.testing.clock import SimClock, SimMachine
 from delayd.testing.disk import Crash, MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
@@ -26,7 +27,6 @@ from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network, ServedEnd
 from tests.simulation.readings import Readings
 from tests.simulation.threads import SteppedExecutor, Turns
-from tests.worlds.clock import SimClock, SimMachine
 from tests.worlds.realtime_adapter import Machine, RealtimeAdapter
 from tests.worlds.target import Kept
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from tests.simulation.clock_scenarios import ClockScenarios
 from tests.simulation.cluster import Cluster
@@ -22,7 +23,6 @@ from tests.simulation.key_steps import KeySteps
 from tests.simulation.load_scenarios import LoadScenarios
 from tests.simulation.operator_epilogues import OperatorEpilogues
 from tests.simulation.steps import Kinds, Steps
-from tests.worlds.clock import START_MS
 
 STEPS = 80
 CHECK_EVERY = 16  # Steps between two readings of all files.

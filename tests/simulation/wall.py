@@ -5,7 +5,7 @@ Invariant: it is never below what the rule allows, so what leaves ahead of it le
 
 from __future__ import annotations
 
-from tests.worlds.clock import SimMachine
+from delayd.testing.clock import SimMachine
 
 JUMP_MS = 5_000
 BELIEVED_AFTER_MS = 30_000

@@ -13,6 +13,7 @@ from delayd.machine.disk import RealDisk
 from delayd.reading.books import audit_directory
 from delayd.reading.data import open_data
 from delayd.reading.trace import trace
+from delayd.testing.clock import START_MS
 from examples.reference_reader import verify
 from tests.simulation.audit import BOOKS
 from tests.tamper.drained import Drained, drained
@@ -24,7 +25,6 @@ from tests.tamper.three_ways import sql_differences
 from tests.tamper.verdict import verdict
 from tests.three_audits import audit_three_ways
 from tests.unit.cli.runner import run
-from tests.worlds.clock import START_MS
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Alarms: due in order, overtaken ones passed over and forgotten."""
 
 from delayd.machine.alarms import CLEAN_MIN, Alarms, DueHeap
-from tests.worlds.clock import SimClock
+from delayd.testing.clock import SimClock
 
 
 def test_items_come_up_in_order_when_they_are_due() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.machine.clock import BELIEVED_AFTER_MS, JUMP_MS
-from tests.worlds.clock import START_MS, SimClock, SimMachine
+from delayd.testing.clock import START_MS, SimClock, SimMachine
 
 HOUR_MS = 3_600_000
 

@@ -12,7 +12,6 @@
     port_bugs         bugs that stand at a port: the disk, the state, the clock, the wire
     bugs              bugs to plant in a delay server; each takes one rule out
     realtime_bugs     bugs to plant in a realtime server that several kinds of tests must find
-    clock             a clock that a test moves, and its machine
     executor          runs each job at once
     patches           what a planted bug is made of
 

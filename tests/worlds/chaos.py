@@ -11,10 +11,10 @@ from collections.abc import Callable
 from random import Random
 
 from delayd.errors import BatchMalformed, CallerError, DelaydError, DiskFull, DiskReserve, RetryLater
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import AnswerRows
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import TARGET_IDS, Wanted, World, new_world
 from tests.worlds.delay_adapter import DelayCore
 from tests.worlds.key_books import KEEP, REJECT, REPLACE, KeyBooks

@@ -43,12 +43,12 @@ from delayd.errors import DelaydError
 from delayd.log import checkpoint
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.hour import REMOVED, EndedRows, decode_hours
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.asked import AnswerRows, Asked
 from delayd.wire.meta import SLOTS, SlotOwners, slot_set
-from tests.worlds.clock import SimClock
 
 __all__ = [
     "AcceptedBatch",

@@ -13,10 +13,10 @@ from delayd.delay.keys.run import Entries, KeyedRows, Newest, new_entries
 from delayd.log.key_run import STATE_KEY, KnownRuns
 from delayd.machine.alarms import Alarms
 from delayd.machine.identity import Identity, Site
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from tests.worlds.clock import SimClock
 
 FOLDER = "/data"
 LOG_ID = 7

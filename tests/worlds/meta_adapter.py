@@ -15,6 +15,7 @@ from delayd.machine.identity import Identity
 from delayd.net.connection import Connection
 from delayd.net.trust import Guard
 from delayd.secret import SECRET_BYTES, Secret
+from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -23,7 +24,6 @@ from delayd.wire.requests import RequestType
 from meta.core import Meta
 from meta.registry import RegistryTerms
 from meta.server import MetaService
-from tests.worlds.clock import SimClock
 
 LOG_ID = 0x3E7A
 CLUSTER_ID = 0xC1

@@ -11,11 +11,11 @@ from functools import partial
 
 from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
+from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
-from tests.worlds.clock import START_MS, SimClock, SimMachine
 from tests.worlds.delay_adapter import AcceptedBatch
 from tests.worlds.target import Cable, FakeTarget
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from delayd.errors import SyncFailed
 from delayd.machine.disk import Buffer
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk, MemoryFile
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType
-from tests.worlds.clock import SimClock
 from tests.worlds.patches import Patch
 from tests.worlds.realtime_adapter import Peer, RealtimeAdapter
 

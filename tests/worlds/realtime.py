@@ -7,6 +7,7 @@ from delayd.batch.columns import Buffer
 from delayd.config import RealtimeConfig, load_config
 from delayd.errors import DelaydError
 from delayd.machine.executor import Executor
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -16,7 +17,6 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.requests import RequestType
-from tests.worlds.clock import SimClock
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.executor import InlineExecutor
 from tests.worlds.realtime_adapter import Machine, RealtimeAdapter

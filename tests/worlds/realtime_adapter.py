@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from delayd.config import RealtimeConfig
 from delayd.machine.executor import Executor
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame
@@ -17,7 +18,6 @@ from realtime.acks import SECRET_BITS
 from realtime.core import Core, Executors, Surroundings
 from realtime.handoff import Peer
 from realtime.recovery import recover
-from tests.worlds.clock import SimClock
 
 __all__ = ["GroupSeen", "Machine", "Peer", "RealtimeAdapter", "life_of"]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from delayd.log.hour import NewPart
 from delayd.outcome import Outcome, Reason
+from delayd.testing.clock import START_MS
 from tests.tamper.liar import Liar
 from tests.tamper.lies.lie import HOUR_MS, Lie
 from tests.tamper.lies.seals import seal_anew
-from tests.worlds.clock import START_MS
 
 SEALED = START_MS // HOUR_MS  # An hour with rows that were handed over, and drained ones.
 TO_COME = SEALED + 26  # An hour with drained rows only.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.hour import Seal, decode_seals, seal_place
 from delayd.log.log import open_log
-from tests.worlds.clock import START_MS
+from delayd.testing.clock import START_MS
 from tests.worlds.delay import FOLDER, World
 from tests.worlds.outside import wanted
 

@@ -5,7 +5,7 @@ from delayd.batch.validate import check_batch
 from delayd.hours import hour_of_ms
 from delayd.log.hour import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
-from tests.worlds.clock import START_MS
+from delayd.testing.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 from tests.worlds.files import read_schedule_log
 

@@ -9,8 +9,8 @@ from delayd.delay.rows import COARSE_MS
 from delayd.errors import ClockInDoubt, PastHorizon
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.reading.verify import verify_directory
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import DATA, TARGET_IDS, Wanted, World, new_world
 from tests.worlds.target import FakeTarget
 

@@ -6,9 +6,9 @@ import pytest
 
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
+from delayd.testing.clock import START_MS
 from tests.counts import calls, operations
 from tests.unit.delay.handoff import cable_of, ready_world
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, encode_wanted, wanted
 
 # Calls of Python functions, the disk in memory included, measured and rounded up by a tenth: a call costs a server

@@ -22,9 +22,9 @@ from delayd.log import group
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, PRODUCER_ID, World, encode_wanted, wanted
 
 Answer = tuple[AcceptedBatch | DelaydError, bool]

@@ -11,9 +11,9 @@ from delayd.delay import intake, producers
 from delayd.delay.filing.checkpoint import CheckpointValues
 from delayd.delay.handoff import dispatcher
 from delayd.delay.rows import new_rows
+from delayd.testing.clock import START_MS
 from tests.counts import calls
 from tests.unit.delay.handoff import ready_world
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, encode_wanted, wanted
 
 HOUR = 500_000

@@ -14,7 +14,7 @@ from delayd.delay.handoff.window import WaitingRows
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
-from tests.worlds.clock import START_MS
+from delayd.testing.clock import START_MS
 
 HOUR = hour_of_ms(START_MS)
 

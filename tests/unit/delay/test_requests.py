@@ -9,13 +9,13 @@ from delayd.batch.columns import ProducerPart
 from delayd.delay.producers import Allowance, Waiter
 from delayd.delay.requests import PIECE_BATCHES, Requests
 from delayd.errors import BatchMalformed
+from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import BATCHES_MAX
 from tests.batches import messages
 from tests.unit.delay.answers import Answers
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World
 
 HOUR_MS = 3_600_000

@@ -8,13 +8,13 @@ from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
 from delayd.delay.requests import Requests
 from delayd.log.pull import RetryRow
+from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from realtime.retries import RetriedRows, retry_batch
 from tests.batches import messages
 from tests.unit.delay.answers import Answers
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World
 from tests.worlds.dispatch_batches import dispatch_batch
 

@@ -16,8 +16,8 @@ from delayd.delay.rows import ROW, new_rows
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.delay.subjects import TABLES_BYTES_MAX, Subjects
 from delayd.errors import DelaydError, SlowDown
+from delayd.testing.clock import START_MS
 from tests.batches import messages
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World
 
 HOUR_MS = 3_600_000

@@ -12,11 +12,11 @@ from delayd.errors import DelaydError, ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import dispatch_path, schedule_path
 from delayd.outcome import Outcome
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.answers import outcomes
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, PRODUCER_ID, Remains, World, small_slots, wanted
 
 FAR_MS = 5 * HOUR_MS

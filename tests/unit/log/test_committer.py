@@ -7,8 +7,8 @@ import pytest
 from delayd.errors import DiskFull, ServerStopped, Shortage, SyncFailed
 from delayd.log.committer import Committer
 from delayd.machine.executor import Executor
+from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
-from tests.worlds.clock import SimClock
 from tests.worlds.executor import InlineExecutor
 
 

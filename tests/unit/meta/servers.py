@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from delayd.errors import RetryLater
+from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.meta import NO_SLOTS, Registered, Routes, SlotClaims, SlotSet, slots_of_text
 from meta.core import Meta
 from meta.registry import RegistryTerms
 from meta.slots import begin_in_doubt
-from tests.worlds.clock import SimClock
 from tests.worlds.executor import InlineExecutor
 
 LEASE_MS = 5_000

@@ -11,10 +11,10 @@ from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import LIFECYCLE, HourTables
 from delayd.reading.trace import trace
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.ending.keyed import KEEP, REJECT, REPLACE, send, sent
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import DATA, World, wanted
 
 HOUR_MS = 3_600_000

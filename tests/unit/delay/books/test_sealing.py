@@ -18,11 +18,11 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import NewPart, OutcomeRows, decode_outcomes, dispatch_path, encode_outcomes, missing_parts
 from delayd.log.segment import FileKind, open_segment
 from delayd.outcome import Outcome
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
 from tests.unit.delay.sealed import seals_of
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
 
 HOUR_MS = 3_600_000

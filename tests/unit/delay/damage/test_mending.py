@@ -17,10 +17,10 @@ from delayd.outcome import Outcome
 from delayd.reading.files.directory import find_directories
 from delayd.reading.files.origins import read_outcomes
 from delayd.reading.verify import verify_files
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from tests.memory_files import content, put
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)

@@ -11,9 +11,9 @@ from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS
 from delayd.log.group import MAGIC_BYTES
 from delayd.log.log import segment_name
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.memory_files import content, put
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, Remains, World, wanted
 
 LOG = f"{FOLDER}/message/{segment_name(0)}"

@@ -15,11 +15,11 @@ from delayd.delay.ledger.wanted import Wanted
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.log.hour import schedule_path
 from delayd.outcome import MessageState
+from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.wire.asked import Content, Piece, Place, Window
 from tests.batches import messages
 from tests.memory_files import content, put
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 from tests.worlds.pieces import hear
 

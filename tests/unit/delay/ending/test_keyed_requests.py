@@ -9,13 +9,13 @@ import pytest
 
 from delayd.delay.ending.requested import RequestWish
 from delayd.errors import DelaydError
+from delayd.testing.clock import START_MS
 from delayd.wire.asked import (
     AnswerRows,
     CancelAnswer,
     RescheduleAnswer,
 )
 from tests.unit.delay.ending.keyed import REJECT, REPLACE, names, send, sent
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000

@@ -13,10 +13,10 @@ from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.errors import DelaydError
 from delayd.outcome import MessageState
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, RescheduleAnswer
 from tests.unit.delay.ending.keyed import names
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World
 
 HOUR_MS = 3_600_000

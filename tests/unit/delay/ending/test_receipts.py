@@ -9,8 +9,8 @@ from delayd.batch.batch import parse
 from delayd.batch.columns import MOVED_PRODUCER_ID, ProducerPart
 from delayd.errors import BadArgument, BatchMalformed, DiskReserve
 from delayd.outcome import MessageState
+from delayd.testing.clock import START_MS
 from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, RescheduleAnswer
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, World, encode_wanted, wanted
 
 CANCELLED = CancelAnswer.CANCELLED

@@ -13,6 +13,7 @@ import pytest
 from delayd.delay.ending.requested import RequestWish
 from delayd.errors import SlowDown
 from delayd.outcome import MessageState
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import (
     AnswerRows,
@@ -26,7 +27,6 @@ from delayd.wire.asked import (
     read_asked_keys,
 )
 from tests.unit.delay.ending.keyed import REJECT, SUBJECT, sent
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000

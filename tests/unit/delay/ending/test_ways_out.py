@@ -12,9 +12,9 @@ from delayd.delay.ending import copies
 from delayd.delay.ending.requested import RequestWish
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.machine.executor import Done
+from delayd.testing.clock import START_MS
 from delayd.wire.asked import AnswerRows, RescheduleAnswer, Window
 from tests.unit.delay.ending.keyed import names
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 HOUR_MS = 3_600_000

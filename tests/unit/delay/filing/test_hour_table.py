@@ -6,8 +6,8 @@ import pytest
 from delayd.delay.filing.hour_table import HourFile, HourTable, hour_put, hour_puts, load_hours, merge_hours
 from delayd.hours import hour_of_ms
 from delayd.log.hour import DEAD, SEALED
+from delayd.testing.clock import START_MS
 from tests.counts import lines
-from tests.worlds.clock import START_MS
 
 HOUR = hour_of_ms(START_MS)
 HOURS = 17_520  # Two years.

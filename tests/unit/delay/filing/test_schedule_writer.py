@@ -13,10 +13,10 @@ from delayd.delay.filing import log_range, schedule_writer
 from delayd.delay.filing.schedule_writer import BATCH_BYTES
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.machine.executor import Abandoned
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from tests.batches import bodies_of, messages
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, PRODUCER_ID, World, wanted
 from tests.worlds.files import read_schedule_log
 

@@ -2,7 +2,7 @@
 
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.link import Link, Phase
-from tests.worlds.clock import START_MS
+from delayd.testing.clock import START_MS
 from tests.worlds.delay import TARGET_IDS, World, wanted
 from tests.worlds.target import Cable, FakeTarget
 

@@ -11,8 +11,8 @@ from delayd.batch.validate import check_expiry, refused_rows
 from delayd.delay.producers import AcceptedBatch
 from delayd.errors import BadExpiry, DelaydError
 from delayd.hours import INSTANT_MS_MAX
+from delayd.testing.clock import START_MS
 from tests.batches import messages
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import PRODUCER_ID, TARGET_IDS, World
 
 TARGET = TARGET_IDS[0]

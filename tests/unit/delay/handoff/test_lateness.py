@@ -1,7 +1,7 @@
 """How late messages reached their target in the last seconds, as STATUS says."""
 
+from delayd.testing.clock import START_MS
 from tests.unit.delay.handoff import cable_of, put_on_cable, ready_world, run_threads
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 NAMES = ("late_ms_p50", "late_ms_p99", "late_ms_max")

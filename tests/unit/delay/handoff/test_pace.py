@@ -2,8 +2,8 @@
 
 from delayd.batch.batch import Batch, parse
 from delayd.delay.handoff.sender import BATCHES_A_FRAME
+from delayd.testing.clock import START_MS
 from tests.unit.delay.handoff import cable_of, ready_world
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import wanted
 
 

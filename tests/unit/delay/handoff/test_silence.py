@@ -7,9 +7,9 @@ import pytest
 from delayd.config import DelayConfig
 from delayd.delay.handoff.link import Phase
 from delayd.delay.handoff.wire import STOOD_STILL_MS
+from delayd.testing.clock import START_MS
 from delayd.wire.requests import RequestType
 from tests.unit.delay.handoff import TARGET, cable_of, link_of, put_on_cable, ready_world, target_of
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 LIMIT_MS = DelayConfig().target_silence_ms_max

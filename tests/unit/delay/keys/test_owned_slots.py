@@ -20,13 +20,13 @@ from delayd.errors import (
 )
 from delayd.machine.alarms import Alarms
 from delayd.machine.identity import Identity, Site
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.meta import SlotOwners, SlotSet, slot_set, slots_of_text
 from tests.unit.delay.keys.planted import PLANTED
 from tests.unit.meta.servers import LEASE_MS, FullState, SteppedMeta, delay_server
-from tests.worlds.clock import SimClock
 
 SLOT = slots_of_text("7")
 OnSlots = Callable[[SlotOwners | DelaydError], None]

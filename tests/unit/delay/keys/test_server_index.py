@@ -14,8 +14,8 @@ from delayd.hours import hour_of_ms
 from delayd.log.hour import ENDED, EndedRows
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.outcome import Reason
+from delayd.testing.clock import START_MS
 from tests.batches import SUBJECT, messages
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import PRODUCER_ID, World, small_slots
 from tests.worlds.files import FOLDER
 

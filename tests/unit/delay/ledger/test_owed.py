@@ -18,8 +18,8 @@ from delayd.errors import BadRequest, BatchMalformed
 from delayd.hours import HOUR_MS
 from delayd.log.hour import ENDED, EndedRows, NewPart
 from delayd.outcome import Reason
+from delayd.testing.clock import START_MS
 from delayd.wire.asked import Asked, decode_answers, encode_asked, read_asked
-from tests.worlds.clock import START_MS
 
 HOUR = START_MS // HOUR_MS
 

@@ -8,8 +8,8 @@ from delayd.errors import DelaydError
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.control import QuotaLimits
 from delayd.log.hour import dispatch_path, schedule_path
+from delayd.testing.clock import START_MS
 from tests.unit.delay.quotas.setting import SUBJECT, pending
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 
 FAR = hour_of_ms(START_MS) + 5

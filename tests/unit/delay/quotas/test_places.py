@@ -13,8 +13,8 @@ from delayd.delay.quotas.quotas import APART_MAX, PLACES_MAX, SPREAD_MS_MAX
 from delayd.delay.quotas.seconds import BLOCK_S, GIVEN_MS, Picker, fill
 from delayd.errors import BadArgument, DelaydError, QuotaReached, SlowDown
 from delayd.log.control import QuotaLimits
+from delayd.testing.clock import START_MS
 from tests.unit.delay.quotas.setting import SUBJECT, set_quota
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 MINUTE_MS = 60_000

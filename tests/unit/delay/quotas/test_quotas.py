@@ -20,9 +20,9 @@ from delayd.errors import (
     SlowDown,
 )
 from delayd.log.control import QuotaLimits
+from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.unit.delay.quotas.setting import SUBJECT, pending, set_quota, use
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import World, wanted
 
 

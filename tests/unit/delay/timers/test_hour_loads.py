@@ -9,8 +9,8 @@ from delayd.delay.timers.loading import LoadedHour, load_hour
 from delayd.hours import hour_of_ms
 from delayd.log.hour import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryFile
-from tests.worlds.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR_MS = 3_600_000

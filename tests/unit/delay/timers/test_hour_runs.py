@@ -12,7 +12,7 @@ from delayd.delay.timers.loading import LoadedRun
 from delayd.errors import Shortage
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.hour import schedule_path
-from tests.worlds.clock import START_MS
+from delayd.testing.clock import START_MS
 from tests.worlds.delay import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)
